@@ -1,0 +1,1 @@
+"""Durable distributed futures on FoundationDB: workers, object store, client."""
