@@ -1,0 +1,126 @@
+"""Fixtures every package's tests share: databases on each engine, and seeds for randomized suites.
+
+- `any_url`: the test runs once per engine: `memory:NAME`, `embedded:DIR` and, where one is offered, a real cluster.
+- `shared_url`: the same, over the engines that several processes can open at once (no `memory:`).
+- `any_db`, `shared_db`: the database behind the URL, opened and empty.
+- `seed_params(count)`: parameters for `@pytest.mark.parametrize("seed", seed_params(200))`.
+
+A real cluster takes part when `libfdb_c` loads, `FDB_CLUSTER_FILE` names a file, and `MAINSPRING_DISPOSABLE_CLUSTER=1`
+says that everything in it may be erased: each test starts by clearing its whole user key space.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import random
+import secrets
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FRESH_SEEDS = 4
+"""How many seeds nobody has tried before are added to the fixed ones of a suite."""
+
+_FRESH_BASE = "MAINSPRING_FRESH_SEED"
+
+
+def _fresh_base() -> int:
+    """One number per test run, inherited by pytest-xdist's workers, so that all collect the same tests."""
+    return int(os.environ.setdefault(_FRESH_BASE, str(secrets.randbelow(2**31))))
+
+
+def seed_params(count: int, *, fresh: int = FRESH_SEEDS) -> list[int]:
+    """Seeds of a randomized suite: fixed ones first, then `fresh` new ones, `count` in all.
+
+    `MAINSPRING_SEEDS=N` replaces `count` (the soak sessions use it). The fixed seeds are 0, 1, 2, …; the fresh ones
+    come from `MAINSPRING_FRESH_SEED`, which the head of the run prints; each is part of its test's name, and to repeat
+    one is to run the test of that name with the printed number in the environment.
+    """
+    total = int(os.environ.get("MAINSPRING_SEEDS") or count)
+    fresh = min(fresh, total)
+    rng = random.Random(_fresh_base())
+    return [*range(total - fresh), *(rng.randrange(1_000_000, 2**31) for _ in range(fresh))]
+
+
+def pytest_report_header() -> str:
+    engines = ", ".join(_ENGINES)
+    return f"mainspring: engines {engines}; fresh seeds from {_FRESH_BASE}={_fresh_base()}"
+
+
+def _cluster_offered() -> bool:
+    if os.environ.get("MAINSPRING_DISPOSABLE_CLUSTER") != "1":
+        return False
+    cluster_file = os.environ.get("FDB_CLUSTER_FILE")
+    if not cluster_file or not Path(cluster_file).is_file():
+        return False
+    try:
+        ctypes.CDLL(ctypes.util.find_library("fdb_c") or "libfdb_c.so")
+    except OSError:
+        return False
+    return True
+
+
+_SHARED_ENGINES = ["embedded", *(["fdb"] if _cluster_offered() else [])]
+_ENGINES = ["memory", *_SHARED_ENGINES]
+
+
+def _erase_cluster() -> None:
+    from fdb_schema import open_database
+
+    db = open_database("fdb:")
+    db.clear_range(b"", b"\xff")
+
+
+@pytest.fixture
+def database_dir(tmp_path: Path) -> Iterator[Path]:
+    """An absent path for an embedded database, in memory-backed storage where there is some, removed afterwards."""
+    shm = Path("/dev/shm")
+    if shm.is_dir() and os.access(shm, os.W_OK | os.X_OK):
+        parent = Path(tempfile.mkdtemp(prefix="mainspring-test-", dir=shm))
+        yield parent / "db"
+        shutil.rmtree(parent, ignore_errors=True)
+    else:
+        yield tmp_path / "db"
+
+
+def _url(engine: str, request: pytest.FixtureRequest) -> str:
+    if engine == "memory":
+        return f"memory:test-{uuid.uuid4().hex}"
+    if engine == "embedded":
+        return f"embedded:{request.getfixturevalue('database_dir')}"
+    _erase_cluster()
+    return "fdb:"
+
+
+@pytest.fixture(params=_ENGINES)
+def any_url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty database, once per engine."""
+    return _url(request.param, request)
+
+
+@pytest.fixture(params=_SHARED_ENGINES)
+def shared_url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty database that several processes may open at once, once per engine that allows it."""
+    return _url(request.param, request)
+
+
+@pytest.fixture
+def any_db(any_url: str) -> Any:
+    """An open, empty database, once per engine."""
+    from fdb_schema import open_database
+
+    return open_database(any_url)
+
+
+@pytest.fixture
+def shared_db(shared_url: str) -> Any:
+    """An open, empty database of an engine that several processes share; others open `shared_url`."""
+    from fdb_schema import open_database
+
+    return open_database(shared_url)
