@@ -1,1 +1,86 @@
-"""Keyspace, msgpack records, clock, errors and engine protocols shared by Mainspring's packages on FoundationDB."""
+"""What Mainspring's packages share: keyspace, records, clock, blobs, errors, the engines' port, and `open_database`."""
+
+from fdb_schema.blobs import (
+    BlobManifest,
+    add_reference,
+    blob_digest,
+    collect_blob,
+    drop_reference,
+    get_blob,
+    put_blob,
+    put_small_blob,
+    unpin_blob,
+)
+from fdb_schema.bulk import add_read_conflict_keys, clear_many, get_many, read_range, set_many
+from fdb_schema.clock import ClockReading, ClusterClock, read_clock
+from fdb_schema.database import DEFAULT_URL, database_url, open_database
+from fdb_schema.engine import BulkTransaction, Database, KeyValue, ReadTransaction, Transaction
+from fdb_schema.errors import (
+    BlobMissingError,
+    DatabaseUnreachableError,
+    DatabaseUrlError,
+    MainspringError,
+    NameInvalidError,
+    NewerFormatError,
+    NotADatabaseError,
+    OversizeError,
+    RecordError,
+    fdb_error_code,
+    is_fdb_error,
+    is_maybe_committed,
+    is_retryable,
+    is_retryable_not_committed,
+)
+from fdb_schema.formats import check_format
+from fdb_schema.keyspace import DEFAULT_CLUSTER, ClusterSpace, check_name, prefix_end
+from fdb_schema.records import Record, pack, unpack
+
+__all__ = [
+    "DEFAULT_CLUSTER",
+    "DEFAULT_URL",
+    "BlobManifest",
+    "BlobMissingError",
+    "BulkTransaction",
+    "ClockReading",
+    "ClusterClock",
+    "ClusterSpace",
+    "Database",
+    "DatabaseUnreachableError",
+    "DatabaseUrlError",
+    "KeyValue",
+    "MainspringError",
+    "NameInvalidError",
+    "NewerFormatError",
+    "NotADatabaseError",
+    "OversizeError",
+    "ReadTransaction",
+    "Record",
+    "RecordError",
+    "Transaction",
+    "add_read_conflict_keys",
+    "add_reference",
+    "blob_digest",
+    "check_format",
+    "check_name",
+    "clear_many",
+    "collect_blob",
+    "database_url",
+    "drop_reference",
+    "fdb_error_code",
+    "get_blob",
+    "get_many",
+    "is_fdb_error",
+    "is_maybe_committed",
+    "is_retryable",
+    "is_retryable_not_committed",
+    "open_database",
+    "pack",
+    "prefix_end",
+    "put_blob",
+    "put_small_blob",
+    "read_clock",
+    "read_range",
+    "set_many",
+    "unpack",
+    "unpin_blob",
+]

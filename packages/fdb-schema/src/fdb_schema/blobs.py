@@ -1,0 +1,167 @@
+"""Values over one row's size, stored once by their content.
+
+    (cluster, "blobs", digest, "manifest")       → BlobManifest(size, chunks), msgpack
+    (cluster, "blobs", digest, "chunk", i)       → bytes, at most 90 kB
+    (cluster, "blobs", digest, "ref", referrer)  → b"": `referrer` (bytes) needs the blob
+    (cluster, "blobs", digest, "pin", session)   → b"": an upload in progress by `session` (bytes)
+
+`digest` is the SHA-256 of the content. Rules that keep a reference from pointing at nothing:
+
+- an upload writes its pin first and its manifest last;
+- the transaction that adds a reference reads the manifest serializably (`add_reference`);
+- deletion reads references and pins serializably and clears the manifest (`collect_blob`), so of an addition and a
+  deletion at once one conflicts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fdb_schema.bulk import read_range, set_many
+from fdb_schema.errors import BlobMissingError, OversizeError
+from fdb_schema.keyspace import ClusterSpace
+from fdb_schema.records import Record
+
+CHUNK_BYTES: Final = 90_000
+CHUNKS_PER_TRANSACTION: Final = 8  # about 0.7 MB: transactions stay under 1 MB
+MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
+
+Run = Callable[..., Any]
+"""A retry loop as `idempotent_txn.run(db, fn, *args)`: this package opens no transaction by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobManifest(Record):
+    """Size in bytes and number of chunks of a blob that is there in full."""
+
+    size: int
+    chunks: int
+
+
+def blob_digest(data: bytes) -> bytes:
+    """The name of a blob: 32 bytes, the SHA-256 of its content."""
+    return hashlib.sha256(data).digest()
+
+
+def _chunks(data: bytes) -> Iterator[tuple[int, bytes]]:
+    for index, start in enumerate(range(0, max(1, len(data)), CHUNK_BYTES)):
+        yield index, data[start : start + CHUNK_BYTES]
+
+
+def check_blob_size(data: bytes, what: str) -> None:
+    """Raises `OversizeError` where `data` is over `MAX_BLOB_BYTES`; `what` names it."""
+    if len(data) > MAX_BLOB_BYTES:
+        raise OversizeError(
+            f"{what} has {len(data):,} bytes, the limit is {MAX_BLOB_BYTES:,}: pass large data as a future or by reference"
+        )
+
+
+def put_small_blob(tr: Any, space: ClusterSpace, data: bytes, referrer: bytes | None = None) -> bytes:
+    """Store `data`, at most one transaction's worth, within `tr`; its digest. Nothing is written where it is there.
+
+    `referrer` is recorded as needing it. Raises `OversizeError` over `CHUNKS_PER_TRANSACTION` chunks.
+    """
+    if len(data) > CHUNK_BYTES * CHUNKS_PER_TRANSACTION:
+        raise OversizeError(f"{len(data):,} bytes don't fit one transaction: use put_blob")
+    digest = blob_digest(data)
+    blob = space.blobs[digest]
+    if not tr.get(blob.pack(("manifest",))).present():
+        set_many(tr, [(blob.pack(("chunk", index)), chunk) for index, chunk in _chunks(data)])
+        count = sum(1 for _ in _chunks(data))
+        tr.set(blob.pack(("manifest",)), BlobManifest(len(data), count).encode())
+    if referrer is not None:
+        tr.set(blob.pack(("ref", referrer)), b"")
+    return digest
+
+
+def put_blob(run: Run, db: Any, space: ClusterSpace, data: bytes, *, session: bytes, what: str = "blob") -> bytes:
+    """Store `data` in as many transactions as it takes, pinned to `session`; its digest.
+
+    The caller adds a reference (`add_reference`), then lets the pin go (`unpin_blob`). Raises `OversizeError`.
+    """
+    check_blob_size(data, what)
+    digest = blob_digest(data)
+    blob = space.blobs[digest]
+
+    def begin(tr: Any) -> bool:
+        tr.set(blob.pack(("pin", session)), b"")
+        return bool(tr.get(blob.pack(("manifest",))).present())
+
+    if run(db, begin):
+        return digest
+    pieces = list(_chunks(data))
+    for start in range(0, len(pieces), CHUNKS_PER_TRANSACTION):
+        page = [(blob.pack(("chunk", index)), chunk) for index, chunk in pieces[start : start + CHUNKS_PER_TRANSACTION]]
+
+        def write(tr: Any, rows: list[tuple[bytes, bytes]] = page) -> None:
+            # The pin is read: had it been collected meanwhile, the chunks before might be gone with it.
+            if not tr.get(blob.pack(("pin", session))).present():
+                raise BlobMissingError(f"the upload of blob {digest.hex()} was collected while it ran: upload it again")
+            set_many(tr, rows)
+
+        run(db, write)
+
+    def finish(tr: Any) -> None:
+        if not tr.get(blob.pack(("pin", session))).present():
+            raise BlobMissingError(f"the upload of blob {digest.hex()} was collected while it ran: upload it again")
+        tr.set(blob.pack(("manifest",)), BlobManifest(len(data), len(pieces)).encode())
+
+    run(db, finish)
+    return digest
+
+
+def unpin_blob(tr: Any, space: ClusterSpace, digest: bytes, session: bytes) -> None:
+    """Let go of an upload's pin; harmless where there is none."""
+    tr.clear(space.blobs[digest].pack(("pin", session)))
+
+
+def add_reference(tr: Any, space: ClusterSpace, digest: bytes, referrer: bytes) -> None:
+    """Record that `referrer` needs the blob. Raises `BlobMissingError` where it isn't there."""
+    blob = space.blobs[digest]
+    if not tr.get(blob.pack(("manifest",))).present():
+        raise BlobMissingError(
+            f"blob {digest.hex()} of cluster {space.cluster!r} is not there: upload it before referring to it"
+        )
+    tr.set(blob.pack(("ref", referrer)), b"")
+
+
+def drop_reference(tr: Any, space: ClusterSpace, digest: bytes, referrer: bytes) -> None:
+    """Record that `referrer` no longer needs the blob; `collect_blob` removes it once nobody does."""
+    tr.clear(space.blobs[digest].pack(("ref", referrer)))
+
+
+def get_blob(tr: Any, space: ClusterSpace, digest: bytes) -> bytes:
+    """The content. Reads up to `MAX_BLOB_BYTES` by snapshot: content never changes under its name.
+
+    Raises `BlobMissingError` where it isn't there in full.
+    """
+    blob = space.blobs[digest]
+    data = tr.snapshot.get(blob.pack(("manifest",))).value
+    if data is None:
+        raise BlobMissingError(
+            f"blob {digest.hex()} of cluster {space.cluster!r} is not there: it was deleted or never stored"
+        )
+    manifest = BlobManifest.decode(data)
+    span = blob["chunk"].range(())
+    content = b"".join(value for _, value in read_range(tr, span.start, span.stop, snapshot=True))
+    if len(content) != manifest.size:
+        raise BlobMissingError(
+            f"blob {digest.hex()} of cluster {space.cluster!r} is incomplete: {len(content)} of {manifest.size} bytes"
+        )
+    return content
+
+
+def collect_blob(tr: Any, space: ClusterSpace, digest: bytes) -> bool:
+    """Remove the blob where nobody refers to it and no upload is in progress; whether it was removed."""
+    blob = space.blobs[digest]
+    for kind in ("ref", "pin"):
+        span = blob[kind].range(())
+        if read_range(tr, span.start, span.stop, limit=1):
+            return False
+    tr.clear(blob.pack(("manifest",)))
+    span = blob.range(())
+    tr.clear_range(span.start, span.stop)
+    return True

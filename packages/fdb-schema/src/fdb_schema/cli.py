@@ -1,0 +1,147 @@
+"""How every command of Mainspring looks: the same options, output and exit codes.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 database unreachable, 47 lock stolen, 75 acquire timed out.
+A listing prints a table in a terminal and one JSON document with `--json`; errors go to standard error as one line
+`error: …`, without a traceback where Mainspring raised them on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fdb_schema.database import URL_VARIABLE
+from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, MainspringError, fdb_error_code
+from fdb_schema.keyspace import DEFAULT_CLUSTER
+
+DbOption = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        envvar=URL_VARIABLE,
+        metavar="URL",
+        help="Database: embedded:PATH, memory: or fdb:[CLUSTER_FILE]; without it embedded:./.mainspring.",
+        show_default=False,
+    ),
+]
+ClusterOption = Annotated[
+    str, typer.Option("--cluster", envvar="MAINSPRING_CLUSTER", metavar="NAME", help="Name of the cluster's keyspace.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+__all__ = [
+    "DEFAULT_CLUSTER",
+    "ClusterOption",
+    "DbOption",
+    "JsonOption",
+    "command_app",
+    "fail",
+    "print_json",
+    "print_rows",
+    "run_app",
+]
+
+
+def command_app(distribution: str, help_text: str) -> typer.Typer:
+    """A Typer application with `--version` of `distribution`, and no tracebacks of locals."""
+    app = typer.Typer(
+        help=help_text,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            try:
+                typer.echo(f"{distribution} {version(distribution)}")
+            except PackageNotFoundError:
+                typer.echo(f"{distribution} (run from a source tree)")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        _version: Annotated[
+            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
+        ] = False,
+    ) -> None:
+        pass
+
+    options.__doc__ = help_text
+    return app
+
+
+def run_app(app: typer.Typer) -> NoReturn:
+    """Run `app` as a program: errors become one line and an exit code."""
+    try:
+        app()
+    except MainspringError as error:
+        fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(EXIT_FAILED) from None
+    except Exception as error:
+        code = fdb_error_code(error)
+        if code is None:
+            raise
+        fail(f"the database answered {error} (FoundationDB error {code})", EXIT_UNREACHABLE)
+    raise SystemExit(0)
+
+
+def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
+    """Print `error: message` to standard error and exit with `code`."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document; bytes as hexadecimal text, other unknown values as their text."""
+
+    def plain(item: Any) -> Any:
+        return item.hex() if isinstance(item, bytes) else str(item)
+
+    print(json.dumps(value, default=plain, ensure_ascii=False))
+
+
+def print_rows(
+    rows: Iterable[dict[str, Any]],
+    columns: Sequence[str],
+    *,
+    as_json: bool,
+    empty: str = "nothing found",
+    show: Callable[[str, Any], str] | None = None,
+) -> None:
+    """A listing: `rows` as a table of `columns`, or all their fields as a JSON array.
+
+    `show(column, value)` gives a cell's text where `str` isn't good enough.
+    """
+    listed = list(rows)
+    if as_json:
+        print_json(listed)
+        return
+    if not listed:
+        Console(stderr=True).print(f"[dim]{empty}[/dim]")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    for row in listed:
+        cells = []
+        for column in columns:
+            value = row.get(column)
+            cells.append(show(column, value) if show is not None else "" if value is None else str(value))
+        table.add_row(*cells)
+    console = Console()
+    if not console.is_terminal:
+        # A pipe has no width: never cut or wrap what a program will read.
+        console = Console(width=max(200, console.width), soft_wrap=True)
+    console.print(table)

@@ -1,0 +1,101 @@
+"""The cluster clock: time that is stored and later compared.
+
+    (cluster, "clock") → ClockReading(value µs, wall µs, version), msgpack
+
+Wall clocks of two machines are never compared. Due times, back-offs, deadlines and graces are in µs of this one row,
+which any service advances every `ADVANCE_SECONDS` by what its own monotonic clock shows since it read or wrote the
+value that the row still holds. The advance reads the row serializably, so of two services at once one conflicts, and
+no stretch of real time is counted twice: the clock may lag, it never outruns real time.
+
+After a silence of all services the one that starts first catches up by the smaller of the wall time and the version
+age since the row was written: a wall clock may be wrong and versions may jump, both at once are unlikely to err ahead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fdb_schema.keyspace import ClusterSpace
+from fdb_schema.records import Record
+
+ADVANCE_SECONDS: Final = 0.25
+MICROSECONDS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading(Record):
+    """What the row holds: the clock, and for catching up the wall time and read version when it was written."""
+
+    value: int = 0
+    wall: int = 0
+    version: int = 0
+
+
+def read_clock(tr: Any, space: ClusterSpace) -> int:
+    """Cluster time in µs, by a snapshot read; 0 where no service ever ran."""
+    data = tr.snapshot.get(space.clock_key).value
+    return 0 if data is None else ClockReading.decode(data).value
+
+
+class ClusterClock:
+    """One process's part in advancing the clock. Not thread-safe: one thread of a service owns it."""
+
+    def __init__(
+        self,
+        space: ClusterSpace,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.space = space
+        self._monotonic = monotonic
+        self._wall = wall
+        self._row: bytes | None = None  # as last read or written here
+        self._at = 0.0  # own monotonic time of that
+        self._catch_up = 0  # µs owed for the silence before this process first saw the row
+        self._pending: tuple[bytes, float] | None = None
+
+    def read(self, tr: Any) -> int:
+        """Cluster time in µs, by a snapshot read."""
+        return read_clock(tr, self.space)
+
+    def advance(self, tr: Any) -> int:
+        """Advance the row by what this process observed; returns cluster time in µs.
+
+        Call it in a transaction of its own and `committed()` after the commit. Safe to run again after an unknown
+        outcome: where the first run did commit, the row no longer holds what was observed and only an observation is made.
+        """
+        now = self._monotonic()
+        version = tr.get_read_version().wait()
+        data = tr.get(self.space.clock_key).value
+        self._pending = None
+        if data is None:
+            return self._write(tr, 0, version, now)
+        reading = ClockReading.decode(data)
+        if data != self._row:
+            # Another service wrote it, or this is the first look: nothing was observed to pass yet.
+            first = self._row is None
+            wall_age = int(self._wall() * MICROSECONDS) - reading.wall
+            self._catch_up = max(0, min(wall_age, version - reading.version)) if first else 0
+            self._row, self._at = data, now
+            return reading.value
+        passed = int((now - self._at) * MICROSECONDS) + self._catch_up
+        if passed <= 0:
+            return reading.value
+        return self._write(tr, reading.value + passed, version, now)
+
+    def committed(self) -> None:
+        """The transaction of the last `advance` committed: what it wrote is the row this process observed."""
+        if self._pending is not None:
+            self._row, self._at = self._pending
+            self._catch_up = 0
+            self._pending = None
+
+    def _write(self, tr: Any, value: int, version: int, now: float) -> int:
+        row = ClockReading(value, int(self._wall() * MICROSECONDS), version).encode()
+        tr.set(self.space.clock_key, row)
+        self._pending = (row, now)
+        return value

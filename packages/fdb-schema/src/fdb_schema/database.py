@@ -1,0 +1,115 @@
+"""The one way to open a database: a URL chooses the engine.
+
+| URL | engine |
+|---|---|
+| `embedded:PATH` (default `embedded:./.mainspring`) | the embedded engine; many processes of one machine share the directory |
+| `memory:` or `memory:NAME` | the embedded engine inside this process; the same NAME is the same database |
+| `fdb:` or `fdb:/path/fdb.cluster` | a FoundationDB cluster through the official client (`libfdb_c`) |
+
+No other code of Mainspring asks which engine it runs on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from fdb_schema.engine import Database
+from fdb_schema.errors import (
+    DatabaseUnreachableError,
+    DatabaseUrlError,
+    NewerFormatError,
+    NotADatabaseError,
+)
+
+DEFAULT_URL: Final = "embedded:./.mainspring"
+URL_VARIABLE: Final = "MAINSPRING_DB"
+API_VERSION: Final = 730
+PROBE_TIMEOUT_MS: Final = 10_000
+_FORMS: Final = "embedded:PATH, memory:, memory:NAME, fdb: or fdb:/path/fdb.cluster"
+
+
+def database_url(url: str | None = None) -> str:
+    """`url`, or the environment's `MAINSPRING_DB`, or the default."""
+    return url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+def open_database(url: str | None = None, *, durability: str | None = None) -> Database:
+    """Open the database that `url` names; see the module's table. The engine is loaded at the first use.
+
+    `durability` ("process", "fsync", "memory") is for `embedded:` alone.
+
+    Raises:
+        DatabaseUrlError: the URL names no engine, or is malformed.
+        NotADatabaseError: the directory holds something else, or a damaged database.
+        NewerFormatError: the directory was written by a newer release.
+        DatabaseUnreachableError: the path can't be used, or the cluster doesn't answer.
+    """
+    text = database_url(url)
+    scheme, colon, rest = text.partition(":")
+    if not colon:
+        raise DatabaseUrlError(f"database URL {text!r} has no scheme: use {_FORMS}")
+    if scheme == "embedded":
+        if not rest:
+            raise DatabaseUrlError(f"database URL {text!r} names no directory: use embedded:PATH, e.g. {DEFAULT_URL}")
+        return _open_embedded(str(Path(rest).expanduser()), text, durability)
+    if durability is not None:
+        raise DatabaseUrlError(f"durability={durability!r} is for embedded: URLs, not for {text!r}")
+    if scheme == "memory":
+        return _open_embedded(f"memory:{rest}" if rest else ":memory:", text, None)
+    if scheme == "fdb":
+        return _open_cluster(rest or None, text)
+    raise DatabaseUrlError(f"database URL {text!r} has the unknown scheme {scheme!r}: use {_FORMS}")
+
+
+def _open_embedded(path: str, url: str, durability: str | None) -> Database:
+    engine = importlib.import_module("fdb_embedded")
+    options: dict[str, Any] = {} if durability is None else {"durability": durability}
+    try:
+        database: Database = engine.open(path, **options)
+    except Exception as error:
+        translated = _TRANSLATED.get(type(error).__name__)
+        if translated is not None:
+            raise translated(f"{url}: {error}") from error
+        if isinstance(error, OSError):
+            raise DatabaseUnreachableError(
+                f"{url} can't be opened: {error.strerror or error} ({error.filename or path})"
+            ) from error
+        raise
+    return database
+
+
+# The embedded engine imports no sibling, so its errors are its own; they are told by name.
+_TRANSLATED: Final[dict[str, type[Exception]]] = {
+    "NotADatabaseError": NotADatabaseError,
+    "DamagedDatabaseError": NotADatabaseError,
+    "NewerFormatError": NewerFormatError,
+    "DatabaseBusyError": DatabaseUnreachableError,
+}
+
+
+def _open_cluster(cluster_file: str | None, url: str) -> Database:
+    if cluster_file is not None and not Path(cluster_file).is_file():
+        raise DatabaseUnreachableError(f"{url}: there is no cluster file at {cluster_file}")
+    try:
+        import fdb
+
+        fdb.api_version(API_VERSION)
+        database: Database = fdb.open(cluster_file)
+    except Exception as error:
+        raise DatabaseUnreachableError(
+            f"{url}: the FoundationDB client can't be used ({error}). Install libfdb_c of the cluster's version, "
+            f"or use an embedded: URL"
+        ) from error
+    probe = database.create_transaction()
+    probe.options.set_timeout(PROBE_TIMEOUT_MS)
+    try:
+        probe.get_read_version().wait()
+    except Exception as error:
+        raise DatabaseUnreachableError(
+            f"{url}: no FoundationDB cluster answered within {PROBE_TIMEOUT_MS / 1000:.0f} s ({error}): "
+            f"check the cluster file and that the cluster runs"
+        ) from error
+    return database

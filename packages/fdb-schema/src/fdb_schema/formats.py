@@ -1,0 +1,35 @@
+"""The version of each subspace, checked when it is opened.
+
+    (cluster, "format", name) → version, msgpack int
+
+Records grow without a new version (`fdb_schema.records`); a version changes only where an old reader would read
+wrongly. A newer version is a clear error, never a guess.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fdb_schema.errors import NewerFormatError
+from fdb_schema.keyspace import ClusterSpace
+from fdb_schema.records import pack, unpack
+
+
+def check_format(tr: Any, space: ClusterSpace, name: str, version: int) -> int:
+    """The version found of subspace `name`; written as `version` where the subspace is new.
+
+    Raises `NewerFormatError` where the one found is newer than `version`. A lower one is returned: the caller
+    migrates, or reads it as it is.
+    """
+    key = space.format.pack((name,))
+    data = tr.get(key).value
+    if data is None:
+        tr.set(key, pack(version))
+        return version
+    found = unpack(data)
+    if not isinstance(found, int) or found > version:
+        raise NewerFormatError(
+            f"subspace {name!r} of cluster {space.cluster!r} has format {found!r}, this release reads up to {version}: "
+            f"upgrade the package that opens it"
+        )
+    return found
