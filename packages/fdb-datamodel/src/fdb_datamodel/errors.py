@@ -1,0 +1,42 @@
+"""The exceptions that transitions raise: a caller can catch what it can act on.
+
+Every message names the future or the worker, the state that was found, and what to do.
+"""
+
+from __future__ import annotations
+
+from fdb_schema import MainspringError, OversizeError
+
+__all__ = [
+    "AddressInUseError",
+    "ClaimLostError",
+    "FutureDeletedError",
+    "FutureStateError",
+    "OversizeError",
+    "UnknownFutureError",
+    "WorkerFencedError",
+]
+
+
+class ClaimLostError(MainspringError):
+    """The claim a transition was made under is no longer the future's claim: somebody else decided its fate."""
+
+
+class WorkerFencedError(ClaimLostError):
+    """The incarnation that makes a transition was declared dead; the process must stop and start anew."""
+
+
+class AddressInUseError(MainspringError):
+    """Another live incarnation is registered under the same ip and port."""
+
+
+class UnknownFutureError(MainspringError, LookupError):
+    """No future has this id in this cluster."""
+
+
+class FutureDeletedError(MainspringError, LookupError):
+    """The future was deleted; only its tombstone is left."""
+
+
+class FutureStateError(MainspringError):
+    """A transition isn't allowed from the state the future is in (`states.TRANSITIONS` has the table)."""

@@ -1,0 +1,101 @@
+"""What a future needs and what a worker has: cpu, ram, gpu, and the rounded shapes the indices are keyed by."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _UNITS[_letter] = _UNITS[_letter + "b"] = 1000**_power
+    _UNITS[_letter + "i"] = _UNITS[_letter + "ib"] = 1024**_power
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+Shape = tuple[int, int, int]  # (cpu in thousandths, ram in bytes, gpu in thousandths): the unit of the indices
+
+
+def parse_size(size: int | float | str) -> int:
+    """Return a number of bytes from 1024, "2GiB", "500 MB" (k, M, G, T, P are powers of 1000; Ki, Mi… of 1024).
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise ValueError(f"a size is a number of bytes or text as '2GiB', not {size!r}")
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        unit = match and _UNITS.get(match[2].lower())
+        if not match or not unit:
+            raise ValueError(
+                f"can't read {size!r} as a size: write bytes, or a number with kB, MB, GB, KiB, MiB, GiB …"
+            )
+        return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    if size < 0 or size != size or size == float("inf"):
+        raise ValueError(f"a size can't be {size!r}")
+    return int(size)
+
+
+def _thousandths(name: str, amount: int | float) -> int:
+    if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < float("inf"):
+        raise ValueError(f"{name} is a number of {name}s, 0 or more, not {amount!r}")
+    return round(amount * 1000)
+
+
+def round_up(amount: int, unit: int) -> int:
+    """Return the smallest unit * 2**k * (1 + j/8) (k integer, j in 0..7), rounded up to an integer, that is >= amount.
+
+    Amounts of one octave fall on eight values, so a million different amounts are still few shapes.
+    """
+    if amount <= 0:
+        return 0
+    # an octave [2**k, 2**(k+1)) of amount/unit, in exact integer arithmetic
+    k = (amount // unit).bit_length() - 1 if amount >= unit else -((-(-unit // amount) - 1).bit_length())
+    while True:  # below one unit the first guess may be an octave too low
+        numerator, denominator = (unit << k, 8) if k >= 0 else (unit, 8 << -k)
+        steps = -(-amount * denominator // numerator)
+        if steps <= 16:
+            return -(-max(steps, 8) * numerator // denominator)
+        k += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What one future needs, or what a worker has in total or free.
+
+    cpu: cores (fractions allowed, kept in thousandths). ram: bytes, or text as "2GiB". gpu: devices, as cpu.
+    `None` of a spec means all zero: any worker with a free slot.
+    """
+
+    cpu: int | float = 0
+    ram: int | float | str = 0
+    gpu: int | float = 0
+    shape: Shape = field(init=False, repr=False, compare=False, default=(0, 0, 0))
+
+    def __post_init__(self) -> None:
+        shape = (_thousandths("cpu", self.cpu), parse_size(self.ram), _thousandths("gpu", self.gpu))
+        object.__setattr__(self, "shape", shape)
+
+    @classmethod
+    def from_shape(cls, shape: Shape) -> Requirements:
+        """Return the requirements whose `.shape` is (thousandths of a cpu, bytes, thousandths of a gpu)."""
+        return cls(shape[0] / 1000, shape[1], shape[2] / 1000)
+
+    def fits(self, capacity: Requirements) -> bool:
+        """Whether a worker with `capacity` free can take this."""
+        return all(need <= have for need, have in zip(self.shape, capacity.shape, strict=True))
+
+
+NOTHING = Requirements()
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a worker offers in one claim: free slots are the claim's `limit`; these are its free resources.
+
+    free: what may be taken now. total: what the worker has when idle: a shape over it is none of its business, a shape
+    over `free` only is reported as blocked. hold_for: a shape that waited too long; nothing else is claimed from the
+    pool until it fits.
+    """
+
+    free: Requirements = NOTHING
+    total: Requirements | None = None  # None: the same as free
+    hold_for: Requirements | None = None
