@@ -1,0 +1,40 @@
+"""What can go wrong with a transaction that FoundationDB's own error codes don't say."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, MainspringError
+
+
+class IdempotencyError(MainspringError):
+    """Base of this package's errors."""
+
+
+class IdempotencyIdError(IdempotencyError, ValueError):
+    """An idempotency id that can't be used: empty, over 255 bytes, not bytes, or with a reserved prefix."""
+
+
+class StrategyError(IdempotencyError, ValueError):
+    """A strategy that doesn't exist, that the database doesn't offer, or that can't do what is asked of it."""
+
+
+class TransactionTimedOut(IdempotencyError, TimeoutError):
+    """The deadline of `run` passed, and it is known that the transaction did not commit."""
+
+    code: Final = 1031
+    exit_code = EXIT_ACQUIRE_TIMED_OUT
+
+
+class CommitUnknownResultFatal(IdempotencyError):
+    """The commit was in flight for so long that its idempotency id may have been expired: nobody can tell the outcome.
+
+    Never retried. Clients are expected to stop, and to find out from the data itself.
+    """
+
+    code: Final = 1022
+    retryable: ClassVar[bool] = False
+
+
+class ClientFenced(IdempotencyError):
+    """Another process started with the same stable client id: this one may not commit any more."""

@@ -1,0 +1,218 @@
+"""The strategy `lanes`: a few small keys per client, reused for ever, say which of its commits happened.
+
+    an attempt:  take a free lane; read-conflict on its key, then set it to the next sequence number; commit
+    in doubt:    fence the lane (read it, write-conflict on it, commit), then compare sequence numbers
+
+Any attempt still in flight has a read version before the fence and a read conflict on the lane, so it can't commit after
+the fence; if it commits between the fence's read and its commit, the fence conflicts and reads again. A lane is reused
+only by a transaction that can see the lane's last commit, else it would conflict with itself.
+
+The storage is constant: as many lanes as the client ever had commits in flight at once. Works on every engine and
+every version of FoundationDB.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from typing import Any, Final
+
+from fdb_schema import fdb_error_code
+from idempotent_txn.backoff import sleep_before
+from idempotent_txn.errors import ClientFenced, CommitUnknownResultFatal, IdempotencyIdError
+from idempotent_txn.keyspace import CLIENTS, LANES
+from idempotent_txn.outcome import Committed
+from idempotent_txn.strategy import StrategyName
+from idempotent_txn.tracking import has_written, track_writes
+
+CLIENT_ID_BYTES: Final = 8
+INCARNATION_BYTES: Final = 8
+HEARTBEAT_SECONDS: Final = 3_600.0
+_NO_STAMP: Final = bytes(10)
+_STAMP_AT: Final = struct.pack("<I", 8 + INCARNATION_BYTES)
+_SEQ: Final = struct.Struct("<q")
+
+
+class Lane:
+    """One lane of this process: used by one attempt at a time."""
+
+    __slots__ = ("incarnation", "key", "seq", "version")
+
+    def __init__(self, key: bytes, incarnation: bytes) -> None:
+        self.key: Final = key
+        self.incarnation = incarnation
+        self.seq = 0
+        self.version = 0
+        """A version at or after the lane's last commit, and so visible to every later read version."""
+
+
+class _Attempt:
+    """The token of an attempt: whether it may write, and then the lane it took."""
+
+    __slots__ = ("lane",)
+
+    def __init__(self) -> None:
+        self.lane: Lane | None = None
+
+
+class Lanes:
+    """The lanes of one client in one database. Shared by threads; never by processes.
+
+    `client_id` may be given to be stable over restarts (host and slot, up to 200 bytes): a start then fences what the
+    previous process of that id left in flight, and that process, should it still run, gets `ClientFenced`.
+    """
+
+    name: StrategyName = "lanes"
+
+    def __init__(self, db: Any, client_id: bytes | None = None) -> None:
+        if client_id is not None and not 1 <= len(client_id) <= 200:
+            raise IdempotencyIdError(f"a stable client id has 1 to 200 bytes, not {len(client_id)}")
+        self._db = db
+        self.stable: Final = client_id is not None
+        # A length before a stable id, so that no client's lanes lie within another's range.
+        self.client_id: Final = (
+            b"\0" + os.urandom(CLIENT_ID_BYTES) if client_id is None else bytes([len(client_id)]) + client_id
+        )
+        self._prefix: Final = LANES + self.client_id
+        self._client_key: Final = CLIENTS + self.client_id
+        self._mutex: Final = threading.Lock()
+        self._free: Final[list[Lane]] = []
+        self._count = 0
+        self._incarnation = b""
+        self._heartbeat_due = -1.0
+
+    def begin(self, tr: Any, run_id: bytes | None) -> _Attempt:
+        track_writes(tr)
+        return _Attempt()
+
+    def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
+        if not has_written(tr):
+            return
+        if time.monotonic() >= self._heartbeat_due:
+            self._register()
+        if self.stable:
+            registered = tr.get(self._client_key).value
+            if registered is None or registered[:INCARNATION_BYTES] != self._incarnation:
+                raise ClientFenced(
+                    f"another process started as client {self.client_id[1:]!r}: end this one, or give it its own client id"
+                )
+        lane = token.lane = self._take(int(tr.get_read_version().wait()))
+        lane.seq += 1
+        # Before the set: the client drops a read conflict on a key that the transaction has already written.
+        tr.add_read_conflict_key(lane.key)
+        if want_stamp:
+            tr.set_versionstamped_value(lane.key, _SEQ.pack(lane.seq) + lane.incarnation + _NO_STAMP + _STAMP_AT)
+        else:
+            tr.set(lane.key, _SEQ.pack(lane.seq) + lane.incarnation)
+
+    def committed(self, tr: Any, token: _Attempt) -> None:
+        lane = token.lane
+        if lane is not None:
+            lane.version = tr.get_committed_version()
+            self._free.append(lane)
+
+    def abandoned(self, token: _Attempt) -> None:
+        if token.lane is not None:
+            self._free.append(token.lane)
+
+    def resolve(self, token: _Attempt) -> Committed | bool:
+        lane = token.lane
+        if lane is None:
+            return False
+        value, registered, lane.version = self._fence(lane)
+        if registered[:INCARNATION_BYTES] != lane.incarnation:
+            raise CommitUnknownResultFatal(
+                "the outcome of a commit can't be told any more: this client was silent for so long that its lanes "
+                "were cleared (or another process took its client id); look at the data and start the process again"
+            )
+        self._free.append(lane)
+        if value[: 8 + INCARNATION_BYTES] != _SEQ.pack(lane.seq) + lane.incarnation:
+            return False
+        stamp = value[8 + INCARNATION_BYTES :]
+        return Committed.from_versionstamp(stamp) if len(stamp) == 10 else True
+
+    def _take(self, read_version: int) -> Lane:
+        try:
+            lane = self._free.pop()
+        except IndexError:
+            return self._new_lane()
+        if lane.version <= read_version and lane.incarnation == self._incarnation:
+            return lane
+        with self._mutex:
+            self._free.append(lane)
+            for index, lane in enumerate(self._free):
+                if lane.version <= read_version:
+                    try:
+                        self._free.remove(lane)
+                    except ValueError:  # another thread took it meanwhile
+                        break
+                    if lane.incarnation != self._incarnation:
+                        lane.incarnation, lane.seq = self._incarnation, 0
+                    return lane
+                if index > 64:
+                    break
+        return self._new_lane()
+
+    def _new_lane(self) -> Lane:
+        with self._mutex:
+            number = self._count
+            self._count += 1
+        return Lane(self._prefix + number.to_bytes(2, "big"), self._incarnation)
+
+    def _register(self) -> None:
+        """Write (again) that this client lives; the first time, fence what a previous process of its id left."""
+        with self._mutex:
+            if time.monotonic() < self._heartbeat_due:
+                return
+            fresh = os.urandom(INCARNATION_BYTES)
+
+            def body(tr: Any) -> bytes:
+                row: bytes = tr.get(self._client_key).value or b""
+                mine = self._incarnation or fresh
+                if row[:INCARNATION_BYTES] != mine:
+                    if self._incarnation and row and self.stable:
+                        return self._incarnation
+                    mine = fresh
+                    tr.add_write_conflict_range(self._prefix, self._prefix + b"\xff\xff\xff")
+                tr.set_versionstamped_value(self._client_key, mine + _NO_STAMP + struct.pack("<I", INCARNATION_BYTES))
+                return mine
+
+            self._incarnation = _until_committed(self._db, body)[0]
+            self._heartbeat_due = time.monotonic() + HEARTBEAT_SECONDS
+
+    def _fence(self, lane: Lane) -> tuple[bytes, bytes, int]:
+        """The lane's value, the client's row, and the version from which on no attempt on the lane is in flight."""
+
+        def body(tr: Any) -> tuple[bytes, bytes]:
+            value, registered = tr.get(lane.key), tr.get(self._client_key)
+            found = value.value or b"", registered.value or b""
+            tr.add_write_conflict_key(lane.key)
+            return found
+
+        (value, registered), version = _until_committed(self._db, body)
+        return value, registered, version
+
+
+def _until_committed(db: Any, body: Any) -> tuple[Any, int]:
+    """Run `body`, which is safe to run twice, until one of its commits is acknowledged; returns (value, version)."""
+    attempt = 1
+    while True:
+        tr = db.create_transaction()
+        try:
+            value = body(tr)
+            tr.commit().wait()
+            return value, tr.get_committed_version()
+        except Exception as error:
+            code = fdb_error_code(error)
+            if code is None or not _worth_repeating(code):
+                raise
+        attempt += 1
+        sleep_before(attempt)
+
+
+def _worth_repeating(code: int) -> bool:
+    from idempotent_txn.classification import RESOLVED_THEN_RETRIED, RETRYABLE_IN_BODY
+
+    return code in RETRYABLE_IN_BODY or code in RESOLVED_THEN_RETRIED

@@ -1,0 +1,262 @@
+"""The one retry loop: runs a body until its effects are in the database exactly once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from types import GeneratorType
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from fdb_schema import fdb_error_code
+from idempotent_txn.backoff import sleep_before
+from idempotent_txn.classification import (
+    CANCELLATIONS,
+    RESOLVED_THEN_RETRIED,
+    RETRYABLE_IN_BODY,
+    RETRYABLE_NOT_COMMITTED,
+    SERVER_PACED,
+)
+from idempotent_txn.errors import TransactionTimedOut
+from idempotent_txn.outcome import Committed, Outcome
+from idempotent_txn.session import session_of
+from idempotent_txn.settle import settle_commit
+from idempotent_txn.strategy import StrategyName
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_CANCELLED_ATTEMPTS = 16
+"""A body that always cancels its own transaction is not run for ever."""
+
+
+def run(
+    db: Any,
+    fn: Callable[..., T],
+    *args: Any,
+    idempotency_id: Any = None,
+    strategy: StrategyName | None = None,
+    timeout: float | None = None,
+    on_attempt: Callable[[int], object] | None = None,
+    **kwargs: Any,
+) -> T:
+    """Run `fn(tr, *args, **kwargs)` in a transaction of `db` until it committed, once; return what it returned.
+
+    `fn` may run several times, so it has no effects but those of its transaction. Whatever happens to a commit, it is
+    found out whether it took place before `fn` runs again or `run` returns or raises: no caller ever sees
+    `commit_unknown_result`.
+
+    Args:
+        db: a `Database` of any engine.
+        idempotency_id: an `IdempotencyId` (or its bytes, up to 255) kept until `expire_idempotency_id`, so that
+            `commit_result` can be asked by another process. It names this one call: a second call with the same id is
+            not deduplicated. Without it, an id is made, and expired, automatically.
+        strategy: "native", "lanes", "ids" or "off"; None is the best the database offers.
+        timeout: seconds until the deadline of all attempts together. A commit in flight at the deadline is settled first.
+        on_attempt: called with the read snapshot (a version) before each commit.
+
+    Raises:
+        TransactionTimedOut: the deadline passed, and nothing committed.
+        CommitUnknownResultFatal: a commit was in flight for so long that its id may have been expired.
+        Exception: whatever `fn` raised, and FoundationDB's errors that are not worth a retry; nothing committed.
+    """
+    return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False)  # type: ignore[no-any-return]
+
+
+def run_committed(
+    db: Any,
+    fn: Callable[..., T],
+    *args: Any,
+    idempotency_id: Any = None,
+    strategy: StrategyName | None = None,
+    timeout: float | None = None,
+    on_attempt: Callable[[int], object] | None = None,
+    **kwargs: Any,
+) -> Outcome[T]:
+    """`run`, which also tells the commit's version and versionstamp: the original ones, whatever it took to learn them."""
+    return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, True)  # type: ignore[no-any-return]
+
+
+def _execute(
+    db: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    idempotency_id: Any,
+    strategy_name: StrategyName | None,
+    timeout: float | None,
+    on_attempt: Callable[[int], object] | None,
+    want_outcome: bool,
+) -> Any:
+    strategy = session_of(db).strategy(strategy_name)
+    run_id = idempotency_id
+    deadline = None if timeout is None else time.monotonic() + timeout
+    attempt = 0
+    cancelled = 0
+    stamp: Any = None
+    tr: Any = None
+    while True:
+        attempt += 1
+        token: Any = None
+        try:
+            tr = db.create_transaction()
+            token = strategy.begin(tr, run_id)
+            if deadline is not None:
+                _arm(tr, deadline, attempt)
+            value = fn(tr, *args, **kwargs)
+            if type(value) is GeneratorType:
+                raise TypeError(f"{_name(fn)} is a generator: its transaction would be over before its body ran")
+            strategy.prepare(tr, token, want_outcome)
+            if on_attempt is not None:
+                on_attempt(tr.get_read_version().wait())
+            if want_outcome:
+                stamp = tr.get_versionstamp()
+            if deadline is not None:
+                # A commit that times out is still in flight: the deadline waits until the commit is settled.
+                tr.options.set_timeout(0)
+        except BaseException as error:
+            if token is not None:
+                strategy.abandoned(token)
+            code = fdb_error_code(error)
+            if code is None:
+                raise
+            _check_deadline(deadline, attempt, fn, error)
+            if code not in RETRYABLE_IN_BODY:
+                raise
+            _pause(tr, code, attempt, deadline)
+            continue
+        commit = None
+        try:
+            commit = tr.commit()
+            commit.wait()
+        except BaseException as error:
+            settled = settle_commit(strategy, tr, token, commit, error)
+            if settled.interruption is not None:
+                raise settled.interruption from None
+            if settled.commit is not False:
+                return _outcome(value, settled.commit, stamp, attempt, tr) if want_outcome else value
+            code = settled.code
+            _check_deadline(deadline, attempt, fn, error)
+            if code in CANCELLATIONS:
+                cancelled += 1
+            if cancelled >= MOST_CANCELLED_ATTEMPTS or (
+                code not in RETRYABLE_NOT_COMMITTED and code not in RESOLVED_THEN_RETRIED
+            ):
+                raise
+            _pause(tr, code, attempt, deadline)
+            continue
+        strategy.committed(tr, token)
+        return _outcome(value, True, stamp, attempt, tr) if want_outcome else value
+
+
+def _outcome(value: T, commit: Committed | bool, stamp: Any, attempts: int, tr: Any) -> Outcome[T]:
+    if commit is True:
+        try:
+            # Not get_committed_version(): some clients answer -1 for a commit that they found again.
+            commit = Committed.from_versionstamp(bytes(stamp.value))
+        except Exception as error:
+            if fdb_error_code(error) is None:
+                raise
+            return Outcome(value, None, attempts)  # 2021: the transaction only read
+    return Outcome(value, commit or None, attempts)
+
+
+def _arm(tr: Any, deadline: float, attempt: int) -> None:
+    """Let the body's reads fail at the deadline."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0 and attempt > 1:
+        raise TransactionTimedOut(f"the deadline passed after {attempt - 1} attempts; nothing committed")
+    tr.options.set_timeout(max(1, int(remaining * 1000)))
+
+
+def _check_deadline(deadline: float | None, attempt: int, fn: Any, cause: BaseException) -> None:
+    if deadline is not None and time.monotonic() >= deadline:
+        raise TransactionTimedOut(
+            f"the deadline of {_name(fn)} passed after {attempt} attempts, the last of which failed ({cause}); "
+            f"nothing committed: give it more time, or find what it waits for or conflicts with"
+        ) from cause
+
+
+def _pause(tr: Any, code: int, attempt: int, deadline: float | None) -> None:
+    if code in SERVER_PACED:
+        try:
+            tr.on_error(code).wait()
+        except Exception as error:
+            if fdb_error_code(error) is None:
+                raise
+    sleep_before(attempt + 1, deadline)
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+@overload
+def transactional(fn: Callable[Concatenate[Any, P], T], /) -> Callable[Concatenate[Any, P], T]: ...
+@overload
+def transactional(
+    *, parameter: str = "tr", strategy: StrategyName | None = None, timeout: float | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+def transactional(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    parameter: str = "tr",
+    strategy: StrategyName | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Make a function of a transaction callable with a database: then it runs until it committed, once.
+
+    Given a `Database` where it expects a transaction (its argument `tr`, or the first one), the function runs in a
+    new transaction by `run`; given a transaction, it is part of that one, so that such functions compose.
+    """
+    if fn is None:
+        return functools.partial(_decorate, parameter=parameter, strategy=strategy, timeout=timeout)
+    return _decorate(fn, parameter=parameter, strategy=strategy, timeout=timeout)
+
+
+def _decorate(
+    fn: Callable[..., Any], *, parameter: str, strategy: StrategyName | None, timeout: float | None
+) -> Callable[..., Any]:
+    plain = inspect.unwrap(fn)
+    if inspect.isgeneratorfunction(plain) or inspect.iscoroutinefunction(plain):
+        raise TypeError(
+            f"{_name(fn)} can't be transactional: a generator or coroutine runs after its transaction is over"
+        )
+    names = [
+        p.name
+        for p in inspect.signature(plain).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if parameter in names:
+        index = names.index(parameter)
+    elif parameter == "tr" and names:
+        index, parameter = 0, names[0]
+    else:
+        raise TypeError(f"{_name(fn)} has no argument {parameter!r} for its transaction")
+
+    def in_place(tr: Any, before: tuple[Any, ...], after: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return fn(*before, tr, *after, **kwargs)
+
+    def by_name(tr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return fn(*args, **{parameter: tr}, **kwargs)
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > index:
+            target = args[index]
+            if not hasattr(target, "create_transaction"):
+                return fn(*args, **kwargs)
+            if index == 0:
+                return _execute(target, fn, args[1:], kwargs, None, strategy, timeout, None, False)
+            return _execute(
+                target, in_place, (args[:index], args[index + 1 :], kwargs), {}, None, strategy, timeout, None, False
+            )
+        target = kwargs.get(parameter)
+        if target is None or not hasattr(target, "create_transaction"):
+            return fn(*args, **kwargs)
+        rest = {name: value for name, value in kwargs.items() if name != parameter}
+        return _execute(target, by_name, (args, rest), {}, None, strategy, timeout, None, False)
+
+    return wrapper

@@ -1,0 +1,94 @@
+"""What to do with a commit that did not simply succeed: wait for it, and find out whether it took place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fdb_schema import fdb_error_code
+from fdb_schema.errors import COMMIT_UNKNOWN_RESULT_FATAL
+from idempotent_txn.classification import is_not_committed
+from idempotent_txn.errors import CommitUnknownResultFatal
+from idempotent_txn.outcome import Committed
+from idempotent_txn.strategy import Strategy
+
+_PATIENCE: Final = 8
+"""How often an exception that is no interruption may come out of waiting or asking before it is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A commit of which everything is known."""
+
+    commit: Committed | bool
+    """The commit (True where its versionstamp isn't kept by the strategy), or False: it didn't, and can't any more."""
+    code: int
+    """FoundationDB's error that came out of the commit; 0 where it succeeded after all."""
+    interruption: BaseException | None
+    """What interrupted the wait, to be raised now that the outcome is known."""
+
+
+def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: BaseException) -> Settled:
+    """Settle the commit of `tr`, out of which `error` came. Interruptions are kept back until it is done.
+
+    Raises:
+        CommitUnknownResultFatal: the outcome can't be told any more.
+    """
+    interruption: BaseException | None = None
+    code = fdb_error_code(error)
+    if code is None:
+        interruption = error
+        code = _wait_again(commit)
+        if code == 0:
+            strategy.committed(tr, token)
+            interruption.add_note("The transaction that was interrupted had committed.")
+            return Settled(True, 0, interruption)
+    if code is not None and is_not_committed(code):
+        strategy.abandoned(token)
+        return Settled(False, code, interruption)
+    if code == COMMIT_UNKNOWN_RESULT_FATAL:
+        raise CommitUnknownResultFatal(
+            "the commit was in flight for so long that its idempotency id may have been expired: "
+            "nobody can tell whether it took place; look at the data and start the process again"
+        ) from error
+    failures = 0
+    while True:
+        try:
+            found = strategy.resolve(token)
+            break
+        except CommitUnknownResultFatal:
+            raise
+        except Exception:
+            failures += 1
+            if failures >= _PATIENCE:
+                raise
+        except BaseException as again:
+            interruption = interruption or again
+    if interruption is not None and strategy.name != "off":
+        interruption.add_note(
+            "The transaction that was interrupted had committed."
+            if found
+            else "The transaction that was interrupted did not commit, and can't any more."
+        )
+    return Settled(found, code or 0, interruption)
+
+
+def _wait_again(commit: Any) -> int | None:
+    """Wait for the commit's future in spite of interruptions; its error code, 0 for success, None where it has none."""
+    if commit is None:
+        return None
+    failures = 0
+    while True:
+        try:
+            commit.wait()
+            return 0
+        except Exception as error:
+            code = fdb_error_code(error)
+            if code is not None:
+                return code
+            failures += 1
+            if failures >= _PATIENCE:
+                return None
+        except BaseException:
+            # The first interruption is kept; more of them change nothing while the commit is in flight.
+            continue

@@ -1,0 +1,64 @@
+"""Whether a transaction's body wrote anything, on any engine: only writers need evidence of their commit.
+
+The binding can't be asked, so the transaction is given a subclass of its own class whose writing methods leave a mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+_WRITES: Final = (
+    "set",
+    "clear",
+    "clear_range",
+    "clear_range_startswith",
+    "__setitem__",
+    "__delitem__",
+    "_atomic_operation",
+    "add",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
+    "append_if_fits",
+    "max",
+    "min",
+    "byte_max",
+    "byte_min",
+    "compare_and_clear",
+    "set_versionstamped_key",
+    "set_versionstamped_value",
+    "add_write_conflict_key",
+    "add_write_conflict_range",
+    "set_many",
+    "clear_many",
+)
+
+_tracked: dict[type, type] = {}
+
+
+def track_writes(tr: Any) -> None:
+    """Begin to notice the writes of `tr`, a fresh transaction of any engine."""
+    cls = tr.__class__
+    try:
+        tracked = _tracked[cls]
+    except KeyError:
+        tracked = _tracked[cls] = _tracked_class(cls)
+    tr.__class__ = tracked
+
+
+def has_written(tr: Any) -> bool:
+    """Whether a transaction given to `track_writes` was written to since."""
+    return "_wrote" in tr.__dict__
+
+
+def _tracked_class(cls: type) -> type:
+    def marking(method: Callable[..., Any]) -> Callable[..., Any]:
+        def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self._wrote = True
+            return method(self, *args, **kwargs)
+
+        return write
+
+    members = {name: marking(getattr(cls, name)) for name in _WRITES if hasattr(cls, name)}
+    return type(cls.__name__, (cls,), {**members, "__module__": cls.__module__, "__doc__": cls.__doc__})
