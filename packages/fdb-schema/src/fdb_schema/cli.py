@@ -68,9 +68,9 @@ def command_app(distribution: str, help_text: str) -> typer.Typer:
 
     @app.callback()
     def options(
-        _version: Annotated[
-            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
-        ] = False,
+        _version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Print the version and exit."
+        ),
     ) -> None:
         pass
 

@@ -1,0 +1,136 @@
+"""The cluster clock lags real time or keeps with it; it never outruns it, whatever wall clocks say."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from fdb_schema import ClockReading, ClusterClock, ClusterSpace, open_database, read_clock
+
+SECOND = 1_000_000
+
+
+class World:
+    """Real time, and the clocks that machines take for it."""
+
+    def __init__(self, url: str) -> None:
+        self.db = open_database(url)
+        self.space = ClusterSpace("clock-test")
+        self.now = 0.0
+        tr = self.db.create_transaction()
+        tr.clear_range_startswith(self.space.key())
+        tr.commit().wait()
+
+    def service(self, wall_offset: float = 0.0) -> ClusterClock:
+        start = random.Random(str(wall_offset)).uniform(0, 1000)
+        return ClusterClock(
+            self.space, monotonic=lambda: start + self.now, wall=lambda: 1_700_000_000 + self.now + wall_offset
+        )
+
+    def advance(self, clock: ClusterClock) -> None:
+        tr = self.db.create_transaction()
+        clock.advance(tr)
+        tr.commit().wait()
+        clock.committed()
+
+    def read(self) -> int:
+        return read_clock(self.db.create_transaction(), self.space)
+
+
+@pytest.fixture
+def world(any_url: str) -> World:
+    return World(any_url)
+
+
+def test_one_service_keeps_with_real_time(world: World) -> None:
+    clock = world.service()
+    for _ in range(40):
+        world.advance(clock)
+        world.now += 0.25
+    world.advance(clock)
+    assert world.read() == pytest.approx(10 * SECOND, abs=5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_services_with_wrong_wall_clocks_never_outrun_real_time(world: World, seed: int) -> None:
+    rng = random.Random(seed)
+    clocks = [world.service(rng.uniform(-7200, 7200)) for _ in range(4)]
+    world.advance(clocks[0])
+    before = world.now
+    last = world.read()
+    for _ in range(100):
+        world.now += rng.uniform(0, 0.4)
+        world.advance(rng.choice(clocks))
+        shown = world.read()
+        assert last <= shown <= (world.now - before) * SECOND + 1
+        last = shown
+    # Random gaps lose nothing while somebody observes: each service's first look is all that may be lost.
+    assert last >= 0.5 * (world.now - before) * SECOND
+
+
+def test_two_at_once_conflict_and_count_the_time_once(world: World) -> None:
+    a, b = world.service(), world.service(3600)
+    world.advance(a)
+    world.advance(b)
+    world.now += 10
+    first, second = world.db.create_transaction(), world.db.create_transaction()
+    a.advance(first)
+    b.advance(second)
+    first.commit().wait()
+    a.committed()
+    with pytest.raises(Exception) as caught:
+        second.commit().wait()
+    assert getattr(caught.value, "code", None) == 1020
+    world.advance(b)
+    assert world.read() == pytest.approx(10 * SECOND, abs=2)
+
+
+def test_an_advance_run_twice_counts_once(world: World) -> None:
+    clock = world.service()
+    world.advance(clock)
+    world.now += 5
+    for _ in range(2):  # the first commit's answer was lost: the body runs again
+        tr = world.db.create_transaction()
+        clock.advance(tr)
+        tr.commit().wait()
+    clock.committed()
+    assert world.read() == pytest.approx(5 * SECOND, abs=2)
+
+
+def _plant(world: World, value: int, wall_age: float, version_age: float) -> None:
+    tr: Any = world.db.create_transaction()
+    version = tr.get_read_version().wait()
+    wall = int((1_700_000_000 + world.now - wall_age) * SECOND)
+    tr.set(world.space.clock_key, ClockReading(value, wall, version - int(version_age * SECOND)).encode())
+    tr.commit().wait()
+
+
+@pytest.mark.parametrize(("wall_age", "version_age", "expected"), [(3600, 50, 50), (20, 9000, 20), (-50, 100, 0)])
+def test_after_a_silence_the_smaller_of_wall_and_version_age_is_caught_up(
+    world: World, wall_age: float, version_age: float, expected: float
+) -> None:
+    _plant(world, 1000 * SECOND, wall_age, version_age)
+    clock = world.service()
+    world.advance(clock)
+    assert world.read() == 1000 * SECOND  # the first look only observes
+    world.now += 0.25
+    world.advance(clock)
+    # The version age grows with the real time that the test itself takes.
+    assert world.read() - 1000 * SECOND == pytest.approx((expected + 0.25) * SECOND, abs=30 * SECOND)
+    assert world.read() - 1000 * SECOND >= (expected + 0.25) * SECOND - 1
+
+
+def test_nothing_is_caught_up_while_another_service_is_alive(world: World) -> None:
+    _plant(world, 0, 3600, 3600)
+    alive, late = world.service(), world.service()
+    world.advance(alive)
+    world.advance(late)
+    world.now += 0.25
+    world.advance(alive)  # catches the hour up
+    caught = world.read()
+    world.now += 0.25
+    world.advance(late)  # sees another row than the one it would have caught up on
+    world.advance(alive)
+    assert world.read() - caught <= 0.25 * SECOND + 1

@@ -1,0 +1,91 @@
+"""A URL chooses the engine; a bad one is a clear error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fdb_schema import (
+    Database,
+    DatabaseUnreachableError,
+    DatabaseUrlError,
+    NotADatabaseError,
+    Transaction,
+    database_url,
+    open_database,
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgres://host", "unknown scheme 'postgres'"),
+        ("nonsense", "has no scheme"),
+        ("./path", "has no scheme"),
+        ("embedded:", "names no directory"),
+        ("EMBEDDED:x", "unknown scheme 'EMBEDDED'"),
+    ],
+)
+def test_a_url_that_names_no_engine_is_refused(url: str, says: str) -> None:
+    with pytest.raises(DatabaseUrlError, match=says) as caught:
+        open_database(url)
+    assert "embedded:PATH" in str(caught.value) or "embedded:./" in str(caught.value)
+
+
+def test_a_directory_that_is_not_a_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("dear all")
+    with pytest.raises(NotADatabaseError, match=str(tmp_path)):
+        open_database(f"embedded:{tmp_path}")
+    assert [p.name for p in tmp_path.iterdir()] == ["letters.txt"]
+
+
+def test_a_file_is_not_a_database(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises((NotADatabaseError, DatabaseUnreachableError), match="file"):
+        open_database(f"embedded:{file}")
+
+
+def test_a_missing_cluster_file_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "fdb.cluster"
+    with pytest.raises(DatabaseUnreachableError, match="no cluster file"):
+        open_database(f"fdb:{missing}")
+
+
+def test_durability_is_for_the_embedded_engine(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUrlError, match="durability"):
+        open_database("memory:", durability="fsync")
+
+
+def test_the_environment_gives_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAINSPRING_DB", raising=False)
+    assert database_url() == "embedded:./.mainspring"
+    monkeypatch.setenv("MAINSPRING_DB", "memory:env")
+    assert database_url() == "memory:env"
+    assert database_url("memory:given") == "memory:given"
+
+
+def test_importing_the_schema_loads_no_engine() -> None:
+    code = "import fdb_schema, sys; print('lmdb' in sys.modules, 'fdb.impl' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "False"]
+
+
+def test_both_engines_satisfy_the_port(any_url: str) -> None:
+    db = open_database(any_url)
+    tr = db.create_transaction()
+    assert isinstance(db, Database)
+    assert isinstance(tr, Transaction)
+
+
+def test_a_memory_database_is_found_again_by_its_name() -> None:
+    first, again, other = open_database("memory:n1"), open_database("memory:n1"), open_database("memory:n2")
+    tr = first.create_transaction()
+    tr.set(b"k", b"v")
+    tr.commit().wait()
+    assert again.create_transaction().get(b"k").value == b"v"
+    assert other.create_transaction().get(b"k").value is None
