@@ -1,0 +1,127 @@
+"""The only build tool a person needs: `nox -s demo`, `nox -s tests`, `nox -s ci`; `nox -l` lists the rest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from workspace import PROJECTS, closure  # noqa: E402
+
+TEST_TOOLS = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26"]
+TYPE_TOOLS = ["mypy==2.4.1", "nox", "numpy>=1.26", *TEST_TOOLS]
+RUFF = "ruff==0.17.6"
+SOAK_SEEDS = "10000"
+
+
+def install(session: nox.Session, *names: str, editable: bool = True) -> None:
+    """Install packages of this repository, their siblings with them, in one pip command."""
+    arguments: list[str] = []
+    for project in closure(names or tuple(PROJECTS)):
+        arguments += [*(["-e"] if editable else []), str(project)]
+    session.install(*arguments)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Run the main job on a cluster on this machine; a worker is killed midway. `-- --files DIR` takes another folder."""
+    install(session, "mainspring", editable=False)
+    session.run("mainspring", "demo", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test of every package, on every engine found. `-- ARGS` go to pytest."""
+    install(session)
+    session.install(*TEST_TOOLS)
+    arguments = session.posargs or ["-n", "2", "--dist", "worksteal"]
+    session.run("python", "-m", "pytest", "-q", *arguments)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """The seeded suites at full size (MAINSPRING_SEEDS, 10,000 unless set); hours."""
+    install(session)
+    session.install(*TEST_TOOLS)
+    session.run(
+        "python", "-m", "pytest", "-q", "-k", "seed", "--timeout", "0", *session.posargs,
+        env={"MAINSPRING_SEEDS": os.environ.get("MAINSPRING_SEEDS", SOAK_SEEDS)},
+    )  # fmt: skip
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """The tests under coverage, subprocesses included, and the report."""
+    install(session)
+    session.install("coverage[toml]>=7.10", *TEST_TOOLS)
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", "-q", *session.posargs)
+    session.run("coverage", "combine", success_codes=[0, 1])
+    session.run("coverage", "report", "--skip-covered")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and common mistakes."""
+    session.install(RUFF)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict, over every package's sources and the tools."""
+    install(session)
+    session.install(*TYPE_TOOLS)
+    sources = [str(path) for path in sorted(ROOT.glob("packages/*/src")) + sorted(ROOT.glob("services/*/src"))]
+    session.run("mypy", *sources, "tools", "noxfile.py", "conftest.py")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """A benchmark of tools/: `nox -s bench -- futures --help`. Peers are installed in environments of their own."""
+    if not session.posargs:
+        session.error("name one: " + ", ".join(sorted(p.stem[6:] for p in (ROOT / "tools").glob("bench_*.py"))))
+    name, *rest = session.posargs
+    script = ROOT / "tools" / f"bench_{name}.py"
+    if not script.is_file():
+        session.error(f"there is no benchmark {name!r}: {script} not found")
+    install(session)
+    session.install("numpy>=1.26")
+    session.run("python", str(script), *rest)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Wheels and sdists of every package, installed without the checkout and tried."""
+    session.install("build>=1.2")
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for project in closure(tuple(PROJECTS)):
+        session.run("python", "-m", "build", "--outdir", str(dist), str(project), silent=True)
+    wheels = sorted(str(path) for path in dist.glob("*.whl"))
+    session.log(f"{len(wheels)} wheels in {dist}")
+    session.install(*wheels)
+    smoke = (
+        "import fdb_schema, fdb_embedded, idempotent_txn, fdb_datamodel, futures_worker;"
+        "db = fdb_schema.open_database('memory:');"
+        "print(idempotent_txn.run(db, lambda tr: tr.get_read_version().wait()) > 0, futures_worker.__file__)"
+    )
+    session.run("python", "-c", smoke)
+
+
+@nox.session(venv_backend="none")
+def ci(session: nox.Session) -> None:
+    """What continuous integration runs: lint, types, the README's test command."""
+    for name in ("lint", "types", "tests"):
+        session.run(sys.executable, "-m", "nox", "-s", name, external=True)
