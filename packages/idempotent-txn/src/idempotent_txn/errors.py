@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, MainspringError
+from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, EXIT_USAGE, MainspringError
 
 
 class IdempotencyError(MainspringError):
@@ -13,6 +13,8 @@ class IdempotencyError(MainspringError):
 
 class IdempotencyIdError(IdempotencyError, ValueError):
     """An idempotency id that can't be used: empty, over 255 bytes, not bytes, or with a reserved prefix."""
+
+    exit_code = EXIT_USAGE
 
 
 class StrategyError(IdempotencyError, ValueError):

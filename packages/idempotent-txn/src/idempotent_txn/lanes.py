@@ -19,11 +19,10 @@ import threading
 import time
 from typing import Any, Final
 
-from fdb_schema import fdb_error_code
-from idempotent_txn.backoff import sleep_before
 from idempotent_txn.errors import ClientFenced, CommitUnknownResultFatal, IdempotencyIdError
 from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.outcome import Committed
+from idempotent_txn.repeat import until_committed
 from idempotent_txn.strategy import StrategyName
 from idempotent_txn.tracking import has_written, track_writes
 
@@ -83,7 +82,11 @@ class Lanes:
         self._incarnation = b""
         self._heartbeat_due = -1.0
 
-    def begin(self, tr: Any, run_id: bytes | None) -> _Attempt:
+    def start(self) -> None:
+        """Register this client now, and so fence what a previous process of its id left in flight."""
+        self._register()
+
+    def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
         track_writes(tr)
         return _Attempt()
 
@@ -179,7 +182,7 @@ class Lanes:
                 tr.set_versionstamped_value(self._client_key, mine + _NO_STAMP + struct.pack("<I", INCARNATION_BYTES))
                 return mine
 
-            self._incarnation = _until_committed(self._db, body)[0]
+            self._incarnation = until_committed(self._db, body)[0]
             self._heartbeat_due = time.monotonic() + HEARTBEAT_SECONDS
 
     def _fence(self, lane: Lane) -> tuple[bytes, bytes, int]:
@@ -191,28 +194,5 @@ class Lanes:
             tr.add_write_conflict_key(lane.key)
             return found
 
-        (value, registered), version = _until_committed(self._db, body)
+        (value, registered), version = until_committed(self._db, body)
         return value, registered, version
-
-
-def _until_committed(db: Any, body: Any) -> tuple[Any, int]:
-    """Run `body`, which is safe to run twice, until one of its commits is acknowledged; returns (value, version)."""
-    attempt = 1
-    while True:
-        tr = db.create_transaction()
-        try:
-            value = body(tr)
-            tr.commit().wait()
-            return value, tr.get_committed_version()
-        except Exception as error:
-            code = fdb_error_code(error)
-            if code is None or not _worth_repeating(code):
-                raise
-        attempt += 1
-        sleep_before(attempt)
-
-
-def _worth_repeating(code: int) -> bool:
-    from idempotent_txn.classification import RESOLVED_THEN_RETRIED, RETRYABLE_IN_BODY
-
-    return code in RETRYABLE_IN_BODY or code in RESOLVED_THEN_RETRIED

@@ -19,6 +19,7 @@ from idempotent_txn.classification import (
     SERVER_PACED,
 )
 from idempotent_txn.errors import TransactionTimedOut
+from idempotent_txn.identity import checked_id
 from idempotent_txn.outcome import Committed, Outcome
 from idempotent_txn.session import session_of
 from idempotent_txn.settle import settle_commit
@@ -35,7 +36,7 @@ def run(
     db: Any,
     fn: Callable[..., T],
     *args: Any,
-    idempotency_id: Any = None,
+    idempotency_id: bytes | None = None,
     strategy: StrategyName | None = None,
     timeout: float | None = None,
     on_attempt: Callable[[int], object] | None = None,
@@ -68,7 +69,7 @@ def run_committed(
     db: Any,
     fn: Callable[..., T],
     *args: Any,
-    idempotency_id: Any = None,
+    idempotency_id: bytes | None = None,
     strategy: StrategyName | None = None,
     timeout: float | None = None,
     on_attempt: Callable[[int], object] | None = None,
@@ -83,14 +84,15 @@ def _execute(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    idempotency_id: Any,
+    idempotency_id: bytes | None,
     strategy_name: StrategyName | None,
     timeout: float | None,
     on_attempt: Callable[[int], object] | None,
     want_outcome: bool,
 ) -> Any:
-    strategy = session_of(db).strategy(strategy_name)
-    run_id = idempotency_id
+    session = session_of(db)
+    run_id = None if idempotency_id is None else checked_id(idempotency_id)
+    strategy = session.strategy(strategy_name, run_id is not None)
     deadline = None if timeout is None else time.monotonic() + timeout
     attempt = 0
     cancelled = 0
@@ -101,7 +103,7 @@ def _execute(
         token: Any = None
         try:
             tr = db.create_transaction()
-            token = strategy.begin(tr, run_id)
+            token = strategy.begin(tr, run_id, deadline)
             if deadline is not None:
                 _arm(tr, deadline, attempt)
             value = fn(tr, *args, **kwargs)
@@ -135,6 +137,8 @@ def _execute(
             if settled.interruption is not None:
                 raise settled.interruption from None
             if settled.commit is not False:
+                if run_id is not None and settled.commit is not True:
+                    session.remember(run_id, settled.commit.version)
                 return _outcome(value, settled.commit, stamp, attempt, tr) if want_outcome else value
             code = settled.code
             _check_deadline(deadline, attempt, fn, error)
@@ -147,6 +151,8 @@ def _execute(
             _pause(tr, code, attempt, deadline)
             continue
         strategy.committed(tr, token)
+        if run_id is not None:
+            session.remember(run_id, tr.get_committed_version())
         return _outcome(value, True, stamp, attempt, tr) if want_outcome else value
 
 

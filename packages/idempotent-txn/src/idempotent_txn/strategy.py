@@ -18,7 +18,7 @@ class Strategy(Protocol):
 
     name: StrategyName
 
-    def begin(self, tr: Any, run_id: bytes | None) -> Any:
+    def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> Any:
         """Called before the body, on a fresh transaction; returns the attempt's token."""
 
     def prepare(self, tr: Any, token: Any, want_stamp: bool) -> None:
@@ -45,7 +45,7 @@ class Off:
 
     name: StrategyName = "off"
 
-    def begin(self, tr: Any, run_id: bytes | None) -> None:
+    def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> None:
         return None
 
     def prepare(self, tr: Any, token: None, want_stamp: bool) -> None:

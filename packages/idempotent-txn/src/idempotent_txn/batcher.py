@@ -1,0 +1,164 @@
+"""Commits of concurrent transactions combined: the ids of many cost one row, and many commits cost one.
+
+Whoever commits while nobody commits takes along what is queued; the others queue while a commit is in flight, and one
+of them takes the next. There is no timer and no thread: alone, a transaction commits at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+from idempotent_txn.errors import CommitUnknownResultFatal
+from idempotent_txn.loop import run
+from idempotent_txn.recording import NeedsTransaction, Recording, recording_transaction, replay
+from idempotent_txn.strategy import StrategyName
+
+T = TypeVar("T")
+
+MAX_MEMBER_BYTES: Final = 100_000
+MAX_GROUP_BYTES: Final = 1_000_000
+MAX_GROUP_MEMBERS: Final = 1_000
+
+
+class _Member:
+    """A transaction that waits to be committed with others."""
+
+    __slots__ = ("awake", "error", "leads", "recording", "settled")
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording: Final = recording
+        self.awake: threading.Event | None = None
+        self.leads = False
+        """It is this member's turn to commit what is queued."""
+        self.settled = False
+        """Committed, or `error` says what came of it."""
+        self.error: BaseException | None = None
+
+
+class _Alone(Exception):
+    """The group failed as a whole and did not commit: each member runs by itself, and has its own error."""
+
+
+class Batcher:
+    """Runs transactions of many threads, combining the commits of those that only write.
+
+    Transactions that read, set options, or use versionstamps run by themselves. Nothing that a caller sees differs,
+    but that members of a group have one commit version. A group never conflicts, since its members read nothing.
+
+    Args:
+        db: the database.
+        strategy: of the commits, as for `run`.
+        max_bytes: most bytes of a group; a member over a tenth of it commits alone.
+    """
+
+    def __init__(self, db: Any, *, strategy: StrategyName | None = None, max_bytes: int = MAX_GROUP_BYTES) -> None:
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes is at least 1, not {max_bytes}")
+        self._db = db
+        self._strategy: Final = strategy
+        self._max_bytes: Final = max_bytes
+        self._member_bytes: Final = min(MAX_MEMBER_BYTES, max_bytes)
+        self._mutex: Final = threading.Lock()
+        self._queue: Final[deque[_Member]] = deque()
+        self._busy = False
+        self._transaction_class: Final[type] = type(db.create_transaction())
+        self._reads: Final[WeakSet[Callable[..., Any]]] = WeakSet()
+
+    def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `fn(tr, *args, **kwargs)` until it committed, once, with others or alone; return what it returned.
+
+        Raises what `run` raises.
+        """
+        if fn in self._reads:
+            return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+        tr, recording = recording_transaction(self._transaction_class)
+        try:
+            value = fn(tr, *args, **kwargs)
+        except NeedsTransaction:
+            recording.joinable = False
+        if not recording.joinable:
+            try:
+                self._reads.add(fn)
+            except TypeError:  # no weak reference to it can be had; it is found out anew each time
+                pass
+            return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+        if recording.size > self._member_bytes:
+            return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+        if recording.operations:
+            try:
+                self._commit(_Member(recording))
+            except _Alone:
+                return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+        return value
+
+    def _commit(self, member: _Member) -> None:
+        interruption: BaseException | None = None
+        try:
+            with self._mutex:
+                self._queue.append(member)
+                if self._busy:
+                    member.awake = threading.Event()
+                else:
+                    self._busy = member.leads = True
+            while member.awake is not None and not (member.settled or member.leads):
+                try:
+                    member.awake.wait()
+                except BaseException as error:
+                    # The member may be in a group in flight: what comes of it is known soon.
+                    interruption = interruption or error
+            if member.leads:
+                self._commit_group(self._take_group())
+        finally:
+            if member.leads:
+                self._pass_on()
+        if interruption is not None:
+            raise interruption
+        if member.error is not None:
+            raise member.error
+
+    def _take_group(self) -> list[_Member]:
+        """What is queued, as far as it fits; this thread's member is its first."""
+        # Signal handlers run in the main thread, and may raise anywhere: there it answers for nobody but itself.
+        most = 1 if threading.current_thread() is threading.main_thread() else MAX_GROUP_MEMBERS
+        group: list[_Member] = []
+        size = 0
+        with self._mutex:
+            while self._queue and len(group) < most:
+                size += self._queue[0].recording.size
+                if group and size > self._max_bytes:
+                    break
+                group.append(self._queue.popleft())
+        return group
+
+    def _commit_group(self, group: list[_Member]) -> None:
+        error: BaseException | None = CommitUnknownResultFatal(
+            "the thread that committed this transaction together with others was stopped: nobody can tell the outcome"
+        )
+        try:
+            run(self._db, replay, [member.recording for member in group], strategy=self._strategy)
+            error = None
+        except CommitUnknownResultFatal as fatal:
+            error = fatal
+        except Exception:
+            error = _Alone()
+        finally:
+            for member in group:
+                member.error = error
+                member.settled = True
+                if member.awake is not None:
+                    member.awake.set()
+
+    def _pass_on(self) -> None:
+        """Let the first of those queued commit next."""
+        with self._mutex:
+            successor = self._queue[0] if self._queue else None
+            if successor is None:
+                self._busy = False
+            else:
+                successor.leads = True
+        if successor is not None and successor.awake is not None:
+            successor.awake.set()

@@ -1,0 +1,130 @@
+"""The command `idempotent-txn`: what is kept of ids, the fate of one, and making room."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from fdb_schema import open_database
+from fdb_schema.cli import DbOption, JsonOption, command_app, fail, print_json, print_rows, run_app
+from fdb_schema.errors import EXIT_NOT_FOUND
+from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS, Cleaner, id_status
+from idempotent_txn.errors import IdempotencyIdError
+from idempotent_txn.identity import IdempotencyId
+from idempotent_txn.outcome import Committed
+from idempotent_txn.results import commit_result, expire_idempotency_id, find_commit
+
+app = command_app("idempotent-txn", "Idempotency ids of transactions: what is kept, the fate of one, making room.")
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id as text, or its bytes as hex:6f726465722d3137.")]
+
+
+@app.command()
+def status(db: DbOption = None, json: JsonOption = False) -> None:
+    """Count, bytes and oldest age of the ids that are kept."""
+    rows = [asdict(store) for store in id_status(open_database(db))]
+    print_rows(
+        rows,
+        ["store", "ids", "rows", "bytes", "oldest_age", "oldest_timestamp", "expired_version"],
+        as_json=json,
+        show=_shown,
+    )
+
+
+@app.command()
+def result(
+    id: IdArgument,
+    read_snapshot: Annotated[
+        int | None,
+        typer.Option(
+            "--read-snapshot",
+            min=0,
+            metavar="VERSION",
+            help="Read version of the last attempt; without it all that is kept is searched.",
+        ),
+    ] = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Whether the transaction with this id committed (exit code 3 where it did not, and can't any more)."""
+    name = _parsed(id)
+    database = open_database(db)
+    found = find_commit(database, name) if read_snapshot is None else commit_result(database, name, read_snapshot)
+    committed = isinstance(found, Committed)
+    document: dict[str, Any] = {"id": bytes(name), "committed": committed}
+    if isinstance(found, Committed):
+        document |= asdict(found)
+    if json:
+        print_json(document)
+    elif isinstance(found, Committed):
+        print(f"committed at version {found.version}, batch index {found.batch_index}")
+    else:
+        print("not committed")
+    if not committed:
+        raise typer.Exit(EXIT_NOT_FOUND)
+
+
+@app.command()
+def expire(id: IdArgument, db: DbOption = None, json: JsonOption = False) -> None:
+    """Forget an id: nobody will ask for it again (exit code 3 where it isn't kept)."""
+    name = _parsed(id)
+    expired = expire_idempotency_id(open_database(db), name)
+    if json:
+        print_json({"id": bytes(name), "expired": expired})
+    elif expired:
+        print("expired")
+    if not expired:
+        fail(f"the id {id} isn't kept: it never committed, or was expired before", EXIT_NOT_FOUND)
+
+
+@app.command()
+def clean(
+    min_age: Annotated[
+        float,
+        typer.Option("--min-age", min=0, metavar="SECONDS", help="Clear only ids that are older than this."),
+    ] = IDEMPOTENCY_IDS_MIN_AGE_SECONDS,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Clear ids past the minimum age, oldest first, and the lanes of clients silent for a week."""
+    cleaned = Cleaner(open_database(db), min_age).run_once()
+    if json:
+        print_json(asdict(cleaned))
+    else:
+        print(
+            f"cleared {cleaned.ids} ids in {cleaned.rows} rows ({cleaned.bytes} bytes) "
+            f"and the lanes of {cleaned.clients} silent clients"
+        )
+
+
+def _parsed(text: str) -> IdempotencyId:
+    if not text.startswith("hex:"):
+        return IdempotencyId(text.encode())
+    try:
+        return IdempotencyId(bytes.fromhex(text[4:]))
+    except ValueError as error:
+        if isinstance(error, IdempotencyIdError):
+            raise
+        raise IdempotencyIdError(f"{text!r} is no hexadecimal text: give hex: and pairs of 0-9 and a-f") from None
+
+
+def _shown(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if column == "oldest_age":
+        return f"{value:.1f} s"
+    if column == "oldest_timestamp":
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return str(value)
+
+
+def main() -> None:
+    """Run the command."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

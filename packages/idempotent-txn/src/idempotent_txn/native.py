@@ -1,0 +1,88 @@
+"""The strategy `native`: FoundationDB's own idempotency ids (options 504 and 505), and the resolution they lack.
+
+FoundationDB resolves 1021 by itself. What it leaves unknown (1031, 1039, 1025, a cancelled wait, a restart) is resolved
+here with the same means: a dummy commit on the id's conflict key, then a scan of the ids of the versions in question.
+
+The ids are strong random ones given by option 504, since the generator behind option 505 repeats in 7.3
+(apple/foundationdb#11446). Option 505 then has the client expire the id as soon as the commit is acknowledged; so a
+missing row proves nothing about a commit whose future was abandoned, and the loop never abandons one. Ids of the
+caller's go by option 504 alone, and stay until they are expired.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from fdb_schema import fdb_error_code
+from idempotent_txn.identity import native_form, random_id
+from idempotent_txn.lookup import NATIVE, fence, look_up
+from idempotent_txn.outcome import Committed
+from idempotent_txn.repeat import until_read
+from idempotent_txn.strategy import StrategyName
+
+IDEMPOTENCY_ID: Final = 504
+AUTOMATIC_IDEMPOTENCY: Final = 505
+FLOOR_SECONDS: Final = 0.25
+
+
+class _Attempt:
+    """The token of an attempt: its id, and a version from before it began."""
+
+    __slots__ = ("floor", "id")
+
+    def __init__(self, id: bytes, floor: int) -> None:
+        self.id = id
+        self.floor = floor
+
+
+class Native:
+    """Native ids in one database. Shared by threads."""
+
+    name: StrategyName = "native"
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        # Any version known before an attempt begins bounds its commit version from below. A read version of each
+        # attempt would be exact, and cost a write-only transaction more than everything else here.
+        self._floor = 0
+        self._floor_due = 0.0
+
+    def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
+        now = time.monotonic()
+        if now >= self._floor_due:
+            self._floor = until_read(self._db, lambda fresh: int(fresh.get_read_version().wait()), deadline)
+            self._floor_due = now + FLOOR_SECONDS
+        if run_id is None:
+            id = random_id()
+            tr._set_option(IDEMPOTENCY_ID, id, 16)
+            tr._set_option(AUTOMATIC_IDEMPOTENCY, None, 0)
+        else:
+            id = native_form(run_id)
+            tr._set_option(IDEMPOTENCY_ID, id, len(id))
+        return _Attempt(id, self._floor)
+
+    def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
+        return None
+
+    def committed(self, tr: Any, token: _Attempt) -> None:
+        return None
+
+    def abandoned(self, token: _Attempt) -> None:
+        return None
+
+    def resolve(self, token: _Attempt) -> Committed | bool:
+        last = fence(self._db, (NATIVE,), token.id)
+        return look_up(self._db, NATIVE, token.id, token.floor, last) or False
+
+
+def is_offered(db: Any) -> bool:
+    """Whether this engine, and this version of its client, knows option 504."""
+    tr = db.create_transaction()
+    try:
+        tr._set_option(IDEMPOTENCY_ID, bytes(16), 16)
+    except Exception as error:
+        if fdb_error_code(error) is None:
+            raise
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""A transaction that only notes what its body writes, so that many of them can be committed as one.
+
+As soon as its body does anything else than write (read, set an option, add a read conflict, use a versionstamp, …) the
+body is stopped, to be run again in a transaction of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn
+
+from fdb_schema import clear_many, prefix_end, set_many
+
+MAX_KEY_BYTES: Final = 10_000
+MAX_VALUE_BYTES: Final = 100_000
+END_OF_USER_KEYS: Final = b"\xff"
+BYTES_PER_OPERATION: Final = 128
+"""About what an operation adds to a commit beside its bytes: its header, and its write conflict range."""
+
+_VALUED: Final = (
+    "set",
+    "add",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
+    "append_if_fits",
+    "max",
+    "min",
+    "byte_max",
+    "byte_min",
+    "compare_and_clear",
+)
+
+
+class NeedsTransaction(BaseException):
+    """The body does more than write. Not an `Exception`, so that a body's handlers let it pass."""
+
+
+class Recording:
+    """What a body wrote, in order."""
+
+    __slots__ = ("joinable", "operations", "size")
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[str, bytes, bytes]] = []
+        self.size = 0
+        """Bytes that the writes add to a commit, about."""
+        self.joinable = True
+        """Whether the writes are all there is to the transaction, and none of them can be refused for itself."""
+
+    def valued(self, name: str, key: bytes, value: bytes) -> None:
+        self.operations.append((name, key, value))
+        self.size += 2 * len(key) + len(value) + BYTES_PER_OPERATION
+        if len(key) > MAX_KEY_BYTES or len(value) > MAX_VALUE_BYTES or key >= END_OF_USER_KEYS:
+            self.joinable = False
+
+    def ranged(self, name: str, begin: bytes, end: bytes) -> None:
+        self.operations.append((name, begin, end))
+        self.size += 2 * (len(begin) + len(end)) + BYTES_PER_OPERATION
+        if not begin <= end <= END_OF_USER_KEYS or max(len(begin), len(end)) > MAX_KEY_BYTES:
+            self.joinable = False
+
+
+def replay(tr: Any, recordings: Iterable[Recording]) -> None:
+    """Write what was recorded to `tr`, in order: neighbours that set (or clear) a key by one call together."""
+    operations = [operation for recording in recordings for operation in recording.operations]
+    at, count = 0, len(operations)
+    while at < count:
+        name, first, second = operations[at]
+        end = at + 1
+        if name == "set" or name == "clear":
+            while end < count and operations[end][0] == name:
+                end += 1
+        if end - at == 1:
+            if name == "clear":
+                tr.clear(first)
+            else:
+                getattr(tr, name)(first, second)
+        elif name == "set":
+            set_many(tr, [(key, value) for _, key, value in operations[at:end]])
+        else:
+            clear_many(tr, [key for _, key, _ in operations[at:end]])
+        at = end
+
+
+_classes: dict[type, Any] = {}
+
+
+def recording_transaction(cls: type) -> tuple[Any, Recording]:
+    """A transaction that records, of a subclass of the engine's transaction class `cls`, and its record."""
+    try:
+        recorder = _classes[cls]
+    except KeyError:
+        recorder = _classes[cls] = _recorder_class(cls)
+    tr = recorder.__new__(recorder)
+    recording = tr._recording = Recording()
+    return tr, recording
+
+
+def _recorder_class(cls: type) -> type:
+    """`cls` without its handle: whatever would touch it finds none, and stops the body."""
+
+    def stop(self: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+        self._recording.joinable = False
+        raise NeedsTransaction
+
+    def missing(self: Any, name: str) -> NoReturn:
+        if name == "create_transaction" or name.startswith("__"):
+            raise AttributeError(name)
+        stop(self)
+
+    def valued(name: str) -> Callable[[Any, Any, Any], None]:
+        def write(self: Any, key: Any, value: Any) -> None:
+            if type(key) is not bytes or type(value) is not bytes:
+                key, value = _key_bytes(self, key), _value_bytes(self, value)
+            self._recording.valued(name, key, value)
+
+        return write
+
+    def clear(self: Any, key: Any) -> None:
+        self._recording.valued("clear", _key_bytes(self, key), b"")
+
+    def clear_range(self: Any, begin: Any, end: Any) -> None:
+        first = b"" if begin is None else _key_bytes(self, begin)
+        last = END_OF_USER_KEYS if end is None else _key_bytes(self, end)
+        self._recording.ranged("clear_range", first, last)
+
+    def clear_range_startswith(self: Any, prefix: Any) -> None:
+        first = _key_bytes(self, prefix)
+        if not first.rstrip(b"\xff"):
+            stop(self)
+        clear_range(self, first, prefix_end(first))
+
+    def add_write_conflict_range(self: Any, begin: Any, end: Any) -> None:
+        self._recording.ranged("add_write_conflict_range", _key_bytes(self, begin), _key_bytes(self, end))
+
+    def add_write_conflict_key(self: Any, key: Any) -> None:
+        first = _key_bytes(self, key)
+        self._recording.ranged("add_write_conflict_range", first, first + b"\0")
+
+    def set_item(self: Any, key: Any, value: Any) -> None:
+        self.set(key, value)
+
+    def delete_item(self: Any, key: Any) -> None:
+        if isinstance(key, slice):
+            clear_range(self, key.start, key.stop)
+        else:
+            clear(self, key)
+
+    def set_all(self: Any, items: Iterable[tuple[bytes, bytes]]) -> None:
+        for key, value in items:
+            self.set(key, value)
+
+    def clear_all(self: Any, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            clear(self, key)
+
+    def do_nothing(self: Any) -> None:
+        pass
+
+    members: dict[str, Any] = {name: valued(name) for name in _VALUED}
+    members |= {
+        "clear": clear,
+        "clear_range": clear_range,
+        "clear_range_startswith": clear_range_startswith,
+        "add_write_conflict_range": add_write_conflict_range,
+        "add_write_conflict_key": add_write_conflict_key,
+        "set_many": set_all,
+        "clear_many": clear_all,
+        "__setitem__": set_item,
+        "__delitem__": delete_item,
+        "__getattr__": missing,
+        "__del__": do_nothing,
+        "set_versionstamped_key": stop,
+        "set_versionstamped_value": stop,
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+    }
+    return type(cls.__name__, (cls,), members)
+
+
+def _key_bytes(tr: Any, key: Any) -> bytes:
+    plain = key.as_foundationdb_key() if hasattr(key, "as_foundationdb_key") else key
+    if type(plain) is not bytes:
+        # A key selector, or a mistake: the engine says what it is.
+        tr._recording.joinable = False
+        raise NeedsTransaction
+    return plain
+
+
+def _value_bytes(tr: Any, value: Any) -> bytes:
+    plain = value.as_foundationdb_value() if hasattr(value, "as_foundationdb_value") else value
+    if type(plain) is not bytes:
+        tr._recording.joinable = False
+        raise NeedsTransaction
+    return plain

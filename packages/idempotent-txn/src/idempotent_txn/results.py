@@ -1,0 +1,115 @@
+"""Asking for the commit of an explicit id, and saying that nobody will ask again."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fdb_schema import read_range
+from idempotent_txn.identity import checked_id
+from idempotent_txn.keyspace import MAX_VERSIONS_IN_FLIGHT
+from idempotent_txn.lookup import PAGE_ROWS, IdStore, fence, look_up
+from idempotent_txn.outcome import CommitResult, NotCommitted
+from idempotent_txn.repeat import until_committed, until_read
+from idempotent_txn.rows import decode_expired_version, without_id
+from idempotent_txn.session import session_of
+
+
+def commit_result(db: Any, id: bytes, read_snapshot: int) -> CommitResult:
+    """Whether the transaction with idempotency id `id` committed; any process may ask.
+
+    First a dummy transaction commits that conflicts with the id, so that no attempt then in flight can commit any more;
+    then the id is looked up among the versions at which one with that read snapshot can have committed.
+
+    Args:
+        id: the `IdempotencyId` that `run` was given.
+        read_snapshot: the read version of the last attempt, as `on_attempt` told it.
+
+    Returns:
+        `Committed(version, batch_index, versionstamp)`, or `NotCommitted()`.
+
+    Raises:
+        CommitUnknownResultFatal: it isn't found, and ids of that time may have been expired.
+        IdempotencyIdError: the id can't be one.
+    """
+    name = checked_id(id)
+    stores = session_of(db).stores()
+    last = min(fence(db, stores, name), read_snapshot + MAX_VERSIONS_IN_FLIGHT)
+    for store in stores:
+        found = look_up(db, store, name, read_snapshot, last)
+        if found is not None:
+            return found
+    return NotCommitted()
+
+
+def find_commit(db: Any, id: bytes) -> CommitResult:
+    """`commit_result` for those who lost the read snapshot: all ids that are kept are searched.
+
+    `NotCommitted` then also stands for an id whose row was expired or cleaned.
+    """
+    name = checked_id(id)
+    stores = session_of(db).stores()
+    last = fence(db, stores, name)
+    for store in stores:
+        expired = until_read(db, partial(_expired_version, store=store))
+        found = look_up(db, store, name, expired + 1, last)
+        if found is not None:
+            return found
+    return NotCommitted()
+
+
+def _expired_version(tr: Any, store: IdStore) -> int:
+    store.allow_reads(tr)
+    return decode_expired_version(tr.snapshot.get(store.expired_version).value)
+
+
+def expire_idempotency_id(db: Any, id: bytes) -> bool:
+    """Say that nobody will ask for `id` again, so that the database may forget it; True where it was there.
+
+    Where this process didn't commit the id itself, all ids that are kept are searched for it.
+
+    Raises:
+        IdempotencyIdError: the id can't be one.
+    """
+    name = checked_id(id)
+    session = session_of(db)
+    version = session.recall(name)
+    expired = False
+    for store in session.stores():
+        for key in _rows_with(db, store, store.form(name), version):
+            expired = _remove(db, store, key, store.form(name)) or expired
+    return expired
+
+
+def _rows_with(db: Any, store: IdStore, needle: bytes, version: int | None) -> list[bytes]:
+    """Keys of the rows in which `needle` may be; among those of `version` where it is known."""
+    begin = store.at(0 if version is None else version)
+    end = store.at((1 << 63) - 1 if version is None else version + 1)
+    keys: list[bytes] = []
+    while True:
+
+        def page(tr: Any, begin: bytes = begin) -> list[tuple[bytes, bytes]]:
+            store.allow_reads(tr)
+            return read_range(tr, begin, end, limit=PAGE_ROWS, snapshot=True)
+
+        rows = until_read(db, page)
+        keys += [key for key, value in rows if needle in value]
+        if len(rows) < PAGE_ROWS:
+            return keys
+        begin = rows[-1][0] + b"\0"
+
+
+def _remove(db: Any, store: IdStore, key: bytes, needle: bytes) -> bool:
+    def body(tr: Any) -> bool:
+        store.allow_writes(tr)
+        value = tr.get(key).value
+        if value is None:
+            return False
+        rest = without_id(value, needle)
+        if rest is None:
+            tr.clear(key)
+        elif rest != value:
+            tr.set(key, rest)
+        return bool(rest != value)
+
+    return until_committed(db, body)[0]

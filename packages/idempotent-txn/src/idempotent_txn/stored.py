@@ -1,0 +1,90 @@
+"""The strategy `ids`: a row per commit in user space, in FoundationDB's own format, for what `native` can't serve.
+
+Each attempt writes its id's row, keyed by the versionstamp of the commit that writes it, and conflicts with other
+attempts of the same id. Rows of automatic ids are cleared by the process's next transactions, a few with each, so that
+the storage stays constant without a transaction of its own; rows of explicit ids stay until they are expired.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+from typing import Any, Final
+
+from idempotent_txn.identity import random_id
+from idempotent_txn.keyspace import CONFLICTS, ROWS
+from idempotent_txn.lookup import USER_SPACE, fence, look_up
+from idempotent_txn.outcome import Committed
+from idempotent_txn.rows import row_value
+from idempotent_txn.strategy import StrategyName
+from idempotent_txn.tracking import has_written, track_writes
+
+CLEARED_PER_COMMIT: Final = 4
+MOST_DUE: Final = 100_000
+_STAMPED_ROW: Final = ROWS + bytes(10) + struct.pack("<I", len(ROWS))
+
+
+class _Attempt:
+    """The token of an attempt: its id, its read version once known, and the rows that it clears."""
+
+    __slots__ = ("automatic", "clears", "id", "read_version", "stamp")
+
+    def __init__(self, id: bytes, automatic: bool) -> None:
+        self.id = id
+        self.automatic = automatic
+        self.read_version: int | None = None
+        self.stamp: Any = None
+        self.clears: list[bytes] = []
+
+
+class StoredIds:
+    """Ids in rows of user space, in one database. Shared by threads."""
+
+    name: StrategyName = "ids"
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self._due: deque[bytes] = deque(maxlen=MOST_DUE)
+
+    def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
+        track_writes(tr)
+        return _Attempt(random_id() if run_id is None else run_id, run_id is None)
+
+    def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
+        if not has_written(tr):
+            return
+        token.read_version = int(tr.get_read_version().wait())
+        conflict = CONFLICTS + token.id
+        tr.add_read_conflict_key(conflict)
+        tr.add_write_conflict_key(conflict)
+        tr.set_versionstamped_key(_STAMPED_ROW, row_value(((token.id, 0),), int(time.time())))
+        if token.automatic:
+            token.stamp = tr.get_versionstamp()
+        clears = token.clears
+        while len(clears) < CLEARED_PER_COMMIT:
+            try:
+                clears.append(self._due.popleft())
+            except IndexError:
+                break
+        for key in clears:
+            tr.clear(key)
+
+    def committed(self, tr: Any, token: _Attempt) -> None:
+        if token.stamp is not None:
+            self._due.append(ROWS + bytes(token.stamp.value))
+
+    def abandoned(self, token: _Attempt) -> None:
+        self._due.extend(token.clears)
+
+    def resolve(self, token: _Attempt) -> Committed | bool:
+        if token.read_version is None:
+            return False
+        last = fence(self._db, (USER_SPACE,), token.id)
+        found = look_up(self._db, USER_SPACE, token.id, token.read_version, last)
+        if found is None:
+            self._due.extend(token.clears)
+            return False
+        if token.automatic:
+            self._due.append(ROWS + found.versionstamp)
+        return found
