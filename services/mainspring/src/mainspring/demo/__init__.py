@@ -1,0 +1,1 @@
+"""Demonstrations on real input: what `mainspring demo` runs."""
