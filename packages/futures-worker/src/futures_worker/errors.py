@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
+from fdb_datamodel import AddressInUseError, ClaimLostError, FutureDeletedError, UnknownFutureError
 from fdb_schema import MainspringError, OversizeError
 
 __all__ = [
@@ -11,6 +14,7 @@ __all__ = [
     "DeadlockError",
     "FutureDeletedError",
     "FutureFailedError",
+    "FutureTimeoutError",
     "MainspringError",
     "NoWorkerError",
     "ObjectLostError",
@@ -18,6 +22,7 @@ __all__ = [
     "OversizeError",
     "ResultPickleError",
     "TaskUnpickleError",
+    "UnknownFutureError",
     "UnschedulableError",
     "UpstreamDependencyFailedException",
     "WireError",
@@ -60,6 +65,10 @@ class UnschedulableError(FutureFailedError):
     """No live worker is large enough for the future, for longer than `unschedulable_timeout`."""
 
 
+class FutureTimeoutError(FutureFailedError, TimeoutError):
+    """One of the future's own time limits (`timeout=` of submit) passed; it is Failed."""
+
+
 class TaskUnpickleError(FutureFailedError):
     """A worker can't load the function or its arguments; says which module is missing, and both Python versions."""
 
@@ -68,21 +77,17 @@ class ResultPickleError(FutureFailedError):
     """What the function returned can't be pickled (or can't be loaded by the reader)."""
 
 
-class FutureDeletedError(FutureFailedError):
-    """The future's result was deleted."""
-
-
 class DeadlockError(FutureFailedError):
     """The future waits, through others, on itself."""
 
 
 class UpstreamDependencyFailedException(FutureFailedError):
-    """A future that this one depends on failed. `chain`: ids from the one that failed first to the direct dependency.
+    """A future that this one depends on failed. `chain`: ids (UUID) from the direct dependency to the one that failed first.
 
     `epoch` is the epoch of the dependency that failed.
     """
 
-    def __init__(self, message: str = "", *, chain: tuple[str, ...] = (), epoch: int = 0, **details: str) -> None:
+    def __init__(self, message: str = "", *, chain: tuple[UUID, ...] = (), epoch: int = 0, **details: str) -> None:
         super().__init__(message, **details)
         self.chain = chain
         self.epoch = epoch
@@ -90,14 +95,6 @@ class UpstreamDependencyFailedException(FutureFailedError):
 
 class NoWorkerError(MainspringError):
     """The cluster has no live worker that could take an object."""
-
-
-class ClaimLostError(MainspringError):
-    """A worker acted on a claim it no longer holds."""
-
-
-class AddressInUseError(MainspringError):
-    """Another live worker of the cluster has this address and port."""
 
 
 class WireError(MainspringError):

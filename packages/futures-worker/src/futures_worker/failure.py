@@ -89,6 +89,30 @@ def load_exception(failure: Failure) -> BaseException:
     return _as_text(failure, cause, "its exception doesn't pickle")
 
 
+def dump_retry_on(kinds: tuple[type[BaseException], ...]) -> bytes:
+    """The exception types that a failed attempt is retried for, as bytes; empty for the default, `(Exception,)`."""
+    if tuple(kinds) == (Exception,):
+        return b""
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise TypeError(f"retry_on takes exception classes, found {kinds!r}")
+    data: bytes = cloudpickle.dumps(tuple(kinds), protocol=5)
+    return data
+
+
+def may_retry(retry_on: bytes, error: BaseException) -> bool:
+    """Whether an attempt that ended with `error` is worth another one by `dump_retry_on`'s bytes.
+
+    Types that don't unpickle here decide nothing: the attempt may be retried.
+    """
+    if not retry_on:
+        return isinstance(error, Exception)
+    try:
+        kinds = pickle.loads(retry_on)
+    except Exception:
+        return True
+    return isinstance(error, kinds)
+
+
 def _as_text(failure: Failure, cause: RemoteTraceback | None, why: str) -> FutureFailedError:
     error = FutureFailedError(f"the task raised {failure.error_type}: {failure.message} ({why})")
     error.error_type = failure.error_type

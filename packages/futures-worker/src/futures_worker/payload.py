@@ -25,12 +25,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import UUID
 
 import cloudpickle
 
 from futures_worker.errors import OversizeError, ResultPickleError
-from futures_worker.failure import Failure, RemoteTraceback, dump_exception, load_exception
+from futures_worker.failure import (
+    Failure,
+    RemoteTraceback,
+    dump_exception,
+    dump_retry_on,
+    load_exception,
+    may_retry,
+)
 from futures_worker.function_code import (
     MAX_CODE_BYTES,
     PYTHON_VERSION,
@@ -61,11 +67,13 @@ __all__ = [
     "dump_code",
     "dump_exception",
     "dump_result",
+    "dump_retry_on",
     "load_args",
     "load_call",
     "load_code",
     "load_exception",
     "load_result",
+    "may_retry",
     "reference_to",
 ]
 
@@ -86,18 +94,20 @@ class PickledTask:
 
     code: Code  # the function
     args: bytes  # pickled (args, kwargs) with references in place of futures; empty: no arguments
-    dependencies: tuple[UUID, ...]  # the futures among the arguments, each once; reference i stands for the i-th
+    dependencies: tuple[
+        bytes, ...
+    ]  # ids of the futures among the arguments, each once; reference i stands for the i-th
 
 
 class _Context(threading.local):
-    found: dict[UUID, int] | None = None  # set while arguments are pickled: the futures met so far
+    found: dict[bytes, int] | None = None  # set while arguments are pickled: the futures met so far
     values: Sequence[Any] | None = None  # set while arguments are unpickled: what the references stand for
 
 
 _context: Final = _Context()
 
 
-def reference_to(future_id: UUID) -> tuple[Callable[[int], Any], tuple[int]] | None:
+def reference_to(future_id: bytes) -> tuple[Callable[[int], Any], tuple[int]] | None:
     """For a future's `__reduce__`: what stands for it in the arguments being pickled; None outside `dump_args`."""
     found = _context.found
     if found is None:
@@ -112,7 +122,7 @@ def _resolve_reference(index: int) -> Any:
     return values[index]
 
 
-def dump_args(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bytes, tuple[UUID, ...]]:
+def dump_args(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bytes, tuple[bytes, ...]]:
     """Pickle a call's arguments: (bytes, ids of the futures found among them).
 
     C pickle where it is enough; cloudpickle where it fails, or where the arguments name a module that only this process
@@ -121,7 +131,7 @@ def dump_args(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bytes, 
     if not args and not kwargs:
         return b"", ()
     call = (args, dict(kwargs))
-    found: dict[UUID, int] = {}
+    found: dict[bytes, int] = {}
     outer = _context.found
     _context.found = found
     try:

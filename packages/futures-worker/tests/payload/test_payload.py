@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import cloudpickle
 import msgpack
@@ -22,7 +22,7 @@ from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickle
 class Reference:
     """Stands for a client's future: pickles as one."""
 
-    def __init__(self, future_id: UUID) -> None:
+    def __init__(self, future_id: bytes) -> None:
         self.id = future_id
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -58,7 +58,7 @@ def test_no_arguments_take_no_bytes() -> None:
 
 
 def test_futures_anywhere_in_the_arguments_become_references_to_values() -> None:
-    a, b = uuid4(), uuid4()
+    a, b = uuid4().bytes, uuid4().bytes
     ra, rb = Reference(a), Reference(b)
     data, found = payload.dump_args((ra, [1, {"deep": (rb, ra)}]), {"key": Plain(rb)})
     assert found == (a, b)
@@ -70,7 +70,7 @@ def test_futures_anywhere_in_the_arguments_become_references_to_values() -> None
 
 
 def test_references_are_found_where_cloudpickle_is_needed() -> None:
-    a = uuid4()
+    a = uuid4().bytes
     data, found = payload.dump_args((lambda: 1, Reference(a)), {})
     assert found == (a,)
     (function, value), _ = payload.load_args(data, ["A"])
@@ -78,12 +78,12 @@ def test_references_are_found_where_cloudpickle_is_needed() -> None:
 
 
 def test_a_future_pickled_outside_a_call_stays_a_future() -> None:
-    a = uuid4()
+    a = uuid4().bytes
     assert pickle.loads(pickle.dumps(Reference(a))).id == a
 
 
 def test_arguments_of_a_task_dont_unpickle_elsewhere() -> None:
-    data, _ = payload.dump_args((Reference(uuid4()),), {})
+    data, _ = payload.dump_args((Reference(uuid4().bytes),), {})
     with pytest.raises(pickle.UnpicklingError, match="load_args"):
         pickle.loads(data)
 

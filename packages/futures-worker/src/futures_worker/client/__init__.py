@@ -1,0 +1,21 @@
+"""The client side: submit functions as futures, wait for them, get their results."""
+
+from futures_worker.client.ambient import current_client
+from futures_worker.client.client import BoundOptions, Client
+from futures_worker.client.diagnosis import LongWaitWarning
+from futures_worker.client.future import Future
+from futures_worker.client.outcome import Status
+from futures_worker.client.waiting import DoneAndNotDone, as_completed, gather, wait
+
+__all__ = [
+    "BoundOptions",
+    "Client",
+    "DoneAndNotDone",
+    "Future",
+    "LongWaitWarning",
+    "Status",
+    "as_completed",
+    "current_client",
+    "gather",
+    "wait",
+]

@@ -1,0 +1,65 @@
+"""Says why a wait takes long, in the words of whoever can do something about it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import fdb.tuple
+
+from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, list_workers
+from fdb_schema import prefix_end, read_range
+from idempotent_txn import run
+
+
+class LongWaitWarning(UserWarning):
+    """A wait has lasted long; the message says what it is waiting for."""
+
+
+def warn_of_wait(what: str, seconds: float, reason: str) -> None:
+    """Tell the user what the wait is for."""
+    warnings.warn(f"still waiting for {what} after {seconds:.0f} s: {reason}", LongWaitWarning, stacklevel=4)
+
+
+def explain(db: Any, space: ClusterSpace, info: FutureInfo) -> str:
+    """Why a future is in its state: the data model's reason, and, if it is queued, whether anybody could take it."""
+    if info.state is not FutureState.unclaimed:
+        return info.reason
+    workers = run(db, list_workers, space, strategy="off")
+    if not workers:
+        others = [name for name in clusters(db) if name != space.cluster]
+        known = f"; clusters of this database: {', '.join(map(repr, others))}" if others else ""
+        nobody = (
+            f"cluster {space.cluster!r} has no live worker: start one with "
+            f"`futures-worker run --cluster {space.cluster}`{known}"
+        )
+        return f"{info.reason}; {nobody}" if info.reason else nobody
+    if info.reason:
+        return info.reason
+    free = sum(worker.heartbeat.free_slots for worker in workers if worker.heartbeat is not None)
+    return f"queued; {len(workers)} live worker{'s' if len(workers) != 1 else ''}, {free} free slots"
+
+
+def clusters(db: Any, limit: int = 20) -> list[str]:
+    """Names of the clusters that have anything in this database, at most `limit`."""
+
+    def first_texts(tr: Any) -> list[str]:
+        names: list[str] = []
+        begin, end = b"\x00", b"\xff"
+        while len(names) < limit:
+            rows = read_range(tr, begin, end, limit=1, snapshot=True)
+            if not rows:
+                break
+            key = rows[0][0]
+            try:
+                name = fdb.tuple.unpack(key)[0]
+            except Exception:
+                begin = key + b"\x00"
+                continue
+            if isinstance(name, str):
+                names.append(name)
+            begin = prefix_end(fdb.tuple.pack((name,)))
+        return names
+
+    found: list[str] = run(db, first_texts, strategy="off")
+    return found

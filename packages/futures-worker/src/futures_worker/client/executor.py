@@ -1,0 +1,112 @@
+"""`concurrent.futures.Executor` on the cluster: code written for executors runs on workers unchanged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures as cf
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from futures_worker.client.future import Future
+
+if TYPE_CHECKING:
+    from futures_worker.client.client import Client
+
+T = TypeVar("T")
+
+
+class ExecutorFuture(cf.Future[T]):
+    """A future of the standard library that ends as its durable future does (`durable`)."""
+
+    def __init__(self, durable: Future[T]) -> None:
+        super().__init__()
+        self.durable = durable
+
+    def cancel(self) -> bool:
+        """Cancel on the cluster, unless it runs or ended, as executors promise."""
+        with self._condition:
+            if self._state == cf._base.FINISHED:
+                return False
+        if not self.cancelled() and not self.durable.running() and self.durable.cancel():
+            return super().cancel() or self.cancelled()
+        return self.cancelled()
+
+    def running(self) -> bool:
+        """Whether a worker runs it now."""
+        return not self.done() and self.durable.running()
+
+    def _ended(self, durable: Future[T]) -> None:
+        error = durable._exception()
+        if isinstance(error, cf.CancelledError):
+            super().cancel()
+            self.set_running_or_notify_cancel()
+            return
+        if not self.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            self.set_exception(error)
+            return
+        try:
+            value = durable.result()
+        except BaseException as problem:  # lost, or not loadable here
+            self.set_exception(problem)
+        else:
+            self.set_result(value)
+
+
+class ClusterExecutor(cf.Executor):
+    """Made by `Client.executor()`. Shutting it down leaves the client open."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._running: set[cf.Future[Any]] = set()
+        self._shutdown = False
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> cf.Future[T]:
+        """Submit `fn(*args, **kwargs)`; every keyword goes to the function."""
+        with self._lock:
+            if self._shutdown:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            future = ExecutorFuture(self._client.options().submit(fn, *args, **kwargs))
+            self._running.add(future)
+        future.add_done_callback(self._forget)
+        future.durable.add_done_callback(future._ended)
+        return future
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """As `concurrent.futures.Executor.map`; `chunksize` calls make one future."""
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if chunksize == 1:
+            return super().map(fn, *iterables, timeout=timeout)
+        items = list(zip(*iterables, strict=False))
+        chunks = [items[start : start + chunksize] for start in range(0, len(items), chunksize)]
+        results = super().map(_call_each, [fn] * len(chunks), chunks, timeout=timeout)
+        return _flattened(results)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more futures; wait for those submitted, or cancel those that don't run yet."""
+        with self._lock:
+            self._shutdown = True
+            running = list(self._running)
+        if cancel_futures:
+            for future in running:
+                future.cancel()
+        if wait:
+            cf.wait(running)
+
+    def _forget(self, future: cf.Future[Any]) -> None:
+        with self._lock:
+            self._running.discard(future)
+
+
+def _call_each(fn: Callable[..., T], calls: list[tuple[Any, ...]]) -> list[T]:
+    return [fn(*args) for args in calls]
+
+
+def _flattened(chunks: Iterator[list[T]]) -> Iterator[T]:
+    for chunk in chunks:
+        yield from chunk

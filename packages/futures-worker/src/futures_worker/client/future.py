@@ -1,0 +1,223 @@
+"""The handle of one future: the client's side of rows in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
+
+from fdb_datamodel import FutureState, MailEntry
+from futures_worker.client.outcome import Status, failure_exception
+from futures_worker.errors import ObjectLostError
+from futures_worker.payload import load_result, reference_to
+
+if TYPE_CHECKING:
+    from futures_worker.client.session import Session
+
+T = TypeVar("T")
+
+
+class Future(Generic[T]):
+    """A durable future. Made by `Client.submit`, `map`, `put` or `get_future`, never directly.
+
+    It is a name for something in the database: it can be passed to tasks (anywhere inside their arguments, where it
+    stands for its result), pickled, and found again by its `id` from another process.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_entry",
+        "_epoch",
+        "_home",
+        "_id",
+        "_name",
+        "_session",
+        "_stored",
+        "_subscribed",
+        "_trouble",
+        "_value",
+    )
+
+    def __init__(
+        self, home: Callable[[], Session], future_id: bytes, name: str = "", *, stored: bool, subscribed: bool
+    ) -> None:
+        self._home = home  # how to find the session to wait in (a new one after a fork)
+        self._session: Session | None = None  # that the future is known to, once it is
+        self._id = future_id
+        self._name = name
+        self._stored = stored  # whether the submit is committed
+        self._subscribed = subscribed  # whether its end will be mailed to the session
+        self._entry: MailEntry | None = None  # how it ended, once mailed
+        self._epoch = 0  # mail of an earlier epoch is old news
+        self._trouble: BaseException | None = None  # why it couldn't be submitted
+        self._value: Any = _UNREAD
+        self._callbacks: list[Callable[[Future[T]], object]] | None = None
+
+    @property
+    def id(self) -> UUID:
+        """The future's id, by which any process finds it (`client.get_future`). The submit is durable once this returns."""
+        self._make_durable()
+        return UUID(bytes=self._id)
+
+    @property
+    def name(self) -> str:
+        """The name given at submit, or the function's."""
+        return self._name
+
+    def result(self, timeout: float | None = None, resubmit_if_object_lost: bool = True) -> T:
+        """The value, once there is one.
+
+        Args:
+            timeout: seconds to wait in all, whatever happens meanwhile; None waits for ever.
+            resubmit_if_object_lost: compute the result anew if every copy of it died with its workers.
+
+        Raises:
+            Exception: what the task raised, of its original type, with the remote traceback as its `__cause__`.
+            FutureFailedError: or the subclass that says why there is no result.
+            concurrent.futures.CancelledError: it was cancelled.
+            ObjectLostError: every copy is gone, and it may not be (or is not to be) computed again.
+            TimeoutError: not done in time; the message says what it is waiting for.
+        """
+        if self._value is not _UNREAD:
+            return self._value  # type: ignore[no-any-return]
+        session = self._home()
+        deadline = session.deadline(timeout)
+        while True:
+            if self._entry is None:
+                session.await_one(self, deadline, timeout)
+            error = self._exception()
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # a traceback that refers to its own exception is never freed in time
+            stored = self._entry.result if self._entry is not None else None
+            if stored is None:
+                raise ObjectLostError(f"{self!r} is realized but no result is recorded: run the cluster's validate()")
+            if stored.inline is not None:
+                self._value = load_result(stored.inline)
+                return self._value  # type: ignore[no-any-return]
+            data = session.fetch(self, stored, resubmit_if_object_lost)
+            if data is not None:
+                self._value = load_result(data)
+                return self._value  # type: ignore[no-any-return]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The exception that `result` would raise, or None; waits like `result`.
+
+        Raises TimeoutError, and CancelledError if the future was cancelled.
+        """
+        if self._entry is None:
+            session = self._home()
+            session.await_one(self, session.deadline(timeout), timeout)
+        error = self._exception()
+        if isinstance(error, CancelledError):
+            raise error
+        return error
+
+    def state(self) -> Status:
+        """The future's state in the database now: equal to a FutureState; its `.reason` says why.
+
+        A future that no worker can run says so here. Raises UnknownFutureError, FutureDeletedError.
+        """
+        self._make_durable()
+        return self._home().status(self)
+
+    def done(self) -> bool:
+        """Whether the future ended, by result, exception or cancellation. Doesn't wait."""
+        if self._entry is None and self._trouble is None:
+            self._home().look(self)
+        return self._entry is not None or self._trouble is not None
+
+    def running(self) -> bool:
+        """Whether a worker holds the future now."""
+        return self.state().state is FutureState.claimed
+
+    def cancelled(self) -> bool:
+        """Whether the future ended because it was cancelled. Doesn't wait."""
+        return self.done() and isinstance(self._exception(), CancelledError)
+
+    def cancel(self) -> bool:
+        """Cancel the future unless it ended; True if it is cancelled now.
+
+        A queued future never runs; a running one is stopped, and what it would have returned is dropped.
+        """
+        self._make_durable()
+        return self._home().cancel(self)
+
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        """Call `callback(self)` when the future ends, in a thread of this process; at once if it already has."""
+        self._home().add_callback(self, callback)
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes of the stored result. Waits for it; raises like `exception` if there is none."""
+        error = self.exception()
+        if error is not None:
+            raise error
+        if self._entry is None or self._entry.result is None:
+            raise ObjectLostError(f"{self!r} has no stored result")
+        return self._entry.result.size
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return _await(self).__await__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        reference = reference_to(self._id)
+        if reference is not None:
+            return reference  # an argument: it stands for its result
+        from futures_worker.client.ambient import attach_future
+
+        self._make_durable()
+        return attach_future, (self._id, self._name)
+
+    def __repr__(self) -> str:
+        label = f" {self._name}" if self._name else ""
+        ended = f" {self._entry.kind}" if self._entry is not None else ""
+        return f"<Future {UUID(bytes=self._id)}{label}{ended}>"
+
+    def _make_durable(self) -> None:
+        if not self._stored:
+            self._home().flush()
+        if self._trouble is not None:
+            raise self._trouble
+
+    def _exception(self) -> BaseException | None:
+        """Of a future that ended; made once, like the exception of a local future."""
+        if self._trouble is None and self._entry is not None and self._entry.failure is not None:
+            self._trouble = failure_exception(self._id, self._name, self._entry.failure)
+        return self._trouble
+
+    def _take_callbacks(self) -> list[Callable[[Future[T]], object]]:
+        taken, self._callbacks = self._callbacks, None
+        return taken or []
+
+
+class _Unread:
+    """In the place of a value that wasn't unpickled yet."""
+
+
+_UNREAD = _Unread()
+
+
+async def _await(future: Future[T]) -> T:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def tell(_: Future[T]) -> None:
+        try:
+            loop.call_soon_threadsafe(ended.set)
+        except RuntimeError:  # the loop was closed meanwhile; nobody waits
+            pass
+
+    future.add_done_callback(tell)
+    await ended.wait()
+    # Reading may fetch an object from a worker or, if it was lost, wait for it anew.
+    stored = future._entry.result if future._entry is not None else None
+    if stored is None or stored.inline is not None:
+        return future.result()
+    return await loop.run_in_executor(None, future.result)

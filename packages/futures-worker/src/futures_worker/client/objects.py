@@ -1,0 +1,45 @@
+"""Objects that a client stores on workers: puts that are too large for the database."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+from uuid import UUID
+
+from fdb_datamodel import ClusterSpace, FutureResult, FutureSpec, WorkerId, list_workers, put_realized_future
+from futures_worker.errors import NoWorkerError, ObjectLostError
+from futures_worker.payload import ResultPayload
+from idempotent_txn import run
+
+
+def put_on_worker(db: Any, space: ClusterSpace, fetcher: Any, spec: FutureSpec, payload: ResultPayload) -> FutureResult:
+    """Stream an object to a live worker with room for it and record it as the realized future of `spec`.
+
+    Raises NoWorkerError if no live worker takes it.
+    """
+    refused: list[str] = []
+    data = payload.to_bytes()
+    name = f"{UUID(bytes=spec.id).hex}-put"
+    for worker in _by_room(db, space):
+        try:
+            fetcher.put((worker.ip, worker.port), name, data)
+        except ObjectLostError as error:
+            refused.append(str(error))
+            continue
+        result = FutureResult(size=len(data), name=name, worker=worker, wall_us=time.time_ns() // 1000)
+        run(db, put_realized_future, space, spec, worker, result)
+        return result
+    raise NoWorkerError(
+        f"no live worker of cluster {space.cluster!r} took an object of {len(data)} bytes"
+        f"{': ' + '; '.join(refused) if refused else ': start one with `futures-worker run`'}"
+    )
+
+
+def _by_room(db: Any, space: ClusterSpace) -> list[WorkerId]:
+    """Live workers, those with the most free room for objects first."""
+    found = run(db, list_workers, space, strategy="off")
+    random.shuffle(found)
+    beating = [status for status in found if status.heartbeat is not None]
+    beating.sort(key=lambda status: status.heartbeat.object_store_free if status.heartbeat else 0, reverse=True)
+    return [status.id for status in beating]

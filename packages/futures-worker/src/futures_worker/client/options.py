@@ -1,0 +1,160 @@
+"""The options of `submit`, checked where they are given: a wrong one fails at the call, not on a worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from fdb_datamodel import Backoff, Locality, Requirements, WorkerId
+from futures_worker.payload import dump_retry_on
+
+_RESOURCES: Final = ("cpu", "ram", "gpu")
+_TIMEOUTS: Final = ("queue", "run", "total")
+_ADDRESS: Final = re.compile(r"\[?([^\]]+)\]?:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """How a future is to be run, checked and in the data model's terms. The names are those of `submit`'s options."""
+
+    requirements: Requirements | None = None
+    max_retries: int = 3
+    max_worker_losses: int = 3
+    max_oom: int = 3
+    priority: int = 0
+    queue_timeout: float | None = None
+    run_timeout: float | None = None
+    total_timeout: float | None = None
+    unschedulable_timeout: float | None = None
+    locality: Any = None  # a Future, WorkerId, Locality or "ip:port"; resolved when the future is submitted
+    name: str = ""
+    key: str | None = None
+    allow_reconstruction: bool = True
+    call_options: bytes = b""
+    backoff: Backoff | None = None
+    tr: Any = field(default=None, compare=False)
+
+    def changed(self, **options: Any) -> SubmitOptions:
+        """These options with some replaced. Raises TypeError for an unknown name, ValueError for a bad value."""
+        fields: dict[str, Any] = {}
+        for name, value in options.items():
+            reader = _READERS.get(name)
+            if reader is None:
+                raise TypeError(f"{name!r} is no option of submit: the options are {', '.join(OPTION_NAMES)}")
+            fields.update(reader(name, value))
+        return replace(self, **fields) if fields else self
+
+
+def _resources(name: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {"requirements": None}
+    if isinstance(value, Requirements):
+        return {"requirements": value}
+    if not isinstance(value, Mapping) or not set(value) <= set(_RESOURCES):
+        raise ValueError(f'resources is a mapping such as {{"cpu": 1, "ram": "2GiB", "gpu": 0}}, found {value!r}')
+    needs = Requirements(**value)
+    return {"requirements": needs if any(needs.shape) else None}
+
+
+def _count(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is a whole number, 0 or more, found {value!r}")
+    return {name: value}
+
+
+def _priority(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"priority is a whole number (greater runs first), found {value!r}")
+    return {name: value}
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} is a number of seconds over 0, found {value!r}")
+    return float(value)
+
+
+def _timeout(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        if not set(value) <= set(_TIMEOUTS):
+            raise ValueError(f"timeout takes the keys queue, run and total, found {sorted(map(str, value))}")
+        return {f"{kind}_timeout": _seconds(f"timeout[{kind!r}]", value.get(kind)) for kind in _TIMEOUTS}
+    return {"run_timeout": _seconds(name, value), "queue_timeout": None, "total_timeout": None}
+
+
+def _unschedulable(name: str, value: Any) -> dict[str, Any]:
+    return {name: _seconds(name, value)}
+
+
+def _text(name: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {name: "" if name == "name" else None}
+    if not isinstance(value, str) or not value or len(value) > 500:
+        raise ValueError(f"{name} is a text of 1 to 500 characters, found {value!r:.80}")
+    return {name: value}
+
+
+def _flag(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is True or False, found {value!r}")
+    return {name: value}
+
+
+def _retry_on(name: str, value: Any) -> dict[str, Any]:
+    kinds = (value,) if isinstance(value, type) else tuple(value)
+    return {"call_options": dump_retry_on(kinds)}
+
+
+def _backoff(name: str, value: Any) -> dict[str, Any]:
+    if value is None or isinstance(value, Backoff):
+        return {name: value}
+    if isinstance(value, Mapping) and set(value) <= {"initial", "factor", "maximum"}:
+        return {name: Backoff(**value)}
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+        return {name: Backoff(initial=float(value)) if value else None}
+    raise ValueError(
+        f'backoff is the first pause in seconds, or {{"initial": 1, "factor": 2, "maximum": 60}}, found {value!r}'
+    )
+
+
+def _locality(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str) and not _ADDRESS.fullmatch(value):
+        raise ValueError(f'locality is a future, a worker or its address "ip:port", found {value!r}')
+    if not (value is None or isinstance(value, (str, WorkerId, Locality)) or hasattr(value, "_id")):
+        raise ValueError(f'locality is a future, a worker or its address "ip:port", found {value!r}')
+    return {name: value}
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(ip, port) of "ip:port"."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise ValueError(f'an address is "ip:port", found {address!r}')
+    return match[1], int(match[2])
+
+
+_READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
+    "resources": _resources,
+    "max_retries": _count,
+    "max_worker_losses": _count,
+    "max_oom": _count,
+    "priority": _priority,
+    "timeout": _timeout,
+    "unschedulable_timeout": _unschedulable,
+    "locality": _locality,
+    "name": _text,
+    "key": _text,
+    "allow_reconstruction": _flag,
+    "retry_on": _retry_on,
+    "backoff": _backoff,
+    "tr": lambda name, value: {"tr": value},
+}
+OPTION_NAMES: Final = tuple(_READERS)
+"""The keywords that `Client.submit` keeps for itself; every other keyword goes to the function."""
+
+OPTION_SET: Final = frozenset(OPTION_NAMES)
+DEFAULT_OPTIONS: Final = SubmitOptions()

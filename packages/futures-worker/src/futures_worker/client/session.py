@@ -1,0 +1,428 @@
+"""One client's session with the database: its batches of submits, its mailbox, and the waiting for both.
+
+Every thread that waits runs the same loop: one of them (the reader) blocks on the client's one watch and delivers the
+mail for all; the others block until it has. Whoever waits long also looks after the cluster: it reaps dead workers, so
+that a lone client sees its future retried, and it says why a wait takes long.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from fdb_datamodel import (
+    ClusterSpace,
+    CodeDigest,
+    FutureResult,
+    FutureSpec,
+    FutureState,
+    MailEntry,
+    cancel_future,
+    close_session,
+    describe_future,
+    put_code,
+    recover_result,
+    submit_futures,
+    subscribe,
+)
+from fdb_schema import MainspringError
+from futures_worker.client.diagnosis import explain, warn_of_wait
+from futures_worker.client.future import Future
+from futures_worker.client.intake import Intake
+from futures_worker.client.mailbox import Mailbox
+from futures_worker.client.outcome import Status, describe
+from futures_worker.errors import ObjectLostError
+from futures_worker.liveness import WorkerObserver, reap_dead
+from futures_worker.payload import Code
+from futures_worker.worker.task_context import waiting
+from idempotent_txn import run
+
+LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits: mail missed, workers dead
+WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason is told
+
+
+class Group(Protocol):
+    """Whoever wants to be told of futures that end."""
+
+    def note(self, ended: Iterable[Future[Any]]) -> None:
+        """Called by the thread that learns of it."""
+
+
+class Submission:
+    """A future on its way into the database."""
+
+    __slots__ = ("code", "future", "nbytes", "spec")
+
+    def __init__(self, future: Future[Any], spec: FutureSpec, code: Code | None) -> None:
+        self.future = future
+        self.spec = spec
+        self.code = code  # to be stored with it, if this client hasn't yet
+        self.nbytes = 300 + len(spec.args) + 32 * len(spec.dependencies) + (len(code.data) if code else 0)
+
+
+class Session:
+    """The state that threads of one client in one process share. Thread-safe."""
+
+    def __init__(self, db: Any, space: ClusterSpace, fetcher: Callable[[], Any]) -> None:
+        self.db = db
+        self.space = space
+        self.id = os.urandom(16)
+        self.closed = False
+        self._fetcher = fetcher
+        self._pending: dict[bytes, Future[Any]] = {}  # id -> future whose end was asked for and hasn't come
+        self._stored_code: set[bytes] = set()
+        self._intake: Intake[Submission] = Intake(self._store)
+        self._mailbox = Mailbox(db, space, self.id, self._deliver)
+        self._reading = threading.Lock()  # held by the thread that reads the mailbox for all
+        self._delivered = threading.Condition(threading.Lock())
+        self._followers = 0
+        self._groups: tuple[Group, ...] = ()
+        self._ended: list[Future[Any]] = []  # with callbacks to run once the reader stopped reading
+        self._callbacks = threading.Lock()
+        self._awaited: set[bytes] = set()  # ids with callbacks, which no thread may be waiting for
+        self._pump_work = threading.Event()
+        self._pump: threading.Thread | None = None
+        self._observer = WorkerObserver()
+        self._looked = 0.0
+
+    # --- submits ------------------------------------------------------------------------------------------------------
+
+    def submit(self, future: Future[Any], spec: FutureSpec, code: Code) -> None:
+        """Take a future to be stored with the next batch."""
+        future._session = self
+        self._pending[spec.id] = future
+        self._intake.add(Submission(future, spec, None if code.digest in self._stored_code else code))
+
+    def submit_within(self, tr: Any, future: Future[Any], spec: FutureSpec, code: Code) -> None:
+        """Store a future in the caller's own transaction; it exists once that commits."""
+        put_code(tr, self.space, code.data)
+        submit_futures(tr, self.space, [spec])
+        future._session = self
+        future._stored = True
+        self._pending[spec.id] = future
+
+    def pending(self, future_id: bytes) -> Future[Any] | None:
+        """The handle that waits for this id, if there is one."""
+        return self._pending.get(future_id)
+
+    def flush(self) -> None:
+        """Store everything that was submitted before the call."""
+        self._check_open()
+        self._intake.flush()
+
+    def _store(self, batch: Sequence[Submission]) -> None:
+        try:
+            self._store_together(batch)
+        except Exception as error:
+            if len(batch) > 1 and isinstance(error, (MainspringError, ValueError)):
+                for submission in batch:  # one is at fault, the others shall not suffer
+                    self._store([submission])
+                return
+            for submission in batch:
+                self._refused(submission.future, error)
+
+    def _store_together(self, batch: Sequence[Submission]) -> None:
+        codes = {s.code.digest: s.code.data for s in batch if s.code is not None}
+        specs = [s.spec for s in batch]
+
+        def body(tr: Any) -> Callable[[], None] | None:
+            for data in codes.values():
+                put_code(tr, self.space, data)
+            submit_futures(tr, self.space, specs)
+            return self._mailbox.clear_delivered(tr)
+
+        committed = run(self.db, body, strategy="off")  # the ids make a submit safe to repeat
+        if committed is not None:
+            committed()
+        self._stored_code.update(codes)
+        for submission in batch:
+            submission.future._stored = True
+
+    def _refused(self, future: Future[Any], error: BaseException) -> None:
+        self._pending.pop(future._id, None)
+        future._trouble = error
+        self._tell_groups([future])
+        self._run_callbacks([future])
+        self._wake_followers()
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def deadline(timeout: float | None) -> float | None:
+        """The absolute end of a wait, by this process's monotonic clock."""
+        return None if timeout is None else time.monotonic() + timeout
+
+    def await_one(self, future: Future[Any], deadline: float | None, timeout: float | None) -> None:
+        """Return once the future ended. Raises TimeoutError with the reason it takes so long, or why it wasn't stored."""
+        self.expect([future])
+        if not self.wait_until(
+            lambda: future._entry is not None or future._trouble is not None, deadline, lambda: future
+        ):
+            raise TimeoutError(
+                f"{describe(future._id, future._name)} did not end within {timeout} s: {self._reason(future)}"
+            )
+        if future._entry is None and future._trouble is not None:
+            raise future._trouble
+
+    def expect(self, futures: Iterable[Future[Any]]) -> None:
+        """Store what isn't yet, and ask for mail of what won't be mailed to this session by itself."""
+        self._check_open()
+        unasked = []
+        unstored = False
+        for future in futures:
+            if future._entry is not None or future._trouble is not None:
+                continue
+            unstored = unstored or not future._stored
+            if not future._subscribed or future._session is not self:
+                unasked.append(future)
+        if unstored:
+            self._intake.flush()
+        if unasked:
+            self._subscribe(unasked)
+
+    def wait_until(
+        self, done: Callable[[], bool], deadline: float | None, waited_for: Callable[[], Future[Any] | None]
+    ) -> bool:
+        """Block until `done()`, which may change whenever mail was delivered; False if the deadline passed first.
+
+        `waited_for` names a future that explains the wait if it gets long.
+        """
+        if done():
+            return True
+        with waiting():  # inside a task: its slot is free for others meanwhile
+            started = time.monotonic()
+            warn_at = started + WARN_SECONDS
+            while not done():
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return False
+                if now >= warn_at:
+                    warn_at = float("inf")
+                    slow = waited_for()
+                    if slow is not None:
+                        warn_of_wait(describe(slow._id, slow._name), now - started, self._reason(slow))
+                pause = LOOK_SECONDS * random.uniform(0.8, 1.2)
+                if deadline is not None:
+                    pause = min(pause, deadline - now)
+                self._wait_for_mail(done, pause)
+                self._check_open()
+        return True
+
+    def _wait_for_mail(self, done: Callable[[], bool], pause: float) -> None:
+        if self._reading.acquire(blocking=False):
+            try:
+                if not done():
+                    self._mailbox.wait(pause)
+                    self._look_after_workers()
+            finally:
+                self._stop_reading()
+            return
+        with self._delivered:
+            self._followers += 1
+            try:
+                # Checked under the lock: a reader that is about to leave will take it to wake us.
+                if self._reading.locked() and not done():
+                    self._delivered.wait(pause)
+            finally:
+                self._followers -= 1
+
+    def _wake_followers(self) -> None:
+        if self._followers:
+            with self._delivered:
+                self._delivered.notify_all()
+
+    def join(self, group: Group) -> None:
+        """Tell `group` of every future that ends, from now on."""
+        with self._callbacks:
+            self._groups = (*self._groups, group)
+
+    def leave(self, group: Group) -> None:
+        """The end of `join`."""
+        with self._callbacks:
+            self._groups = tuple(other for other in self._groups if other is not group)
+
+    def look(self, future: Future[Any]) -> None:
+        """Read the mail once, without waiting."""
+        self.expect([future])
+        if self._reading.acquire(blocking=False):
+            try:
+                self._mailbox.read()
+            finally:
+                self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """Let another thread read, then run callbacks: they may wait for futures themselves."""
+        ended, self._ended = self._ended, []
+        self._reading.release()
+        self._wake_followers()
+        if ended:
+            self._run_callbacks(ended)
+
+    def _deliver(self, entries: Sequence[MailEntry]) -> None:
+        """Called by the reader. Callbacks run once it stopped reading."""
+        self._ended.extend(self._settle(entries))
+
+    def _settle(self, entries: Sequence[MailEntry]) -> list[Future[Any]]:
+        """Record how futures ended; those that have callbacks."""
+        pending = self._pending
+        ended = []
+        for entry in entries:
+            future = pending.get(entry.id)
+            if future is not None and entry.epoch >= future._epoch:
+                future._entry = entry
+                pending.pop(entry.id, None)
+                ended.append(future)
+        self._tell_groups(ended)
+        return [future for future in ended if future._callbacks]
+
+    def _tell_groups(self, ended: Sequence[Future[Any]]) -> None:
+        for group in self._groups:
+            group.note(ended)
+
+    def _subscribe(self, futures: Sequence[Future[Any]]) -> None:
+        for start in range(0, len(futures), 250):
+            page = futures[start : start + 250]
+            for future in page:
+                self._pending[future._id] = future
+            entries = run(self.db, subscribe, self.space, self.id, [future._id for future in page])
+            for future in page:
+                future._session = self
+                future._stored = future._subscribed = True
+            self._run_callbacks(self._settle(entries))
+            self._wake_followers()
+
+    def _look_after_workers(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        if self._looked:
+            reap_dead(self.db, self.space, self._observer, now)
+        self._looked = now
+
+    # --- callbacks ----------------------------------------------------------------------------------------------------
+
+    def add_callback(self, future: Future[Any], callback: Callable[[Future[Any]], object]) -> None:
+        """Have `callback(future)` called once the future ended, by a thread that reads the mail if nobody else does."""
+        with self._callbacks:
+            if future._callbacks is None:
+                future._callbacks = []
+            future._callbacks.append(callback)
+            self._awaited.add(future._id)
+        if future._entry is None and future._trouble is None:
+            try:
+                self.expect([future])
+            except BaseException as error:
+                future._trouble = future._trouble or error
+        if future._entry is not None or future._trouble is not None:  # ended meanwhile, or before
+            self._run_callbacks([future])
+            return
+        self._pump_work.set()
+        if self._pump is None or not self._pump.is_alive():
+            self._pump = threading.Thread(target=self._pump_mail, name="mainspring-mail", daemon=True)
+            self._pump.start()
+
+    def _run_callbacks(self, futures: Sequence[Future[Any]]) -> None:
+        for future in futures:
+            with self._callbacks:
+                callbacks = future._take_callbacks()
+                self._awaited.discard(future._id)
+            for callback in callbacks:
+                try:
+                    callback(future)
+                except Exception:
+                    import logging
+
+                    logging.getLogger("futures_worker").exception("a callback of %r failed", future)
+
+    def _pump_mail(self) -> None:
+        while not self.closed:
+            self._pump_work.wait()
+            try:
+                self.wait_until(lambda: not self._awaited or self.closed, None, lambda: None)
+            except MainspringError:
+                return  # closed
+            except Exception:
+                time.sleep(LOOK_SECONDS)  # the database; whoever waits meets the same error
+            self._pump_work.clear()
+            if self._awaited:
+                self._pump_work.set()
+
+    # --- what the database says of one future -------------------------------------------------------------------------
+
+    def status(self, future: Future[Any]) -> Status:
+        """The state and its reason, read now."""
+        self._check_open()
+        info = run(self.db, describe_future, self.space, future._id, strategy="off")
+        return Status(info.state, explain(self.db, self.space, info))
+
+    def _reason(self, future: Future[Any]) -> str:
+        try:
+            return str(self.status(future))
+        except Exception as error:
+            return f"its state can't be read ({type(error).__name__}: {error})"
+
+    def cancel(self, future: Future[Any]) -> bool:
+        """Cancel it in the database; True if it is cancelled now."""
+        self._check_open()
+        state = run(self.db, cancel_future, self.space, future._id)
+        if state == FutureState.failed and future._entry is None:
+            self.await_one(future, None, None)
+        return future.cancelled()
+
+    def fetch(self, future: Future[Any], stored: FutureResult, resubmit: bool) -> memoryview | None:
+        """The bytes of a large result; None if it was lost and is being computed anew: wait for the future again.
+
+        Raises ObjectLostError if it is lost for good, or not `resubmit`.
+        """
+        lost: BaseException | None = None
+        if stored.worker is not None:
+            try:
+                data: memoryview = self._fetcher().fetch((stored.worker.ip, stored.worker.port), stored.name)
+                return data
+            except ObjectLostError as error:
+                lost = error
+        if not resubmit:
+            raise ObjectLostError(
+                f"the result of {describe(future._id, future._name)} is lost: {lost}. It can be computed anew with "
+                "result(resubmit_if_object_lost=True)"
+            ) from lost
+        epoch = future._entry.epoch if future._entry is not None else 0
+        found = run(self.db, recover_result, self.space, future._id, epoch)
+        if found is not None and found != stored:
+            if future._entry is not None:
+                future._entry = future._entry._replace(result=found)
+            return None
+        if found is not None:
+            time.sleep(0.05 * random.uniform(0.5, 1.5))  # its worker lives but didn't answer
+            return None
+        future._entry = None
+        future._epoch = epoch + 1
+        future._subscribed = False
+        return None
+
+    def close(self) -> None:
+        """Store what was submitted, then forget the session; its futures go on."""
+        if self.closed:
+            return
+        try:
+            self._intake.close()
+        finally:
+            self.closed = True
+            self._pump_work.set()
+            self._wake_followers()
+            with self._reading:
+                self._mailbox.close()
+            run(self.db, close_session, self.space, self.id)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise MainspringError(f"this client of cluster {self.space.cluster!r} is closed: make a new one")
+
+
+def code_digest(code: Code) -> CodeDigest:
+    """The name under which `put_code` stores the code."""
+    return CodeDigest(code.digest)

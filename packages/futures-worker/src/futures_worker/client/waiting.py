@@ -1,0 +1,202 @@
+"""Waiting for many futures: `wait`, `as_completed` and `gather`, with the contracts of `concurrent.futures`.
+
+All of them block on one watch per client, however many futures they wait for.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
+from typing import Any, Final, NamedTuple, TypeVar
+
+from futures_worker.client.future import Future
+from futures_worker.client.session import Session
+
+T = TypeVar("T")
+PROGRESS_AFTER: Final = 0.5  # seconds of waiting after which a bar is shown
+
+
+class DoneAndNotDone(NamedTuple):
+    """What `wait` returns."""
+
+    done: set[Future[Any]]
+    not_done: set[Future[Any]]
+
+
+def wait(
+    futures: Iterable[Future[Any]], timeout: float | None = None, return_when: str = ALL_COMPLETED
+) -> DoneAndNotDone:
+    """Wait for futures as `concurrent.futures.wait` does: (done, not_done), at the latest after `timeout` seconds.
+
+    `return_when`: ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION.
+    """
+    if return_when not in (ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION):
+        raise ValueError(f"return_when is ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION, found {return_when!r}")
+    wanted = set(futures)
+    first = return_when == FIRST_COMPLETED
+    on_error = return_when == FIRST_EXCEPTION
+    found = False
+    with _Group(wanted) as group:
+
+        def enough() -> bool:
+            nonlocal found
+            for future in group.newly_ended():
+                found = found or first or (on_error and future._exception() is not None)
+            return found or not group.remaining
+
+        group.wait(enough, timeout)
+        return DoneAndNotDone(wanted - group.remaining, set(group.remaining))
+
+
+def as_completed(futures: Iterable[Future[T]], timeout: float | None = None) -> Iterator[Future[T]]:
+    """Yield futures as they end. Raises TimeoutError if not all have `timeout` seconds after the call."""
+    end = None if timeout is None else time.monotonic() + timeout
+    return _completed(set(futures), end, timeout)
+
+
+def _completed(futures: set[Future[T]], end: float | None, timeout: float | None) -> Iterator[Future[T]]:
+    with _Group(futures) as group:
+        ready: deque[Future[Any]] = deque()
+
+        def some() -> bool:
+            ready.extend(group.newly_ended())
+            return bool(ready) or not group.remaining
+
+        while ready or group.remaining:
+            if not ready and not group.wait(some, None if end is None else end - time.monotonic()):
+                raise TimeoutError(f"{len(group.remaining)} of {len(futures)} futures did not end within {timeout} s")
+            while ready:
+                yield ready.popleft()
+            some()
+
+
+def gather(
+    futures: Sequence[Future[T]], *, progress: bool = True, timeout: float | None = None, errors: str = "raise"
+) -> list[T]:
+    """Results in order; see `Client.gather`."""
+    if errors not in ("raise", "return"):
+        raise ValueError(f'errors is "raise" or "return", found {errors!r}')
+    failed: list[Future[Any]] = []
+    with _Group(set(futures)) as group, _Progress(len(group.remaining), shown=progress) as bar:
+
+        def enough() -> bool:
+            for future in group.newly_ended():
+                if errors == "raise" and future._exception() is not None:
+                    failed.append(future)
+            bar.show(len(group.remaining))
+            return bool(failed) or not group.remaining
+
+        all_done = group.wait(enough, timeout)
+        if failed:
+            failed[0].result()
+        if not all_done:
+            raise TimeoutError(f"{len(group.remaining)} of {len(set(futures))} futures did not end within {timeout} s")
+    if errors == "raise":
+        return [future.result() for future in futures]
+    return [_result_or_error(future) for future in futures]
+
+
+def _result_or_error(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except Exception as error:
+        return error
+
+
+class _Group:
+    """Futures that are waited for together. Their sessions tell it who ended, so nothing is looked at twice."""
+
+    def __init__(self, futures: set[Future[Any]]) -> None:
+        self.remaining = set(futures)
+        self._ended: deque[Future[Any]] = deque()
+        self._sessions: dict[int, Session] = {}
+        self._one_of: Future[Any] | None = None
+
+    def note(self, ended: Iterable[Future[Any]]) -> None:
+        """Called by a session, in any thread, with futures that just ended; also others than this group's."""
+        for future in ended:
+            if future in self.remaining:
+                self.remaining.discard(future)
+                self._ended.append(future)
+
+    def newly_ended(self) -> Iterator[Future[Any]]:
+        """Members that ended since the last call."""
+        while self._ended:
+            yield self._ended.popleft()
+
+    def wait(self, enough: Callable[[], bool], timeout: float | None) -> bool:
+        """Block until `enough()`, asked whenever mail came; False if `timeout` seconds passed first."""
+        if enough():
+            return True
+        end = None if timeout is None else time.monotonic() + timeout
+        if len(self._sessions) == 1:
+            (session,) = self._sessions.values()
+            return session.wait_until(enough, end, self._still_waiting)
+        return self._wait_on_several(enough, end)
+
+    def _still_waiting(self) -> Future[Any] | None:
+        return next(iter(tuple(self.remaining)), None)
+
+    def _wait_on_several(self, enough: Callable[[], bool], end: float | None) -> bool:
+        """Futures of several clients: a thread of each client tells."""
+        told = threading.Event()
+        for future in tuple(self.remaining):
+            future.add_done_callback(lambda _: told.set())
+        while not enough():
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            told.wait(left)
+            told.clear()
+        return True
+
+    def __enter__(self) -> _Group:
+        members: dict[int, list[Future[Any]]] = {}
+        for future in tuple(self.remaining):
+            session = future._home()
+            self._sessions[id(session)] = session
+            members.setdefault(id(session), []).append(future)
+        for key, session in self._sessions.items():
+            session.join(self)
+            session.expect(members[key])
+        self.note([f for f in tuple(self.remaining) if f._entry is not None or f._trouble is not None])
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for session in self._sessions.values():
+            session.leave(self)
+
+
+class _Progress:
+    """A bar on standard error, if that is a terminal and the wait is long enough to be noticed."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self._total = total
+        self._started = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+        self._off = not (shown and sys.stderr.isatty())
+
+    def show(self, remaining: int) -> None:
+        if self._off or time.monotonic() - self._started < PROGRESS_AFTER:
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("futures", total=self._total)
+            self._bar.start()
+        self._bar.update(self._task, completed=self._total - remaining)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,1 @@
+"""The worker process: a pure core, child processes that run user code, and a thin shell around both."""
