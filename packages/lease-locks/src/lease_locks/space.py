@@ -1,0 +1,137 @@
+"""Where leases live: every key of this package's lease part, and nothing else.
+
+    (cluster, "lease", "s", sid)                       → SessionRecord
+    (cluster, "lease", "s", sid, "hb")                 → versionstamp of the last heartbeat, wall µs: all a renewal writes
+    (cluster, "lease", "s", sid, "rev")                → versionstamp, bumped by who ends one of the session's grants
+    (cluster, "lease", "l", name, "h", epoch, vs)      → HolderRecord; (epoch, vs) is the fencing token
+    (cluster, "lease", "l", name, "h", epoch, vs, sid) → versionstamp of the join, MaintainerRecord
+    (cluster, "lease", "l", name, "q", vs)             → WaiterRecord, first in first out
+    (cluster, "lease", "l", name, "w", owner)          → vs: where that waiter stands
+    (cluster, "lease", "t", name)                      → vs, epoch (4 bytes): the last token given
+    (cluster, "lease", "b", name)                      → bell, rung when one of several holders goes
+    (cluster, "lease", "e", name, vs)                  → EventRecord, the last 64
+    (cluster, "memo", …)                               → lease_locks.memo.rows
+
+`vs` is a tuple-layer versionstamp. Heartbeats are in keys of their own, so that a transaction guarded by a holder's
+row never conflicts with a renewal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import fdb.tuple
+
+from fdb_schema import ClusterSpace, check_name
+from lease_locks.tokens import FencingToken
+
+FORMAT: Final = 1
+HISTORY_EVENTS: Final = 64
+
+_VS: Final = b"\x33"  # type code of a versionstamp in the tuple layer
+_BLANK: Final = b"\xff" * 10  # replaced by the engine at commit
+
+
+def stamped_key(prefix: bytes, order: int = 0) -> bytes:
+    """The parameter of `set_versionstamped_key` for the key `prefix` + versionstamp with user version `order`."""
+    place = len(prefix) + 1
+    return prefix + _VS + _BLANK + order.to_bytes(2, "big") + place.to_bytes(4, "little")
+
+
+def stamped_value(rest: bytes = b"") -> bytes:
+    """The parameter of `set_versionstamped_value` for the value versionstamp (10 bytes) + `rest`."""
+    return _BLANK + rest + b"\x00\x00\x00\x00"
+
+
+def stamp_part(stamp: bytes) -> bytes:
+    """A versionstamp of 10 bytes as a tuple-layer element."""
+    return _VS + stamp + b"\x00\x00"
+
+
+class LockKeys:
+    """The keys of one name."""
+
+    __slots__ = ("bell", "events", "holders", "last", "name", "pointers", "queue", "queue_end", "rows_end")
+
+    def __init__(self, lease: Any, name: str) -> None:
+        self.name = name
+        rows = lease.pack(("l", name))
+        self.holders: Final = rows + b"\x02h\x00"
+        self.queue: Final = rows + b"\x02q\x00"
+        self.queue_end: Final = rows + b"\x02r"
+        self.pointers: Final = rows + b"\x02w\x00"
+        self.rows_end: Final = rows + b"\xff"
+        self.last: Final = lease.pack(("t", name))
+        self.bell: Final = lease.pack(("b", name))
+        self.events: Final = lease.pack(("e", name))
+
+    def holder(self, token: FencingToken) -> bytes:
+        return self.holders + fdb.tuple.pack((token.epoch,)) + stamp_part(token.stamp)
+
+    def holder_stamped(self, epoch: int) -> bytes:
+        return stamped_key(self.holders + fdb.tuple.pack((epoch,)))
+
+    def maintainer(self, token: FencingToken, sid: bytes) -> bytes:
+        return self.holder(token) + fdb.tuple.pack((sid,))
+
+    def pointer(self, owner: bytes) -> bytes:
+        return self.pointers + fdb.tuple.pack((owner,))
+
+    def waiter(self, stamp: bytes) -> bytes:
+        return self.queue + stamp_part(stamp)
+
+    def split_holder(self, key: bytes) -> tuple[FencingToken, bytes | None]:
+        """(token, None) of a holder's key, (token, sid) of a maintainer's."""
+        start = len(self.holders)
+        width = key[start] - 0x14  # the tuple layer's code of a non-negative integer says how many bytes follow
+        at = start + 1 + width
+        token = FencingToken(int.from_bytes(key[start + 1 : at], "big"), key[at + 1 : at + 11])
+        rest = key[at + 13 :]
+        return token, (fdb.tuple.unpack(rest)[0] if rest else None)
+
+    def waiter_stamp(self, key: bytes) -> bytes:
+        start = len(self.queue) + 1
+        return key[start : start + 10]
+
+    def event_stamp(self, key: bytes) -> bytes:
+        start = len(self.events) + 1
+        return key[start : start + 10]
+
+
+class LeaseSpace:
+    """The lease rows of one cluster."""
+
+    def __init__(self, cluster: str | ClusterSpace) -> None:
+        self.cluster: Final = cluster if isinstance(cluster, ClusterSpace) else ClusterSpace(cluster)
+        self._lease: Final = self.cluster["lease"]
+        self.names: Final[bytes] = self._lease.pack(("l",))
+        self.sessions: Final[bytes] = self._lease.pack(("s",))
+
+    def lock(self, name: str) -> LockKeys:
+        """The keys of `name`. Raises `NameInvalidError`."""
+        return LockKeys(self._lease, check_name("lease name", name))
+
+    def names_from(self, prefix: str) -> tuple[bytes, bytes]:
+        """The range of all rows of names that start with `prefix`."""
+        begin = self._lease.pack(("l", prefix))[:-1]  # without the terminator: names go on
+        return begin, begin + b"\xff"
+
+    def name_of(self, key: bytes) -> str:
+        """The name that a row of `names_from` belongs to."""
+        end = key.index(b"\x00", len(self.names) + 1)
+        name: str = fdb.tuple.unpack(key[len(self.names) : end + 1])[0]
+        return name
+
+    def session(self, sid: bytes) -> bytes:
+        return self.sessions + fdb.tuple.pack((sid,))
+
+    def heartbeat(self, sid: bytes) -> bytes:
+        return self.sessions + fdb.tuple.pack((sid, "hb"))
+
+    def revocation(self, sid: bytes) -> bytes:
+        return self.sessions + fdb.tuple.pack((sid, "rev"))
+
+    def session_of(self, key: bytes) -> tuple[bytes, str]:
+        """(sid, "" | "hb" | "rev") of a session's row."""
+        parts = fdb.tuple.unpack(key[len(self.sessions) :])
+        return parts[0], parts[1] if len(parts) > 1 else ""
