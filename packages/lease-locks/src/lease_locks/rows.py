@@ -1,0 +1,164 @@
+"""Reads of the lease rows: who holds a name, who keeps it alive, who waits. Functions of a transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fdb_schema import get_many, read_range
+from lease_locks.observer import Subject, Vital
+from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord, SessionRecord, WaiterRecord
+from lease_locks.space import HISTORY_EVENTS, LeaseSpace, LockKeys
+from lease_locks.tokens import STAMP_BYTES, FencingToken
+
+_FIRST_PAGE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGrant:
+    """A holder's row with those of its maintainers."""
+
+    key: bytes
+    token: FencingToken
+    record: HolderRecord
+    joins: tuple[tuple[bytes, bytes], ...] = ()  # (sid, raw value: versionstamp of the join + MaintainerRecord)
+
+    @property
+    def sessions(self) -> list[bytes]:
+        """Every session that has a part in it, the holder's own first."""
+        return [self.record.session, *(sid for sid, _ in self.joins if sid != self.record.session)]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is an exclusive grant without slots: then nobody else can hold the name."""
+        return self.record.mode == "exclusive" and self.record.slots == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A waiter's row."""
+
+    key: bytes
+    stamp: bytes
+    record: WaiterRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NameRows:
+    """What an acquirer needs to know of a name."""
+
+    grants: list[HeldGrant]
+    first: Place | None  # of the queue
+
+
+def _parse(lock: LockKeys, rows: list[tuple[bytes, bytes]]) -> NameRows:
+    grants: list[HeldGrant] = []
+    first: Place | None = None
+    for key, value in rows:
+        if key >= lock.queue:
+            first = Place(key, lock.waiter_stamp(key), WaiterRecord.decode(value))
+            break
+        token, sid = lock.split_holder(key)
+        if sid is None:
+            grants.append(HeldGrant(key, token, HolderRecord.decode(value)))
+        elif grants and grants[-1].token == token:
+            last = grants[-1]
+            grants[-1] = HeldGrant(last.key, last.token, last.record, (*last.joins, (sid, value)))
+    return NameRows(grants, first)
+
+
+def read_name(tr: Any, lock: LockKeys, *, snapshot: bool = True) -> NameRows:
+    """All grants of a name and the head of its queue, in one read where there are few."""
+    rows = read_range(tr, lock.holders, lock.queue_end, limit=_FIRST_PAGE, snapshot=snapshot)
+    if len(rows) == _FIRST_PAGE and rows[-1][0] < lock.queue:
+        rows = read_range(tr, lock.holders, lock.queue, snapshot=snapshot)
+        rows += read_range(tr, lock.queue, lock.queue_end, limit=1, snapshot=snapshot)
+    return _parse(lock, rows)
+
+
+def read_grant(tr: Any, lock: LockKeys, token: FencingToken, *, snapshot: bool = False) -> HeldGrant | None:
+    """One grant with its maintainers; a serializable read of the whole maintainer range unless `snapshot`."""
+    key = lock.holder(token)
+    grants = _parse(lock, read_range(tr, key, key + b"\xff", snapshot=snapshot)).grants
+    return grants[0] if grants else None
+
+
+def read_queue(tr: Any, lock: LockKeys, limit: int = 0) -> list[Place]:
+    """The waiters of a name, first in first out, by snapshot."""
+    return [
+        Place(key, lock.waiter_stamp(key), WaiterRecord.decode(value))
+        for key, value in read_range(tr, lock.queue, lock.queue_end, limit=limit, snapshot=True)
+    ]
+
+
+def read_ahead(tr: Any, lock: LockKeys, stamp: bytes) -> tuple[bool, Place | None]:
+    """(whether the place `stamp` is still there, the waiter just before it)."""
+    mine = lock.waiter(stamp)
+    rows = read_range(tr, lock.queue, mine + b"\x00", limit=2, reverse=True, snapshot=True)
+    present = bool(rows) and rows[0][0] == mine
+    ahead = rows[1:] if present else rows
+    if not ahead:
+        return present, None
+    key, value = ahead[0]
+    return present, Place(key, lock.waiter_stamp(key), WaiterRecord.decode(value))
+
+
+def read_vitals(tr: Any, space: LeaseSpace, sids: list[bytes], counts: dict[bytes, bool]) -> tuple[Vital, ...]:
+    """The sessions' rows and heartbeats, by snapshot: a look never conflicts with a renewal."""
+    keys = [key for sid in sids for key in (space.session(sid), space.heartbeat(sid))]
+    values = get_many(tr, keys, snapshot=True)
+    return tuple(
+        Vital(
+            sid,
+            None if values[2 * i] is None else SessionRecord.decode(values[2 * i] or b""),
+            values[2 * i + 1],
+            counts.get(sid, True),
+        )
+        for i, sid in enumerate(sids)
+    )
+
+
+def grant_subject(tr: Any, space: LeaseSpace, lock: LockKeys, grant: HeldGrant) -> Subject:
+    """A grant as something to observe."""
+    joined = {sid for sid, _ in grant.joins}
+    counts = {grant.record.session: grant.record.maintained or grant.record.session in joined}
+    return Subject(
+        key=(lock.name, grant.token),
+        since=grant.token.stamp,
+        ttl=grant.record.ttl_ms / 1000,
+        vitals=read_vitals(tr, space, grant.sessions, counts),
+        marks=tuple(value for _, value in grant.joins),
+        max_hold=grant.record.max_hold_ms / 1000,
+    )
+
+
+def place_subject(tr: Any, space: LeaseSpace, lock: LockKeys, place: Place, default_ttl: float) -> Subject:
+    """A place in a queue as something to observe."""
+    vitals = read_vitals(tr, space, [place.record.session], {})
+    record = vitals[0].record
+    return Subject(
+        key=(lock.name, "q", place.stamp),
+        since=place.stamp,
+        ttl=record.ttl_ms / 1000 if record else default_ttl,
+        vitals=vitals,
+    )
+
+
+def session_subject(tr: Any, space: LeaseSpace, sid: bytes) -> Subject | None:
+    """A session as something to observe; None where its row is gone."""
+    vitals = read_vitals(tr, space, [sid], {})
+    record = vitals[0].record
+    if record is None:
+        return None
+    return Subject(key=("session", sid), since=b"\x00" * STAMP_BYTES, ttl=record.ttl_ms / 1000, vitals=vitals)
+
+
+def read_maintainer(value: bytes) -> MaintainerRecord:
+    """The record of a maintainer's row."""
+    return MaintainerRecord.decode(value[STAMP_BYTES:])
+
+
+def read_events(tr: Any, lock: LockKeys, limit: int = HISTORY_EVENTS) -> list[tuple[bytes, EventRecord]]:
+    """The newest events of a name as (versionstamp, record), oldest first, by snapshot."""
+    rows = read_range(tr, lock.events, lock.events + b"\xff", limit=limit, reverse=True, snapshot=True)
+    return [(lock.event_stamp(key), EventRecord.decode(value)) for key, value in reversed(rows)]

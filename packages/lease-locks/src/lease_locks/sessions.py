@@ -1,0 +1,98 @@
+"""A session's rows: registered once, renewed by one small transaction however many leases it holds, and cleared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fdb_schema import check_format, get_many, read_range
+from lease_locks.observer import Dead, Observer
+from lease_locks.records import SessionRecord
+from lease_locks.rows import session_subject
+from lease_locks.space import FORMAT, LeaseSpace, LockKeys, stamped_value
+from lease_locks.tokens import FencingToken
+from lease_locks.transitions import how_ended
+
+
+def register(tr: Any, space: LeaseSpace, sid: bytes, record: SessionRecord) -> None:
+    """Write the session's rows. Raises `NewerFormatError` where a newer release wrote the leases."""
+    check_format(tr, space.cluster, "lease", FORMAT)
+    tr.set(space.session(sid), record.encode())
+    tr.set_versionstamped_value(space.revocation(sid), stamped_value())
+    tr.set_versionstamped_value(space.heartbeat(sid), stamped_value(record.started_us.to_bytes(8, "big")))
+
+
+def renew(
+    tr: Any,
+    space: LeaseSpace,
+    sid: bytes,
+    record: SessionRecord,
+    known: bytes | None,
+    held: Mapping[Any, tuple[LockKeys, FencingToken]],
+    wall_us: int,
+    verify: bool = False,
+) -> tuple[bytes | None, dict[Any, tuple[str, str]]]:
+    """HELD ─renewed─▶ HELD for every lease of the session: one heartbeat.
+
+    The revocation row is read serializably, and whoever ends a grant writes it: so a heartbeat never commits after the
+    end of a grant without noticing. Where it changed since `known`, the holders' rows of `held` are read too.
+
+    Returns (revocation row as read, {key of `held`: (reason, why)} for the grants that are gone).
+    """
+    revocation: bytes | None = tr.get(space.revocation(sid)).wait()
+    gone: dict[Any, tuple[str, str]] = {}
+    if verify or revocation is None or revocation != known:
+        keys = list(held)
+        values = get_many(tr, [held[key][0].holder(held[key][1]) for key in keys])
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                gone[key] = how_ended(tr, *held[key])
+    if revocation is None:
+        # The rows were cleared as those of a long dead session: this process slept for an hour.
+        tr.set(space.session(sid), record.encode())
+        tr.set_versionstamped_value(space.revocation(sid), stamped_value())
+    tr.set_versionstamped_value(space.heartbeat(sid), stamped_value(wall_us.to_bytes(8, "big")))
+    return revocation, gone
+
+
+def clear_session(tr: Any, space: LeaseSpace, sid: bytes) -> None:
+    """Remove the rows of a session that ends; its leases were released before."""
+    tr.clear(space.session(sid))
+    tr.clear(space.heartbeat(sid))
+    tr.clear(space.revocation(sid))
+
+
+def read_sessions(
+    tr: Any, space: LeaseSpace, begin: bytes = b"", limit: int = 300
+) -> list[tuple[bytes, SessionRecord, bytes | None]]:
+    """Sessions as (sid, record, heartbeat row) in the order of their ids, after `begin`, by snapshot."""
+    start = space.session(begin) + b"\xff" if begin else space.sessions
+    rows = read_range(tr, start, space.sessions + b"\xff", limit=limit, snapshot=True)
+    found: dict[bytes, tuple[SessionRecord | None, bytes | None]] = {}
+    for key, value in rows:
+        sid, column = space.session_of(key)
+        record, heartbeat = found.get(sid, (None, None))
+        if column == "":
+            found[sid] = (SessionRecord.decode(value), heartbeat)
+        elif column == "hb":
+            found[sid] = (record, value)
+        else:
+            found.setdefault(sid, (record, heartbeat))
+    return [(sid, record, heartbeat) for sid, (record, heartbeat) in found.items() if record is not None]
+
+
+def clear_if_dead(tr: Any, space: LeaseSpace, sid: bytes, observer: Observer) -> str | None:
+    """Remove a session's rows where it is dead, its heartbeat read serializably; why it is dead, or None.
+
+    Grants and places of a session without rows expire by their own rows.
+    """
+    subject = session_subject(tr, space, sid)
+    if subject is None:
+        return None
+    verdict = observer.judge(subject, tr.get_read_version().wait())
+    if not isinstance(verdict, Dead):
+        return None
+    tr.add_read_conflict_key(space.heartbeat(sid))
+    clear_session(tr, space, sid)
+    observer.forget(subject.key)
+    return verdict.why

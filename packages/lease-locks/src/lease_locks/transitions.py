@@ -1,0 +1,445 @@
+"""The lease's transitions: functions of a transaction, each one row of `states.GRANT_ROWS`, each safe to run twice.
+
+Who may call them, what is read serializably (so that a change in between aborts the commit) and what they write is said
+at each. None opens a transaction.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fdb_schema import add_read_conflict_keys
+from lease_locks.errors import CannotMaintainLock, LeaseLost, LockReleased, LockWasStolenError
+from lease_locks.observer import Alive, Dead, Observer, Subject
+from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord, WaiterRecord
+from lease_locks.rows import (
+    HeldGrant,
+    Place,
+    grant_subject,
+    place_subject,
+    read_ahead,
+    read_events,
+    read_grant,
+    read_name,
+)
+from lease_locks.space import HISTORY_EVENTS, LeaseSpace, LockKeys, stamped_key, stamped_value
+from lease_locks.states import Event, Grant, next_grant
+from lease_locks.tokens import STAMP_BYTES, FencingToken
+
+TRIM_ONE_IN = 16  # a grant out of so many trims its name's history
+PRESENT = b""  # in `Waiting.watch`: the row is there, with whatever value
+_ONE = (1).to_bytes(8, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an acquirer asks for, the same in every attempt."""
+
+    owner: bytes  # 16 random bytes, new for each call of acquire
+    session: bytes
+    ttl: float
+    mode: str = "exclusive"
+    slots: int = 1
+    fair: bool = True
+    max_hold: float = 0.0
+    maintained: bool = True
+    adopt: bool = False  # take on the pending remotes of a dead holder
+    meta: dict[str, Any] | None = None
+    host: str = ""
+    pid: int = 0
+    wall_us: int = 0
+
+    @property
+    def by(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The lease is the claim's once this commits. `token` is known where an earlier attempt had committed."""
+
+    epoch: int
+    token: FencingToken | None = None
+    adopts: tuple[FencingToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Somebody is before the claim."""
+
+    watch: tuple[tuple[bytes, bytes | None], ...] = ()  # (key, `PRESENT` or its value): a change may end the wait
+    look_in: float = 0.0  # seconds until heartbeats should be looked at again
+    holder: HeldGrant | None = None
+    again: bool = False  # this transaction took a place, or skipped a dead waiter: look again once it committed
+    processes: tuple[Subject, ...] = ()  # whose processes' end, on this host, would end the wait
+
+
+def _event(tr: Any, lock: LockKeys, order: int, record: EventRecord) -> None:
+    tr.set_versionstamped_key(stamped_key(lock.events, order), record.encode())
+
+
+def _admits(claim: Claim, grants: list[HeldGrant]) -> bool:
+    """Whether the claim may hold the name beside `grants`."""
+    if not grants:
+        return True
+    if claim.mode == "shared":
+        return all(g.record.mode == "shared" for g in grants)
+    if any(g.record.mode == "shared" for g in grants):
+        return False
+    return len(grants) < min(claim.slots, *(g.record.slots for g in grants))
+
+
+def acquire(
+    tr: Any,
+    space: LeaseSpace,
+    lock: LockKeys,
+    claim: Claim,
+    observer: Observer,
+    *,
+    queued: bool = False,
+    enqueue: bool = True,
+    draw: Callable[[], float] = random.random,
+) -> Granted | Waiting:
+    """ABSENT ─acquired─▶ HELD where nobody is before the claim; otherwise take a place in the queue, or just say so.
+
+    Reads serializably: the name's last token, which every grant writes, so of two grants at once one conflicts. A
+    holder that is taken over is read serializably in full, heartbeats included. A claim that already holds the name
+    (an earlier attempt committed) is told its token.
+
+    `queued`: whether an attempt before may have taken a place in the queue. `enqueue`: whether to take one.
+    """
+    place = find_place(tr, lock, claim.owner) if queued else None
+    if place is not None:
+        present, ahead = read_ahead(tr, lock, place)
+        if not present:
+            place = None  # skipped as dead while this process was stopped, or granted by an attempt before
+        elif ahead is not None:
+            return _behind(tr, space, lock, claim, observer, ahead) or Waiting(again=True)
+    last_read = tr.get(lock.last)
+    rows = read_name(tr, lock)
+    for grant in rows.grants:
+        if grant.record.owner == claim.owner:
+            _leave_queue(tr, lock, claim)
+            return Granted(grant.token.epoch, grant.token, _adopted(grant.record))
+    while claim.fair and place is None and rows.first is not None:
+        if enqueue:
+            return _enqueue(tr, lock, claim)
+        waiting = _behind(tr, space, lock, claim, observer, rows.first)
+        if waiting is not None:
+            return waiting
+        rows = read_name(tr, lock)
+    adopts: list[FencingToken] = []
+    if not _admits(claim, rows.grants):
+        subjects = [grant_subject(tr, space, lock, grant) for grant in rows.grants]
+        version = tr.get_read_version().wait()
+        verdicts = [observer.judge(subject, version) for subject in subjects]
+        living = [g for g, verdict in zip(rows.grants, verdicts, strict=True) if isinstance(verdict, Alive)]
+        if not _admits(claim, living):
+            if enqueue and claim.fair and place is None:
+                return _enqueue(tr, lock, claim)
+            look_in = min(verdict.look_in for verdict in verdicts if isinstance(verdict, Alive))
+            return Waiting(_watched(tr, lock, rows.grants), look_in, living[0], processes=tuple(subjects))
+        order = 1
+        for grant, subject, verdict in zip(rows.grants, subjects, verdicts, strict=True):
+            if isinstance(verdict, Dead):
+                _take_over(tr, space, lock, grant, subject, verdict, claim, order)
+                observer.forget(subject.key)
+                order += 1
+                if claim.adopt:
+                    adopts += [*_adopted(grant.record), grant.token]
+    return _grant(tr, lock, claim, last_read.wait(), adopts, draw)
+
+
+def _adopted(record: HolderRecord) -> tuple[FencingToken, ...]:
+    return tuple(FencingToken.from_bytes(token) for token in record.adopts)
+
+
+def _watched(tr: Any, lock: LockKeys, grants: list[HeldGrant]) -> tuple[tuple[bytes, bytes | None], ...]:
+    """What to watch at the head of the queue: the holder's own row, or the bell where there are several."""
+    if len(grants) == 1 and grants[0].alone:
+        return ((grants[0].key, PRESENT),)
+    return ((lock.bell, tr.snapshot.get(lock.bell).wait()),)
+
+
+def _grant(
+    tr: Any,
+    lock: LockKeys,
+    claim: Claim,
+    last: bytes | None,
+    adopts: list[FencingToken],
+    draw: Callable[[], float],
+) -> Granted:
+    next_grant(Grant.ABSENT, Event.ACQUIRED)
+    epoch = 0
+    if last is not None:
+        epoch = int.from_bytes(last[STAMP_BYTES : STAMP_BYTES + 4], "big")
+        if int.from_bytes(last[:8], "big") > tr.get_read_version().wait():
+            # Versions went back (a restored copy, a switch to another cluster): the token must grow all the same.
+            epoch += 1
+    record = HolderRecord(
+        owner=claim.owner,
+        session=claim.session,
+        ttl_ms=round(claim.ttl * 1000),
+        mode=claim.mode,
+        slots=claim.slots,
+        max_hold_ms=round(claim.max_hold * 1000),
+        maintained=claim.maintained,
+        acquired_us=claim.wall_us,
+        adopts=tuple(bytes(token) for token in adopts),
+        meta=claim.meta or None,
+        host=claim.host,
+        pid=claim.pid,
+    )
+    tr.set_versionstamped_key(lock.holder_stamped(epoch), record.encode())
+    tr.set_versionstamped_value(lock.last, stamped_value(epoch.to_bytes(4, "big")))
+    why = "adopts the remote of " + ", ".join(token.hex for token in adopts) if adopts else ""
+    _event(tr, lock, 0, EventRecord("acquired", b"", epoch, claim.by, claim.session, why, claim.wall_us))
+    if claim.fair:
+        _leave_queue(tr, lock, claim)
+    if draw() * TRIM_ONE_IN < 1:
+        trim_history(tr, lock)
+    return Granted(epoch, None, tuple(adopts))
+
+
+def trim_history(tr: Any, lock: LockKeys) -> None:
+    """Forget all but the newest `HISTORY_EVENTS` events. Reads by snapshot: two trims clear the same rows."""
+    span = (lock.events, lock.events + b"\xff")
+    newest = list(tr.snapshot.get_range(*span, limit=HISTORY_EVENTS, reverse=True))
+    if len(newest) == HISTORY_EVENTS:
+        tr.clear_range(lock.events, newest[-1].key)
+
+
+def _enqueue(tr: Any, lock: LockKeys, claim: Claim) -> Waiting:
+    """Take the last place, once: the pointer is read serializably, so a second attempt finds the first one's place."""
+    if not tr.get(lock.pointer(claim.owner)).present():
+        waiter = WaiterRecord(claim.owner, claim.session, claim.mode, claim.slots, claim.wall_us, claim.host, claim.pid)
+        tr.set_versionstamped_key(stamped_key(lock.queue), waiter.encode())
+        tr.set_versionstamped_value(lock.pointer(claim.owner), stamped_value())
+    return Waiting(again=True)
+
+
+def _leave_queue(tr: Any, lock: LockKeys, claim: Claim) -> None:
+    """Give the claim's place back. Clearing the pointer also refuses an attempt to take one that is still in flight."""
+    pointer = lock.pointer(claim.owner)
+    stamp = tr.snapshot.get(pointer).wait()
+    if stamp is not None:
+        tr.clear(lock.waiter(stamp))
+    tr.clear(pointer)
+
+
+def find_place(tr: Any, lock: LockKeys, owner: bytes) -> bytes | None:
+    """The versionstamp of the owner's place in the queue."""
+    data: bytes | None = tr.snapshot.get(lock.pointer(owner)).wait()
+    return data
+
+
+def _behind(
+    tr: Any, space: LeaseSpace, lock: LockKeys, claim: Claim, observer: Observer, ahead: Place
+) -> Waiting | None:
+    """Wait for the waiter ahead, or skip it where it is dead (None): its heartbeat is then read serializably."""
+    subject = place_subject(tr, space, lock, ahead, claim.ttl)
+    verdict = observer.judge(subject, tr.get_read_version().wait())
+    if isinstance(verdict, Alive):
+        return Waiting(((ahead.key, PRESENT),), verdict.look_in, processes=(subject,))
+    add_read_conflict_keys(tr, [ahead.key, *(space.heartbeat(v.session) for v in subject.vitals)])
+    tr.clear(ahead.key)
+    tr.clear(lock.pointer(ahead.record.owner))
+    observer.forget(subject.key)
+    return None
+
+
+def _take_over(
+    tr: Any,
+    space: LeaseSpace,
+    lock: LockKeys,
+    grant: HeldGrant,
+    subject: Subject,
+    verdict: Dead,
+    claim: Claim,
+    order: int,
+) -> None:
+    """HELD ─expired─▶ ENDED, or ─stolen─▶ where its processes are gone before the ttl passed.
+
+    The holder's record, the whole maintainer range and every maintainer's heartbeat become serializable reads: a
+    heartbeat, a join, a release or a forced end that lands in between aborts this.
+    """
+    kind = Event.STOLEN if verdict.early else Event.EXPIRED
+    next_grant(Grant.HELD, kind)
+    tr.add_read_conflict_range(grant.key, grant.key + b"\xff")
+    add_read_conflict_keys(tr, [space.heartbeat(vital.session) for vital in subject.vitals])
+    _end(tr, space, lock, grant, grant.sessions)
+    _event(tr, lock, order, _ended(grant, kind, claim.by, claim.session, verdict.why, claim.wall_us))
+
+
+def _ended(grant: HeldGrant, kind: Event, by: str, session: bytes, why: str, wall_us: int) -> EventRecord:
+    return EventRecord(str(kind), bytes(grant.token), grant.token.epoch, by, session, why, wall_us)
+
+
+def _end(tr: Any, space: LeaseSpace, lock: LockKeys, grant: HeldGrant, tell: list[bytes]) -> None:
+    """Remove a grant's rows and tell the sessions `tell` to look."""
+    tr.clear_range(grant.key, grant.key + b"\xff")
+    if not grant.alone:
+        tr.add(lock.bell, _ONE)
+    for sid in tell:
+        key = space.revocation(sid)
+        if tr.snapshot.get(key).present():
+            tr.set_versionstamped_value(key, stamped_value())
+        else:
+            # A session whose rows were cleared gets none back; should it write them now, this is run again.
+            tr.add_read_conflict_key(key)
+
+
+def release(
+    tr: Any, space: LeaseSpace, lock: LockKeys, token: FencingToken, session: bytes, by: str, why: str, wall_us: int
+) -> str:
+    """HELD ─released─▶ ENDED by a maintainer; whatever a successor holds is never touched.
+
+    Returns "freed", "repeated" (released before), "succeeded" (ended otherwise, and somebody else holds the name) or
+    "ended" (ended otherwise, nobody holds it). Reads the grant with its maintainers serializably.
+    """
+    grant = read_grant(tr, lock, token)
+    if grant is not None:
+        next_grant(Grant.HELD, Event.RELEASED)
+        _end(tr, space, lock, grant, [sid for sid in grant.sessions if sid != session])
+        _event(tr, lock, 0, _ended(grant, Event.RELEASED, by, session, why, wall_us))
+        return "freed"
+    if how_ended(tr, lock, token)[0] == "released":
+        return "repeated"
+    return "succeeded" if read_name(tr, lock).grants else "ended"
+
+
+def how_ended(tr: Any, lock: LockKeys, token: FencingToken) -> tuple[str, str]:
+    """(reason, why) of the end of `token`, from the history; ("stolen", …) where the history has forgotten it."""
+    wanted = bytes(token)
+    for _, event in reversed(read_events(tr, lock)):
+        if event.token == wanted and event.kind in ("released", "expired", "stolen", "forced"):
+            why = f"{event.kind} by {event.by}" + (f": {event.why}" if event.why else "")
+            return event.kind, why
+    return "stolen", "ended so long ago that the history doesn't say how"
+
+
+def leave(
+    tr: Any, space: LeaseSpace, lock: LockKeys, token: FencingToken, session: bytes, by: str, why: str, wall_us: int
+) -> bool:
+    """HELD ─left─▶ HELD: stop counting as a maintainer; ─expired─▶ ENDED where nobody else maintains the grant.
+
+    For a session that lost the lease but lives on: its heartbeats must not keep the grant. True where it ended.
+    """
+    grant = read_grant(tr, lock, token)
+    if grant is None:
+        return True
+    others = [sid for sid, _ in grant.joins if sid != session]
+    if others or (grant.record.session != session and grant.record.maintained):
+        next_grant(Grant.HELD, Event.LEFT)
+        tr.clear(lock.maintainer(token, session))
+        if grant.record.session == session and grant.record.maintained:
+            tr.set(grant.key, replace(grant.record, maintained=False).encode())
+        return False
+    next_grant(Grant.HELD, Event.EXPIRED)
+    _end(tr, space, lock, grant, [sid for sid in grant.sessions if sid != session])
+    _event(tr, lock, 0, _ended(grant, Event.EXPIRED, by, session, why, wall_us))
+    return True
+
+
+def force(
+    tr: Any, space: LeaseSpace, lock: LockKeys, session: bytes, by: str, why: str, wall_us: int
+) -> list[HeldGrant]:
+    """HELD ─forced─▶ ENDED for every grant of the name, on a person's word. Returns what was ended."""
+    grants = read_name(tr, lock, snapshot=False).grants
+    for order, grant in enumerate(grants):
+        next_grant(Grant.HELD, Event.FORCED)
+        _end(tr, space, lock, grant, grant.sessions)
+        _event(tr, lock, order, _ended(grant, Event.FORCED, by, session, why, wall_us))
+    return grants
+
+
+def withdraw(tr: Any, space: LeaseSpace, lock: LockKeys, claim: Claim) -> None:
+    """Leave nothing of a claim behind: not its place, not a grant that it got unnoticed.
+
+    What it clears, and the last token, become write conflicts, so an attempt that may still be in flight fails.
+    """
+    pointer = lock.pointer(claim.owner)
+    stamp = tr.get(pointer).wait()
+    if stamp is not None:
+        tr.clear(lock.waiter(stamp))
+    tr.clear(pointer)
+    tr.add_write_conflict_key(lock.last)
+    for grant in read_name(tr, lock).grants:
+        if grant.record.owner == claim.owner:
+            why = "its acquirer gave up"
+            release(tr, space, lock, grant.token, claim.session, claim.by, why, claim.wall_us)
+
+
+def join(tr: Any, lock: LockKeys, token: FencingToken, session: bytes, record: MaintainerRecord, by: str) -> HeldGrant:
+    """HELD ─joined─▶ HELD: `session` becomes a maintainer in the transaction that finds the grant still there.
+
+    The holder's row is read serializably, so a takeover in between aborts this. A grant that adopted `token` is joined
+    in its place. An expired grant that nobody took over is alive again by this.
+
+    Raises:
+        LockWasStolenError: somebody else holds the name.
+        LockReleased: nobody does.
+        CannotMaintainLock: there never was a grant of this name.
+    """
+    found = tr.get(lock.holder(token))
+    if not found.present():
+        for grant in read_name(tr, lock, snapshot=False).grants:
+            if bytes(token) in grant.record.adopts:
+                token = grant.token
+                found = tr.get(lock.holder(token))
+                break
+    if not found.present():
+        _refuse_join(tr, lock, token)
+    next_grant(Grant.HELD, Event.JOINED)
+    holder = HolderRecord.decode(found.value)
+    tr.set_versionstamped_value(lock.maintainer(token, session), stamped_value(record.encode()))
+    _event(tr, lock, 0, EventRecord("joined", bytes(token), token.epoch, by, session, record.role, record.joined_us))
+    return HeldGrant(lock.holder(token), token, holder)
+
+
+def _refuse_join(tr: Any, lock: LockKeys, token: FencingToken) -> None:
+    grants = read_name(tr, lock, snapshot=False).grants
+    if grants:
+        other = grants[0]
+        raise LockWasStolenError(
+            f"lock {lock.name!r} belongs to writer {other.token.hex} ({other.record.host}:{other.record.pid}), "
+            f"not to {token.hex}: this remote must not run",
+            token.hex,
+            other.token.hex,
+        )
+    if not tr.get(lock.last).present():
+        raise CannotMaintainLock(f"lock {lock.name!r} was never granted, so {token.hex} can't be its writer")
+    reason, why = how_ended(tr, lock, token)
+    raise LockReleased(
+        f"lock {lock.name!r} isn't held any more; writer {token.hex} was {reason} ({why}): this remote must not run",
+        token.hex,
+    )
+
+
+def guard(tr: Any, lock: LockKeys, token: FencingToken) -> None:
+    """Make `tr` fail to commit unless the grant is still there: one serializable read, which no renewal disturbs.
+
+    Raises `LeaseLost` where it is gone already.
+    """
+    if not tr.get(lock.holder(token)).present():
+        reason, why = how_ended(tr, lock, token)
+        raise LeaseLost(f"lease {lock.name!r} (token {token.hex}) is lost: {why}", reason)
+
+
+def unadopt(tr: Any, lock: LockKeys, token: FencingToken) -> bool:
+    """Give up the remotes that the grant adopted, unless one has joined; True where given up.
+
+    Afterwards such a remote is refused at its join, so that another may be started.
+    """
+    grant = read_grant(tr, lock, token)
+    if grant is None:
+        guard(tr, lock, token)
+        return False
+    if any(sid != grant.record.session for sid, _ in grant.joins):
+        return False
+    if grant.record.adopts:
+        tr.set(grant.key, replace(grant.record, adopts=()).encode())
+    return True
