@@ -1,0 +1,316 @@
+"""The objects one worker holds: files in memory (tmpfs), moved to disk when they pass a byte limit, never dropped silently.
+
+    <memory root>/futures-worker-<uid>-<pid>-<random>/          private directory of one worker process (mode 0700)
+        objects/<name>      one object, written whole, then renamed into place; readers of this host map it
+        code/<digest>       pickled functions, read by child processes at their first use of a function
+        parcels/<name>      arguments too large for a message to a child; the child removes what it has read
+    <memory root>/futures-worker-<uid>-<pid>-<random>.lock      held (flock) for as long as the worker lives
+    <spill root>/futures-worker-<uid>-<pid>-<random>/           objects that left memory, same names
+
+A worker that is killed leaves its directories; whoever starts next on this host removes directories whose lock nobody
+holds. An object's name is unique to one attempt, so a name is never written twice with different content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from futures_worker.errors import ObjectLostError, OversizeError
+
+INLINE_LIMIT = 16_000
+"""Bytes up to which a result travels in the database and survives its worker."""
+
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
+_DIRECTORY = re.compile(r"futures-worker-(\d+)-(\d+)-[0-9a-f]+")
+
+Buffer = bytes | bytearray | memoryview
+
+
+def memory_root() -> Path:
+    """Where files live in memory: `/dev/shm` where it exists and is writable, else the directory for temporary files."""
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def check_name(name: str) -> str:
+    """The name, if it may be used as a file's name. Names come from peers."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of an object: letters, digits, '.', '_' and '-', at most 128")
+    return name
+
+
+def write_file(path: Path | str, segments: Iterable[Buffer]) -> int:
+    """Writes a file whole or not at all (under another name, then renamed); returns its size in bytes."""
+    partial = f"{path}.part-{os.getpid()}-{threading.get_ident()}"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    size = 0
+    try:
+        try:
+            for segment in segments:
+                view = memoryview(segment).cast("B")
+                while len(view):
+                    written = os.write(descriptor, view[: 1 << 30])
+                    view = view[written:]
+                    size += written
+        finally:
+            os.close(descriptor)
+        os.rename(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+    return size
+
+
+def map_file(path: Path | str) -> memoryview:
+    """A read-only view of a file's bytes, shared with every process that maps it; the file may be unlinked meanwhile."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+
+
+class WorkDirectory:
+    """The private directories of one worker process, and the removal of those that dead ones left."""
+
+    def __init__(self, spill: Path | None = None, root: Path | None = None) -> None:
+        root = root or memory_root()
+        spill_root = spill or Path(tempfile.gettempdir())
+        spill_root.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(root)
+        name = f"futures-worker-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._lock_path = root / f"{name}.lock"
+        self._lock = _hold_lock(self._lock_path)
+        self.path = root / name
+        self.objects = self.path / "objects"
+        self.code = self.path / "code"
+        self.parcels = self.path / "parcels"
+        self.spill = spill_root / (name if spill_root != root else f"{name}-spill")
+        for directory in (self.path, self.objects, self.code, self.parcels, self.spill):
+            directory.mkdir(mode=0o700)
+        (self.path / "spill").symlink_to(self.spill)
+
+    def remove(self) -> None:
+        """Removes everything; idempotent."""
+        _remove_directory(self.path)
+        with contextlib.suppress(OSError):
+            self._lock_path.unlink()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _hold_lock(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Someone who cleans up may have unlinked the file between open and flock.
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)
+
+
+def _remove_directory(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree((path / "spill").resolve(), ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_abandoned(root: Path) -> list[Path]:
+    """Removes the directories of this user's workers that are dead; returns their paths."""
+    removed = []
+    uid = os.getuid()
+    for path in root.glob(f"futures-worker-{uid}-*"):
+        if not _DIRECTORY.fullmatch(path.name) or not path.is_dir() or path.is_symlink():
+            continue
+        lock = root / f"{path.name}.lock"
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        else:
+            _remove_directory(path)
+            with contextlib.suppress(OSError):
+                lock.unlink()
+            removed.append(path)
+        finally:
+            os.close(descriptor)
+    return removed
+
+
+@dataclass(slots=True)
+class _Entry:
+    path: Path
+    size: int  # bytes
+    spilled: bool = False
+
+
+class ObjectStore:
+    """Objects by name. Safe for use by several threads; no method blocks on the network.
+
+    `memory_limit` is in bytes. When objects in memory pass it, the oldest are moved to the spill directory by a thread
+    of the store's own; readers that already opened a file keep it.
+    """
+
+    def __init__(self, directory: WorkDirectory, memory_limit: int) -> None:
+        self.directory = directory
+        self.memory_limit = memory_limit
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._memory = 0
+        self._spilled = 0
+        self._lock = threading.Lock()
+        self._over = threading.Condition(self._lock)
+        self._closed = False
+        self._spiller: threading.Thread | None = None
+
+    def used(self) -> tuple[int, int]:
+        """Bytes in memory, bytes on disk."""
+        with self._lock:
+            return self._memory, self._spilled
+
+    def add(self, name: str, segments: Iterable[Buffer]) -> int:
+        """Stores an object; returns its size in bytes. Raises `OversizeError` if neither memory nor disk has room."""
+        check_name(name)
+        parts = list(segments)
+        try:
+            return self.adopt(name, write_file(self.directory.objects / name, parts))
+        except OSError as memory_error:
+            try:
+                size = write_file(self.directory.spill / name, parts)
+            except OSError as disk_error:
+                raise OversizeError(
+                    f"object {name} fits neither memory ({memory_error.strerror}) nor the spill directory "
+                    f"{self.directory.spill} ({disk_error.strerror}): give the worker more room (--object-store, --spill)"
+                ) from disk_error
+            return self.adopt(name, size)
+
+    def adopt(self, name: str, size: int) -> int:
+        """Takes over an object that a child process wrote into `objects/` or the spill directory under its name."""
+        check_name(name)
+        path = self.directory.objects / name
+        spilled = not path.exists()
+        if spilled:
+            path = self.directory.spill / name
+            if not path.exists():
+                raise ObjectLostError(f"object {name} was announced but no file of that name exists")
+        with self._lock:
+            old = self._entries.pop(name, None)
+            if old is not None:
+                self._forget(old)
+            self._entries[name] = _Entry(path, size, spilled)
+            if spilled:
+                self._spilled += size
+            else:
+                self._memory += size
+            if self._memory > self.memory_limit:
+                if self._spiller is None:
+                    self._spiller = threading.Thread(target=self._spill_loop, name="object-spill", daemon=True)
+                    self._spiller.start()
+                self._over.notify()
+        return size
+
+    def locate(self, name: str) -> tuple[Path, int] | None:
+        """Where the object's file is now and its size in bytes; None if this store does not hold it."""
+        with self._lock:
+            entry = self._entries.get(name)
+            return None if entry is None else (entry.path, entry.size)
+
+    def open(self, name: str) -> tuple[int, int] | None:
+        """An open descriptor (the caller closes it) and the size in bytes; None if this store does not hold it."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                return None
+            return os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC), entry.size
+
+    def names(self) -> list[str]:
+        """Names of all objects held, oldest first."""
+        with self._lock:
+            return list(self._entries)
+
+    def delete(self, name: str) -> bool:
+        """Removes an object; whether it was there. Readers that opened it keep their view."""
+        with self._lock:
+            entry = self._entries.pop(name, None)
+            if entry is None:
+                return False
+            self._forget(entry)
+        with contextlib.suppress(FileNotFoundError):
+            entry.path.unlink()
+        return True
+
+    def clear(self) -> None:
+        """Removes all objects."""
+        for name in self.names():
+            self.delete(name)
+
+    def close(self) -> None:
+        """Stops the spilling thread. Files stay until the directory is removed."""
+        with self._lock:
+            self._closed = True
+            self._over.notify_all()
+        if self._spiller is not None:
+            self._spiller.join()
+
+    def _forget(self, entry: _Entry) -> None:
+        if entry.spilled:
+            self._spilled -= entry.size
+        else:
+            self._memory -= entry.size
+
+    def _spill_loop(self) -> None:
+        while True:
+            with self._lock:
+                victim: tuple[str, _Entry] | None = None
+                while not self._closed:
+                    if self._memory > self.memory_limit:
+                        victim = next(((n, e) for n, e in self._entries.items() if not e.spilled), None)
+                    if victim is not None:
+                        break
+                    self._over.wait()
+                if self._closed or victim is None:
+                    return
+            self._spill_one(*victim)
+
+    def _spill_one(self, name: str, entry: _Entry) -> None:
+        target = self.directory.spill / name
+        try:
+            view = map_file(entry.path)
+            write_file(target, [view])
+            view.release()
+        except OSError:
+            # No room on disk either: the object stays in memory, over the limit, rather than being lost.
+            with self._lock:
+                if not self._closed and self._entries.get(name) is entry:
+                    self._entries.move_to_end(name)
+                    self._over.wait(1.0)
+            return
+        with self._lock:
+            if self._entries.get(name) is not entry:  # deleted meanwhile
+                with contextlib.suppress(FileNotFoundError):
+                    target.unlink()
+                return
+            source = entry.path
+            entry.path, entry.spilled = target, True
+            self._memory -= entry.size
+            self._spilled += entry.size
+        with contextlib.suppress(FileNotFoundError):
+            source.unlink()

@@ -1,0 +1,131 @@
+"""Reads objects from the workers that hold them: by mapping the file on the same host, else over TCP."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from futures_worker import wire
+from futures_worker.errors import AuthenticationError, ObjectLostError, WireError
+from futures_worker.store import Buffer, map_file, write_file
+from futures_worker.store_server import boot_id
+
+MAX_IDLE_CONNECTIONS = 4
+"""Authenticated connections kept per worker for the next request."""
+
+
+class ObjectFetcher:
+    """Fetches objects by (address, name). Connections are kept and reused; safe for use by several threads."""
+
+    def __init__(self, secret: bytes, *, timeout: float = 30.0, max_object: int = wire.MAX_BODY) -> None:
+        """`timeout` limits connecting and each read, in seconds; `max_object` the size of an object, in bytes."""
+        self._secret = secret
+        self._timeout = timeout
+        self._max_object = max_object
+        self._boot = boot_id()
+        self._idle: dict[tuple[str, int], list[wire.Connection]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def fetch(self, address: tuple[str, int], name: str, *, by_file: bool = True) -> memoryview:
+        """The object's bytes: a shared read-only mapping on the same host (zero-copy), else a copy from the network.
+
+        Raises `ObjectLostError` if the worker can't be reached or no longer holds it, `AuthenticationError` if it does
+        not know the secret.
+        """
+        if by_file and self._boot:
+            answer, body = self._request(address, {"op": "get", "name": name, "boot": self._boot})
+            if not answer.get("ok"):
+                raise ObjectLostError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
+            path = answer.get("path")
+            if not isinstance(path, str):
+                return body
+            try:
+                return map_file(path)
+            except OSError:
+                pass  # moved to disk in between, or another file system namespace: ask for the bytes
+        answer, body = self._request(address, {"op": "get", "name": name})
+        if not answer.get("ok"):
+            raise ObjectLostError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
+        return body
+
+    def fetch_file(self, address: tuple[str, int], name: str, target: Path | str) -> int:
+        """Makes the object the file `target` (a link where holder and reader share a file system); returns its bytes.
+
+        Raises as `fetch` does.
+        """
+        if self._boot:
+            answer, _ = self._request(address, {"op": "get", "name": name, "boot": self._boot})
+            path = answer.get("path")
+            if isinstance(path, str):
+                try:
+                    os.link(path, target)
+                    return os.stat(target).st_size
+                except OSError:
+                    pass  # another file system, or moved in between
+        return write_file(target, [self.fetch(address, name)])
+
+    def put(self, address: tuple[str, int], name: str, data: Buffer) -> int:
+        """Stores an object on a worker; returns its size in bytes."""
+        answer, _ = self._request(address, {"op": "put", "name": name}, data)
+        if not answer.get("ok"):
+            raise ObjectLostError(f"worker {address[0]}:{address[1]} refused object {name}: {answer.get('reason')}")
+        return int(answer["size"])
+
+    def delete(self, address: tuple[str, int], name: str) -> bool:
+        """Removes an object from a worker; whether it was there."""
+        answer, _ = self._request(address, {"op": "delete", "name": name})
+        return bool(answer.get("ok"))
+
+    def hello(self, address: tuple[str, int]) -> dict[str, Any]:
+        """What the worker at an address says of itself: incarnation, pid, objects held."""
+        return self._request(address, {"op": "hello"})[0]
+
+    def close(self) -> None:
+        """Closes idle connections."""
+        with self._lock:
+            self._closed = True
+            connections = [c for idle in self._idle.values() for c in idle]
+            self._idle.clear()
+        for connection in connections:
+            connection.close()
+
+    def _request(
+        self, address: tuple[str, int], header: dict[str, Any], body: Buffer = b""
+    ) -> tuple[wire.Header, memoryview]:
+        with self._lock:
+            idle = self._idle.get(address)
+            connection = idle.pop() if idle else None
+        if connection is not None:
+            try:
+                return self._exchange(address, connection, header, body)
+            except (EOFError, WireError, OSError):
+                pass  # the worker restarted since: a fresh connection decides
+        try:
+            connection = wire.connect(address, self._secret, timeout=self._timeout, max_body=self._max_object)
+            return self._exchange(address, connection, header, body)
+        except AuthenticationError:
+            raise
+        except (EOFError, WireError, OSError) as exc:
+            raise ObjectLostError(
+                f"worker {address[0]}:{address[1]} can't be reached for object {header.get('name')}: {exc}"
+            ) from exc
+
+    def _exchange(
+        self, address: tuple[str, int], connection: wire.Connection, header: dict[str, Any], body: Buffer
+    ) -> tuple[wire.Header, memoryview]:
+        try:
+            connection.send(header, body)
+            answer, received = connection.receive()
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            idle = self._idle.setdefault(address, [])
+            if not self._closed and len(idle) < MAX_IDLE_CONNECTIONS:
+                idle.append(connection)
+                return answer, memoryview(received)
+        connection.close()
+        return answer, memoryview(received)

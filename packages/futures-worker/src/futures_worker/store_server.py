@@ -1,0 +1,169 @@
+"""Serves a worker's objects to other processes, after each has proved that it knows the cluster's secret.
+
+Requests and answers are frames of `futures_worker.wire`:
+
+    {"op": "get", "name": str, "boot": str}    -> {"ok": true, "path": str, "size": int}     same boot: map the file
+                                               -> {"ok": true, "size": int} + body           otherwise
+                                               -> {"ok": false, "reason": "missing"}
+    {"op": "put", "name": str} + body          -> {"ok": true, "size": int}
+    {"op": "delete", "name": str}              -> {"ok": bool}
+    {"op": "hello"}                            -> {"ok": true, "incarnation": bytes, "pid": int, "objects": int, ...}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from futures_worker import wire
+from futures_worker.errors import AddressInUseError, MainspringError, WireError
+from futures_worker.store import ObjectStore, check_name
+
+MAX_CONNECTIONS = 256
+"""Connections served at once; further ones wait in the listening socket's queue."""
+
+
+def boot_id() -> str:
+    """Names this boot of this host: processes with equal boot ids may see each other's files. Empty where unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Raises `AddressInUseError` if another process listens there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        sock.listen(128)
+    except OSError as exc:
+        sock.close()
+        raise AddressInUseError(
+            f"can't listen on {address}:{port}: {exc.strerror}; another process (a worker?) uses it: "
+            "choose another --port, or 0 for any free one"
+        ) from exc
+    return sock
+
+
+class StoreServer:
+    """Accepts connections on a listening socket and serves one `ObjectStore`, a thread per connection."""
+
+    def __init__(
+        self, sock: socket.socket, secret: bytes, store: ObjectStore, about: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._sock = sock
+        self._secret = secret
+        self._store = store
+        self._about = about
+        self._boot = boot_id()
+        self._slots = threading.Semaphore(MAX_CONNECTIONS)
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept_loop, name="object-server", daemon=True)
+
+    def start(self) -> None:
+        """Starts to accept connections."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops accepting and cuts every connection."""
+        with self._lock:
+            self._closing = True
+            connections = list(self._connections)
+        # shutdown wakes the thread in accept(); close alone would leave it there.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._slots.release()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def _accept_loop(self) -> None:
+        while not self._closing:
+            self._slots.acquire()
+            try:
+                peer, _ = self._sock.accept()
+            except OSError:
+                self._slots.release()
+                if self._closing:
+                    return
+                continue  # the peer gave up while it waited in the queue
+            with self._lock:
+                if self._closing:
+                    peer.close()
+                    return
+                self._connections.add(peer)
+            threading.Thread(target=self._serve, args=(peer,), name="object-peer", daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            with wire.accept(peer, self._secret) as connection:
+                while True:
+                    self._answer(connection)
+        except (EOFError, WireError, OSError):
+            pass  # the peer left or broke the protocol: its connection ends, nobody else's
+        finally:
+            peer.close()
+            with self._lock:
+                self._connections.discard(peer)
+            self._slots.release()
+
+    def _answer(self, connection: wire.Connection) -> None:
+        header, size = connection.receive_header()
+        op = header.get("op")
+        if op == "get":
+            self._get(connection, header, size)
+        elif op == "put":
+            self._put(connection, header, size)
+        elif op == "delete" and size == 0:
+            connection.send({"ok": self._store.delete(_name(header))})
+        elif op == "hello" and size == 0:
+            connection.send({"ok": True, **self._about()})
+        else:
+            raise WireError(f"the peer asked for {op!r}, which this version doesn't know")
+
+    def _get(self, connection: wire.Connection, header: wire.Header, size: int) -> None:
+        if size:
+            raise WireError("a get has no body")
+        name = _name(header)
+        if self._boot and header.get("boot") == self._boot:
+            located = self._store.locate(name)
+            if located is not None:
+                connection.send({"ok": True, "path": str(located[0]), "size": located[1]})
+                return
+        opened = self._store.open(name)
+        if opened is None:
+            connection.send({"ok": False, "reason": "missing"})
+            return
+        descriptor, length = opened
+        try:
+            connection.send_file({"ok": True, "size": length}, descriptor, length)
+        finally:
+            os.close(descriptor)
+
+    def _put(self, connection: wire.Connection, header: wire.Header, size: int) -> None:
+        body = bytearray(size)
+        connection.receive_into(memoryview(body))
+        try:
+            connection.send({"ok": True, "size": self._store.add(_name(header), [body])})
+        except MainspringError as exc:
+            connection.send({"ok": False, "reason": str(exc)})
+
+
+def _name(header: wire.Header) -> str:
+    try:
+        return check_name(str(header.get("name")))
+    except ValueError as exc:
+        raise WireError(str(exc)) from exc

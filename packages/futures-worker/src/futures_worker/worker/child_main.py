@@ -1,0 +1,180 @@
+"""The loop of a child process: reads packets of tasks, runs them one after another, writes each result at once.
+
+A child runs user code and nothing else: it opens no database and no socket of its own. It ends when its socket is
+closed, and is killed with the process that forked it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from futures_worker import payload
+from futures_worker.errors import MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
+from futures_worker.failure import may_retry
+from futures_worker.store import map_file, write_file
+from futures_worker.worker import messages, task_context
+
+
+class ChildLoop:
+    """Runs tasks from `tasks` and writes results to the descriptor `results`.
+
+    `directory` is the worker's private directory with `code/`, `objects/`, `parcels/` and `spill`.
+    """
+
+    def __init__(self, tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
+        self._tasks = tasks
+        self._results = results
+        self._code = f"{directory}/code"
+        self._objects = Path(directory, "objects")
+        self._spill = Path(directory, "spill")
+        self._url = url
+        self._cluster = cluster
+        self._functions: dict[bytes, tuple[Callable[..., Any], str, str]] = {}
+        self._pack = msgpack.Packer(autoreset=True).pack
+        self._write_lock = threading.Lock()
+        self._queued: list[list[Any]] = []  # rest of the packet being run, last first
+        self._seq = -1
+        task_context.install(self._report_waiting)
+
+    def run(self) -> None:
+        """Serves packets until the worker closes the socket."""
+        buffer = bytearray(messages.MAX_PACKET + 4096)
+        view = memoryview(buffer)
+        receive = self._tasks.recv_into
+        while True:
+            size = receive(buffer)
+            if size == 0:
+                return
+            queued = msgpack.unpackb(view[:size])
+            queued.reverse()
+            self._queued = queued
+            while queued:
+                self._run_task(queued.pop())
+
+    def _run_task(self, task: list[Any]) -> None:
+        seq, digest, args, dependencies, future_id, epoch, attempt, options = task
+        self._seq = seq
+        started = time.perf_counter()
+        try:
+            function = self._functions.get(digest) or self._load_function(digest)
+            if not args:
+                positional: tuple[Any, ...] = ()
+                keywords: dict[str, Any] = {}
+            else:
+                positional, keywords = self._load_args(args, dependencies, function)
+        except BaseException as error:
+            self._fail(seq, started, messages.FAIL_PERMANENT, error)
+            return
+        task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster))
+        try:
+            value = function[0](*positional, **keywords)
+        except MemoryError as error:
+            task_context.enter(None)
+            self._fail(seq, started, messages.FAIL_MEMORY, error)
+            return
+        except BaseException as error:
+            task_context.enter(None)
+            kind = messages.FAIL_RAISED if may_retry(options, error) else messages.FAIL_PERMANENT
+            self._fail(seq, started, kind, error)
+            return
+        task_context.enter(None)
+        try:
+            result = payload.dump_result(value)
+            size = result.nbytes
+            if size <= payload.INLINE_RESULT_BYTES:
+                elapsed = int((time.perf_counter() - started) * 1e6)
+                self._write(self._pack((messages.RESULT, seq, elapsed, result.to_bytes())))
+                return
+            name = messages.object_name(future_id, epoch, attempt)
+            self._store(name, result)
+        except BaseException as error:
+            if not isinstance(error, MainspringError):
+                error = ResultPickleError(f"the result of {function[1]} can't be kept: {type(error).__name__}: {error}")
+            self._fail(seq, started, messages.FAIL_PERMANENT, error)
+            return
+        elapsed = int((time.perf_counter() - started) * 1e6)
+        self._write(self._pack((messages.STORED, seq, elapsed, size, name)))
+
+    def _load_function(self, digest: bytes) -> tuple[Callable[..., Any], str, str]:
+        data = Path(self._code, digest.hex()).read_bytes()
+        function = (payload.load_code(data), payload.code_name(data), payload.code_python(data))
+        self._functions[digest] = function
+        return function
+
+    def _load_args(
+        self,
+        args: bytes | str,
+        dependencies: list[bytes | str] | str | None,
+        function: tuple[Callable[..., Any], str, str],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        data = Path(args).read_bytes() if isinstance(args, str) else args
+        if isinstance(dependencies, str):
+            dependencies = msgpack.unpackb(Path(dependencies).read_bytes())
+        values = []
+        for number, dependency in enumerate(dependencies or ()):
+            try:
+                values.append(payload.load_result(map_file(dependency) if isinstance(dependency, str) else dependency))
+            except Exception as error:
+                raise TaskUnpickleError(
+                    f"argument future {number} of {function[1]} can't be unpickled on this worker: {error}"
+                ) from error
+        return payload.load_args(data, values, name=function[1], python=function[2])
+
+    def _store(self, name: str, result: payload.ResultPayload) -> None:
+        try:
+            write_file(self._objects / name, result.parts())
+        except OSError as memory_error:
+            try:
+                write_file(self._spill / name, result.parts())
+            except OSError as disk_error:
+                raise OversizeError(
+                    f"the result of {result.nbytes} bytes fits neither the worker's memory ({memory_error.strerror}) "
+                    f"nor its spill directory ({disk_error.strerror}): give the worker more room (--object-store, --spill)"
+                ) from disk_error
+
+    def _fail(self, seq: int, started: float, kind: int, error: BaseException) -> None:
+        elapsed = int((time.perf_counter() - started) * 1e6)
+        failure = payload.dump_exception(error, skip_frames=1).to_bytes()
+        self._write(self._pack((messages.FAILED, seq, elapsed, kind, failure)))
+
+    def _report_waiting(self, begins: bool) -> None:
+        if begins:
+            returned = [task[0] for task in reversed(self._queued)]
+            self._queued.clear()
+            self._write(msgpack.packb((messages.BLOCKED, self._seq, returned)))
+        else:
+            self._write(msgpack.packb((messages.RESUMED, self._seq)))
+
+    def _write(self, data: bytes) -> None:
+        # User threads may report waits while the main thread writes a result.
+        with self._write_lock:
+            written = os.write(self._results, data)
+            while written < len(data):
+                data = data[written:]
+                written = os.write(self._results, data)
+
+
+def run_child(tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
+    """The whole life of a child, in a process just forked. Does not return."""
+    status = 0
+    try:
+        ChildLoop(tasks, results, directory, url, cluster).run()
+    except (BrokenPipeError, ConnectionError):
+        pass  # the worker is gone
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        status = 70
+    finally:
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,220 @@
+"""The worker's side of its child processes: the template that forks them, and the sockets to each."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgpack
+
+from futures_worker.errors import MainspringError
+from futures_worker.worker.messages import MAX_PACKET
+
+PIPE_BYTES = 1 << 20
+START_TIMEOUT = 60.0
+"""Seconds that the template has to load its modules."""
+
+_F_SETPIPE_SZ = 1031
+
+
+class TemplateLostError(MainspringError):
+    """The process that forks children is gone, and all children with it."""
+
+
+class Exited(NamedTuple):
+    """A child process ended: wait status as `os.waitpid` gives it."""
+
+    child: int
+    pid: int
+    status: int
+
+
+@dataclass(slots=True)
+class ChildProcess:
+    """The descriptors of one child. `taken_back` is a duplicate of the end the child reads from."""
+
+    number: int
+    pid: int
+    tasks: socket.socket
+    taken_back: socket.socket
+    results: int
+    closed: bool = False  # its end of the result pipe
+    unpacker: Any = field(default_factory=lambda: msgpack.Unpacker(max_buffer_size=1 << 28))
+
+    def send(self, packet: bytes) -> bool:
+        """Sends one packet if there is room; whether it went. A dead child's packets are kept for `take_back`."""
+        try:
+            self.tasks.send(packet)
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            return False  # its end is reported by the template
+        return True
+
+    def receive(self) -> list[Any]:
+        """All whole messages the child has written since."""
+        messages: list[Any] = []
+        while True:
+            try:
+                data = os.read(self.results, PIPE_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                self.closed = True
+                break
+            self.unpacker.feed(data)
+            messages.extend(self.unpacker)
+            if len(data) < PIPE_BYTES:
+                break
+        return messages
+
+    def take_back(self) -> list[bytes]:
+        """Packets the child has not read, in order; it will never see them."""
+        packets: list[bytes] = []
+        while True:
+            try:
+                packet = self.taken_back.recv(MAX_PACKET + 4096, socket.MSG_DONTWAIT)
+            except OSError:
+                return packets
+            if not packet:
+                return packets
+            packets.append(packet)
+
+    def hang_up(self) -> None:
+        """Lets the child end once it has read what was sent."""
+        self.tasks.close()
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        self.tasks.close()
+        self.taken_back.close()
+        with contextlib.suppress(OSError):
+            os.close(self.results)
+
+
+class ChildProcesses:
+    """Starts the template, and forks, kills and reaps children through it."""
+
+    def __init__(self, directory: str, url: str, cluster: str) -> None:
+        self._setup = ("setup", directory, url, cluster)
+        self._exits: list[Exited] = []
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._template = subprocess.Popen(
+                [sys.executable, "-m", "futures_worker.worker.template", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._ready = False
+        self._send(self._setup)
+
+    def wait_ready(self) -> None:
+        """Waits until the template can fork. Raises `TemplateLostError` if it can't start."""
+        self.control.settimeout(START_TIMEOUT)
+        while not self._ready:
+            self._hear(self._receive())
+        self.control.settimeout(None)
+
+    def spawn(self, number: int) -> ChildProcess:
+        """Forks a child. Raises `TemplateLostError`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(read_end, _F_SETPIPE_SZ, PIPE_BYTES)
+        os.set_blocking(read_end, False)
+        ours.setblocking(False)
+        try:
+            self._send(("fork", number), (theirs.fileno(), write_end))
+            while True:
+                message = self._receive()
+                if message[0] == "forked" and message[1] == number:
+                    return ChildProcess(number, message[2], ours, theirs, read_end)
+                self._hear(message)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+
+    def exits(self) -> list[Exited]:
+        """Children that ended since the last call; does not block. Raises `TemplateLostError`."""
+        while True:
+            try:
+                packet = self.control.recv(65536, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionError as exc:
+                raise self._lost() from exc
+            if not packet:
+                raise self._lost()
+            self._hear(msgpack.unpackb(packet))
+        exits, self._exits = self._exits, []
+        return exits
+
+    def kill(self, child: ChildProcess) -> None:
+        """Kills a child and every process of its session; its end is reported by `exits`."""
+        with contextlib.suppress(TemplateLostError):
+            self._send(("kill", child.number))
+
+    def close(self) -> None:
+        """Kills all children and ends the template, which removes the worker's directories."""
+        self.control.close()
+        try:
+            self._template.wait(10)
+        except subprocess.TimeoutExpired:
+            self._template.kill()
+            self._template.wait()
+
+    def abandon(self) -> None:
+        """Kills the template and with it the children, without its removing the worker's directories."""
+        self._template.kill()
+        self._template.wait()
+        self.control.close()
+
+    def _hear(self, message: Sequence[Any]) -> None:
+        if message[0] == "ready":
+            self._ready = True
+        elif message[0] == "exited":
+            self._exits.append(Exited(*message[1:4]))
+
+    def _receive(self) -> list[Any]:
+        try:
+            packet = self.control.recv(65536)
+        except (TimeoutError, ConnectionError) as exc:
+            raise self._lost() from exc
+        if not packet:
+            raise self._lost()
+        message: list[Any] = msgpack.unpackb(packet)
+        return message
+
+    def _send(self, message: Sequence[Any], descriptors: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self.control, [msgpack.packb(message)], list(descriptors))
+        except (BrokenPipeError, ConnectionError) as exc:
+            raise self._lost() from exc
+
+    def _lost(self) -> TemplateLostError:
+        status = self._template.poll()
+        why = "does not answer" if status is None else f"ended with {describe_status(status)}"
+        return TemplateLostError(f"the process that forks this worker's children (pid {self._template.pid}) {why}")
+
+
+def describe_status(code: int) -> str:
+    """`exit code 3` or `signal SIGKILL` for an exit code as `subprocess` gives it (negative: signal)."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

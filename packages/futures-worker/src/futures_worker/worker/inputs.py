@@ -1,0 +1,191 @@
+"""Brings what a task needs to this host before its child is told: code, arguments, results of its dependencies."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgpack
+
+from fdb_datamodel import Claim, FutureResult, WorkerId, get_code
+from fdb_schema import BlobMissingError, ClusterSpace
+from futures_worker.errors import AuthenticationError, ObjectLostError
+from futures_worker.store import ObjectStore, write_file
+from futures_worker.store_client import ObjectFetcher
+from futures_worker.worker.instructions import Event, InputsBroken, InputsLost, InputsReady
+from futures_worker.worker.messages import PARCEL_BYTES
+from futures_worker.worker.tasks import Task
+from idempotent_txn import run
+
+FETCH_THREADS = 8
+"""Dependencies fetched from other workers at the same time."""
+
+
+class Inputs:
+    """Prepares tasks. What needs the network is done by threads, whose events arrive through `post`."""
+
+    def __init__(
+        self,
+        db: Any,
+        space: ClusterSpace,
+        store: ObjectStore,
+        fetcher: ObjectFetcher,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._db = db
+        self._space = space
+        self._store = store
+        self._fetcher = fetcher
+        self._post = post
+        self._codes: dict[bytes, bytes] = {}  # claim.code -> digest, of codes whose file is written
+        self._parcel_numbers = itertools.count()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def prepare(self, tasks: list[Task], me: WorkerId) -> list[Event]:
+        """Events for what is ready at once; the others' events are posted when they are."""
+        ready = []
+        events: list[Event] = []
+        for task in tasks:
+            claim = task.claim
+            digest = self._codes.get(claim.code)
+            if digest is None or claim.dependencies or len(claim.args) > PARCEL_BYTES:
+                event = self._prepare_one(task, me)
+                if event is not None:
+                    events.append(event)
+            else:
+                task.digest = digest
+                task.args = claim.args
+                ready.append(task)
+        if ready:
+            events.append(InputsReady(ready))
+        return events
+
+    def forget(self, task: Task) -> None:
+        """Removes the parcels of a task that ended."""
+        for path in task.parcels or ():
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def close(self) -> None:
+        """Waits for no fetch that runs."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare_one(self, task: Task, me: WorkerId) -> Event | None:
+        claim = task.claim
+        try:
+            task.digest = self._codes.get(claim.code) or self._bring_code(claim.code)
+            task.args = claim.args
+            if len(claim.args) > PARCEL_BYTES:
+                task.args = self._parcel(task, claim.args)
+        except BlobMissingError as exc:
+            return InputsBroken(task, "unpickle", f"the code of {task.label} is not in the database: {exc}")
+        except OSError as exc:
+            return InputsBroken(task, "oversize", f"no room for the arguments of {task.label}: {exc}")
+        if not claim.dependencies:
+            return InputsReady([task])
+        if any(_is_remote(_input(claim, i), me) for i in claim.dependencies):
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(FETCH_THREADS, "fetch-inputs")
+            self._threads.submit(self._bring_and_post, task, me)
+            return None
+        return self._bring_dependencies(task, me)
+
+    def _bring_and_post(self, task: Task, me: WorkerId) -> None:
+        self._post(self._bring_dependencies(task, me))
+
+    def _bring_code(self, code: bytes) -> bytes:
+        data: bytes = run(self._db, get_code, self._space, code, strategy="off")
+        digest = hashlib.sha256(data).digest()
+        path = self._store.directory.code / digest.hex()
+        if not path.exists():
+            write_file(path, [data])
+        self._codes[code] = digest
+        return digest
+
+    def _bring_dependencies(self, task: Task, me: WorkerId) -> Event:
+        claim = task.claim
+        found: list[bytes | str] = []
+        lost: list[bytes] = []
+        inline = 0
+        try:
+            for dependency in claim.dependencies:
+                result = _input(claim, dependency)
+                try:
+                    value = self._bring(task, result, me)
+                except ObjectLostError:
+                    lost.append(dependency)
+                    continue
+                inline += len(value)
+                found.append(value)
+            if lost:
+                return InputsLost(task, tuple(lost))
+            task.dependencies = found
+            if inline + len(task.args) > PARCEL_BYTES:
+                task.dependencies = self._parcel(task, msgpack.packb(found))
+        except AuthenticationError as exc:
+            return InputsBroken(task, "object-lost", f"an input of {task.label} can't be fetched: {exc}")
+        except OSError as exc:
+            return InputsBroken(task, "oversize", f"no room for the inputs of {task.label}: {exc}")
+        except Exception as exc:  # a thread's exception would leave the task claimed for ever
+            return InputsBroken(task, "error", f"preparing {task.label} failed: {type(exc).__name__}: {exc}")
+        return InputsReady([task])
+
+    def _bring(self, task: Task, result: FutureResult | None, me: WorkerId) -> bytes | str:
+        if result is None:
+            raise ObjectLostError("no result is stored")
+        if result.inline is not None:
+            return result.inline
+        path = self._parcel_path(task)
+        if result.worker == me:
+            located = self._store.locate(result.name)
+            if located is None:
+                raise ObjectLostError(f"object {result.name} is not in this worker's store")
+            _link_or_copy(str(located[0]), path, result.name, self._store)
+        elif result.worker is None:
+            raise ObjectLostError(f"object {result.name} names no worker")
+        else:
+            self._fetcher.fetch_file((result.worker.ip, result.worker.port), result.name, path)
+        return path
+
+    def _parcel_path(self, task: Task) -> str:
+        path = f"{self._store.directory.parcels}/{next(self._parcel_numbers)}"
+        if task.parcels is None:
+            task.parcels = []
+        task.parcels.append(path)
+        return path
+
+    def _parcel(self, task: Task, data: bytes) -> str:
+        path = self._parcel_path(task)
+        write_file(path, [data])
+        return path
+
+
+def _input(claim: Claim, dependency: bytes) -> FutureResult | None:
+    return claim.inputs.get(dependency)
+
+
+def _is_remote(result: FutureResult | None, me: WorkerId) -> bool:
+    return result is not None and result.inline is None and result.worker is not None and result.worker != me
+
+
+def _link_or_copy(source: str, target: str, name: str, store: ObjectStore) -> None:
+    with contextlib.suppress(OSError):
+        os.link(source, target)
+        return
+    opened = store.open(name)  # spilled: another file system
+    if opened is None:
+        raise ObjectLostError(f"object {name} left this worker's store meanwhile")
+    descriptor, _ = opened
+    with open(descriptor, "rb") as file:
+        while True:
+            piece = file.read(1 << 24)
+            if not piece:
+                break
+            with open(target, "ab") as out:
+                out.write(piece)

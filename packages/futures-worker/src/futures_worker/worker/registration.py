@@ -1,0 +1,109 @@
+"""A worker's place in the cluster: taken at start, given up at the end, never shared by two that live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from typing import Any
+
+from fdb_datamodel import (
+    ClusterSpace,
+    Requirements,
+    WorkerId,
+    WorkerInfo,
+    WorkerSighting,
+    WorkerStatus,
+    find_worker,
+    new_incarnation,
+    reap,
+    register_worker,
+    unregister_worker,
+)
+from futures_worker.errors import AddressInUseError
+from futures_worker.liveness import TTL_SECONDS
+from futures_worker.store_server import boot_id
+from idempotent_txn import run
+
+_LOOK = 0.25
+"""Seconds between looks at the heartbeat of an earlier incarnation."""
+
+
+def describe_self(slots: int, total: Requirements, object_store: int) -> WorkerInfo:
+    """What this process registers about itself."""
+    return WorkerInfo(
+        slots=slots,
+        total=total,
+        object_store=object_store,
+        pid=os.getpid(),
+        boot_id=_process_space(),
+        host=socket.gethostname(),
+        wall_us=int(time.time() * 1e6),
+    )
+
+
+def join(db: Any, space: ClusterSpace, ip: str, port: int, info: WorkerInfo, *, ttl: float = TTL_SECONDS) -> WorkerId:
+    """Registers a fresh incarnation at an address and gives back what an earlier one had claimed.
+
+    An earlier incarnation is replaced at once if its process is gone on this boot of this host, or after its heartbeat
+    stood still for `ttl` seconds. Raises `AddressInUseError` as soon as it is seen to live.
+    """
+    me = WorkerId(ip, port, new_incarnation())
+    before = run(db, find_worker, space, ip, port, strategy="off")
+    replaces = None if before is None else _judge(db, space, before, ttl)
+    run(db, register_worker, space, me, info, replaces)
+    while run(db, reap, space):
+        pass
+    return me
+
+
+def leave(db: Any, space: ClusterSpace, worker: WorkerId) -> None:
+    """Gives up the place; whatever is still held goes back, charged to nobody."""
+    run(db, unregister_worker, space, worker)
+    while run(db, reap, space):
+        pass
+
+
+def _judge(db: Any, space: ClusterSpace, before: WorkerStatus, ttl: float) -> WorkerSighting:
+    """The earlier incarnation, once it is known to be dead. Raises `AddressInUseError` if it lives."""
+    seen = _counter(before)
+    if process_gone(before.info):
+        return WorkerSighting(before.id, seen)
+    give_up = time.monotonic() + ttl
+    while time.monotonic() < give_up:
+        time.sleep(_LOOK)  # a heartbeat is not an event that this process could wait for
+        now = run(db, find_worker, space, before.id.ip, before.id.port, strategy="off")
+        if now is None:
+            break
+        if now.id != before.id or _counter(now) != seen:
+            raise AddressInUseError(
+                f"worker {now.id.ip}:{now.id.port} of cluster {space.cluster!r} is alive "
+                f"(pid {now.info.pid} on {now.info.host}): choose another --address or --port"
+            )
+    return WorkerSighting(before.id, seen)
+
+
+def process_gone(info: WorkerInfo) -> bool:
+    """Whether the process that registered is certainly gone: same boot and namespace, and no process of that id."""
+    if not info.boot_id or info.boot_id != _process_space() or not info.pid:
+        return False
+    if info.pid == os.getpid():
+        return True  # an earlier incarnation of this very process
+    with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(PermissionError):
+            os.kill(info.pid, 0)
+        return False
+    return True
+
+
+def _process_space() -> str:
+    """Where a process id means the same process: this boot of this host, and this namespace of process ids."""
+    boot = boot_id()
+    with contextlib.suppress(OSError):
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}" if boot else ""
+    return boot
+
+
+def _counter(status: WorkerStatus) -> int:
+    return status.heartbeat.counter if status.heartbeat is not None else 0

@@ -1,0 +1,148 @@
+"""Puts a worker together from its parts and runs it until it is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fdb_datamodel import ClusterSpace, Requirements, WorkerId
+from fdb_schema import database_url, open_database
+from futures_worker.liveness import TTL_SECONDS
+from futures_worker.store import ObjectStore, WorkDirectory
+from futures_worker.store_client import ObjectFetcher
+from futures_worker.store_secret import cluster_secret
+from futures_worker.store_server import StoreServer, listen
+from futures_worker.worker.core import WorkerCore
+from futures_worker.worker.housekeeping import Housekeeping
+from futures_worker.worker.inputs import Inputs
+from futures_worker.worker.registration import describe_self, join, leave
+from futures_worker.worker.shell import DEFAULT_GRACE, Shell
+
+log = logging.getLogger("futures_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How to run one worker."""
+
+    url: str | None = None  # database; None: the environment's, else the default
+    cluster: str = "mainspring"
+    address: str = "127.0.0.1"  # to listen on, and known by
+    port: int = 0  # 0: any free one
+    slots: int = 1  # tasks at a time
+    total: Requirements = field(default_factory=Requirements)  # cpu, ram, gpu offered
+    object_store: int = 256 << 20  # bytes of results kept in memory
+    spill: Path | None = None  # directory for what is over it
+    grace: float = DEFAULT_GRACE  # seconds for running tasks after SIGTERM
+    ttl: float = TTL_SECONDS  # seconds without a heartbeat that mean death
+
+
+class WorkerService:
+    """One worker process. `run` blocks; `shell.drain()` ends it from anywhere."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self.url = database_url(config.url)
+        self.space = ClusterSpace(config.cluster)
+        self._cleanup = contextlib.ExitStack()
+        try:
+            self._build()
+        except BaseException:
+            self._cleanup.close()
+            raise
+
+    def _build(self) -> None:
+        config = self.config
+        self.db: Any = open_database(self.url)
+        secret = cluster_secret(self.db, self.space)
+        sock = listen(config.address, config.port)
+        self._cleanup.callback(sock.close)
+        ip, port = sock.getsockname()[:2]
+        self.address: tuple[str, int] = (ip, port)
+        directory = WorkDirectory(config.spill)
+        self._cleanup.callback(directory.remove)
+        self.store = ObjectStore(directory, config.object_store)
+        self._cleanup.callback(self.store.close)
+        self._info = describe_self(config.slots, config.total, config.object_store)
+        self.core = WorkerCore(WorkerId(ip, port, b""), config.slots, config.total)
+        self.shell = Shell(
+            self.db, self.space, self.core, self.store, self.url, grace=config.grace, object_store=config.object_store
+        )
+        self._cleanup.callback(self.shell.close)
+        fetcher = ObjectFetcher(secret)
+        self._cleanup.callback(fetcher.close)
+        self.shell.inputs = Inputs(self.db, self.space, self.store, fetcher, self.shell.post)
+        self._server = StoreServer(sock, secret, self.store, self._about)
+        self._server.start()
+        self._cleanup.callback(self._server.close)
+        self.core.worker = join(self.db, self.space, ip, port, self._info, ttl=config.ttl)
+        self._housekeeping = Housekeeping(self.db, self.space, ttl=config.ttl)
+        self._housekeeping.start()
+        self._cleanup.callback(self._housekeeping.close)
+
+    def _about(self) -> dict[str, Any]:
+        in_memory, on_disk = self.store.used()
+        return {
+            "incarnation": self.core.worker.incarnation,
+            "pid": self._info.pid,
+            "slots": self.config.slots,
+            "object_store": in_memory,
+            "spilled": on_disk,
+        }
+
+    def run(self, ready: Callable[[WorkerService], None] | None = None) -> None:
+        """Works until drained. A worker that was declared dead (it was paused too long) starts anew by itself."""
+        try:
+            if ready is not None:
+                ready(self)
+            ip, port = self.address
+            while True:
+                self.shell.run()
+                if not self.shell.fenced:
+                    break
+                before = self.core.worker
+                worker = join(self.db, self.space, ip, port, self._info, ttl=self.config.ttl)
+                self.shell.rejoin(worker)
+                log.warning("worker %s works on as %s; what it held was given to others", before, worker)
+            leave(self.db, self.space, self.core.worker)
+        finally:
+            self._cleanup.close()
+
+
+def serve(config: WorkerConfig, *, as_json: bool = False) -> None:
+    """Runs a worker in this process: one ready line on standard output, SIGTERM and SIGINT drain, again: at once."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s pid=%(process)d %(message)s"
+    )
+    sys.setswitchinterval(0.001)  # housekeeping must not hold the loop up for 5 ms
+    service = WorkerService(config)
+    asked = 0
+
+    def on_signal(number: int, _frame: Any) -> None:
+        nonlocal asked
+        asked += 1
+        service.shell.drain(None if asked == 1 else 0.0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    service.run(lambda s: _print_ready(s, as_json))
+
+
+def _print_ready(service: WorkerService, as_json: bool) -> None:
+    ip, port = service.address
+    worker = service.core.worker
+    if as_json:
+        line = json.dumps(
+            {"ready": True, "address": f"{ip}:{port}", "ip": ip, "port": port, "incarnation": worker.incarnation.hex()}
+            | {"cluster": service.space.cluster, "slots": service.core.slots, "pid": service._info.pid}
+        )
+    else:
+        line = f"ready: worker {ip}:{port} of cluster {service.space.cluster}, {service.core.slots} slots"
+    print(line, flush=True)

@@ -1,0 +1,474 @@
+"""Carries out what the core decides: one loop that waits in one place for bells, children, threads and timers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from fdb_datamodel import (
+    Claims,
+    Heartbeat,
+    MailEntry,
+    WorkerFencedError,
+    WorkerId,
+    clear_mailbox,
+    finish_turn,
+    heartbeat,
+    is_live,
+    pool_bell,
+    read_mailbox,
+    session_bell,
+)
+from fdb_schema import ClusterSpace, get_many
+from futures_worker.errors import ObjectLostError
+from futures_worker.store import ObjectStore
+from futures_worker.worker import messages
+from futures_worker.worker.bells import Bells
+from futures_worker.worker.children import ChildProcess, ChildProcesses, Exited, TemplateLostError, describe_status
+from futures_worker.worker.core import WorkerCore
+from futures_worker.worker.inputs import Inputs
+from futures_worker.worker.instructions import (
+    ChildEnded,
+    ChildSaid,
+    ChildStarted,
+    DrainAsked,
+    DropObject,
+    Event,
+    Fenced,
+    Finish,
+    ForgetTask,
+    Instruction,
+    KillChild,
+    MailArrived,
+    PrepareInputs,
+    Rang,
+    RetireChild,
+    RunTurn,
+    SendTasks,
+    SpawnChild,
+    TakeBack,
+    TasksReturned,
+    TurnEnded,
+)
+from futures_worker.worker.tasks import Task
+from idempotent_txn import run
+
+log = logging.getLogger("futures_worker")
+
+HEARTBEAT_SECONDS = 0.5
+REREAD_SECONDS = 2.0
+"""A bell that was missed costs at most this long (a jittered re-read backs every watch)."""
+DEFAULT_GRACE = 30.0
+"""Seconds that running tasks have to finish after SIGTERM."""
+
+
+class Shell:
+    """The worker's loop. Everything happens in the thread that calls `run`, but for `post` and `wake`."""
+
+    def __init__(
+        self,
+        db: Any,
+        space: ClusterSpace,
+        core: WorkerCore,
+        store: ObjectStore,
+        url: str,
+        *,
+        grace: float = DEFAULT_GRACE,
+        object_store: int = 0,
+    ) -> None:
+        self.core = core
+        self.fenced = False  # set when this incarnation was declared dead and everything it held was dropped
+        self._db = db
+        self._space = space
+        self._store = store
+        self._url = url
+        self._grace = grace
+        self._object_store = object_store
+        self._epoll = select.epoll()
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._eventfd, select.EPOLLIN)
+        self._posted: deque[Event] = deque()
+        self._bells = Bells(db, self.wake)
+        self._children: dict[int, ChildProcess] = {}
+        self._by_pipe: dict[int, ChildProcess] = {}
+        self._processes = self._start_template()
+        self.inputs: Inputs | None = None
+        self._mail_cursor = b""
+        self._beat = int(time.time() * 1000)  # any value that a restart doesn't repeat
+        self._next_beat = 0.0
+        self._next_reread = 0.0
+        self._finished = False
+        self._started_us = int(time.time() * 1e6)
+        self._oom_kills = _oom_kills()
+
+    # --- from other threads and signal handlers -----------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Makes the loop look; callable from any thread and from signal handlers."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.eventfd_write(self._eventfd, 1)
+
+    def post(self, event: Event) -> None:
+        """Hands an event to the loop; callable from any thread."""
+        self._posted.append(event)
+        self.wake()
+
+    def drain(self, grace: float | None = None) -> None:
+        """Asks to finish what runs, give back the rest and end; callable from any thread and from signal handlers."""
+        self.post(DrainAsked(self._grace if grace is None else grace))
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Works until drained (`fenced` is False) or until this incarnation was fenced (`fenced` is True).
+
+        After that it may be called again under another incarnation, set by `rejoin`.
+        """
+        self._handle([Rang()], time.monotonic())
+        while not self._finished and not self.fenced:
+            now = time.monotonic()
+            self._keep_time(now)
+            if self.fenced:
+                break
+            events = self._arm()
+            if not events:
+                events = self._wait(now)
+            self._handle(events, time.monotonic())
+
+    def _handle(self, events: list[Event], now: float) -> None:
+        """Events to the core, its instructions carried out, and so on until nothing more follows at once."""
+        pending = events
+        while True:
+            instructions = self.core.step(pending, now)
+            pending = []
+            for instruction in instructions:
+                pending.extend(_CARRY_OUT[type(instruction)](self, instruction))
+            if not pending:
+                return
+            now = time.monotonic()
+
+    def _keep_time(self, now: float) -> None:
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_SECONDS
+            self._send_heartbeat()
+        if now >= self._next_reread:
+            # The bell backs itself: forgetting what was seen makes the next turn claim.
+            self._next_reread = now + REREAD_SECONDS * (0.75 + (os.getpid() % 64) / 128)
+            self._posted.append(Rang())
+            self._read_mail()
+
+    def _wait(self, now: float) -> list[Event]:
+        if self._posted:
+            timeout = 0.0
+        else:
+            deadline = min(self._next_beat, self._next_reread)
+            core_deadline = self.core.deadline()
+            if core_deadline is not None and core_deadline < deadline:
+                deadline = core_deadline
+            timeout = max(0.0, deadline - now)
+        events: list[Event] = []
+        exits = False
+        for descriptor, _ in self._epoll.poll(timeout):
+            if descriptor == self._eventfd:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._eventfd)
+            elif descriptor == self._processes.control.fileno():
+                exits = True
+            else:
+                child = self._by_pipe.get(descriptor)
+                if child is not None:
+                    self._hear(child, events)
+        if exits:
+            self._reap_children(events)
+        rung = self._bells.take_rung()
+        if rung:
+            if session_bell(self._space, self.core.worker.incarnation) in rung:
+                self._read_mail()
+            events.append(Rang())
+        while self._posted:
+            events.append(self._posted.popleft())
+        return events
+
+    def rejoin(self, worker: WorkerId) -> None:
+        """After `run` ended because this incarnation was fenced: drops all it held and goes on as `worker`."""
+        self._handle([Fenced()], time.monotonic())
+        self._store.clear()
+        self._bells.close()
+        self._bells = Bells(self._db, self.wake)
+        self._mail_cursor = b""
+        self.core.worker = worker
+        self.fenced = False
+        self._next_beat = self._next_reread = 0.0
+
+    # --- bells and mail -----------------------------------------------------------------------------------------------
+
+    def _arm(self) -> list[Event]:
+        """Bells that have to wake us are armed before we wait; what changed since the last look counts as a ring."""
+        keys = []
+        session = session_bell(self._space, self.core.worker.incarnation)
+        pool = pool_bell(self._space)
+        if not self._bells.armed(session):
+            keys.append(session)
+        if not self._bells.armed(pool) and self.core.hungry:
+            keys.append(pool)
+        if not keys:
+            return []
+        changed = self._bells.arm(*keys)
+        if session in changed:
+            self._read_mail()
+        return [Rang()] if changed else []
+
+    def _read_mail(self) -> None:
+        session = self.core.worker.incarnation
+        entries: list[MailEntry] = []
+        while True:
+            page, cursor = run(self._db, read_mailbox, self._space, session, self._mail_cursor, strategy="off")
+            if not page:
+                break
+            entries.extend(page)
+            self._mail_cursor = cursor
+        if not entries:
+            return
+        run(self._db, clear_mailbox, self._space, session, self._mail_cursor, strategy="off")
+        for entry in entries:
+            if entry.kind == "free" and entry.result is not None and entry.result.name:
+                self._store.delete(entry.result.name)
+        self._posted.append(MailArrived(tuple(entries)))
+
+    # --- children -----------------------------------------------------------------------------------------------------
+
+    def _start_template(self) -> ChildProcesses:
+        processes = ChildProcesses(str(self._store.directory.path), self._url, self._space.cluster)
+        processes.wait_ready()
+        self._epoll.register(processes.control.fileno(), select.EPOLLIN)
+        return processes
+
+    def _hear(self, child: ChildProcess, events: list[Event]) -> None:
+        heard = child.receive()
+        if child.closed and child.number in self._children:
+            # It died, or user code closed the pipe: without it the child is of no use.
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(child.results)
+            self._processes.kill(child)
+        if not heard:
+            return
+        for message in heard:
+            if message[0] == messages.STORED:
+                try:
+                    self._store.adopt(message[4], message[3])
+                except ObjectLostError as exc:
+                    log.error("a result was announced but is not there: %s", exc)
+        events.append(ChildSaid(child.number, heard))
+
+    def _reap_children(self, events: list[Event]) -> None:
+        try:
+            exits = self._processes.exits()
+        except TemplateLostError as exc:
+            log.error("%s; starting another", exc)
+            self._replace_template(str(exc), events)
+            return
+        for exit_ in exits:
+            self._bury(exit_, events)
+
+    def _bury(self, exit_: Exited, events: list[Event]) -> None:
+        child = self._children.get(exit_.child)
+        if child is None:
+            return
+        code = os.waitstatus_to_exitcode(exit_.status)
+        oom = False
+        if code == -signal.SIGKILL:
+            kills = _oom_kills()
+            oom, self._oom_kills = kills > self._oom_kills, kills
+        self._end_child(child, f"{describe_status(code)} (pid {exit_.pid})", oom, events)
+
+    def _end_child(self, child: ChildProcess, description: str, oom: bool, events: list[Event]) -> None:
+        self._hear(child, events)  # what it wrote before it died counts
+        unread = tuple(task[0] for packet in child.take_back() for task in msgpack.unpackb(packet))
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(child.results)
+        del self._children[child.number], self._by_pipe[child.results]
+        child.close()
+        events.append(ChildEnded(child.number, description, unread, oom))
+
+    def _replace_template(self, why: str, events: list[Event]) -> None:
+        self._epoll.unregister(self._processes.control.fileno())
+        self._processes.abandon()
+        for child in list(self._children.values()):
+            self._end_child(child, f"lost with the template: {why}", False, events)
+        self._processes = self._start_template()
+
+    def _spawn_child(self, instruction: SpawnChild) -> list[Event]:
+        events: list[Event] = []
+        try:
+            child = self._processes.spawn(instruction.child)
+        except TemplateLostError as exc:
+            log.error("%s; starting another", exc)
+            self._replace_template(str(exc), events)
+            child = self._processes.spawn(instruction.child)
+        self._children[child.number] = child
+        self._by_pipe[child.results] = child
+        self._epoll.register(child.results, select.EPOLLIN)
+        events.append(ChildStarted(child.number))
+        return events
+
+    def _kill_child(self, instruction: KillChild) -> list[Event]:
+        child = self._children.get(instruction.child)
+        if child is not None:
+            self._processes.kill(child)
+        return []
+
+    def _retire_child(self, instruction: RetireChild) -> list[Event]:
+        child = self._children.get(instruction.child)
+        if child is not None:
+            child.hang_up()
+        return []
+
+    def _send_tasks(self, instruction: SendTasks) -> list[Event]:
+        child = self._children.get(instruction.child)
+        tasks, per_packet = instruction.tasks, instruction.per_packet
+        if child is None:
+            return [TasksReturned(instruction.child, tuple(task.seq for task in tasks))]
+        position = 0
+        while position < len(tasks):
+            packed: list[bytes] = []
+            size = 1
+            while position + len(packed) < len(tasks) and len(packed) < per_packet:
+                data = _pack_task(tasks[position + len(packed)])
+                if packed and size + len(data) > messages.MAX_PACKET:
+                    break
+                packed.append(data)
+                size += len(data)
+            if not child.send(bytes((0x90 | len(packed),)) + b"".join(packed)):
+                return [TasksReturned(child.number, tuple(task.seq for task in tasks[position:]), full=True)]
+            position += len(packed)
+        return []
+
+    def _take_back(self, instruction: TakeBack) -> list[Event]:
+        child = self._children.get(instruction.child)
+        if child is None:
+            return []
+        seqs = tuple(task[0] for packet in child.take_back() for task in msgpack.unpackb(packet))
+        return [TasksReturned(child.number, seqs)] if seqs else []
+
+    # --- inputs, turns, ends ------------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, instruction: PrepareInputs) -> list[Event]:
+        assert self.inputs is not None
+        return self.inputs.prepare(instruction.tasks, self.core.worker)
+
+    def _run_turn(self, turn: RunTurn) -> list[Event]:
+        worker = self.core.worker
+        bell = pool_bell(self._space)
+
+        def body(tr: Any) -> tuple[Claims, bytes | None]:
+            claims = finish_turn(tr, self._space, worker, turn.outcomes, turn.capacity, turn.limit)
+            seen = get_many(tr, [bell], snapshot=True)[0] if turn.limit else None
+            return claims, seen
+
+        try:
+            claims, seen = run(self._db, body)
+        except WorkerFencedError as exc:
+            self._be_fenced(worker, exc)
+            return []
+        if turn.limit:
+            self._bells.saw(bell, seen)
+        return [TurnEnded(claims, turn)]
+
+    def _be_fenced(self, worker: WorkerId, why: object) -> None:
+        log.warning("worker %s was declared dead by others: %s", worker, why)
+        self.fenced = True
+
+    def _send_heartbeat(self) -> None:
+        core = self.core
+        self._beat += 1
+        in_memory, _ = self._store.used()
+        beat = Heartbeat(
+            counter=self._beat,
+            started_at_us=self._started_us,
+            slots=core.slots,
+            total=core.total,
+            free_slots=max(0, core.slots - core.running),
+            free=core.free,
+            object_store=self._object_store,
+            object_store_free=max(0, self._object_store - in_memory),
+            wall_us=int(time.time() * 1e6),
+        )
+
+        def body(tr: Any) -> bool:
+            if not is_live(tr, self._space, core.worker):
+                return False
+            heartbeat(tr, self._space, core.worker, beat)
+            return True
+
+        if not run(self._db, body, strategy="off"):
+            self._be_fenced(core.worker, "its incarnation is gone")
+
+    def _forget_task(self, instruction: ForgetTask) -> list[Event]:
+        task: Task = instruction.task
+        if self.inputs is not None:
+            self.inputs.forget(task)
+        return []
+
+    def _drop_object(self, instruction: DropObject) -> list[Event]:
+        self._store.delete(instruction.name)
+        return []
+
+    def _finish(self, instruction: Finish) -> list[Event]:
+        self._finished = True
+        return []
+
+    def close(self) -> None:
+        """Ends the children and lets everything go. The worker's directories are removed by the template."""
+        self._bells.close()
+        if self.inputs is not None:
+            self.inputs.close()
+        for child in self._children.values():
+            child.close()
+        self._children.clear()
+        self._processes.close()
+        self._epoll.close()
+
+
+def _pack_task(task: Task) -> bytes:
+    claim = task.claim
+    packed: bytes = _pack(
+        (task.seq, task.digest, task.args, task.dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
+    )
+    return packed
+
+
+_pack = msgpack.Packer(autoreset=True).pack
+
+
+def _oom_kills() -> int:
+    """How many processes of this control group the kernel has killed for their memory; 0 where it doesn't say."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(path).read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    return 0
+
+
+_CARRY_OUT: dict[type[Instruction], Any] = {
+    SpawnChild: Shell._spawn_child,
+    KillChild: Shell._kill_child,
+    RetireChild: Shell._retire_child,
+    SendTasks: Shell._send_tasks,
+    TakeBack: Shell._take_back,
+    PrepareInputs: Shell._prepare_inputs,
+    RunTurn: Shell._run_turn,
+    ForgetTask: Shell._forget_task,
+    DropObject: Shell._drop_object,
+    Finish: Shell._finish,
+}

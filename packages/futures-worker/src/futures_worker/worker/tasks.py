@@ -1,0 +1,114 @@
+"""What the worker's core knows of its tasks, its children and the pace of its work. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fdb_datamodel import Claim
+from futures_worker.worker.messages import object_name
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One claim on its way through the worker."""
+
+    claim: Claim
+    cpu: int  # thousandths
+    ram: int  # bytes
+    gpu: int  # thousandths
+    digest: bytes = b""  # of its code
+    seq: int = -1  # number within the child it was sent to
+    dependencies: list[bytes | str] | str | None = None  # results of inputs, or paths of parcels; or a parcel of these
+    parcels: list[str] | None = None  # files to remove when the task ends
+    args: bytes | str = b""  # payload, or the path of a parcel
+    cancelled: bool = False
+
+    @property
+    def object_name(self) -> str:
+        """Name of the object if its result is stored: unique to this attempt."""
+        return object_name(self.claim.id, self.claim.epoch, self.claim.attempt)
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        name = f" ({self.claim.name})" if self.claim.name else ""
+        return f"future {self.claim.future_id}{name}"
+
+
+class ChildState(StrEnum):
+    """States of a child process; allowed steps are in `CHILD_TRANSITIONS`."""
+
+    starting = "starting"  # asked for, not forked yet
+    running = "running"  # takes tasks; idle if its queue is empty
+    blocked = "blocked"  # its task waits for another future and holds no slot
+    dying = "dying"  # killed or retired; its end has not been reported yet
+
+
+CHILD_TRANSITIONS: dict[ChildState, frozenset[ChildState]] = {
+    ChildState.starting: frozenset((ChildState.running, ChildState.dying)),
+    ChildState.running: frozenset((ChildState.blocked, ChildState.dying)),
+    ChildState.blocked: frozenset((ChildState.running, ChildState.dying)),
+    ChildState.dying: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One child process: tasks sent to it in order, of which it runs the first."""
+
+    number: int
+    state: ChildState = ChildState.starting
+    queue: deque[Task] = field(default_factory=deque)
+    head_since: float = 0.0  # when the first task of the queue can have begun
+    next_seq: int = 0
+    ran: int = 0  # tasks it ended
+    full: bool = False  # its socket has no room until it reads some
+    rescued: bool = False  # what could be taken back from behind the task it runs has been
+    kill_reason: str = ""  # "timeout", "cancelled", ... if the worker killed it
+
+    def become(self, state: ChildState) -> None:
+        """One step of the table."""
+        if state not in CHILD_TRANSITIONS[self.state]:
+            raise AssertionError(f"child {self.number} can't go from {self.state} to {state}")
+        self.state = state
+
+    def take(self, seq: int) -> Task | None:
+        """Removes and returns the task of that number."""
+        queue = self.queue
+        if queue and queue[0].seq == seq:
+            return queue.popleft()
+        for task in queue:
+            if task.seq == seq:
+                queue.remove(task)
+                return task
+        return None
+
+
+class Pace:
+    """How long tasks take, per function, learned from what ran; seconds."""
+
+    WEIGHT = 0.2
+    MOST_FUNCTIONS = 4096
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, float] = {}
+        self.overall: float | None = None
+
+    def observe(self, code: bytes, seconds: float) -> None:
+        """One task of a function ended after `seconds`."""
+        known = self._known.get(code)
+        if known is None:
+            if len(self._known) >= self.MOST_FUNCTIONS:
+                self._known.clear()
+            self._known[code] = seconds
+        else:
+            # A longer task than expected counts at once, shorter ones by and by: to expect too much costs less.
+            self._known[code] = seconds if seconds > 4 * known else known + self.WEIGHT * (seconds - known)
+        overall = self.overall
+        self.overall = seconds if overall is None else overall + self.WEIGHT * (seconds - overall)
+
+    def of(self, code: bytes) -> float | None:
+        """Expected seconds of a task of that function; None if none ran yet."""
+        return self._known.get(code)
