@@ -1,0 +1,255 @@
+"""Frames and the handshake: who does not know the secret gets nothing, and nothing it sends is parsed."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from futures_worker import store_client, wire
+from futures_worker.errors import AddressInUseError, AuthenticationError, ObjectLostError, WireError
+from futures_worker.store import ObjectStore, WorkDirectory
+from futures_worker.store_client import ObjectFetcher
+from futures_worker.store_server import StoreServer, listen
+
+SECRET = b"s" * 32
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ObjectStore]:
+    directory = WorkDirectory(tmp_path / "spill", tmp_path)
+    store = ObjectStore(directory, 1 << 20)
+    yield store
+    store.close()
+    directory.remove()
+
+
+@pytest.fixture
+def address(store: ObjectStore) -> Iterator[tuple[str, int]]:
+    sock = listen("127.0.0.1", 0)
+    ip, port = sock.getsockname()
+    server = StoreServer(sock, SECRET, store, lambda: {"incarnation": b"i", "pid": 7})
+    server.start()
+    yield ip, port
+    server.close()
+
+
+@pytest.fixture
+def fetcher() -> Iterator[ObjectFetcher]:
+    fetcher = ObjectFetcher(SECRET)
+    yield fetcher
+    fetcher.close()
+
+
+def handshake(server_secret: bytes, client_secret: bytes, **options: Any) -> tuple[Any, Any]:
+    """Both halves; each outcome is a connection or the exception it ended with."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    outcomes: list[Any] = [None]
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        try:
+            outcomes[0] = wire.accept(peer, server_secret, **options)
+        except Exception as exc:
+            peer.close()
+            outcomes[0] = exc
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        client: Any = wire.connect(listener.getsockname(), client_secret)
+    except Exception as exc:
+        client = exc
+    thread.join()
+    listener.close()
+    return outcomes[0], client
+
+
+def test_who_knows_the_secret_is_heard_whatever_the_size() -> None:
+    server, client = handshake(SECRET, SECRET)
+    body = bytes(range(256)) * 4000
+    with server, client:
+        sender = threading.Thread(target=client.send, args=({"op": "x", "n": 1}, body))
+        sender.start()
+        assert server.receive() == ({"op": "x", "n": 1}, bytearray(body))
+        sender.join()
+        server.send({"ok": True})
+        assert client.receive() == ({"ok": True}, bytearray())
+        client.close()
+        with pytest.raises(EOFError):
+            server.receive()
+
+
+def test_who_does_not_know_the_secret_is_refused_on_both_sides() -> None:
+    server, client = handshake(SECRET, b"t" * 32)
+    assert isinstance(server, AuthenticationError)
+    assert isinstance(client, AuthenticationError)
+
+
+def test_a_server_that_does_not_know_the_secret_is_not_trusted() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def impostor() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(wire.MAGIC + bytes(32))
+            peer.recv(1000)
+            peer.sendall(bytes(32))
+
+    thread = threading.Thread(target=impostor)
+    thread.start()
+    with pytest.raises(AuthenticationError, match="does not know this cluster's secret"):
+        wire.connect(listener.getsockname(), SECRET)
+    thread.join()
+    listener.close()
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n" + b"x" * 100, b"x" * 72, b"short"])
+def test_strangers_are_cut_off_before_a_frame_is_read(address: tuple[str, int], sent: bytes) -> None:
+    with socket.create_connection(address, 30) as sock:
+        assert sock.recv(40).startswith(wire.MAGIC)
+        sock.sendall(sent)
+        sock.shutdown(socket.SHUT_WR)
+        try:
+            assert sock.recv(1) == b""
+        except ConnectionResetError:
+            pass  # cut off with bytes unread
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (struct.pack(">IQ", wire.MAX_HEADER + 1, 0), "header of 65537 bytes, over the limit"),
+        (struct.pack(">IQ", 10, 1001), "body of 1001 bytes, over the limit of 1000"),
+        (struct.pack(">IQ", 1, 0) + b"\xc1", "no msgpack"),
+        (struct.pack(">IQ", 1, 0) + b"\x01", "no map but int"),
+        (struct.pack(">IQ", 5, 0) + b"\x80", "in the middle of a message"),
+    ],
+)
+def test_bad_frames_are_errors_that_say_what_was_found(frame: bytes, message: str) -> None:
+    server, client = handshake(SECRET, SECRET, max_body=1000)
+    with server, client:
+        client.sock.sendall(frame)
+        client.sock.shutdown(socket.SHUT_WR)
+        with pytest.raises(WireError, match=message):
+            server.receive()
+
+
+def test_headers_over_the_limit_are_not_sent() -> None:
+    server, client = handshake(SECRET, SECRET)
+    with server, client, pytest.raises(WireError, match="over the limit"):
+        client.send({"x": bytes(wire.MAX_HEADER)})
+
+
+def test_two_listeners_on_one_address_are_refused(address: tuple[str, int]) -> None:
+    with pytest.raises(AddressInUseError, match=f"127.0.0.1:{address[1]}"):
+        listen(*address)
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 3_000_000])
+def test_objects_are_fetched_by_mapping_and_by_network(
+    store: ObjectStore, address: tuple[str, int], fetcher: ObjectFetcher, by_file: bool, size: int
+) -> None:
+    data = bytes(i % 251 for i in range(size))
+    store.add("thing", [data])
+    assert bytes(fetcher.fetch(address, "thing", by_file=by_file)) == data
+    assert fetcher.hello(address) == {"ok": True, "incarnation": b"i", "pid": 7}
+
+
+def test_a_fetched_file_is_a_link_on_the_same_file_system_and_a_copy_elsewhere(
+    store: ObjectStore,
+    address: tuple[str, int],
+    fetcher: ObjectFetcher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.add("thing", [b"data"])
+    located = store.locate("thing")
+    assert located is not None
+    assert fetcher.fetch_file(address, "thing", tmp_path / "link") == 4
+    assert (tmp_path / "link").samefile(located[0])
+
+    def other_file_system(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(store_client.os, "link", other_file_system)
+    assert fetcher.fetch_file(address, "thing", tmp_path / "copy") == 4
+    assert (tmp_path / "copy").read_bytes() == b"data"
+    assert not (tmp_path / "copy").samefile(located[0])
+
+
+def test_objects_are_stored_and_removed_from_afar(
+    store: ObjectStore, address: tuple[str, int], fetcher: ObjectFetcher
+) -> None:
+    assert fetcher.put(address, "thing", b"data") == 4
+    assert store.names() == ["thing"]
+    assert fetcher.delete(address, "thing")
+    assert not fetcher.delete(address, "thing")
+    with pytest.raises(ObjectLostError, match="no longer holds object thing"):
+        fetcher.fetch(address, "thing")
+
+
+def test_names_that_leave_the_directory_end_the_connection(address: tuple[str, int], store: ObjectStore) -> None:
+    with wire.connect(address, SECRET) as connection:
+        connection.send({"op": "get", "name": "../../etc/passwd"})
+        with pytest.raises((EOFError, WireError)):
+            connection.receive()
+
+
+def test_a_worker_that_is_gone_is_an_object_lost(fetcher: ObjectFetcher) -> None:
+    sock = listen("127.0.0.1", 0)
+    gone = sock.getsockname()
+    sock.close()
+    with pytest.raises(ObjectLostError, match="can't be reached for object thing"):
+        fetcher.fetch(gone, "thing")
+
+
+def test_a_fetcher_of_another_cluster_is_told_so(address: tuple[str, int]) -> None:
+    fetcher = ObjectFetcher(b"t" * 32)
+    with pytest.raises(AuthenticationError, match="another cluster"):
+        fetcher.fetch(address, "thing")
+
+
+def test_a_restarted_worker_is_found_again_over_a_connection_that_broke(
+    store: ObjectStore, fetcher: ObjectFetcher
+) -> None:
+    sock = listen("127.0.0.1", 0)
+    where = sock.getsockname()
+    first = StoreServer(sock, SECRET, store, dict)
+    first.start()
+    store.add("thing", [b"data"])
+    assert bytes(fetcher.fetch(where, "thing")) == b"data"
+    first.close()
+    second = StoreServer(listen(*where), SECRET, store, dict)
+    second.start()
+    try:
+        assert bytes(fetcher.fetch(where, "thing")) == b"data"
+    finally:
+        second.close()
+
+
+def test_many_readers_at_once(store: ObjectStore, address: tuple[str, int], fetcher: ObjectFetcher) -> None:
+    for i in range(20):
+        store.add(f"thing-{i}", [msgpack.packb(i) * 1000])
+    failures: list[BaseException] = []
+
+    def read(i: int) -> None:
+        try:
+            for _ in range(10):
+                assert bytes(fetcher.fetch(address, f"thing-{i}", by_file=i % 2 == 0)) == msgpack.packb(i) * 1000
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
