@@ -3,6 +3,7 @@
 - `any_url`: the test runs once per engine: `memory:NAME`, `embedded:DIR` and, where one is offered, a real cluster.
 - `shared_url`: the same, over the engines that several processes can open at once (no `memory:`).
 - `any_db`, `shared_db`: the database behind the URL, opened and empty.
+- `cluster`: workers as real processes (`tests/support/clusters.py`).
 - `seed_params(count)`: parameters for `@pytest.mark.parametrize("seed", seed_params(200))`.
 
 A real cluster takes part when `libfdb_c` loads, `FDB_CLUSTER_FILE` names a file, and `MAINSPRING_DISPOSABLE_CLUSTER=1`
@@ -16,6 +17,7 @@ import os
 import random
 import secrets
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -23,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "tests"))
+pytest_plugins = ["support.clusters"]
 
 FRESH_SEEDS = 4
 """How many seeds nobody has tried before are added to the fixed ones of a suite."""
