@@ -3,29 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from fdb_schema import ClusterSpace, Transaction
 
-from .records import FutureInfo
+from . import codec
+from .changes import Changes, FutureRows
+from .ids import as_id
+from .records import CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
+from .requirements import Requirements
+from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, decode_id, encode_id, split_id
 from .states import FutureState
+from .transitions.workers import list_workers
+
+_PAGE_ROWS = 2000
+_SHOWN = 1000  # edges and copies listed of one future
 
 
 def get_future_state(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes) -> FutureState:
     """The state, decided from the keys by serializable reads. Raises UnknownFutureError, FutureDeletedError."""
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    return state_of(ch, ch.load_existing(as_id(future_id)))
+
+
+def state_of(ch: Changes, f: FutureRows) -> FutureState:
+    """The state of an existing future from its rows, and where they don't tell from its edges."""
+    if f.failed:
+        return FutureState.failed
+    if f.realized:
+        return FutureState.realized
+    if f.claimed:
+        return FutureState.claimed
+    return FutureState.waiting if f.backing_off or ch.has_dependencies(f.e) else FutureState.unclaimed
 
 
 def get_future_states(
     tr: Transaction, space: ClusterSpace, ids: Sequence[bytes], snapshot: bool = True
 ) -> list[FutureState | None]:
     """States of many; None for ids that are unknown or deleted."""
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    names = (CODE, FAILURE, CLAIM, LATEST_RESULT, DUE)
+    encoded = [encode_id(one) for one in ids]
+    values = ch.get_many([ch.keys.future(e, name) for e in encoded for name in names], snapshot)
+    states: list[FutureState | None] = []
+    for at, e in enumerate(encoded):
+        code, failure, claim, result, due = values[at * len(names) : (at + 1) * len(names)]
+        if code is None:
+            states.append(None)
+        elif failure is not None:
+            states.append(FutureState.failed)
+        elif claim is not None:
+            ended = result is not None and codec.same_token(claim, result)
+            states.append(FutureState.realized if ended else FutureState.claimed)
+        elif due is not None:
+            states.append(FutureState.waiting)
+        else:
+            prefix = ch.keys.dependencies + e
+            waits = ch.read(prefix, prefix + b"\xff", limit=1, snapshot=snapshot)
+            states.append(FutureState.waiting if waits else FutureState.unclaimed)
+    return states
 
 
 def describe_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes) -> FutureInfo:
     """Everything known about a future, with the reason for its state, by snapshot. Raises as `get_future_state`."""
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    f = ch.load_existing(as_id(future_id), snapshot=True)
+    waiting_on = _upstreams(ch, f)
+    prefix = ch.keys.results + f.e
+    rows = ch.read(prefix, prefix + b"\xff", limit=_SHOWN, snapshot=True)
+    info = _describe(f, waiting_on, tuple(codec.unpack_result_row(value)[0] for _, value in rows))
+    if info.state is FutureState.unclaimed and info.worker is None:
+        return _with_reason(info, why_unclaimed(info.requirements, list_workers(tr, space)))
+    return info
+
+
+def why_unclaimed(needs: Requirements, workers: Sequence[WorkerStatus]) -> str:
+    """Why a future of the pool isn't running: no workers, none large enough, or all busy."""
+    if not workers:
+        return "no live worker"
+    if not any(needs.fits(status.info.total) for status in workers):
+        largest = max((status.info.total for status in workers), key=lambda total: total.shape)
+        return f"unschedulable: needs {_say(needs)}, the largest live worker has {_say(largest)}"
+    return "in the pool, waiting for a free worker"
 
 
 def list_futures(
@@ -37,6 +97,99 @@ def list_futures(
 ) -> tuple[list[FutureInfo], bytes | None]:
     """A page of futures in the order of their ids, and where the next page starts (None: that was the last).
 
-    `state` filters; a page may then be short though more follow. `reason` is left brief.
+    `state` filters; a page may then be short though more follow. `reason` is left brief. By snapshot.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    base = ch.keys.futures
+    begin = base + encode_id(after) + b"\xff" if after is not None else base
+    page = min(_PAGE_ROWS, 16 * limit)
+    rows = ch.read(begin, base + b"\xff", limit=page, snapshot=True)
+    grouped: dict[bytes, dict[bytes, bytes]] = {}
+    for key, value in rows:
+        e, name = split_id(key, len(base))
+        grouped.setdefault(e, {})[name] = value
+    if len(rows) == page and len(grouped) > 1:
+        grouped.popitem()  # may be cut off: it begins the next page
+    infos: list[FutureInfo] = []
+    last: bytes | None = None
+    for e, named in grouped.items():
+        last = decode_id(e)
+        f = FutureRows(last, e, named)
+        if f.exists:
+            info = _describe(f, _upstreams(ch, f), ())
+            if state is None or info.state is state:
+                infos.append(info)
+        if len(infos) == limit:
+            return infos, last
+    return infos, last if len(rows) == page else None
+
+
+def _upstreams(ch: Changes, f: FutureRows) -> tuple[bytes, ...]:
+    if f.ended or f.claimed or ARGS not in f.rows:
+        return ()
+    prefix = ch.keys.dependencies + f.e
+    rows = ch.read(prefix, prefix + b"\xff", limit=_SHOWN, snapshot=True)
+    return tuple(decode_id(split_id(key, len(prefix))[0]) for key, _ in rows)
+
+
+def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[FutureResult, ...]) -> FutureInfo:
+    shape, priority, locality = f.placement
+    claim = f.claim
+    failure, last_failure = f.failure, f.last_failure
+    worker: WorkerId | None = claim[1] if claim is not None else locality.worker if locality is not None else None
+    if f.failed:
+        state, reason = FutureState.failed, f"{failure.reason}: {failure.message}" if failure else "failed"
+    elif f.realized:
+        result = f.result
+        where = "inline" if result is None or result.inline is not None else f"on worker {result.worker}"
+        state, reason = FutureState.realized, f"result {where}"
+    elif f.claimed:
+        state, reason = FutureState.claimed, f"attempt {f.attempts} on worker {worker}"
+    elif waiting_on:
+        state, reason = FutureState.waiting, f"waiting on {len(waiting_on)} futures, first {waiting_on[0].hex()}"
+    elif f.backing_off:
+        state, reason = FutureState.waiting, "back-off before the next attempt"
+    elif worker is not None:
+        state, reason = FutureState.unclaimed, f"assigned to worker {worker}"
+    else:
+        state, reason = FutureState.unclaimed, "in the pool"
+    if last_failure is not None and not f.ended:
+        reason += f"; the last attempt failed ({last_failure.reason}: {last_failure.message})"
+    session, code, wall_us = codec.unpack_code(f.rows[CODE])
+    args = f.rows.get(ARGS)
+    lost, oom, _ = f.uncharged
+    return FutureInfo(
+        id=f.id,
+        state=state,
+        reason=reason,
+        name=f.option("name"),
+        session=session,
+        attempts=f.attempts,
+        charged=f.charged,
+        losses=lost,
+        out_of_memory=oom,
+        epoch=f.epoch,
+        max_retries=f.max_retries,
+        priority=priority,
+        requirements=Requirements.from_shape(shape),
+        worker=worker,
+        dependencies=f.dependencies,
+        waiting_on=waiting_on,
+        result=f.result,
+        copies=copies,
+        failure=failure,
+        last_failure=last_failure,
+        allow_reconstruction=f.allow_reconstruction,
+        code_size=None if isinstance(code, CodeDigest) else len(code),
+        args_size=len(codec.unpack_args(args)[0]),
+        wall_us=wall_us,
+        details={name: value for name, value in f.options.items() if name not in ("name", "call_options")},
+    )
+
+
+def _with_reason(info: FutureInfo, why: str) -> FutureInfo:
+    return replace(info, reason=info.reason.replace("in the pool", why, 1))
+
+
+def _say(amount: Requirements) -> str:
+    return f"cpu={amount.cpu:g} ram={amount.ram} gpu={amount.gpu:g}"

@@ -183,6 +183,9 @@ class Outcome:
     failure: Failure | None = None
     permanently: bool = False
     lost: tuple[bytes, ...] = ()
+    absent: tuple[tuple[bytes, WorkerId], ...] = ()
+    started: bool = True
+    requirements: Requirements | None = None
 
     @classmethod
     def realized(cls, claim: Claim, result: FutureResult | bytes) -> Outcome:
@@ -190,19 +193,32 @@ class Outcome:
         return cls(claim, "realize_future", result)
 
     @classmethod
-    def failed(cls, claim: Claim, failure: Failure, permanently: bool = False) -> Outcome:
-        """It raised, crashed, or ran out of memory (`failure.reason` decides what is charged)."""
-        return cls(claim, "fail_future", None, failure, permanently)
+    def failed(
+        cls, claim: Claim, failure: Failure, permanently: bool = False, requirements: Requirements | None = None
+    ) -> Outcome:
+        """It raised, crashed, or ran out of memory (`failure.reason` decides what is charged).
+
+        `requirements`: what the retry needs instead, for example more ram.
+        """
+        return cls(claim, "fail_future", None, failure, permanently, requirements=requirements)
 
     @classmethod
-    def relinquished(cls, claim: Claim, reason: str = "drained") -> Outcome:
-        """It is given back unfinished; only reason "worker-lost" counts against a budget."""
-        return cls(claim, "relinquish_claim", None, Failure(reason))
+    def relinquished(cls, claim: Claim, reason: str = "drained", started: bool = False) -> Outcome:
+        """It is given back unfinished; only reason "worker-lost" counts against a budget.
+
+        `started`: its code may have run. A future that may start once only then fails.
+        """
+        return cls(claim, "relinquish_claim", None, Failure(reason), started=started)
 
     @classmethod
-    def missed_inputs(cls, claim: Claim, lost: Iterable[bytes]) -> Outcome:
-        """It couldn't start: the objects of these dependencies are gone. Charged nothing; waits for them again."""
-        return cls(claim, "miss_inputs", None, None, False, tuple(lost))
+    def missed_inputs(
+        cls, claim: Claim, lost: Iterable[bytes], absent: Iterable[tuple[bytes, WorkerId]] = ()
+    ) -> Outcome:
+        """It couldn't start: the results of these dependencies can't be got. Charged nothing; waits for them again.
+
+        `absent`: (dependency, holder) where a live holder said that it has no such object.
+        """
+        return cls(claim, "miss_inputs", lost=tuple(lost), absent=tuple(absent))
 
 
 class MailEntry(NamedTuple):

@@ -6,6 +6,18 @@ from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, Transaction
 
+from .. import codec
+from ..changes import Changes, Ended, FutureRows
+from ..endings import enqueue_or_fail, fail_for_good, finish
+from ..placement import set_timer
+from ..records import Failure
+from ..requirements import Requirements
+from ..space import DUE, FAILURE, LATEST_RESULT, decode_id, span
+from .assign import is_unclaimed, relocate
+from .workers import list_workers
+
+_UNSCHEDULABLE_RECHECK = 1.0  # seconds
+
 
 class Progress(NamedTuple):
     """moved: futures that changed. more: call again at once. next_due_us: cluster clock of the next timer, or None."""
@@ -20,4 +32,84 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
 
     Workers call it when `Claims.unsettled`, when idle and a few times a second; running it twice is harmless.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    moved = 0
+    begin, end = span(ch.keys.timers)
+    rows = ch.read(begin, end, limit=limit + 1)
+    next_due: int | None = None
+    for key, _ in rows[:limit]:
+        due, future_id, kind = space["timers"].unpack(key)
+        if due > now_us:
+            next_due = due
+            break
+        ch.clear(key)
+        f = ch.load(future_id)
+        if f.exists and not f.ended:
+            moved += _fire(ch, f, due, kind)
+    more = next_due is None and len(rows) > limit
+    begin, end = span(ch.keys.unsettled)
+    leftovers = ch.read(begin, end, limit=2)
+    if leftovers:
+        _resume(ch, leftovers[0][0])
+        moved += 1
+    finish(ch)
+    return Progress(moved, more or ch.unsettled or len(leftovers) > 1, next_due)
+
+
+def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
+    """One due timer of an unfinished future; 1 if the future changed. Stale ones change nothing."""
+    if kind == "backoff":
+        row = f.rows.get(DUE)
+        if row is None or codec.unpack(row) != due:
+            return 0
+        ch.put(f, DUE, None)
+        if not ch.has_dependencies(f.e):
+            enqueue_or_fail(ch, f)
+        return 1
+    if kind == "locality":
+        locality = f.placement[2]
+        if locality is None or locality.pinned or not is_unclaimed(ch, f):
+            return 0
+        relocate(ch, f, None)
+        return 1
+    if kind == "queue" and f.attempts > 0:
+        return 0
+    if kind == "unschedulable":
+        return _check_schedulable(ch, f)
+    seconds = f.option(kind + "_timeout")
+    what = "it was not started" if kind == "queue" else "it did not end"
+    failure = Failure("timeout", f"future {f.id.hex()} timed out: {what} within {kind}_timeout={seconds} s")
+    fail_for_good(ch, f, failure, tell_worker=True)
+    return 1
+
+
+def _check_schedulable(ch: Changes, f: FutureRows) -> int:
+    """Fail a queued future that no registered worker is large enough for; look again later at one that has a place."""
+    shape, _, locality = f.placement
+    needs = Requirements.from_shape(shape)
+    workers = list_workers(ch.tr, ch.keys.space)
+    if locality is None and not f.claimed and not any(needs.fits(status.info.total) for status in workers):
+        seconds = f.option("unschedulable_timeout")
+        largest = ", ".join(str(status.info.total) for status in workers[:3]) or "there is no live worker"
+        failure = Failure(
+            "unschedulable",
+            f"future {f.id.hex()} needs {needs} and for unschedulable_timeout={seconds} s no live worker had that ({largest})",
+        )
+        fail_for_good(ch, f, failure)
+        return 1
+    set_timer(ch, f.e, "unschedulable", max(_UNSCHEDULABLE_RECHECK, float(f.option("unschedulable_timeout") or 0)))
+    return 0
+
+
+def _resume(ch: Changes, key: bytes) -> None:
+    """Settle a further page of an ended future's listeners."""
+    f = ch.load(decode_id(key[len(ch.keys.unsettled) :]))
+    if f.deleted:
+        failure = Failure("deleted", f"future {f.id.hex()} was deleted", wall_us=ch.wall_us)
+        ch.ended.append(Ended(f.id, f.e, "failed", codec.pack_failure(failure), 0))
+    elif f.failed:
+        ch.ended.append(Ended(f.id, f.e, "failed", f.rows[FAILURE], f.epoch))
+    elif f.realized:
+        ch.ended.append(Ended(f.id, f.e, "realized", f.rows[LATEST_RESULT], f.epoch))
+    else:
+        ch.clear(key)  # resubmitted meanwhile: its next end settles them

@@ -6,14 +6,49 @@ from uuid import UUID
 
 from fdb_schema import ClusterSpace, Transaction
 
+from .. import codec
+from ..changes import Changes, FutureRows
+from ..endings import enqueue_or_fail, finish
+from ..ids import as_id
+from ..placement import dequeue
 from ..records import Locality
+from ..space import REQUIREMENTS
 
 
 def assign_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, locality: Locality) -> bool:
-    """Move an Unclaimed future from the pool to a worker's assignments; False if the worker isn't live or it isn't there."""
-    raise NotImplementedError
+    """Move an Unclaimed future from the pool to a worker's assignments (row `assign_future`).
+
+    False if the worker isn't live or the future isn't Unclaimed. Again: nothing new. Raises UnknownFutureError,
+    FutureDeletedError.
+    """
+    return _move(tr, space, future_id, locality)
 
 
 def reassign_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, locality: Locality | None) -> bool:
-    """Move an assigned future to another worker, or to the pool (None); False if it is no longer Unclaimed."""
-    raise NotImplementedError
+    """Move an assigned future to another worker, or to the pool (None) (row `reassign_future`).
+
+    False if that worker isn't live or the future is no longer Unclaimed. Raises UnknownFutureError, FutureDeletedError.
+    """
+    return _move(tr, space, future_id, locality)
+
+
+def _move(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, locality: Locality | None) -> bool:
+    ch = Changes(tr, space)
+    f = ch.load_existing(as_id(future_id))
+    if not is_unclaimed(ch, f) or (locality is not None and not ch.is_live(locality.worker)):
+        return False
+    relocate(ch, f, locality)
+    finish(ch)
+    return True
+
+
+def is_unclaimed(ch: Changes, f: FutureRows) -> bool:
+    return not f.ended and not f.claimed and not f.backing_off and not ch.has_dependencies(f.e)
+
+
+def relocate(ch: Changes, f: FutureRows, locality: Locality | None) -> None:
+    """Move an Unclaimed future to where it should run now: a live worker, or the pool."""
+    dequeue(ch, f)
+    shape, priority, _ = f.placement
+    ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, priority, locality))
+    enqueue_or_fail(ch, f)

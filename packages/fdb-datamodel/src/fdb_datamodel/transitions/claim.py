@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, Transaction, add_read_conflict_keys
 
+from .. import codec
+from ..changes import Changes, FutureRows
+from ..endings import enqueue_or_fail, finish
+from ..errors import FutureStateError
+from ..ids import as_id
+from ..placement import dequeue, index_keys
+from ..pool import scan_pool
 from ..records import Claim, Claims, WorkerId
-from ..requirements import Capacity
+from ..requirements import Capacity, Shape
+from ..space import ARGS, CODE, LATEST_RESULT, decode_id, encode_id
+from ..starts import Chosen, start
 
 
 def claim_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, worker: WorkerId) -> Claim:
-    """Claim one Unclaimed future (row `claim_future`), whatever it requires.
+    """Claim one Unclaimed future (row `claim_future`), whatever it requires; a worker may claim its assignments so.
 
-    Raises FutureStateError if it isn't Unclaimed, UnknownFutureError, FutureDeletedError, WorkerFencedError.
+    Raises FutureStateError if it isn't Unclaimed or is another worker's assignment, UnknownFutureError,
+    FutureDeletedError, WorkerFencedError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    ch.fence(worker)
+    f = ch.load_existing(as_id(future_id))
+    if f.ended or f.claimed:
+        state = "failed" if f.failed else "realized" if f.realized else "claimed"
+        raise FutureStateError(f"future {f.id.hex()} is {state}, not unclaimed: it can't be claimed")
+    if f.backing_off or ch.has_dependencies(f.e):
+        what = "its back-off" if f.backing_off else "other futures"
+        raise FutureStateError(f"future {f.id.hex()} is waiting for {what}, not unclaimed: it can't be claimed")
+    shape, _, locality = f.placement
+    if locality is not None and (locality.worker.ip, locality.worker.port) != (worker.ip, worker.port):
+        raise FutureStateError(
+            f"future {f.id.hex()} is assigned to {locality.worker}, not to {worker}: reassign it before claiming it"
+        )
+    if locality is None:
+        add_read_conflict_keys(tr, index_keys(ch, f)[:1])
+    dequeue(ch, f)
+    reason = locality.reason if locality else None
+    claims = start(ch, worker, [Chosen(f.id, f.e, shape, f, locality is not None, reason)])
+    finish(ch)
+    if not claims:
+        raise FutureStateError(f"future {f.id.hex()} can't be claimed: an input was lost, it waits for it again")
+    return claims[0]
 
 
 def claim_futures(tr: Transaction, space: ClusterSpace, worker: WorkerId, capacity: Capacity, limit: int) -> Claims:
@@ -26,9 +59,125 @@ def claim_futures(tr: Transaction, space: ClusterSpace, worker: WorkerId, capaci
 
     Raises WorkerFencedError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    ch.fence(worker)
+    claims = take(ch, worker, capacity, limit, ())
+    finish(ch)
+    claims.unsettled = ch.unsettled
+    return claims
+
+
+def take(
+    ch: Changes, worker: WorkerId, capacity: Capacity, limit: int, unblocked: Sequence[FutureRows], *, pool: bool = True
+) -> Claims:
+    """Claim `unblocked` futures (in no place) that fit, then assignments, then from the pool; the fence was read.
+
+    Those of `unblocked` that aren't claimed are enqueued.
+    """
+    claims = Claims()
+    free = capacity.free.shape
+    chosen: list[Chosen] = []
+    for f in unblocked:
+        shape, _, locality = f.placement
+        if (
+            len(chosen) < limit
+            and (locality is None or locality.worker == worker)
+            and capacity.hold_for is None
+            and _fits(shape, free)
+        ):
+            free = _less(free, shape)
+            chosen.append(Chosen(f.id, f.e, shape, f, locality is not None, locality.reason if locality else None))
+        else:
+            enqueue_or_fail(ch, f)
+    if len(chosen) < limit and pool:
+        free = _choose_assignments(ch, worker, free, limit, chosen)
+    if len(chosen) < limit and pool:
+        scan = scan_pool(ch, capacity, free, limit - len(chosen))
+        claims.blocked, claims.more = scan.blocked, scan.more
+        keys, writes = ch.keys, ch.writes
+        conflicts: list[bytes] = []
+        for key, priority, one in scan.entries:
+            _, ram, gpu, _ = keys.index_prefixes(one.shape, priority)
+            e = one.e
+            writes[key] = writes[ram + e] = writes[gpu + e] = None
+            conflicts.append(key)
+            chosen.append(one)
+        if conflicts:
+            add_read_conflict_keys(ch.tr, conflicts)
+    claims.extend(start(ch, worker, chosen))
+    return claims
+
+
+def _choose_assignments(ch: Changes, worker: WorkerId, free: Shape, limit: int, chosen: list[Chosen]) -> Shape:
+    """Choose from what is assigned to this incarnation; what stays free."""
+    prefix = ch.keys.assignment_rows(worker.ip, worker.port)
+    conflicts: list[bytes] = []
+    for key, value in ch.read(prefix, prefix + b"\xff", limit=max(2 * limit, 64), snapshot=True):
+        incarnation, reason, _, shape = codec.unpack_assignment(value)
+        if incarnation != worker.incarnation or not _fits(shape, free):
+            continue
+        free = _less(free, shape)
+        ch.clear(key)
+        conflicts.append(key)
+        e = key[len(prefix) :]
+        chosen.append(Chosen(decode_id(e), e, shape, None, True, reason))
+        if len(chosen) >= limit:
+            break
+    if conflicts:
+        add_read_conflict_keys(ch.tr, conflicts)
+    return free
+
+
+def _fits(shape: Shape, free: Shape) -> bool:
+    return shape[0] <= free[0] and shape[1] <= free[1] and shape[2] <= free[2]
+
+
+def _less(free: Shape, shape: Shape) -> Shape:
+    return free[0] - shape[0], free[1] - shape[1], free[2] - shape[2]
 
 
 def claims_of(tr: Transaction, space: ClusterSpace, worker: WorkerId, limit: int = 1000) -> list[Claim]:
     """The claims this incarnation holds: what a worker that lost track (or was pushed to) has to run."""
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    prefix = ch.keys.claim_rows(worker.ip, worker.port)
+    claims: list[Claim] = []
+    for key, value in ch.read(prefix, prefix + b"\xff", limit=limit):
+        token, incarnation = codec.unpack(value)[:2]
+        if incarnation != worker.incarnation:
+            continue
+        f = ch.load(decode_id(key[len(prefix) :]))
+        found = f.claim
+        if found is not None and found[0] == token and f.claimed:
+            claims.append(describe_claim(ch, f, found[1], token, found[3]))
+    return claims
+
+
+def describe_claim(ch: Changes, f: FutureRows, worker: WorkerId, token: bytes, attempt: int) -> Claim:
+    """A `Claim` from the rows of a Claimed future."""
+    session, code, _ = codec.unpack_code(f.rows[CODE])
+    payload, dependencies = codec.unpack_args(f.rows.get(ARGS))
+    values = ch.get_many([ch.keys.future(encode_id(up), LATEST_RESULT) for up in dependencies], snapshot=True)
+    inputs = {
+        up: codec.unpack_latest_result(value)
+        for up, value in zip(dependencies, values, strict=True)
+        if value is not None
+    }
+    shape, _, locality = f.placement
+    return Claim(
+        f.id,
+        worker,
+        token,
+        attempt,
+        f.epoch,
+        session,
+        code,
+        payload,
+        dependencies,
+        inputs,
+        shape,
+        f.option("run_timeout"),
+        f.option("name"),
+        f.option("call_options"),
+        locality is not None,
+        locality.reason if locality else None,
+    )

@@ -7,9 +7,20 @@ from uuid import UUID
 
 from fdb_schema import ClusterSpace, Transaction
 
-from ..records import Claim, Claims, Failure, FutureResult, Outcome, WorkerId
+from .. import codec
+from ..attempts import end_attempt
+from ..changes import Changes, Ended, FutureRows
+from ..copies import miss_inputs
+from ..endings import fail_for_good, finish, settle
+from ..errors import ClaimLostError, OversizeError
+from ..ids import as_id
+from ..records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome, WorkerId
 from ..requirements import Capacity
+from ..space import LATEST_RESULT, LISTENERS, encode_id, token_stamp
 from ..states import FutureState
+from .claim import take
+
+INLINE_RESULT_LIMIT = 90_000  # bytes
 
 
 def finish_turn(
@@ -27,7 +38,23 @@ def finish_turn(
 
     Raises WorkerFencedError: the incarnation was declared dead; none of its outcomes counts.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    stale = _realize(ch, worker, [(one.claim, one.result) for one in outcomes if one.event == "realize_future"])
+    retried: list[bytes] = []
+    for one in outcomes:
+        if one.event != "realize_future":
+            f = ch.load(one.claim.id)
+            if not _holds(f, one.claim):
+                stale.append(f.id)
+            elif _end(ch, f, one) is not FutureState.failed:
+                retried.append(f.id)
+    unblocked: list[FutureRows] = []
+    while ch.ended:
+        unblocked += settle(ch)
+    claims = take(ch, worker, capacity, limit, unblocked) if unblocked or limit > 0 else Claims()
+    finish(ch)
+    claims.stale, claims.retried, claims.unsettled = tuple(stale), tuple(retried), ch.unsettled
+    return claims
 
 
 def realize_future(tr: Transaction, space: ClusterSpace, claim: Claim, result: FutureResult | bytes) -> None:
@@ -35,14 +62,23 @@ def realize_future(tr: Transaction, space: ClusterSpace, claim: Claim, result: F
 
     Again with the same claim: nothing. Raises ClaimLostError, WorkerFencedError, OversizeError (inline over 90 kB).
     """
-    raise NotImplementedError
+    if realize_futures(tr, space, [(claim, result)]):
+        raise _claim_lost(claim)
 
 
 def realize_futures(
     tr: Transaction, space: ClusterSpace, results: Sequence[tuple[Claim, FutureResult | bytes]]
 ) -> list[bytes]:
-    """Realize a batch of claims of one worker; the ids whose claim was lost (dropped, not raised)."""
-    raise NotImplementedError
+    """Realize a batch of claims of one worker; the ids whose claim was lost (dropped, not raised).
+
+    Raises WorkerFencedError, OversizeError.
+    """
+    if not results:
+        return []
+    ch = Changes(tr, space)
+    stale = _realize(ch, results[0][0].worker, results)
+    finish(ch)
+    return stale
 
 
 def fail_future(
@@ -55,17 +91,23 @@ def fail_future(
     """The attempt failed (row `fail_future`); the state it leads to.
 
     Failed where `permanently` or the budget that `error.reason` is charged to is used up; else Waiting for its back-off,
-    or Unclaimed. Again with the same claim: the state it led to. Raises ClaimLostError, WorkerFencedError.
+    or Unclaimed. Again with the same claim: the state it is in now. Raises ClaimLostError, WorkerFencedError.
     """
-    raise NotImplementedError
+    if isinstance(error, BaseException):
+        error = Failure("error", f"{type(error).__name__}: {error}")
+    elif isinstance(error, str):
+        error = Failure("error", error)
+    return _finish_one(tr, space, Outcome.failed(claim, error, permanently), fenced=True)
 
 
 def relinquish_claim(tr: Transaction, space: ClusterSpace, claim: Claim, reason: str = "drained") -> FutureState:
     """Give the claim back unfinished (row `relinquish_claim`); the state it leads to.
 
-    Only reason "worker-lost" counts against a budget. Raises ClaimLostError.
+    Only reason "worker-lost" counts against a budget; it may be given by others than the worker, for a dead one. Again
+    with the same claim: the state it is in now, if nobody claimed it since. Raises ClaimLostError, and WorkerFencedError
+    for any other reason.
     """
-    raise NotImplementedError
+    return _finish_one(tr, space, Outcome.relinquished(claim, reason), fenced=reason != "worker-lost")
 
 
 def cancel_future(
@@ -76,4 +118,143 @@ def cancel_future(
     A Realized or Failed future is left as it is. A running one's worker is told by its mailbox ("cancel"); its outcome,
     if it comes, is stale. Raises UnknownFutureError, FutureDeletedError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    f = ch.load_existing(as_id(future_id))
+    if f.realized:
+        return FutureState.realized
+    if not f.failed:
+        fail_for_good(ch, f, failure or Failure("cancelled", f"future {f.id.hex()} was cancelled"), tell_worker=True)
+        finish(ch)
+    return FutureState.failed
+
+
+def _realize(
+    ch: Changes, worker: WorkerId, results: Sequence[tuple[Claim, FutureResult | bytes | None]]
+) -> list[bytes]:
+    """Read the fence and write the results of claims that are held; the ids of the others."""
+    keys = ch.keys
+    futures, stored = keys.futures, keys.results
+    held = keys.claim_rows(worker.ip, worker.port)
+    encoded = [encode_id(claim.id) for claim, _ in results]
+    rows = ch.get_many(
+        [keys.incarnation(worker.ip, worker.port)]
+        + [held + e for e in encoded]
+        + [futures + e + LISTENERS for e in encoded]
+    )
+    ch.check_fence(worker, rows[0])
+    count = len(encoded)
+    writes, mail, pack = ch.writes, ch.mail, codec.pack
+    here = pack("") + codec.pack_worker(worker) + pack(ch.wall_us)
+    here_inline = here + pack(True)
+    stale: list[bytes] = []
+    for at, (claim, result) in enumerate(results):
+        future_id, token, e = claim.id, claim.token, encoded[at]
+        row = rows[at + 1]
+        if row is None or row[3:13] != token:
+            again = ch.load(future_id)
+            found = again.result
+            if not again.realized or found is None or found.token != token:
+                stale.append(future_id)
+            writes = ch.writes
+            continue
+        head = b"\x96\xc4\x0a" + token
+        if type(result) is bytes:
+            size = len(result)
+            if size > INLINE_RESULT_LIMIT:
+                raise _oversize(future_id, size)
+            packed_size = pack(size)
+            value = head + pack(result) + packed_size + here
+            copy = head + packed_size + here_inline
+        else:
+            full = _complete(future_id, result, worker)
+            value = codec.pack_latest_result(full, token, ch.wall_us)
+            copy = codec.pack_result_row(full, token, ch.wall_us)
+        writes[futures + e + LATEST_RESULT] = value
+        writes[stored + e + token_stamp(token)] = copy
+        writes[held + e] = None
+        session = claim.session
+        if session != NO_SESSION:
+            entries = mail.get(session)
+            if entries is None:
+                entries = mail[session] = []
+            entries.append((future_id, "realized", value, claim.epoch))
+        if rows[at + 1 + count] is not None:
+            ch.ended.append(Ended(future_id, e, "realized", value, claim.epoch))
+    return stale
+
+
+def _complete(future_id: bytes, result: FutureResult | bytes | None, worker: WorkerId) -> FutureResult:
+    if isinstance(result, FutureResult):
+        if result.inline is None:
+            return FutureResult(None, result.size, result.name, result.worker or worker)
+        result = result.inline
+    if result is None:
+        raise ValueError(f"future {future_id.hex()} is to be realized without a result")
+    if len(result) > INLINE_RESULT_LIMIT:
+        raise _oversize(future_id, len(result))
+    return FutureResult(bytes(result), len(result), "", worker)
+
+
+def _oversize(future_id: bytes, size: int) -> OversizeError:
+    return OversizeError(
+        f"the result of future {future_id.hex()} has {size:,} bytes, {INLINE_RESULT_LIMIT:,} may be inline: keep it in an "
+        f"object store and realize the future with its name"
+    )
+
+
+def _finish_one(tr: Transaction, space: ClusterSpace, outcome: Outcome, *, fenced: bool) -> FutureState:
+    ch = Changes(tr, space)
+    if fenced:
+        ch.fence(outcome.claim.worker)
+    f = ch.load(outcome.claim.id)
+    if not _holds(f, outcome.claim):
+        if _already(ch, f, outcome):
+            return _state(ch, f)
+        raise _claim_lost(outcome.claim)
+    state = _end(ch, f, outcome)
+    finish(ch)
+    return state
+
+
+def _holds(f: FutureRows, claim: Claim) -> bool:
+    found = f.claim
+    return f.claimed and found is not None and found[0] == claim.token and found[1] == claim.worker
+
+
+def _already(ch: Changes, f: FutureRows, outcome: Outcome) -> bool:
+    """Whether a run before, whose commit's outcome wasn't known, did what `outcome` asks for."""
+    if not f.exists or f.attempts != outcome.claim.attempt or f.realized or f.claimed:
+        return False
+    last = f.last_failure
+    if outcome.event == "fail_future":
+        return last is not None and last.token == outcome.claim.token
+    return not f.failed
+
+
+def _state(ch: Changes, f: FutureRows) -> FutureState:
+    if f.failed:
+        return FutureState.failed
+    return FutureState.waiting if f.backing_off or ch.has_dependencies(f.e) else FutureState.unclaimed
+
+
+def _end(ch: Changes, f: FutureRows, outcome: Outcome) -> FutureState:
+    """A held claim's end but realized."""
+    if outcome.event == "miss_inputs":
+        return miss_inputs(ch, f, outcome.lost, outcome.absent)
+    failure = outcome.failure or Failure("error", "no reason was given")
+    return end_attempt(
+        ch,
+        f,
+        failure,
+        permanently=outcome.permanently,
+        returned=outcome.event == "relinquish_claim" and failure.reason != "worker-lost",
+        started=outcome.started,
+        requirements=outcome.requirements,
+    )
+
+
+def _claim_lost(claim: Claim) -> ClaimLostError:
+    return ClaimLostError(
+        f"attempt {claim.attempt} of future {claim.id.hex()} on worker {claim.worker} no longer holds the future's claim: "
+        f"somebody else decided its fate; drop the outcome"
+    )

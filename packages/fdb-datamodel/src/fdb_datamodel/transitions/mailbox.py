@@ -4,27 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, Transaction, read_range
 
-from ..records import MailEntry
+from .. import codec
+from ..changes import Changes
+from ..errors import UnknownFutureError
+from ..records import Failure, MailEntry
+from ..space import CLAIM, CODE, DELETED, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, encode_id, layout_of
+
+_NAMES = (CODE, CLAIM, LATEST_RESULT, FAILURE, DELETED, EPOCH)
 
 
 def pool_bell(space: ClusterSpace) -> bytes:
     """The key to watch for claimable work in the pool."""
-    raise NotImplementedError
+    return layout_of(space).pool_bell
 
 
 def session_bell(space: ClusterSpace, session: bytes) -> bytes:
     """The key to watch for mail of a session: a client's 16 bytes, or a worker's incarnation (assignments ring it too)."""
-    raise NotImplementedError
+    return layout_of(space).session_bell(session)
 
 
 def subscribe(tr: Transaction, space: ClusterSpace, session: bytes, ids: Sequence[bytes]) -> list[MailEntry]:
     """Ask for mail when these futures end; entries of those that already have (they aren't subscribed to).
 
-    Raises UnknownFutureError; a deleted future gives an entry with failure reason "deleted".
+    The submitter's own session is mailed without it. A deleted future gives an entry with failure reason "deleted".
+    Raises UnknownFutureError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    encoded = [encode_id(one) for one in ids]
+    values = ch.get_many([ch.keys.future(e, name) for e in encoded for name in _NAMES])
+    entries: list[MailEntry] = []
+    for at, (future_id, e) in enumerate(zip(ids, encoded, strict=True)):
+        code, claim, result, failure, deleted, epoch_row = values[at * len(_NAMES) : (at + 1) * len(_NAMES)]
+        epoch = codec.unpack(epoch_row)[0] if epoch_row is not None else 0
+        if deleted is not None:
+            gone = Failure("deleted", f"future {future_id.hex()} was deleted")
+            entries.append(MailEntry(future_id, "failed", None, gone, epoch))
+        elif code is None:
+            raise UnknownFutureError(
+                f"cluster {space.cluster!r} has no future {future_id.hex()}: check the id and the cluster's name"
+            )
+        elif failure is not None:
+            entries.append(MailEntry(future_id, "failed", None, codec.unpack_failure(failure), epoch))
+        elif result is not None and claim is not None:
+            entries.append(MailEntry(future_id, "realized", codec.unpack_latest_result(result), None, epoch))
+        else:
+            ch.set(ch.keys.subscription(e, session), b"")
+            ch.set(ch.keys.future(e, LISTENERS), b"")
+    ch.flush()
+    return entries
 
 
 def read_mailbox(
@@ -34,14 +63,30 @@ def read_mailbox(
 
     `limit` counts rows; a row holds the mail of one transaction. Entries may repeat; the last of an id counts.
     """
-    raise NotImplementedError
+    prefix = layout_of(space).mailbox(session)
+    begin = prefix + after + b"\x00" if after else prefix
+    rows = read_range(tr, begin, prefix + b"\xff", limit=limit, snapshot=True)
+    entries: list[MailEntry] = []
+    for _, value in rows:
+        for future_id, kind, what, epoch in codec.unpack(value):
+            if kind == "failed":
+                entries.append(MailEntry(future_id, kind, None, codec.unpack_failure(what), epoch))
+            else:
+                result = None if what is None else codec.unpack_latest_result(what)
+                entries.append(MailEntry(future_id, kind, result, None, epoch))
+    return entries, rows[-1][0][len(prefix) :] if rows else after
 
 
 def clear_mailbox(tr: Transaction, space: ClusterSpace, session: bytes, through: bytes) -> None:
     """Forget mail up to and with cursor `through`."""
-    raise NotImplementedError
+    if through:
+        prefix = layout_of(space).mailbox(session)
+        tr.clear_range(prefix, prefix + through + b"\x00")
 
 
 def close_session(tr: Transaction, space: ClusterSpace, session: bytes) -> None:
-    """Forget a session's mail, bell and all its subscriptions it knows of; its futures go on."""
-    raise NotImplementedError
+    """Forget a session's mail and its bell; its futures go on."""
+    keys = layout_of(space)
+    prefix = keys.mailbox(session)
+    tr.clear_range(prefix, prefix + b"\xff")
+    tr.clear(keys.session_bell(session))

@@ -5,42 +5,100 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, Transaction, collect_blob, drop_reference, get_many
 
-from ..records import FutureResult, FutureSpec, WorkerId
+from .. import codec
+from ..changes import Changes, Ended, FutureRows
+from ..copies import add_copy, find_copy, forget_copy, name_latest, reconstruct, recover
+from ..copies import live_copies as _live_copies
+from ..endings import finish, forget_results
+from ..errors import OversizeError
+from ..ids import as_id
+from ..placement import withdraw
+from ..records import NO_SESSION, CodeDigest, Failure, FutureResult, FutureSpec, WorkerId
+from ..space import (
+    ALLOW_RECONSTRUCTION,
+    ARGS,
+    CLAIM,
+    CODE,
+    DELETED,
+    LATEST_RESULT,
+    NUM_ATTEMPTS,
+    OPTIONS,
+    encode_id,
+    layout_of,
+)
+
+_NO_WORKER = WorkerId("", 0, bytes(16))  # who "claims" an inline put of a client
 
 
 def read_results(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes]) -> list[FutureResult | None]:
     """The latest result of each future, by snapshot; None for one that isn't Realized."""
-    raise NotImplementedError
+    keys = layout_of(space)
+    values = get_many(tr, [keys.future(encode_id(one), LATEST_RESULT) for one in ids], snapshot=True)
+    return [None if value is None else codec.unpack_latest_result(value) for value in values]
 
 
 def live_copies(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes) -> list[FutureResult]:
     """The stored copies that can be fetched: inline, or held by a live incarnation (serializable reads).
 
-    Rows of dead incarnations are deleted on the way.
+    Rows of dead incarnations are deleted on the way. Raises UnknownFutureError, FutureDeletedError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    copies = _live_copies(ch, ch.load_existing(as_id(future_id)))
+    ch.flush()
+    return copies
 
 
 def clone_result(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, copy: FutureResult) -> bool:
     """Register a further copy, held by `copy.worker`, under the original token; False if the result changed since.
 
-    `copy.token` must be the token of the result that was copied. Raises WorkerFencedError, UnknownFutureError.
+    `copy.token` must be the token of the result that was copied. Again: nothing new. Raises WorkerFencedError,
+    UnknownFutureError, FutureDeletedError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    f = _to_copy(ch, future_id, copy)
+    if f is None:
+        return False
+    add_copy(ch, f, copy)
+    ch.flush()
+    return True
 
 
 def transfer_result(
     tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, source: WorkerId, copy: FutureResult
 ) -> bool:
-    """Move a copy: register `copy` and forget `source`'s, which is mailed to free it; False if it changed since."""
-    raise NotImplementedError
+    """Move a copy: register `copy` and forget `source`'s, which is mailed to free it; False if it changed since.
+
+    Again: nothing new. Raises WorkerFencedError, UnknownFutureError, FutureDeletedError.
+    """
+    ch = Changes(tr, space)
+    f = _to_copy(ch, future_id, copy)
+    if f is None:
+        return False
+    old = find_copy(ch, f, source)
+    if old is None and find_copy(ch, f, _holder(copy)) is None:
+        return False
+    if old is not None and source != copy.worker:
+        ch.clear(old[0])
+        if ch.is_live(source):
+            value = codec.pack_latest_result(old[1], old[1].token, old[1].wall_us)
+            ch.send(source.incarnation, f.id, "free", value, f.epoch)
+    latest = f.result
+    if latest is not None and latest.worker == source:
+        name_latest(ch, f, copy)
+    add_copy(ch, f, copy)
+    ch.flush()
+    return True
 
 
 def drop_copy(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, worker: WorkerId) -> None:
-    """Forget the copy that `worker` no longer has."""
-    raise NotImplementedError
+    """Forget the copy that `worker` no longer has; `latest_result` then names another one, if there is one."""
+    ch = Changes(tr, space)
+    f = ch.load(as_id(future_id))
+    if f.realized:
+        forget_copy(ch, f, worker)
+    ch.flush()
 
 
 def put_realized_future(
@@ -48,32 +106,112 @@ def put_realized_future(
 ) -> UUID:
     """Register an object as a realized future without code (row `put_realized_future`), with a synthetic claim.
 
-    `worker` None: inline results of a client. Never reconstructed. Raises WorkerFencedError.
+    Of `spec` the id, the session and the name count. `worker` None: an inline result of a client. Never reconstructed.
+    Again: nothing. Raises WorkerFencedError, OversizeError (inline over 90 kB).
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    if worker is not None:
+        ch.fence(worker)
+    future_id = UUID(bytes=spec.id)
+    f = ch.load(spec.id)
+    if f.exists:
+        return future_id
+    if isinstance(result, bytes):
+        result = FutureResult(result, len(result))
+    if result.inline is not None and len(result.inline) > 90_000:
+        raise OversizeError(
+            f"object {future_id} has {len(result.inline):,} bytes, 90,000 may be inline: keep it in a store"
+        )
+    if result.inline is None and worker is None:
+        raise ValueError(f"object {future_id} is neither inline nor held by a worker")
+    full = FutureResult(result.inline, result.size, result.name, result.worker or worker, ch.token, ch.wall_us)
+    ch.put(f, CODE, codec.pack_code(spec.session, b"", ch.wall_us))
+    ch.put(f, CLAIM, codec.pack_claim(worker or _NO_WORKER, ch.token, ch.wall_us, 1))
+    ch.put(f, NUM_ATTEMPTS, codec.pack(1))
+    ch.put(f, ALLOW_RECONSTRUCTION, codec.pack(False))
+    if spec.name:
+        ch.put(f, OPTIONS, codec.pack({"name": spec.name}))
+    name_latest(ch, f, full)
+    ch.set(ch.keys.result(f.e, ch.token), codec.pack_result_row(full, ch.token, ch.wall_us))
+    ch.flush()
+    return future_id
 
 
 def resubmit_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, epoch: int) -> bool:
     """Run a Realized or Failed future anew, in epoch + 1 (row `resubmit_future`); False unless `epoch` is the current one
     and the future has ended.
 
-    `epoch` is the one the caller saw the loss or failure in. A future whose result may not be reconstructed fails
-    ("object-lost") if it was Realized, so do those over `max_reconstructions`.
+    `epoch` is the one the caller saw the loss or failure in: of any number of callers one succeeds. A Realized future
+    that may not be reconstructed, or was `max_reconstructions` times, fails ("object-lost"): then the answer is True too.
+
+    Raises UnknownFutureError, FutureDeletedError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    f = ch.load_existing(as_id(future_id))
+    if not f.ended or f.epoch != epoch:
+        return False
+    reconstruct(ch, f, lost=f.realized)
+    finish(ch)
+    return True
 
 
 def recover_result(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, epoch: int) -> FutureResult | None:
-    """A copy of the result that can be fetched; None after resubmitting the future because there is none (or unfinished).
+    """A copy of the result that can be fetched; None if there is none: the future was then resubmitted, or is unfinished.
 
-    `epoch` as in `resubmit_future`. Raises UnknownFutureError, FutureDeletedError.
+    `epoch` is the one the caller saw; a result of a later epoch is found all the same. Raises UnknownFutureError,
+    FutureDeletedError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    f = ch.load_existing(as_id(future_id))
+    copies = recover(ch, f) if f.epoch >= epoch else []
+    finish(ch)
+    return copies[0] if copies else None
 
 
 def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes) -> list[FutureResult]:
     """Delete a future and its results (row `delete_future`); a tombstone stays. The copies, whose holders were mailed.
 
-    Unfinished ones are cancelled first. Again: nothing. Raises UnknownFutureError.
+    An unfinished one is cancelled first; what waits for it fails ("upstream"). Again: nothing. Raises UnknownFutureError.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    f = ch.load(as_id(future_id))
+    if f.deleted:
+        return []
+    if not f.exists:
+        ch.raise_absent(f.id, deleted=False)
+    if not f.ended:
+        running_on = withdraw(ch, f)
+        if running_on is not None:
+            ch.send(running_on.incarnation, f.id, "cancel", None, f.epoch)
+    failure = codec.pack_failure(
+        Failure("deleted", f"future {f.id.hex()} was deleted", epoch=f.epoch, wall_us=ch.wall_us)
+    )
+    copies = forget_results(ch, f)
+    if f.listened:
+        ch.ended.append(Ended(f.id, f.e, "failed", failure, f.epoch))
+    if not f.ended and f.session != NO_SESSION:
+        ch.send(f.session, f.id, "failed", failure, f.epoch)
+    args = codec.unpack_args(f.rows.get(ARGS))[0]
+    for name in list(f.rows):
+        ch.put(f, name, None)
+    ch.set(ch.keys.future(f.e, DELETED), codec.pack(ch.wall_us))
+    if isinstance(args, CodeDigest):
+        ch.flush_rows()
+        drop_reference(tr, space, bytes(args), f.id)
+        collect_blob(tr, space, bytes(args))
+    finish(ch)
+    return copies
+
+
+def _holder(copy: FutureResult) -> WorkerId:
+    if copy.worker is None:
+        raise ValueError("a copy names the worker that holds it")
+    return copy.worker
+
+
+def _to_copy(ch: Changes, future_id: UUID | bytes, copy: FutureResult) -> FutureRows | None:
+    """The future, if it still has the result that was copied; the holder's incarnation is read."""
+    ch.fence(_holder(copy))
+    f = ch.load_existing(as_id(future_id))
+    latest = f.result
+    return f if f.realized and latest is not None and latest.token == copy.token else None

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, Transaction, add_reference, get_blob, put_small_blob
 
-from ..records import Claim, CodeDigest, FutureSpec, WorkerId
+from .. import codec
+from ..changes import Changes, FutureRows
+from ..endings import enqueue_or_fail, finish, write_failure
+from ..errors import FutureDeletedError, FutureStateError, OversizeError, UnknownFutureError
+from ..placement import add_edges, clear_edges, set_timer
+from ..records import Claim, CodeDigest, FutureSpec, Locality, WorkerId
+from ..requirements import Shape
+from ..space import (
+    ALLOW_RECONSTRUCTION,
+    ARGS,
+    CLAIM,
+    CODE,
+    DELETED,
+    MAX_RETRIES,
+    NUM_ATTEMPTS,
+    OPTIONS,
+    REQUIREMENTS,
+    encode_id,
+)
+
+INLINE_LIMIT = 90_000  # bytes of a value; more goes to a blob
+_ZERO: Shape = (0, 0, 0)
+_CODE_REFERRER = b"code"  # code is shared by content and kept: it is lineage
 
 
 def submit_future(tr: Transaction, space: ClusterSpace, spec: FutureSpec) -> UUID:
@@ -19,33 +42,201 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
     """Submit futures (row `submit_future`); their ids, in order.
 
     An id that exists already is left as it is, so a submit may be repeated. A future whose dependencies aren't all
-    realized is Waiting; one with a failed dependency is Failed at once ("upstream"). Dependencies must exist, or be in the
-    same call. Work that becomes claimable rings the pool's bell.
+    realized is Waiting; one with a failed dependency is Failed at once ("upstream"). Dependencies must exist, or come
+    earlier in the same call. Work that becomes claimable rings the pool's bell.
 
     Keep a call under about 500 specs and 500 kB: a transaction stays under 1 MB.
 
-    Raises UnknownFutureError or FutureDeletedError for a dependency, OversizeError for arguments over 64 MiB.
+    Raises UnknownFutureError or FutureDeletedError for a dependency, OversizeError for arguments over about 720 kB
+    (store them with `put_blob` and pass the digest).
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    keys = ch.keys
+    futures = keys.futures
+    encoded = [encode_id(spec.id) for spec in specs]
+    present = ch.get_many([futures + e + CODE for e in encoded])
+    writes = ch.writes
+    cpu, ram, gpu, _ = keys.index_prefixes(_ZERO, 0)
+    code_row = session = code = None
+    fresh: set[bytes] = set()  # made and unfinished in this call
+    seen: set[bytes] = set()
+    pooled = False
+    for spec, e, exists in zip(specs, encoded, present, strict=True):
+        if exists is not None or spec.id in seen:
+            continue
+        seen.add(spec.id)
+        prefix = futures + e
+        if spec.code is not code or spec.session is not session or code_row is None:
+            code, session = spec.code, spec.session
+            code_row = _code_row(ch, spec)
+        writes[prefix + CODE] = code_row
+        if codec.has_defaults_only(spec) and not spec.dependencies:
+            if spec.args:
+                writes[prefix + ARGS] = _args_row(ch, spec)
+            writes[cpu + e] = writes[ram + e] = writes[gpu + e] = b""
+            pooled = True
+        else:
+            unfinished = _submit_special(ch, spec, e, fresh)
+            writes = ch.writes  # a read inside flushed them
+            if not unfinished:
+                continue
+        fresh.add(spec.id)
+    if pooled:
+        ch.ring_pool()
+    finish(ch)
+    return [spec.id for spec in specs]
 
 
 def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureSpec], worker: WorkerId) -> list[Claim]:
     """Submit futures already claimed by `worker`, which granted the slots (push); no index entry is written.
 
-    Execution starts after the commit. Raises WorkerFencedError if the worker's incarnation isn't the live one:
-    submit to the pool then. Specs with unfinished dependencies are refused (FutureStateError).
+    Execution starts after the commit. An id that exists already gives no second claim: its claim is returned if it is
+    this worker's, else it is left out.
+
+    Raises WorkerFencedError if the worker's incarnation isn't the live one: submit to the pool then. Specs with
+    dependencies are refused (FutureStateError): the pool and edges are for them.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    ch.fence(worker)
+    encoded = [encode_id(spec.id) for spec in specs]
+    present = ch.get_many([ch.keys.future(e, CODE) for e in encoded])
+    head = codec.claim_head(worker, ch.token, ch.wall_us)
+    row = codec.pack_claim_row(worker, ch.token)
+    held = ch.keys.claim_rows(worker.ip, worker.port)
+    claims: list[Claim] = []
+    for spec, e, exists in zip(specs, encoded, present, strict=True):
+        if spec.dependencies:
+            raise FutureStateError(f"future {spec.id.hex()} has dependencies: submit it to the pool, not to a worker")
+        shape = spec.requirements.shape if spec.requirements else _ZERO
+        token, attempt = ch.token, 1
+        if exists is not None:
+            found = ch.load(spec.id)
+            claim = found.claim
+            if claim is None or not found.claimed or claim[1] != worker:
+                continue
+            token, attempt = claim[0], claim[3]
+        else:
+            f = FutureRows(spec.id, e, {})
+            ch.put(f, CODE, _code_row(ch, spec))
+            _write_options(ch, f, spec)
+            _set_timers(ch, spec, e)
+            if (args := _args_row(ch, spec)) is not None:
+                ch.put(f, ARGS, args)
+            ch.put(f, CLAIM, head + codec.pack(1))
+            ch.put(f, NUM_ATTEMPTS, codec.pack(1))
+            ch.set(held + e, row)
+        claims.append(
+            Claim(
+                spec.id,
+                worker,
+                token,
+                attempt,
+                0,
+                spec.session,
+                spec.code,
+                spec.args,
+                (),
+                {},
+                shape,
+                spec.run_timeout,
+                spec.name,
+                spec.call_options,
+            )
+        )
+    finish(ch)
+    return claims
+
+
+def _submit_special(ch: Changes, spec: FutureSpec, e: bytes, fresh: set[bytes]) -> bool:
+    """Whatever isn't a plain future: options, requirements, dependencies, locality, timers. False if it ended at once."""
+    f = FutureRows(spec.id, e, {CODE: ch.writes[ch.keys.future(e, CODE)] or b""})
+    if (args := _args_row(ch, spec)) is not None:
+        ch.put(f, ARGS, args)
+    _write_options(ch, f, spec)
+    _set_timers(ch, spec, e)
+    if spec.dependencies:
+        _check_dependencies(ch, spec, fresh)
+        waits, failure = add_edges(ch, f, spec.dependencies, fresh)
+        if failure is not None:
+            clear_edges(ch, f)
+            write_failure(ch, f, dataclasses.replace(failure, wall_us=ch.wall_us))
+            return False
+        if waits:
+            return True
+    enqueue_or_fail(ch, f)
+    return not f.failed
+
+
+def _set_timers(ch: Changes, spec: FutureSpec, e: bytes) -> None:
+    for kind in ("queue", "total", "unschedulable"):
+        seconds = getattr(spec, kind + "_timeout")
+        if seconds is not None:
+            set_timer(ch, e, kind, seconds)
+
+
+def _check_dependencies(ch: Changes, spec: FutureSpec, fresh: set[bytes]) -> None:
+    unknown = [upstream for upstream in dict.fromkeys(spec.dependencies) if upstream not in fresh]
+    keys = [ch.keys.future(encode_id(upstream), name) for upstream in unknown for name in (CODE, DELETED)]
+    found = ch.get_many(keys) if keys else []
+    for upstream, code, deleted in zip(unknown, found[::2], found[1::2], strict=True):
+        if code is None:
+            kind = UnknownFutureError if deleted is None else FutureDeletedError
+            state = "isn't there" if deleted is None else "was deleted"
+            raise kind(
+                f"future {spec.id.hex()} depends on {upstream.hex()}, which {state} in cluster "
+                f"{ch.keys.space.cluster!r}: submit what it depends on first"
+            )
+
+
+def _write_options(ch: Changes, f: FutureRows, spec: FutureSpec) -> None:
+    if codec.has_defaults_only(spec):
+        return
+    locality: Locality | None = spec.locality
+    shape = spec.requirements.shape if spec.requirements else _ZERO
+    ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, spec.priority, locality))
+    ch.put(f, OPTIONS, codec.pack_options(spec))
+    if spec.max_retries != 3:
+        ch.put(f, MAX_RETRIES, codec.pack(spec.max_retries))
+    if not spec.allow_reconstruction:
+        ch.put(f, ALLOW_RECONSTRUCTION, codec.pack(False))
+
+
+def _code_row(ch: Changes, spec: FutureSpec) -> bytes:
+    if len(spec.session) != 16:
+        raise ValueError(f"a session is named by 16 bytes, not {len(spec.session)}")
+    code = spec.code
+    if len(code) > INLINE_LIMIT:
+        code = put_code(ch.tr, ch.keys.space, code)
+    return codec.pack_code(spec.session, code, ch.wall_us)
+
+
+def _args_row(ch: Changes, spec: FutureSpec) -> bytes | None:
+    args = spec.args
+    if len(args) > INLINE_LIMIT:
+        args = _put(ch.tr, ch.keys.space, args, spec.id, f"the arguments of future {spec.id.hex()}")
+    elif isinstance(args, CodeDigest):
+        add_reference(ch.tr, ch.keys.space, bytes(args), spec.id)
+    return codec.pack_args(args, spec.dependencies)
 
 
 def put_code(tr: Transaction, space: ClusterSpace, data: bytes) -> CodeDigest:
     """Store code under its SHA-256, once however often it is put; the digest goes into `FutureSpec.code`.
 
-    Raises OversizeError over about 720 kB: store larger code with `upload_code`.
+    Raises OversizeError over about 720 kB: store larger code with `fdb_schema.put_blob` and wrap its digest.
     """
-    raise NotImplementedError
+    return _put(tr, space, data, _CODE_REFERRER, "the code")
 
 
 def get_code(tr: Transaction, space: ClusterSpace, code: CodeDigest | bytes) -> bytes:
-    """The code behind `Claim.code` (plain bytes are the code itself). Raises BlobMissingError."""
-    raise NotImplementedError
+    """The bytes behind `Claim.code` or `Claim.args` (plain bytes are themselves). Raises BlobMissingError."""
+    return get_blob(tr, space, bytes(code)) if isinstance(code, CodeDigest) else code
+
+
+def _put(tr: Transaction, space: ClusterSpace, data: bytes, referrer: bytes, what: str) -> CodeDigest:
+    try:
+        return CodeDigest(put_small_blob(tr, space, data, referrer))
+    except OversizeError as error:
+        raise OversizeError(
+            f"{what} has {len(data):,} bytes, too many for one transaction: store it with put_blob and pass its digest, "
+            f"or pass large data as a future"
+        ) from error

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, Transaction, read_range
 
-from ..records import Heartbeat, WorkerId, WorkerInfo, WorkerStatus
+from .. import codec
+from ..attempts import end_attempt
+from ..changes import Changes
+from ..endings import fail_for_good, finish
+from ..errors import AddressInUseError
+from ..placement import lost_pinned
+from ..records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
+from ..space import HEARTBEAT, INCARNATION, decode_id, layout_of, span
+from .assign import is_unclaimed, relocate
+
+_FIRST_BEAT = Heartbeat()
 
 
 class WorkerSighting(NamedTuple):
@@ -18,7 +29,7 @@ class WorkerSighting(NamedTuple):
 
 def new_incarnation() -> bytes:
     """16 random bytes that name one start of a worker, and its mailbox."""
-    raise NotImplementedError
+    return os.urandom(16)
 
 
 def register_worker(
@@ -31,51 +42,205 @@ def register_worker(
     """Make `worker` the live incarnation of its address, with a first heartbeat; returns it.
 
     `replaces` is the incarnation the caller judged dead (its pid is gone on this boot, or its counter stood still for a
-    TTL). Its claims are then to be given back by `reap`. Again with the same incarnation: nothing.
+    TTL). What that one held is then given back by `reap`. Again with the same incarnation: nothing.
 
     Raises AddressInUseError if another incarnation is registered, or has beaten since it was seen.
     """
-    raise NotImplementedError
+    if len(worker.incarnation) != 16:
+        raise ValueError(f"an incarnation is 16 bytes (new_incarnation()), not {len(worker.incarnation)}")
+    ch = Changes(tr, space)
+    info = info or WorkerInfo(wall_us=ch.wall_us)
+    live = ch.live_incarnation(worker.ip, worker.port)
+    if live == worker.incarnation:
+        return worker
+    if live is not None and not (replaces is not None and replaces.id.incarnation == live and _fence(ch, replaces)):
+        raise AddressInUseError(
+            f"{worker.ip}:{worker.port} of cluster {space.cluster!r} belongs to live incarnation {live.hex()[:8]}: "
+            f"stop that worker, wait until its heartbeat has stood still for the TTL, or choose another port"
+        )
+    ch.set(ch.keys.incarnation(worker.ip, worker.port), codec.pack_worker_info(worker.incarnation, info))
+    beat = Heartbeat(0, info.wall_us, info.slots, info.total, info.slots, info.total, info.object_store)
+    ch.set(ch.keys.heartbeat(worker.ip, worker.port), codec.pack_heartbeat(beat))
+    ch.flush()
+    return worker
 
 
 def heartbeat(tr: Transaction, space: ClusterSpace, worker: WorkerId, beat: Heartbeat) -> None:
-    """A blind write of the worker's sign of life; run it in a transaction of its own."""
-    raise NotImplementedError
+    """A worker's sign of life: a write without a read of the heartbeat; run it in a transaction of its own.
+
+    The incarnation is read, as by every transaction of a worker. Raises WorkerFencedError.
+    """
+    ch = Changes(tr, space)
+    ch.fence(worker)
+    tr.set(ch.keys.heartbeat(worker.ip, worker.port), codec.pack_heartbeat(beat))
 
 
 def is_live(tr: Transaction, space: ClusterSpace, worker: WorkerId) -> bool:
     """Whether this incarnation is the registered one (a serializable read: the fence)."""
-    raise NotImplementedError
+    return Changes(tr, space).is_live(worker)
 
 
 def list_workers(tr: Transaction, space: ClusterSpace) -> list[WorkerStatus]:
-    """Every registered worker, by snapshot."""
-    raise NotImplementedError
+    """Every registered worker, by snapshot; claims and assignments are counted up to 1,000 each."""
+    found = []
+    for worker, info, beat in _registered(tr, space):
+        keys = layout_of(space)
+        counts = []
+        for prefix in (keys.claim_rows(worker.ip, worker.port), keys.assignment_rows(worker.ip, worker.port)):
+            counts.append(len(read_range(tr, prefix, prefix + b"\xff", limit=1000, snapshot=True)))
+        found.append(WorkerStatus(worker, info, beat, counts[0], counts[1]))
+    return found
 
 
 def sightings(tr: Transaction, space: ClusterSpace) -> list[WorkerSighting]:
     """Every registered incarnation and its heartbeat counter, by snapshot: what an observer compares over time."""
-    raise NotImplementedError
+    return [WorkerSighting(worker, beat.counter if beat else 0) for worker, _, beat in _registered(tr, space)]
 
 
 def find_worker(tr: Transaction, space: ClusterSpace, ip: str, port: int) -> WorkerStatus | None:
     """The live incarnation of an address; None if there is none."""
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    row, beat = ch.get_many([ch.keys.incarnation(ip, port), ch.keys.heartbeat(ip, port)], snapshot=True)
+    if row is None:
+        return None
+    incarnation, info = codec.unpack_worker_info(row)
+    return WorkerStatus(WorkerId(ip, port, incarnation), info, codec.unpack_heartbeat(beat) if beat else None)
 
 
 def unregister_worker(tr: Transaction, space: ClusterSpace, worker: WorkerId) -> None:
-    """A worker's orderly end: it is fenced as if dead; what it still holds is given back, uncharged."""
-    raise NotImplementedError
+    """A worker's orderly end: it is fenced as if dead; what it still holds `reap` gives back, uncharged."""
+    ch = Changes(tr, space)
+    if ch.is_live(worker):
+        _retire(ch, worker, drained=True)
+        ch.flush()
 
 
 def declare_dead(tr: Transaction, space: ClusterSpace, sighting: WorkerSighting) -> bool:
-    """Fence an incarnation whose counter stood still for a TTL; whether it did (False: it has beaten or was replaced).
+    """Fence an incarnation whose counter stood still for a TTL; whether it is fenced now.
 
-    Reads the heartbeat serializably. What it held is given back by `reap`, by anyone.
+    False: it has beaten since. Reads the heartbeat serializably. What it held is given back by `reap`, by anyone.
     """
-    raise NotImplementedError
+    ch = Changes(tr, space)
+    if not ch.is_live(sighting.id):
+        return True
+    fenced = _fence(ch, sighting)
+    ch.flush()
+    return fenced
 
 
 def reap(tr: Transaction, space: ClusterSpace, limit: int = 100) -> bool:
-    """Give back one page of what dead incarnations held: claims (charged as lost), assignments, mail; True if more is left."""
-    raise NotImplementedError
+    """Give back one page of what dead incarnations held: claims (charged as lost), assignments, mail.
+
+    True if more is left: call again. A worker runs it until False before its first claim. Only rows whose token matches
+    the future's claim are touched, so it never takes what another incarnation claimed.
+    """
+    ch = Changes(tr, space)
+    begin, end = span(ch.keys.dead_workers)
+    dead = ch.read(begin, end, limit=2)
+    if not dead:
+        return False
+    key, value = dead[0]
+    ip, port, incarnation = space["dead_workers"].unpack(key)
+    worker = WorkerId(ip, port, incarnation)
+    left = limit - _reap_claims(ch, worker, limit, drained=codec.unpack(value))
+    if left > 0:
+        left -= _reap_assignments(ch, worker, left)
+    if left > 0:
+        ch.clear(key)
+        mailbox = ch.keys.mailbox(incarnation)
+        tr.clear_range(mailbox, mailbox + b"\xff")
+        tr.clear(ch.keys.session_bell(incarnation))
+        ch.bells.discard(ch.keys.session_bell(incarnation))
+        ch.mail.pop(incarnation, None)
+    finish(ch)
+    return left <= 0 or len(dead) > 1
+
+
+def _reap_claims(ch: Changes, worker: WorkerId, limit: int, drained: bool) -> int:
+    prefix = ch.keys.claim_rows(worker.ip, worker.port)
+    done = 0
+    for key, value in _pages(ch, prefix):
+        token, incarnation = codec.unpack(value)[:2]
+        if incarnation != worker.incarnation:
+            continue
+        if done == limit:
+            return done
+        done += 1
+        f = ch.load(decode_id(key[len(prefix) :]))
+        claim = f.claim
+        if not f.claimed or claim is None or claim[0] != token or claim[1] != worker:
+            ch.clear(key)
+        elif drained:
+            end_attempt(ch, f, Failure("drained", f"worker {worker} was drained"), returned=True)
+        else:
+            end_attempt(ch, f, Failure("worker-lost", f"worker {worker} died while it ran future {f.id.hex()}"))
+    return done
+
+
+def _reap_assignments(ch: Changes, worker: WorkerId, limit: int) -> int:
+    prefix = ch.keys.assignment_rows(worker.ip, worker.port)
+    done = 0
+    for key, value in _pages(ch, prefix):
+        incarnation, _, pinned, _ = codec.unpack_assignment(value)
+        if incarnation != worker.incarnation:
+            continue
+        if done == limit:
+            return done
+        done += 1
+        f = ch.load(decode_id(key[len(prefix) :]))
+        if not f.exists or not is_unclaimed(ch, f) or f.placement[2] is None:
+            ch.clear(key)
+        elif pinned:
+            fail_for_good(ch, f, lost_pinned(f, worker))
+        else:
+            relocate(ch, f, None)
+    return done
+
+
+def _pages(ch: Changes, prefix: bytes, page: int = 500) -> list[tuple[bytes, bytes]]:
+    """Every row under a prefix, read by pages."""
+    rows: list[tuple[bytes, bytes]] = []
+    begin = prefix
+    while True:
+        more = ch.read(begin, prefix + b"\xff", limit=page)
+        rows += more
+        if len(more) < page:
+            return rows
+        begin = more[-1][0] + b"\x00"
+
+
+def _fence(ch: Changes, sighting: WorkerSighting) -> bool:
+    """Retire a registered incarnation if its heartbeat is still as sighted."""
+    worker = sighting.id
+    beat = ch.get_many([ch.keys.heartbeat(worker.ip, worker.port)])[0]
+    if beat is not None and codec.unpack_heartbeat(beat).counter != sighting.counter:
+        return False
+    _retire(ch, worker, drained=False)
+    return True
+
+
+def _retire(ch: Changes, worker: WorkerId, *, drained: bool) -> None:
+    ch.clear(ch.keys.incarnation(worker.ip, worker.port))
+    ch.clear(ch.keys.heartbeat(worker.ip, worker.port))
+    ch.set(ch.keys.dead_worker(worker), codec.pack(drained))
+    ch.ring_pool()  # somebody is to reap
+
+
+def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, WorkerInfo, Heartbeat | None]]:
+    """Every registered worker: seeks from address to address, so that rows of claims aren't read."""
+    keys = layout_of(space)
+    begin, end = span(keys.workers)
+    found: list[tuple[WorkerId, WorkerInfo, Heartbeat | None]] = []
+    while True:
+        rows = read_range(tr, begin, end, limit=1, snapshot=True)
+        if not rows:
+            return found
+        ip, port = space["workers"].unpack(rows[0][0])[:2]
+        prefix = keys.workers + keys.worker(ip, port)
+        beat, row = (
+            read_range(tr, prefix + name, prefix + name + b"\x00", snapshot=True) for name in (HEARTBEAT, INCARNATION)
+        )
+        if row:
+            incarnation, info = codec.unpack_worker_info(row[0][1])
+            found.append((WorkerId(ip, port, incarnation), info, codec.unpack_heartbeat(beat[0][1]) if beat else None))
+        begin = prefix + b"\xff"

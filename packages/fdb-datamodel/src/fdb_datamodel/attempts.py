@@ -1,0 +1,85 @@
+"""What a failed, lost or returned attempt is charged to, and where its future goes: again, later, or Failed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from . import codec
+from .changes import Changes, FutureRows
+from .endings import fail_for_good, place
+from .placement import release_claim, set_timer
+from .records import Failure
+from .requirements import Requirements
+from .space import DUE, LATEST_EXCEPTION, REQUIREMENTS, UNCHARGED
+from .states import FutureState
+
+#: Reasons that no retry can mend.
+PERMANENT_REASONS = frozenset({"unpickle", "result-pickle", "oversize"})
+
+
+def end_attempt(
+    ch: Changes,
+    f: FutureRows,
+    failure: Failure,
+    *,
+    permanently: bool = False,
+    returned: bool = False,
+    started: bool = True,
+    requirements: Requirements | None = None,
+) -> FutureState:
+    """A Claimed future's attempt ended without a result (rows `fail_future`, `relinquish_claim`); the state it leads to.
+
+    Charged to max_worker_losses ("worker-lost"), to max_oom ("oom"), to nothing (`returned`), else to max_retries. A
+    future that may start once only is failed by any end of an attempt that `started`. `requirements`: what the retry
+    needs instead.
+    """
+    lost, oom, given_back = f.uncharged
+    once = f.max_retries == 0 and f.option("max_worker_losses") == 0 and f.option("max_oom") == 0
+    if failure.reason == "worker-lost":
+        lost += 1
+        over = lost > f.option("max_worker_losses")
+    elif failure.reason == "oom":
+        oom += 1
+        over = oom > f.option("max_oom")
+    elif returned:
+        given_back += 1
+        over = False
+    else:
+        over = f.charged > f.max_retries
+    if (lost, oom, given_back) != f.uncharged:
+        ch.put(f, UNCHARGED, codec.pack((lost, oom, given_back)))
+    claim = f.claim
+    failure = dataclasses.replace(
+        failure, attempt=f.attempts, epoch=f.epoch, wall_us=ch.wall_us, token=claim[0] if claim else b""
+    )
+    if not returned:
+        ch.put(f, LATEST_EXCEPTION, codec.pack_failure(failure))
+    if permanently or over or failure.reason in PERMANENT_REASONS or (once and started):
+        fail_for_good(ch, f, failure)
+        return FutureState.failed
+    release_claim(ch, f)
+    if requirements is not None:
+        _, priority, locality = f.placement
+        ch.put(f, REQUIREMENTS, codec.pack_requirements(requirements.shape, priority, locality))
+    pause = 0.0 if returned or failure.reason == "worker-lost" else backoff_seconds(f)
+    if pause > 0:
+        ch.put(f, DUE, codec.pack(set_timer(ch, f.e, "backoff", pause)))
+        return FutureState.waiting
+    place(ch, f)
+    return state_after_placing(ch, f)
+
+
+def backoff_seconds(f: FutureRows) -> float:
+    """The pause before the next attempt; an out-of-memory retry counts as a charged one here."""
+    backoff = codec.backoff_of(f.options)
+    if backoff is None or backoff.initial <= 0:
+        return 0.0
+    failures = max(1, f.charged + f.uncharged[1])
+    return float(min(backoff.maximum, backoff.initial * backoff.factor ** min(failures - 1, 64)))
+
+
+def state_after_placing(ch: Changes, f: FutureRows) -> FutureState:
+    """The state of a future that was just placed in this transaction."""
+    if f.failed:
+        return FutureState.failed
+    return FutureState.waiting if f.backing_off or ch.has_dependencies(f.e) else FutureState.unclaimed

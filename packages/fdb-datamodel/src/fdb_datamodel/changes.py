@@ -1,0 +1,349 @@
+"""What one transaction reads and is about to write: rows gathered and written in bulk, mail and bells once per session.
+
+`Changes` keeps the latest value per key, so that the order in which transitions say things doesn't matter, and flushes
+before every read, so that a transition sees what earlier ones in the same transaction did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fdb_schema import ClusterSpace, Transaction, clear_many, get_many, read_range, set_many
+
+from . import codec
+from .errors import FutureDeletedError, UnknownFutureError, WorkerFencedError
+from .records import NO_SESSION, Failure, FutureResult, Locality, WorkerId
+from .requirements import Shape
+from .space import (
+    ALLOW_RECONSTRUCTION,
+    ARGS,
+    CLAIM,
+    CODE,
+    DELETED,
+    DUE,
+    EPOCH,
+    FAILURE,
+    LATEST_EXCEPTION,
+    LATEST_RESULT,
+    LISTENERS,
+    MAX_RETRIES,
+    NUM_ATTEMPTS,
+    OPTIONS,
+    REQUIREMENTS,
+    UNCHARGED,
+    Layout,
+    encode_id,
+    layout_of,
+)
+
+_ONE = (1).to_bytes(8, "little")
+_MAIL_ROW_BYTES = 80_000
+
+
+class FutureRows:
+    """The rows of one future as read, and what they say. Absent rows are defaults."""
+
+    __slots__ = ("_options", "e", "id", "rows")
+
+    def __init__(self, future_id: bytes, e: bytes, rows: dict[bytes, bytes]) -> None:
+        self.id = future_id
+        self.e = e
+        self.rows = rows
+        self._options: dict[str, Any] | None = None
+
+    @property
+    def exists(self) -> bool:
+        return CODE in self.rows or CLAIM in self.rows or FAILURE in self.rows
+
+    @property
+    def deleted(self) -> bool:
+        return DELETED in self.rows
+
+    @property
+    def failed(self) -> bool:
+        return FAILURE in self.rows
+
+    @property
+    def realized(self) -> bool:
+        claim, result = self.rows.get(CLAIM), self.rows.get(LATEST_RESULT)
+        return claim is not None and result is not None and FAILURE not in self.rows and codec.same_token(claim, result)
+
+    @property
+    def claimed(self) -> bool:
+        return CLAIM in self.rows and not self.realized and not self.failed
+
+    @property
+    def ended(self) -> bool:
+        return self.failed or self.realized
+
+    @property
+    def backing_off(self) -> bool:
+        return DUE in self.rows
+
+    @property
+    def listened(self) -> bool:
+        return LISTENERS in self.rows
+
+    @property
+    def attempts(self) -> int:
+        return self._int(NUM_ATTEMPTS, 0)
+
+    @property
+    def max_retries(self) -> int:
+        return self._int(MAX_RETRIES, 3)
+
+    @property
+    def allow_reconstruction(self) -> bool:
+        value = self.rows.get(ALLOW_RECONSTRUCTION)
+        return True if value is None else bool(codec.unpack(value))
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch()[0]
+
+    @property
+    def attempts_before_epoch(self) -> int:
+        return self._epoch()[1]
+
+    @property
+    def uncharged(self) -> tuple[int, int, int]:
+        """(lost with workers, out of memory, given back) of this epoch."""
+        value = self.rows.get(UNCHARGED)
+        if value is None:
+            return 0, 0, 0
+        fields = codec.unpack(value)
+        return fields[0], fields[1], fields[2]
+
+    @property
+    def charged(self) -> int:
+        """Attempts of this epoch that count against max_retries."""
+        return self.attempts - self.attempts_before_epoch - sum(self.uncharged)
+
+    @property
+    def session(self) -> bytes:
+        value = self.rows.get(CODE)
+        return NO_SESSION if value is None else codec.unpack_code(value)[0]
+
+    @property
+    def dependencies(self) -> tuple[bytes, ...]:
+        return codec.unpack_args(self.rows.get(ARGS))[1]
+
+    @property
+    def placement(self) -> tuple[Shape, int, Locality | None]:
+        """(shape, priority, locality)."""
+        return codec.unpack_requirements(self.rows.get(REQUIREMENTS))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        if self._options is None:
+            self._options = codec.unpack_options(self.rows.get(OPTIONS))
+        return self._options
+
+    def option(self, name: str) -> Any:
+        return codec.option(self.options, name)
+
+    @property
+    def claim(self) -> tuple[bytes, WorkerId, int, int] | None:
+        """(token, worker, wall_us, attempt), also of the attempt that realized it."""
+        value = self.rows.get(CLAIM)
+        return None if value is None else codec.unpack_claim(value)
+
+    @property
+    def result(self) -> FutureResult | None:
+        value = self.rows.get(LATEST_RESULT)
+        return None if value is None else codec.unpack_latest_result(value)
+
+    @property
+    def failure(self) -> Failure | None:
+        value = self.rows.get(FAILURE)
+        return None if value is None else codec.unpack_failure(value)
+
+    @property
+    def last_failure(self) -> Failure | None:
+        value = self.rows.get(LATEST_EXCEPTION)
+        return None if value is None else codec.unpack_failure(value)
+
+    def _int(self, name: bytes, default: int) -> int:
+        value = self.rows.get(name)
+        return default if value is None else int(codec.unpack(value))
+
+    def _epoch(self) -> tuple[int, int]:
+        value = self.rows.get(EPOCH)
+        if value is None:
+            return 0, 0
+        fields = codec.unpack(value)
+        return fields[0], fields[1]
+
+
+class Ended(NamedTuple):
+    """A future that ended in this transaction and may have listeners. kind, value, epoch: as mailed to sessions."""
+
+    id: bytes
+    e: bytes
+    kind: str
+    value: bytes | None
+    epoch: int
+
+
+class Changes:
+    """One transaction of transitions. Make it, call transitions, `flush()` at the end."""
+
+    __slots__ = ("_token", "bells", "ended", "keys", "mail", "tr", "unsettled", "wall_us", "writes")
+
+    def __init__(self, tr: Transaction, space: ClusterSpace) -> None:
+        self.tr = tr
+        self.keys: Layout = layout_of(space)
+        self.writes: dict[bytes, bytes | None] = {}  # None: clear
+        self.mail: dict[bytes, list[tuple[bytes, str, bytes | None, int]]] = {}
+        self.bells: set[bytes] = set()
+        self.ended: list[Ended] = []  # futures with listeners, to be settled before the transaction ends
+        self.wall_us = time.time_ns() // 1000  # for people
+        self.unsettled = False
+        self._token = b""
+
+    @property
+    def token(self) -> bytes:
+        """The token of claims made by this transaction: its read version as a versionstamp (10 bytes).
+
+        A later claim of the same future reads what gave the earlier one up, so its read version is greater than that
+        transaction's commit version, and so than the earlier claim's token.
+        """
+        if not self._token:
+            self._token = int(self.tr.get_read_version().wait()).to_bytes(8, "big") + b"\x00\x00"
+        return self._token
+
+    # --- reads
+
+    def get_many(self, keys: Sequence[bytes], snapshot: bool = False) -> list[bytes | None]:
+        if self.writes:
+            self.flush_rows()
+        return get_many(self.tr, keys, snapshot)
+
+    def read(self, begin: bytes, end: bytes, limit: int = 0, snapshot: bool = False) -> list[tuple[bytes, bytes]]:
+        if self.writes:
+            self.flush_rows()
+        return read_range(self.tr, begin, end, limit=limit, snapshot=snapshot)
+
+    def load(self, future_id: bytes, snapshot: bool = False) -> FutureRows:
+        """Every row of one future."""
+        e = encode_id(future_id)
+        prefix = self.keys.futures + e
+        at = len(prefix)
+        rows = {key[at:]: value for key, value in self.read(prefix, prefix + b"\xff", snapshot=snapshot)}
+        return FutureRows(future_id, e, rows)
+
+    def load_existing(self, future_id: bytes, snapshot: bool = False) -> FutureRows:
+        """As `load`. Raises UnknownFutureError, FutureDeletedError."""
+        found = self.load(future_id, snapshot)
+        if not found.exists:
+            self.raise_absent(future_id, found.deleted)
+        return found
+
+    def raise_absent(self, future_id: bytes, deleted: bool) -> None:
+        cluster = self.keys.space.cluster
+        if deleted:
+            raise FutureDeletedError(
+                f"future {future_id.hex()} of cluster {cluster!r} was deleted: submit the work anew"
+            )
+        raise UnknownFutureError(
+            f"cluster {cluster!r} has no future {future_id.hex()}: check the id and the cluster's name"
+        )
+
+    def has_dependencies(self, e: bytes) -> bool:
+        """Whether a future still waits for an upstream; the emptiness is read serializably."""
+        prefix = self.keys.dependencies + e
+        return bool(self.read(prefix, prefix + b"\xff", limit=1))
+
+    def live_incarnation(self, ip: str, port: int) -> bytes | None:
+        """The registered incarnation of an address, read serializably."""
+        return codec.incarnation_of(self.get_many([self.keys.incarnation(ip, port)])[0])
+
+    def is_live(self, worker: WorkerId) -> bool:
+        return self.live_incarnation(worker.ip, worker.port) == worker.incarnation
+
+    def fence(self, worker: WorkerId) -> None:
+        """Raises WorkerFencedError unless `worker` is the live incarnation of its address."""
+        self.check_fence(worker, self.get_many([self.keys.incarnation(worker.ip, worker.port)])[0])
+
+    @staticmethod
+    def check_fence(worker: WorkerId, row: bytes | None) -> None:
+        live = codec.incarnation_of(row)
+        if live != worker.incarnation:
+            state = (
+                "nobody is registered there" if live is None else f"incarnation {live.hex()[:8]} is registered there"
+            )
+            raise WorkerFencedError(
+                f"worker {worker} was declared dead or never registered ({state}): stop, and start as a new incarnation"
+            )
+
+    # --- writes
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self.writes[key] = value
+
+    def clear(self, key: bytes) -> None:
+        self.writes[key] = None
+
+    def put(self, future: FutureRows, name: bytes, value: bytes | None) -> None:
+        """Set or clear (None) a row of a future, in the rows as read too."""
+        if value is None:
+            if future.rows.pop(name, None) is None:
+                return
+        else:
+            future.rows[name] = value
+        self.writes[self.keys.futures + future.e + name] = value
+
+    def ring_pool(self) -> None:
+        self.bells.add(self.keys.pool_bell)
+
+    def ring_session(self, session: bytes) -> None:
+        self.bells.add(self.keys.session_bell(session))
+
+    def send(self, session: bytes, future_id: bytes, kind: str, value: bytes | None, epoch: int = 0) -> None:
+        """Mail a session: one row per session and flush, however many entries."""
+        if session == NO_SESSION:
+            return
+        entries = self.mail.get(session)
+        if entries is None:
+            entries = self.mail[session] = []
+        entries.append((future_id, kind, value, epoch))
+
+    def flush_rows(self) -> None:
+        """Hand the gathered rows to the transaction."""
+        writes = self.writes
+        if writes:
+            self.writes = {}
+            cleared = [key for key, value in writes.items() if value is None]
+            if cleared:
+                clear_many(self.tr, cleared)
+            if len(cleared) < len(writes):
+                set_many(self.tr, [item for item in writes.items() if item[1] is not None])  # type: ignore[misc]
+
+    def flush(self) -> None:
+        """Hand everything to the transaction: rows, mail, bells."""
+        self.flush_rows()
+        for session, entries in self.mail.items():
+            self._write_mail(session, entries)
+            self.bells.add(self.keys.session_bell(session))
+        self.mail.clear()
+        for bell in self.bells:
+            self.tr.add(bell, _ONE)
+        self.bells.clear()
+
+    def _write_mail(self, session: bytes, entries: list[tuple[bytes, str, bytes | None, int]]) -> None:
+        page: list[tuple[bytes, str, bytes | None, int]] = []
+        size = 0
+        for entry in entries:
+            size += 40 + len(entry[2] or b"")
+            if page and size > _MAIL_ROW_BYTES:
+                self._write_mail_row(session, page)
+                page, size = [], 40 + len(entry[2] or b"")
+            page.append(entry)
+        self._write_mail_row(session, page)
+
+    def _write_mail_row(self, session: bytes, page: Iterable[tuple[bytes, str, bytes | None, int]]) -> None:
+        rows = list(page)
+        key = self.keys.stamped_mail(session, encode_id(rows[0][0]))
+        self.tr.set_versionstamped_key(key, codec.pack(rows))

@@ -1,0 +1,176 @@
+"""How futures end, and what their end does to others: mail, edges settled, failures passed downstream.
+
+An end is written at once; its listeners are settled before the transaction ends (`settle`), up to a page per upstream. The
+rest is listed in `unsettled` and settled by `advance`, by anyone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from . import codec
+from .changes import Changes, Ended, FutureRows
+from .placement import add_edges, clear_edges, enqueue, upstream_failure, withdraw
+from .records import Failure, FutureResult
+from .space import (
+    CLAIM,
+    DUE,
+    EDGE,
+    FAILURE,
+    LATEST_EXCEPTION,
+    LATEST_RESULT,
+    LISTENERS,
+    SESSION,
+    decode_id,
+    split_id,
+)
+
+EDGES_PER_UPSTREAM = 256
+EDGES_PER_TRANSACTION = 1024
+
+
+def fail_for_good(ch: Changes, f: FutureRows, failure: Failure, *, tell_worker: bool = False) -> None:
+    """Any unfinished future → Failed (rows `fail_future`, `cancel_future`, `expire_future`, `settle_edge`).
+
+    `tell_worker`: the worker that runs it doesn't know yet and is mailed "cancel".
+    """
+    failure = dataclasses.replace(failure, attempt=failure.attempt or f.attempts, wall_us=failure.wall_us or ch.wall_us)
+    if not failure.chain:
+        failure = dataclasses.replace(failure, epoch=f.epoch)
+    running_on = withdraw(ch, f)
+    if running_on is not None and tell_worker:
+        ch.send(running_on.incarnation, f.id, "cancel", None, f.epoch)
+    write_failure(ch, f, failure)
+
+
+def write_failure(ch: Changes, f: FutureRows, failure: Failure) -> None:
+    """Write the terminal failure of a future that is in no other place any more."""
+    value = codec.pack_failure(failure)
+    ch.put(f, FAILURE, value)
+    announce(ch, f, "failed", value)
+
+
+def lose_result(ch: Changes, f: FutureRows, failure: Failure) -> None:
+    """Realized → Failed (row `lose_result`): every copy is gone and it may not be computed again."""
+    forget_results(ch, f)
+    ch.put(f, CLAIM, None)
+    ch.put(f, LATEST_EXCEPTION, codec.pack_failure(failure))
+    write_failure(ch, f, dataclasses.replace(failure, epoch=f.epoch, attempt=f.attempts, wall_us=ch.wall_us))
+
+
+def forget_results(ch: Changes, f: FutureRows) -> list[FutureResult]:
+    """Clear `latest_result` and every row of `results`; holders are mailed to free theirs. The copies that weren't inline."""
+    prefix = ch.keys.results + f.e
+    copies: list[FutureResult] = []
+    for key, value in ch.read(prefix, prefix + b"\xff"):
+        ch.clear(key)
+        copy, inline = codec.unpack_result_row(value)
+        if not inline:
+            copies.append(copy)
+            free_copy(ch, f, copy)
+    ch.put(f, LATEST_RESULT, None)
+    return copies
+
+
+def free_copy(ch: Changes, f: FutureRows, copy: FutureResult) -> None:
+    """Tell the holder of a copy, if it lives, that nobody will ask for it again."""
+    if copy.worker is not None and ch.is_live(copy.worker):
+        ch.send(
+            copy.worker.incarnation, f.id, "free", codec.pack_latest_result(copy, copy.token, copy.wall_us), f.epoch
+        )
+
+
+def announce(ch: Changes, f: FutureRows, kind: str, value: bytes) -> None:
+    """Mail the submitter of a future that ended, and note its listeners for `settle`."""
+    ch.send(f.session, f.id, kind, value, f.epoch)
+    if f.listened:
+        ch.ended.append(Ended(f.id, f.e, kind, value, f.epoch))
+
+
+def settle(ch: Changes) -> list[FutureRows]:
+    """Settle the listeners of what ended in this transaction (row `settle_edge`), failures through all generations.
+
+    Returns the futures whose last edge this cleared: the caller claims or enqueues each of them.
+    """
+    unblocked: dict[bytes, FutureRows] = {}
+    released: dict[bytes, None] = {}
+    budget = EDGES_PER_TRANSACTION
+    while ch.ended or released:
+        if ch.ended:
+            budget -= _settle_one(ch, ch.ended.pop(), released, budget)
+            continue
+        for e in released:
+            if not ch.has_dependencies(e):
+                down = ch.load(decode_id(e))
+                if down.exists and not down.ended and not down.claimed and not down.backing_off:
+                    unblocked[down.id] = down
+        released.clear()
+    return list(unblocked.values())
+
+
+def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: int) -> int:
+    """Settle a page of one future's listeners; how many."""
+    prefix = ch.keys.listeners + up.e
+    page = max(0, min(EDGES_PER_UPSTREAM, budget))
+    rows = ch.read(prefix, prefix + b"\xff", limit=page + 1)
+    if len(rows) > page:
+        rows = rows[:page]
+        ch.set(ch.keys.unsettled + up.e, b"")
+        ch.unsettled = True
+        ch.ring_pool()
+    else:
+        ch.clear(ch.keys.future(up.e, LISTENERS))
+        ch.clear(ch.keys.unsettled + up.e)
+    failure = codec.unpack_failure(up.value) if up.kind == "failed" and up.value is not None else None
+    for key, _ in rows:
+        ch.clear(key)
+        rest = key[len(prefix) :]
+        if rest.startswith(SESSION):
+            ch.send(decode_id(rest[len(SESSION) :]), up.id, up.kind, up.value, up.epoch)
+            continue
+        e, _ = split_id(rest, len(EDGE))
+        ch.clear(ch.keys.dependency(e, up.e))
+        if failure is None:
+            released[e] = None
+            continue
+        down = ch.load(decode_id(e))
+        if down.exists and not down.ended and not down.claimed:
+            released.pop(e, None)
+            clear_edges(ch, down)
+            fail_waiting(ch, down, upstream_failure(down.id, up.id, failure))
+    return len(rows)
+
+
+def fail_waiting(ch: Changes, f: FutureRows, failure: Failure) -> None:
+    """Waiting → Failed for an upstream's failure; its edges are cleared already."""
+    failure = dataclasses.replace(failure, attempt=f.attempts, wall_us=ch.wall_us)
+    ch.put(f, DUE, None)
+    write_failure(ch, f, failure)
+
+
+def enqueue_or_fail(ch: Changes, f: FutureRows) -> None:
+    """Make a future that holds no place claimable; a pinned one whose worker is gone ends."""
+    failure = enqueue(ch, f)
+    if failure is not None:
+        write_failure(ch, f, dataclasses.replace(failure, wall_us=ch.wall_us))
+
+
+def place(ch: Changes, f: FutureRows) -> None:
+    """Put a future that holds no place (and has no back-off) where it belongs now: on edges, in the pool, with a worker.
+
+    One whose upstream failed ends.
+    """
+    waits, failure = add_edges(ch, f, f.dependencies)
+    if failure is not None:
+        clear_edges(ch, f)
+        write_failure(ch, f, dataclasses.replace(failure, attempt=f.attempts, wall_us=ch.wall_us))
+    elif not waits:
+        enqueue_or_fail(ch, f)
+
+
+def finish(ch: Changes) -> None:
+    """The end of a transition outside a turn: settle, enqueue what was unblocked, hand everything to the transaction."""
+    while ch.ended:
+        for down in settle(ch):
+            enqueue_or_fail(ch, down)
+    ch.flush()

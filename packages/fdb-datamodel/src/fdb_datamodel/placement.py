@@ -1,0 +1,177 @@
+"""Where an unfinished future is: in the pool's indices, with a worker, on edges, or held by a claim; and getting it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fdb_schema import read_clock
+
+from . import codec
+from .changes import Changes, FutureRows
+from .records import Failure, Locality, WorkerId
+from .space import (
+    CLAIM,
+    CODE,
+    DELETED,
+    DUE,
+    EPOCH,
+    FAILURE,
+    LATEST_RESULT,
+    LISTENERS,
+    REQUIREMENTS,
+    encode_id,
+    split_id,
+)
+
+_MICROSECONDS = 1_000_000
+
+
+# --- the pool and assignments: Unclaimed
+
+
+def index_keys(ch: Changes, f: FutureRows) -> tuple[bytes, bytes, bytes]:
+    """The three keys a future of the pool has."""
+    shape, priority, _ = f.placement
+    cpu, ram, gpu, _ = ch.keys.index_prefixes(shape, priority)
+    return cpu + f.e, ram + f.e, gpu + f.e
+
+
+def enqueue(ch: Changes, f: FutureRows) -> Failure | None:
+    """Make a future claimable: with the worker it is to run on, else in the pool.
+
+    Soft locality of a worker that isn't live falls back to the pool at once; a pinned future can't be placed then, and
+    the failure to end it with is returned.
+    """
+    shape, priority, locality = f.placement
+    if locality is not None:
+        if ch.is_live(locality.worker):
+            assign(ch, f, locality)
+            return None
+        if locality.pinned:
+            return lost_pinned(f, locality.worker)
+        ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, priority, None))
+    cpu, ram, gpu, exact = ch.keys.index_prefixes(shape, priority)
+    writes = ch.writes
+    writes[cpu + f.e] = b"" if exact else codec.pack(shape)
+    writes[ram + f.e] = b""
+    writes[gpu + f.e] = b""
+    ch.ring_pool()
+    return None
+
+
+def assign(ch: Changes, f: FutureRows, locality: Locality) -> None:
+    """Give a future to a live worker (which the caller has read); a soft assignment gets a timer."""
+    shape, _, _ = f.placement
+    worker = locality.worker
+    ch.set(ch.keys.assignment_rows(worker.ip, worker.port) + f.e, codec.pack_assignment(locality, shape))
+    ch.ring_session(worker.incarnation)
+    if not locality.pinned:
+        set_timer(ch, f.e, "locality", locality.wait)
+
+
+def lost_pinned(f: FutureRows, worker: WorkerId) -> Failure:
+    return Failure(
+        "worker-lost", f"future {f.id.hex()} could only run on worker {worker}, which is gone", attempt=f.attempts
+    )
+
+
+def dequeue(ch: Changes, f: FutureRows) -> None:
+    """Take an Unclaimed future out of wherever `enqueue` put it."""
+    locality = f.placement[2]
+    if locality is not None:
+        ch.clear(ch.keys.assignment_rows(locality.worker.ip, locality.worker.port) + f.e)
+        return
+    for key in index_keys(ch, f):
+        ch.clear(key)
+
+
+def set_timer(ch: Changes, e: bytes, kind: str, seconds: float) -> int:
+    """Arm a timer on the cluster clock; when it is due (µs). Timers are never disarmed: one that is stale does nothing."""
+    due = read_clock(ch.tr, ch.keys.space) + round(seconds * _MICROSECONDS)
+    ch.set(ch.keys.timer(due, e, kind), b"")
+    return due
+
+
+# --- claims
+
+
+def release_claim(ch: Changes, f: FutureRows) -> None:
+    """Clear `claim` and the worker's row of it."""
+    claim = f.claim
+    if claim is not None:
+        ch.clear(ch.keys.claim_rows(claim[1].ip, claim[1].port) + f.e)
+        ch.put(f, CLAIM, None)
+
+
+# --- edges: Waiting
+
+
+def add_edges(
+    ch: Changes, f: FutureRows, upstreams: Iterable[bytes], fresh: frozenset[bytes] | set[bytes] = frozenset()
+) -> tuple[bool, Failure | None]:
+    """Make a future wait for those upstreams that aren't realized; (whether it waits, the failure to end it with).
+
+    Reads each upstream's state serializably, so that of this and the upstream's end one sees the other. `fresh`: ids
+    known to be unfinished in this transaction, in epoch 0 and without rows to read.
+    """
+    waits = False
+    for upstream in dict.fromkeys(upstreams):
+        e = encode_id(upstream)
+        epoch = 0
+        if upstream not in fresh:
+            names = (CODE, FAILURE, LATEST_RESULT, DELETED, EPOCH)
+            code, failure, result, deleted, epoch_row = ch.get_many([ch.keys.future(e, name) for name in names])
+            if failure is not None:
+                return waits, upstream_failure(f.id, upstream, codec.unpack_failure(failure))
+            if code is None:
+                gone = Failure("deleted" if deleted is not None else "unknown", f"future {upstream.hex()} is not there")
+                return waits, upstream_failure(f.id, upstream, gone)
+            if result is not None:
+                continue
+            epoch = codec.unpack(epoch_row)[0] if epoch_row is not None else 0
+        waits = True
+        asked = codec.pack(epoch)
+        ch.set(ch.keys.dependency(f.e, e), asked)
+        ch.set(ch.keys.edge(e, f.e), asked)
+        ch.set(ch.keys.future(e, LISTENERS), b"")
+    return waits, None
+
+
+def clear_edges(ch: Changes, f: FutureRows) -> bool:
+    """Clear every edge of a Waiting future, both ends; whether there was one."""
+    prefix = ch.keys.dependencies + f.e
+    rows = ch.read(prefix, prefix + b"\xff")
+    for key, _ in rows:
+        upstream, _ = split_id(key, len(prefix))
+        ch.clear(key)
+        ch.clear(ch.keys.edge(upstream, f.e))
+    return bool(rows)
+
+
+def upstream_failure(future_id: bytes, upstream: bytes, cause: Failure) -> Failure:
+    """What a dependent fails with: the chain from its direct upstream to the future that failed first."""
+    return Failure(
+        "upstream",
+        f"future {future_id.hex()} depends on {upstream.hex()}, which failed: {cause.message or cause.reason}",
+        cause.payload,
+        cause.traceback,
+        (upstream, *cause.chain),
+        cause.epoch,
+    )
+
+
+# --- out of any unfinished state
+
+
+def withdraw(ch: Changes, f: FutureRows) -> WorkerId | None:
+    """Take an unfinished future out of its place, whatever its state; the worker that was running it, if one was."""
+    if f.claimed:
+        claim = f.claim
+        release_claim(ch, f)
+        return claim[1] if claim else None
+    waited = clear_edges(ch, f)
+    if f.backing_off:
+        ch.put(f, DUE, None)
+    elif not waited:
+        dequeue(ch, f)
+    return None

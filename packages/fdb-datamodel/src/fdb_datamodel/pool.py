@@ -1,0 +1,170 @@
+"""The scan of the pool: which entries a worker takes, at a cost of the number of distinct shapes, not of the backlog.
+
+The cpu index is walked from shape to shape. Of a shape that fits, a page of entries is read; a shape that doesn't is
+skipped by one seek. Rounding puts up to an eighth of an octave into one shape, so an entry of a shape just over what is
+free may fit all the same: its exact needs are in its value, and a bounded page of such a shape is looked through.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from fdb_schema import read_range
+
+from . import codec
+from .changes import Changes
+from .requirements import Capacity, Requirements, Shape
+from .space import decode_id, decode_int, encode_id, rounded
+from .starts import Chosen
+
+_READS = 256  # seeks of one scan at most
+_BOUNDARY_PAGE = 256  # entries looked through in a shape that only some of fit
+_PAGE_MOST = 2000
+
+
+class Entry(NamedTuple):
+    """An entry of the cpu index and the future it is of."""
+
+    key: bytes
+    priority: int
+    chosen: Chosen
+
+
+class PoolScan(NamedTuple):
+    """entries: what was chosen. blocked: shapes that don't fit what is free. more: the pool holds more that fits."""
+
+    entries: list[Entry]
+    blocked: tuple[Requirements, ...]
+    more: bool
+
+
+def scan_pool(ch: Changes, capacity: Capacity, free: Shape, limit: int) -> PoolScan:
+    """Choose up to `limit` entries whose sum fits `free`, by snapshot: in order of shape, priority, age."""
+    return _Scan(ch, capacity, free, limit).run()
+
+
+class _Scan:
+    def __init__(self, ch: Changes, capacity: Capacity, free: Shape, limit: int) -> None:
+        self.ch = ch
+        self.base = ch.keys.cpu
+        self.free = list(free)
+        self.total = (capacity.total or capacity.free).shape
+        self.limit = limit
+        self.stripe, self.stripes = capacity.stripe
+        self.page = min(_PAGE_MOST, limit * self.stripes + 1)
+        self.entries: list[Entry] = []
+        self.blocked: dict[Shape, None] = {}
+        self.more = False
+        self.begin, self.end = self.base, self.base + b"\xff"
+        if capacity.hold_for is not None:
+            self.begin = ch.keys.shape_prefix(capacity.hold_for.shape)
+            self.end = self.begin + b"\xff"
+
+    def run(self) -> PoolScan:
+        at = self.begin
+        for _ in range(_READS):
+            rows = self.ch.read(at, self.end, limit=self.page, snapshot=True)
+            if not rows:
+                break
+            following = self._take(rows)
+            if following is None:
+                break
+            at = following
+        blocked = tuple(Requirements.from_shape(shape) for shape in self.blocked)
+        return PoolScan(self.entries, blocked, self.more)
+
+    def _take(self, rows: list[tuple[bytes, bytes]]) -> bytes | None:
+        """Take what fits from a page of rows; where to read on, None to stop."""
+        index, count = 0, len(rows)
+        while index < count:
+            key = rows[index][0]
+            cpu, at = decode_int(key, len(self.base))
+            ram, at = decode_int(key, at)
+            gpu, at = decode_int(key, at)
+            prefix, shape = key[:at], (cpu, ram, gpu)
+            last = index
+            while last < count and rows[last][0].startswith(prefix):
+                last += 1
+            if cpu > self.free[0]:
+                self._block(shape)
+                return None  # the index is in order of cpu: nothing after it fits
+            fits, possible = self._fit(shape)
+            if fits:
+                self._take_shape(rows[index:last], shape, len(prefix))
+                if len(self.entries) >= self.limit:
+                    self.more = self.more or last < count or count == self.page
+                    return None
+                if last == count and count == self.page and self._fit(shape)[0]:
+                    return rows[-1][0] + b"\x00"  # more of this shape
+                if not self._fit(shape)[0]:
+                    self._block(shape)
+            elif possible:
+                self._search_boundary(prefix, shape)
+                self._block(shape)
+            else:
+                self._block(shape)
+            if last == count:
+                return None if count < self.page else prefix + b"\xff"
+            index = last
+        return None if count < self.page else rows[-1][0] + b"\x00"
+
+    def _fit(self, shape: Shape) -> tuple[bool, bool]:
+        """Whether every entry of a shape fits, and whether one may."""
+        if all(need <= have for need, have in zip(shape, self.free, strict=True)):
+            return True, True
+        up = rounded((self.free[0], self.free[1], self.free[2]))
+        return False, shape[0] <= self.free[0] and shape[1] <= up[1] and shape[2] <= up[2]
+
+    def _block(self, shape: Shape) -> None:
+        if all(need <= have for need, have in zip(shape, self.total, strict=True)):
+            self.blocked[shape] = None
+
+    def _take_shape(self, rows: list[tuple[bytes, bytes]], shape: Shape, at: int) -> None:
+        """Take entries of a shape that fits: own stripe first, then others' from their end."""
+        if self.stripes > 1 and len(rows) > 1:
+            own = [row for row in rows if row[0][-2] % self.stripes == self.stripe]
+            others = [row for row in rows if row[0][-2] % self.stripes != self.stripe]
+            rows = own + others[::-1]
+        for key, value in rows:
+            if len(self.entries) >= self.limit:
+                self.more = True
+                return
+            if not self._take_entry(key, value, shape, at):
+                return
+
+    def _take_entry(self, key: bytes, value: bytes, shape: Shape, at: int) -> bool:
+        exact: Shape = codec.unpack(value) if value else shape
+        free = self.free
+        if exact[0] > free[0] or exact[1] > free[1] or exact[2] > free[2]:
+            return False
+        free[0] -= exact[0]
+        free[1] -= exact[1]
+        free[2] -= exact[2]
+        priority, id_at = decode_int(key, at)
+        e = key[id_at:]
+        self.entries.append(Entry(key, -priority, Chosen(decode_id(e), e, exact)))
+        return True
+
+    def _search_boundary(self, prefix: bytes, shape: Shape) -> None:
+        """Look through a page of a shape that only some entries of fit: from its start, then from a random place."""
+        rows = self.ch.read(prefix, prefix + b"\xff", limit=_BOUNDARY_PAGE, snapshot=True)
+        taken = len(self.entries)
+        self._take_fitting(rows, shape, len(prefix))
+        if len(self.entries) > taken or len(rows) < _BOUNDARY_PAGE:
+            return
+        newest = read_range(self.ch.tr, prefix, prefix + b"\xff", limit=1, reverse=True, snapshot=True)[0][0]
+        _, id_at = decode_int(rows[0][0], len(prefix))
+        first = int.from_bytes(decode_id(rows[0][0][id_at:]), "big")
+        _, newest_at = decode_int(newest, len(prefix))
+        last = int.from_bytes(decode_id(newest[newest_at:]), "big")
+        between = random.randint(min(first, last), max(first, last)).to_bytes(16, "big")
+        somewhere = rows[0][0][:id_at] + encode_id(between)
+        rows = self.ch.read(somewhere, prefix + b"\xff", limit=_BOUNDARY_PAGE, snapshot=True)
+        self._take_fitting(rows, shape, len(prefix))
+
+    def _take_fitting(self, rows: list[tuple[bytes, bytes]], shape: Shape, at: int) -> None:
+        for key, value in rows:
+            if len(self.entries) >= self.limit:
+                return
+            self._take_entry(key, value, shape, at)

@@ -1,0 +1,305 @@
+"""Every key of the futures' data model, in one place: the table people read, and the code that builds the keys.
+
+All keys are FoundationDB tuples under `(cluster, subspace, …)`, all values msgpack arrays that grow by appending. A key
+that is absent means its default, so that a plain future costs few rows. Prefixes are packed once; per future only the
+encoded id and a constant are joined.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from fdb import tuple as fdb_tuple
+
+from fdb_schema import ClusterSpace, prefix_end
+
+from .records import WorkerId
+from .requirements import Shape, round_up
+
+
+class KeyDoc(NamedTuple):
+    """One kind of key: `key` after the subspace, the fields of its value, and what it is for."""
+
+    subspace: str
+    key: str
+    value: str
+    purpose: str
+
+
+#: The reference page is made from this table; a test checks that every row of a live cluster is in it.
+KEYS: tuple[KeyDoc, ...] = (
+    KeyDoc(
+        "futures", "(id, 'code')", "session, code, is_digest, wall_us", "what to run, and who is mailed when it ends"
+    ),
+    KeyDoc("futures", "(id, 'args')", "payload, dependency ids, is_digest", "absent: no arguments"),
+    KeyDoc(
+        "futures", "(id, 'claim')", "token, ip, port, incarnation, wall_us, attempt", "set while Claimed and Realized"
+    ),
+    KeyDoc("futures", "(id, 'num_attempts')", "int", "starts so far; never falls; absent: 0"),
+    KeyDoc("futures", "(id, 'latest_result')", "token, inline, size, name, holder, wall_us", "set iff Realized"),
+    KeyDoc("futures", "(id, 'latest_exception')", "failure", "of the last attempt that failed"),
+    KeyDoc("futures", "(id, 'failure')", "failure", "set iff Failed: the reason, for good"),
+    KeyDoc("futures", "(id, 'max_retries')", "int", "absent: 3"),
+    KeyDoc("futures", "(id, 'allow_reconstruction')", "bool", "absent: true"),
+    KeyDoc(
+        "futures",
+        "(id, 'requirements')",
+        "cpu/1000, ram bytes, gpu/1000, priority, locality",
+        "absent: zero, priority 0, anywhere",
+    ),
+    KeyDoc(
+        "futures", "(id, 'options')", "map of what isn't default", "budgets, timeouts, back-off, name, call options"
+    ),
+    KeyDoc("futures", "(id, 'epoch')", "epoch, attempts before it", "reconstructions so far; absent: 0, 0"),
+    KeyDoc(
+        "futures",
+        "(id, 'uncharged')",
+        "lost, out of memory, given back",
+        "attempts of this epoch that max_retries doesn't count; absent: 0, 0, 0",
+    ),
+    KeyDoc("futures", "(id, 'due')", "cluster clock in µs", "set while Waiting for a back-off"),
+    KeyDoc("futures", "(id, 'listeners')", "empty", "a hint: subspace listeners has, or had, rows of this future"),
+    KeyDoc("futures", "(id, 'deleted')", "wall_us", "tombstone: the only key a deleted future has"),
+    KeyDoc(
+        "resource_requirements_cpu",
+        "(cpu, ram rounded, gpu rounded, -priority, id)",
+        "empty, or the exact cpu, ram, gpu where rounding lost them",
+        "every Unclaimed future of the pool",
+    ),
+    KeyDoc("resource_requirements_ram", "(ram, cpu rounded, gpu rounded, -priority, id)", "empty", "the same futures"),
+    KeyDoc("resource_requirements_gpu", "(gpu, cpu rounded, ram rounded, -priority, id)", "empty", "the same futures"),
+    KeyDoc(
+        "results",
+        "(id, versionstamp)",
+        "token, size, name, holder, wall_us, is_inline",
+        "each stored copy; the first is keyed by its claim's token, clones and transfers by their own stamp",
+    ),
+    KeyDoc("workers", "(ip, port, 'incarnation')", "incarnation, slots, total, …", "the live incarnation: the fence"),
+    KeyDoc("workers", "(ip, port, 'heartbeat')", "counter, started_at, load …", "written blindly by the worker"),
+    KeyDoc("workers", "(ip, port, 'claim_future', id)", "token, incarnation", "each future the worker runs"),
+    KeyDoc(
+        "worker_assignments",
+        "(ip, port, 'assignment', id)",
+        "incarnation, reason, pinned, cpu, ram, gpu",
+        "Unclaimed futures that wait for this worker instead of the pool",
+    ),
+    KeyDoc("dependencies", "(id, upstream)", "epoch asked for", "what a Waiting future waits for"),
+    KeyDoc("listeners", "(id, 'edge', downstream)", "epoch asked for", "the other end of `dependencies`"),
+    KeyDoc("listeners", "(id, 'session', session)", "empty", "who, besides the submitter, is mailed when it ends"),
+    KeyDoc("unsettled", "(id)", "empty", "ended futures with more listeners than one transaction settles"),
+    KeyDoc(
+        "timers", "(due µs, id, kind)", "empty", "back-offs, waits for locality, timeouts; fire on the cluster clock"
+    ),
+    KeyDoc(
+        "mailboxes", "(session, versionstamp, id)", "[[id, kind, value, epoch], …]", "one row per session and commit"
+    ),
+    KeyDoc("bells", "('pool')", "little-endian counter", "rung when work becomes claimable in the pool"),
+    KeyDoc(
+        "bells", "('session', session)", "little-endian counter", "rung with mail, and with assignments of a worker"
+    ),
+    KeyDoc(
+        "dead_workers", "(ip, port, incarnation)", "drained", "fenced incarnations whose rows are still to be reaped"
+    ),
+)
+
+SUBSPACES: tuple[str, ...] = tuple(dict.fromkeys(doc.subspace for doc in KEYS))
+
+_INDEX_PREFIXES_KEPT = 4096
+_STAMP_PLACE = b"\xff" * 10  # replaced by the transaction's versionstamp at commit
+
+
+def _name(text: str) -> bytes:
+    return bytes(fdb_tuple.pack((text,)))
+
+
+CODE = _name("code")
+ARGS = _name("args")
+CLAIM = _name("claim")
+NUM_ATTEMPTS = _name("num_attempts")
+LATEST_RESULT = _name("latest_result")
+LATEST_EXCEPTION = _name("latest_exception")
+FAILURE = _name("failure")
+MAX_RETRIES = _name("max_retries")
+ALLOW_RECONSTRUCTION = _name("allow_reconstruction")
+REQUIREMENTS = _name("requirements")
+OPTIONS = _name("options")
+EPOCH = _name("epoch")
+UNCHARGED = _name("uncharged")
+DUE = _name("due")
+LISTENERS = _name("listeners")
+DELETED = _name("deleted")
+EDGE = _name("edge")
+SESSION = _name("session")
+HEARTBEAT = _name("heartbeat")
+INCARNATION = _name("incarnation")
+
+
+def encode_id(future_id: bytes) -> bytes:
+    """The tuple encoding of 16 bytes (zeros are escaped)."""
+    return b"\x01" + future_id.replace(b"\x00", b"\x00\xff") + b"\x00"
+
+
+def decode_id(encoded: bytes) -> bytes:
+    """The inverse of `encode_id`."""
+    return encoded[1:-1].replace(b"\x00\xff", b"\x00")
+
+
+def split_id(key: bytes, start: int) -> tuple[bytes, bytes]:
+    """The encoded id that begins at `start` of a key, and what follows it."""
+    at = start
+    while True:
+        at = key.index(b"\x00", at)
+        if key[at + 1 : at + 2] != b"\xff":
+            return key[start : at + 1], key[at + 1 :]
+        at += 2
+
+
+def decode_int(key: bytes, at: int) -> tuple[int, int]:
+    """The integer of a tuple that begins at `at`, and where the next element begins."""
+    size = key[at] - 0x14
+    if size >= 0:
+        end = at + 1 + size
+        return int.from_bytes(key[at + 1 : end], "big"), end
+    end = at + 1 - size
+    return int.from_bytes(key[at + 1 : end], "big") - (1 << (8 * -size)) + 1, end
+
+
+def token_stamp(token: bytes) -> bytes:
+    """A claim's token (10 bytes) as the tuple element of a complete versionstamp."""
+    return b"\x33" + token + b"\x00\x00"
+
+
+class Layout:
+    """Builds the keys of one cluster. Arguments named `e` are encoded ids (`encode_id`)."""
+
+    def __init__(self, space: ClusterSpace) -> None:
+        def subspace(name: str) -> bytes:
+            return bytes(space[name].key())
+
+        self.space = space
+        self.futures = subspace("futures")
+        self.cpu = subspace("resource_requirements_cpu")
+        self.ram = subspace("resource_requirements_ram")
+        self.gpu = subspace("resource_requirements_gpu")
+        self.results = subspace("results")
+        self.workers = subspace("workers")
+        self.worker_assignments = subspace("worker_assignments")
+        self.dependencies = subspace("dependencies")
+        self.listeners = subspace("listeners")
+        self.unsettled = subspace("unsettled")
+        self.timers = subspace("timers")
+        self.mailboxes = subspace("mailboxes")
+        self.dead_workers = subspace("dead_workers")
+        self.pool_bell = bytes(space["bells"].pack(("pool",)))
+        self._session_bells = bytes(space["bells"]["session"].key())
+        self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
+        self._worker_prefixes: dict[tuple[str, int], bytes] = {}
+
+    # --- futures
+
+    def future(self, e: bytes, name: bytes) -> bytes:
+        return self.futures + e + name
+
+    # --- resource indices
+
+    def index_prefixes(self, shape: Shape, priority: int) -> tuple[bytes, bytes, bytes, bool]:
+        """What comes before the id in the cpu, ram and gpu index, and whether the cpu index's key holds the exact shape."""
+        found = self._index_prefixes.get((shape, priority))
+        if found is None:
+            if len(self._index_prefixes) >= _INDEX_PREFIXES_KEPT:
+                self._index_prefixes.clear()
+            cpu, ram, gpu = shape
+            cpu_up, ram_up, gpu_up = rounded(shape)
+            pack = fdb_tuple.pack
+            found = self._index_prefixes[shape, priority] = (
+                self.cpu + bytes(pack((cpu, ram_up, gpu_up, -priority))),
+                self.ram + bytes(pack((ram, cpu_up, gpu_up, -priority))),
+                self.gpu + bytes(pack((gpu, cpu_up, ram_up, -priority))),
+                ram_up == ram and gpu_up == gpu,
+            )
+        return found
+
+    def shape_prefix(self, shape: Shape) -> bytes:
+        """What every entry of the cpu index with this shape starts with."""
+        _, ram_up, gpu_up = rounded(shape)
+        return self.cpu + bytes(fdb_tuple.pack((shape[0], ram_up, gpu_up)))
+
+    # --- workers
+
+    def worker(self, ip: str, port: int) -> bytes:
+        """What every key of a worker starts with, after the subspace."""
+        found = self._worker_prefixes.get((ip, port))
+        if found is None:
+            if len(self._worker_prefixes) >= _INDEX_PREFIXES_KEPT:
+                self._worker_prefixes.clear()
+            found = self._worker_prefixes[ip, port] = bytes(fdb_tuple.pack((ip, port)))
+        return found
+
+    def incarnation(self, ip: str, port: int) -> bytes:
+        return self.workers + self.worker(ip, port) + INCARNATION
+
+    def heartbeat(self, ip: str, port: int) -> bytes:
+        return self.workers + self.worker(ip, port) + HEARTBEAT
+
+    def claim_rows(self, ip: str, port: int) -> bytes:
+        """The prefix of a worker's `claim_future` rows; an encoded id follows."""
+        return self.workers + self.worker(ip, port) + b"\x02claim_future\x00"
+
+    def assignment_rows(self, ip: str, port: int) -> bytes:
+        """The prefix of a worker's assignments; an encoded id follows."""
+        return self.worker_assignments + self.worker(ip, port) + b"\x02assignment\x00"
+
+    def dead_worker(self, worker: WorkerId) -> bytes:
+        return self.dead_workers + self.worker(worker.ip, worker.port) + encode_id(worker.incarnation)
+
+    # --- edges, subscriptions, timers
+
+    def dependency(self, e: bytes, upstream: bytes) -> bytes:
+        return self.dependencies + e + upstream
+
+    def edge(self, e: bytes, downstream: bytes) -> bytes:
+        return self.listeners + e + EDGE + downstream
+
+    def subscription(self, e: bytes, session: bytes) -> bytes:
+        return self.listeners + e + SESSION + encode_id(session)
+
+    def timer(self, due_us: int, e: bytes, kind: str) -> bytes:
+        return self.timers + bytes(fdb_tuple.pack((due_us,))) + e + _name(kind)
+
+    # --- results, mail
+
+    def result(self, e: bytes, token: bytes) -> bytes:
+        return self.results + e + token_stamp(token)
+
+    def stamped_result(self, e: bytes) -> bytes:
+        """The parameter of `set_versionstamped_key` for a further copy's row."""
+        head = self.results + e + b"\x33"
+        return head + _STAMP_PLACE + b"\x00\x00" + len(head).to_bytes(4, "little")
+
+    def mailbox(self, session: bytes) -> bytes:
+        return self.mailboxes + encode_id(session)
+
+    def stamped_mail(self, session: bytes, e: bytes) -> bytes:
+        """The parameter of `set_versionstamped_key` for a mailbox row whose first entry is of future `e`."""
+        head = self.mailboxes + encode_id(session) + b"\x33"
+        return head + _STAMP_PLACE + b"\x00\x00" + e + len(head).to_bytes(4, "little")
+
+    def session_bell(self, session: bytes) -> bytes:
+        return self._session_bells + encode_id(session)
+
+
+def rounded(shape: Shape) -> Shape:
+    """The shape as index keys hold what isn't their first element."""
+    return round_up(shape[0], 1000), round_up(shape[1], 1), round_up(shape[2], 1000)
+
+
+def span(prefix: bytes) -> tuple[bytes, bytes]:
+    """The range of all keys that start with `prefix`."""
+    return prefix, prefix_end(prefix)
+
+
+@lru_cache(maxsize=256)
+def layout_of(space: ClusterSpace) -> Layout:
+    """The layout of a cluster, made once."""
+    return Layout(space)

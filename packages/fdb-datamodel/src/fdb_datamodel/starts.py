@@ -1,0 +1,146 @@
+"""Starting attempts: the rows a claim writes, for one future or a batch, and the `Claim`s handed to the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from . import codec
+from .changes import Changes, FutureRows
+from .endings import enqueue_or_fail, write_failure
+from .placement import add_edges, clear_edges
+from .records import Claim, FutureResult, WorkerId
+from .requirements import Shape
+from .space import ARGS, CLAIM, CODE, EPOCH, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS, encode_id
+
+_ROWS_PER_FUTURE = 12  # more than a future has; bounds the one read that covers a dense batch
+_ONE_ATTEMPT = codec.pack(1)
+
+
+class Chosen(NamedTuple):
+    """A future about to be claimed, already taken out of its place.
+
+    rows: as read by a caller that has them; None: to be read. reason: the object an assignment named.
+    """
+
+    id: bytes
+    e: bytes
+    shape: Shape
+    rows: FutureRows | None = None
+    assigned: bool = False
+    reason: bytes | None = None
+
+
+def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim]:
+    """Write the claim rows of futures that hold no place any more; the claims, in order.
+
+    The caller has read the worker's incarnation, and each future's entry or edge serializably: whatever else changes a
+    future's rows writes that too, so they are read by snapshot. A future whose input was lost meanwhile goes back to
+    Waiting (or ends) and gives no claim.
+    """
+    if not chosen:
+        return []
+    keys = ch.keys
+    futures = keys.futures
+    found = _read_rows(ch, [one for one in chosen if one.rows is None])
+    get = found.get
+    token = ch.token
+    head = codec.claim_head(worker, token, ch.wall_us)
+    row = codec.pack_claim_row(worker, token)
+    held = keys.claim_rows(worker.ip, worker.port)
+    claims: list[Claim] = []
+    with_inputs: list[tuple[Chosen, Claim]] = []
+    for one in chosen:
+        future_id, e, shape, rows, assigned, reason = one
+        if rows is None:
+            prefix = futures + e
+            code, args, attempts = get(prefix + CODE), get(prefix + ARGS), get(prefix + NUM_ATTEMPTS)
+            options, epoch = get(prefix + OPTIONS), get(prefix + EPOCH)
+        else:
+            of = rows.rows.get
+            code, args, attempts, options, epoch = of(CODE), of(ARGS), of(NUM_ATTEMPTS), of(OPTIONS), of(EPOCH)
+        if code is None:
+            continue  # an entry without a future; validate names it
+        session, program, _ = codec.unpack_code(code)
+        payload, dependencies = codec.unpack_args(args) if args is not None else (b"", ())
+        attempt = 1 if attempts is None else codec.unpack(attempts) + 1
+        claim = Claim(future_id, worker, token, attempt, 0, session, program, payload, dependencies)
+        claim.shape = shape
+        claim.assigned = assigned
+        claim.reason = reason
+        if epoch is not None:
+            claim.epoch = codec.unpack(epoch)[0]
+        if options is not None:
+            unpacked = codec.unpack_options(options)
+            claim.run_timeout = unpacked.get("run_timeout")
+            claim.name = unpacked.get("name", "")
+            claim.call_options = unpacked.get("call_options", b"")
+        if dependencies:
+            with_inputs.append((one, claim))
+        claims.append(claim)
+    if with_inputs:
+        lacking = _fill_inputs(ch, with_inputs)
+        if lacking:
+            claims = [claim for claim in claims if claim.id not in lacking]
+    writes = ch.writes
+    for claim in claims:
+        e = encode_id(claim.id)
+        prefix = futures + e
+        attempt = claim.attempt
+        packed = _ONE_ATTEMPT if attempt == 1 else codec.pack(attempt)
+        writes[prefix + CLAIM] = head + packed
+        writes[prefix + NUM_ATTEMPTS] = packed
+        writes[held + e] = row
+    return claims
+
+
+def _read_rows(ch: Changes, chosen: Sequence[Chosen]) -> dict[bytes, bytes]:
+    """Every row of these futures by key: by one read where they lie close together, else one read each."""
+    if not chosen:
+        return {}
+    futures = ch.keys.futures
+    if len(chosen) > 1:
+        first, last = min(one.e for one in chosen), max(one.e for one in chosen)
+        limit = _ROWS_PER_FUTURE * len(chosen)
+        rows = ch.read(futures + first, futures + last + b"\xff", limit=limit, snapshot=True)
+        found = dict(rows)
+        if len(rows) < limit:
+            return found
+        reached = rows[-1][0]
+        chosen = [one for one in chosen if futures + one.e + b"\xff" > reached]
+    else:
+        found = {}
+    for one in chosen:
+        prefix = futures + one.e
+        found.update(ch.read(prefix, prefix + b"\xff", snapshot=True))
+    return found
+
+
+def _fill_inputs(ch: Changes, starting: Sequence[tuple[Chosen, Claim]]) -> set[bytes]:
+    """Put the dependencies' results into claims; the ids of futures that lack one and were put back."""
+    wanted = list(dict.fromkeys(upstream for _, claim in starting for upstream in claim.dependencies))
+    values = ch.get_many([ch.keys.future(encode_id(upstream), LATEST_RESULT) for upstream in wanted], snapshot=True)
+    inputs: dict[bytes, FutureResult] = {
+        upstream: codec.unpack_latest_result(value)
+        for upstream, value in zip(wanted, values, strict=True)
+        if value is not None
+    }
+    lacking: set[bytes] = set()
+    for _, claim in starting:
+        if all(upstream in inputs for upstream in claim.dependencies):
+            claim.inputs = {upstream: inputs[upstream] for upstream in claim.dependencies}
+        else:
+            lacking.add(claim.id)
+            put_back(ch, ch.load(claim.id))
+    return lacking
+
+
+def put_back(ch: Changes, f: FutureRows) -> None:
+    """A future in no place, whose inputs aren't all there: onto edges (row `claim_future`, target waiting), or ended."""
+    waits, failure = add_edges(ch, f, f.dependencies)
+    if failure is not None:
+        clear_edges(ch, f)
+        write_failure(ch, f, dataclasses.replace(failure, attempt=f.attempts, wall_us=ch.wall_us))
+    elif not waits:
+        enqueue_or_fail(ch, f)
