@@ -82,7 +82,7 @@ class WorkerService:
         self._server = StoreServer(sock, secret, self.store, self._about)
         self._server.start()
         self._cleanup.callback(self._server.close)
-        self.core.worker = join(self.db, self.space, ip, port, self._info, ttl=config.ttl)
+        self.shell.join(join(self.db, self.space, ip, port, self._info, ttl=config.ttl))
         self._housekeeping = Housekeeping(self.db, self.space, ttl=config.ttl)
         self._housekeeping.start()
         self._cleanup.callback(self._housekeeping.close)

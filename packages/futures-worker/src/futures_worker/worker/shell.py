@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import select
 import signal
 import time
@@ -14,25 +15,11 @@ from typing import Any
 
 import msgpack
 
-from fdb_datamodel import (
-    Claims,
-    Heartbeat,
-    MailEntry,
-    WorkerFencedError,
-    WorkerId,
-    clear_mailbox,
-    finish_turn,
-    heartbeat,
-    is_live,
-    pool_bell,
-    read_mailbox,
-    session_bell,
-)
-from fdb_schema import ClusterSpace, get_many
+from fdb_datamodel import Heartbeat, MailEntry, WorkerFencedError, WorkerId
+from fdb_schema import ClusterSpace
 from futures_worker.errors import ObjectLostError
 from futures_worker.store import ObjectStore
 from futures_worker.worker import messages
-from futures_worker.worker.bells import Bells
 from futures_worker.worker.children import ChildProcess, ChildProcesses, Exited, TemplateLostError, describe_status
 from futures_worker.worker.core import WorkerCore
 from futures_worker.worker.inputs import Inputs
@@ -59,8 +46,8 @@ from futures_worker.worker.instructions import (
     TasksReturned,
     TurnEnded,
 )
+from futures_worker.worker.ledger import Ledger
 from futures_worker.worker.tasks import Task
-from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
 
@@ -87,6 +74,7 @@ class Shell:
     ) -> None:
         self.core = core
         self.fenced = False  # set when this incarnation was declared dead and everything it held was dropped
+        self._joined: Ledger | None = None
         self._db = db
         self._space = space
         self._store = store
@@ -97,18 +85,27 @@ class Shell:
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._eventfd, select.EPOLLIN)
         self._posted: deque[Event] = deque()
-        self._bells = Bells(db, self.wake)
         self._children: dict[int, ChildProcess] = {}
         self._by_pipe: dict[int, ChildProcess] = {}
         self._processes = self._start_template()
         self.inputs: Inputs | None = None
-        self._mail_cursor = b""
-        self._beat = int(time.time() * 1000)  # any value that a restart doesn't repeat
         self._next_beat = 0.0
         self._next_reread = 0.0
         self._finished = False
         self._started_us = int(time.time() * 1e6)
         self._oom_kills = _oom_kills()
+
+    @property
+    def _ledger(self) -> Ledger:
+        assert self._joined is not None, "the worker has not joined its cluster"
+        return self._joined
+
+    def join(self, worker: WorkerId) -> None:
+        """Sets the incarnation that everything is done as."""
+        if self._joined is not None:
+            self._joined.close()
+        self._joined = Ledger(self._db, self._space, worker, self.wake)
+        self.core.worker = worker
 
     # --- from other threads and signal handlers -----------------------------------------------------------------------
 
@@ -136,12 +133,10 @@ class Shell:
         self._handle([Rang()], time.monotonic())
         while not self._finished and not self.fenced:
             now = time.monotonic()
-            self._keep_time(now)
+            events = self._keep_time(now)
             if self.fenced:
                 break
-            events = self._arm()
-            if not events:
-                events = self._wait(now)
+            events = events or self._arm() or self._wait(now)
             self._handle(events, time.monotonic())
 
     def _handle(self, events: list[Event], now: float) -> None:
@@ -156,15 +151,19 @@ class Shell:
                 return
             now = time.monotonic()
 
-    def _keep_time(self, now: float) -> None:
-        if now >= self._next_beat:
-            self._next_beat = now + HEARTBEAT_SECONDS
-            self._send_heartbeat()
-        if now >= self._next_reread:
-            # The bell backs itself: forgetting what was seen makes the next turn claim.
-            self._next_reread = now + REREAD_SECONDS * (0.75 + (os.getpid() % 64) / 128)
-            self._posted.append(Rang())
-            self._read_mail()
+    def _keep_time(self, now: float) -> list[Event]:
+        events: list[Event] = []
+        try:
+            if now >= self._next_beat:
+                self._next_beat = now + HEARTBEAT_SECONDS
+                self._ledger.beat(self._load)
+            if now >= self._next_reread:
+                self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
+                events.append(Rang())
+                self._deliver(self._ledger.read_mail(), events)
+        except WorkerFencedError as exc:
+            self._be_fenced(exc)
+        return events
 
     def _wait(self, now: float) -> list[Event]:
         if self._posted:
@@ -189,11 +188,10 @@ class Shell:
                     self._hear(child, events)
         if exits:
             self._reap_children(events)
-        rung = self._bells.take_rung()
+        rung, mail = self._ledger.rung()
         if rung:
-            if session_bell(self._space, self.core.worker.incarnation) in rung:
-                self._read_mail()
             events.append(Rang())
+        self._deliver(mail, events)
         while self._posted:
             events.append(self._posted.popleft())
         return events
@@ -202,47 +200,51 @@ class Shell:
         """After `run` ended because this incarnation was fenced: drops all it held and goes on as `worker`."""
         self._handle([Fenced()], time.monotonic())
         self._store.clear()
-        self._bells.close()
-        self._bells = Bells(self._db, self.wake)
-        self._mail_cursor = b""
-        self.core.worker = worker
+        self.join(worker)
         self.fenced = False
         self._next_beat = self._next_reread = 0.0
 
-    # --- bells and mail -----------------------------------------------------------------------------------------------
+    # --- the database -------------------------------------------------------------------------------------------------
 
     def _arm(self) -> list[Event]:
         """Bells that have to wake us are armed before we wait; what changed since the last look counts as a ring."""
-        keys = []
-        session = session_bell(self._space, self.core.worker.incarnation)
-        pool = pool_bell(self._space)
-        if not self._bells.armed(session):
-            keys.append(session)
-        if not self._bells.armed(pool) and self.core.hungry:
-            keys.append(pool)
-        if not keys:
-            return []
-        changed = self._bells.arm(*keys)
-        if session in changed:
-            self._read_mail()
-        return [Rang()] if changed else []
+        changed, mail = self._ledger.arm(self.core.hungry)
+        events: list[Event] = [Rang()] if changed else []
+        self._deliver(mail, events)
+        return events
 
-    def _read_mail(self) -> None:
-        session = self.core.worker.incarnation
-        entries: list[MailEntry] = []
-        while True:
-            page, cursor = run(self._db, read_mailbox, self._space, session, self._mail_cursor, strategy="off")
-            if not page:
-                break
-            entries.extend(page)
-            self._mail_cursor = cursor
-        if not entries:
-            return
-        run(self._db, clear_mailbox, self._space, session, self._mail_cursor, strategy="off")
-        for entry in entries:
+    def _deliver(self, mail: list[MailEntry], events: list[Event]) -> None:
+        for entry in mail:
             if entry.kind == "free" and entry.result is not None and entry.result.name:
                 self._store.delete(entry.result.name)
-        self._posted.append(MailArrived(tuple(entries)))
+        if mail:
+            events.append(MailArrived(tuple(mail)))
+
+    def _run_turn(self, turn: RunTurn) -> list[Event]:
+        try:
+            return [TurnEnded(self._ledger.take_turn(turn), turn)]
+        except WorkerFencedError as exc:
+            self._be_fenced(exc)
+            return []
+
+    def _be_fenced(self, why: WorkerFencedError) -> None:
+        log.warning("worker %s was declared dead by others: %s", self._ledger.worker, why)
+        self.fenced = True
+
+    def _load(self, counter: int) -> Heartbeat:
+        core = self.core
+        in_memory, _ = self._store.used()
+        return Heartbeat(
+            counter=counter,
+            started_at_us=self._started_us,
+            slots=core.slots,
+            total=core.total,
+            free_slots=max(0, core.slots - core.running),
+            free=core.free,
+            object_store=self._object_store,
+            object_store_free=max(0, self._object_store - in_memory),
+            wall_us=int(time.time() * 1e6),
+        )
 
     # --- children -----------------------------------------------------------------------------------------------------
 
@@ -365,53 +367,6 @@ class Shell:
         assert self.inputs is not None
         return self.inputs.prepare(instruction.tasks, self.core.worker)
 
-    def _run_turn(self, turn: RunTurn) -> list[Event]:
-        worker = self.core.worker
-        bell = pool_bell(self._space)
-
-        def body(tr: Any) -> tuple[Claims, bytes | None]:
-            claims = finish_turn(tr, self._space, worker, turn.outcomes, turn.capacity, turn.limit)
-            seen = get_many(tr, [bell], snapshot=True)[0] if turn.limit else None
-            return claims, seen
-
-        try:
-            claims, seen = run(self._db, body)
-        except WorkerFencedError as exc:
-            self._be_fenced(worker, exc)
-            return []
-        if turn.limit:
-            self._bells.saw(bell, seen)
-        return [TurnEnded(claims, turn)]
-
-    def _be_fenced(self, worker: WorkerId, why: object) -> None:
-        log.warning("worker %s was declared dead by others: %s", worker, why)
-        self.fenced = True
-
-    def _send_heartbeat(self) -> None:
-        core = self.core
-        self._beat += 1
-        in_memory, _ = self._store.used()
-        beat = Heartbeat(
-            counter=self._beat,
-            started_at_us=self._started_us,
-            slots=core.slots,
-            total=core.total,
-            free_slots=max(0, core.slots - core.running),
-            free=core.free,
-            object_store=self._object_store,
-            object_store_free=max(0, self._object_store - in_memory),
-            wall_us=int(time.time() * 1e6),
-        )
-
-        def body(tr: Any) -> bool:
-            if not is_live(tr, self._space, core.worker):
-                return False
-            heartbeat(tr, self._space, core.worker, beat)
-            return True
-
-        if not run(self._db, body, strategy="off"):
-            self._be_fenced(core.worker, "its incarnation is gone")
-
     def _forget_task(self, instruction: ForgetTask) -> list[Event]:
         task: Task = instruction.task
         if self.inputs is not None:
@@ -428,7 +383,8 @@ class Shell:
 
     def close(self) -> None:
         """Ends the children and lets everything go. The worker's directories are removed by the template."""
-        self._bells.close()
+        if self._joined is not None:
+            self._joined.close()
         if self.inputs is not None:
             self.inputs.close()
         for child in self._children.values():

@@ -1,0 +1,100 @@
+"""The database's side of the worker's loop: turns, heartbeats, bells and mail of one incarnation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fdb_datamodel import (
+    Claims,
+    Heartbeat,
+    MailEntry,
+    WorkerFencedError,
+    WorkerId,
+    clear_mailbox,
+    finish_turn,
+    heartbeat,
+    is_live,
+    pool_bell,
+    read_mailbox,
+    session_bell,
+)
+from fdb_schema import ClusterSpace, get_many
+from futures_worker.worker.bells import Bells
+from futures_worker.worker.instructions import RunTurn
+from idempotent_txn import run
+
+
+class Ledger:
+    """What one incarnation writes and reads. Every transaction of it is fenced by the incarnation."""
+
+    def __init__(self, db: Any, space: ClusterSpace, worker: WorkerId, wake: Callable[[], None]) -> None:
+        self._db = db
+        self._space = space
+        self.worker = worker
+        self._bells = Bells(db, wake)
+        self._pool = pool_bell(space)
+        self._own = session_bell(space, worker.incarnation)
+        self._cursor = b""
+        self._counter = int(time.time() * 1000)  # any start that an earlier incarnation did not have
+
+    def take_turn(self, turn: RunTurn) -> Claims:
+        """Reports outcomes and claims what is next, in one transaction. Raises `WorkerFencedError`."""
+        space, worker, pool = self._space, self.worker, self._pool
+
+        def body(tr: Any) -> tuple[Claims, bytes | None]:
+            claims = finish_turn(tr, space, worker, turn.outcomes, turn.capacity, turn.limit)
+            return claims, get_many(tr, [pool], snapshot=True)[0] if turn.limit else None
+
+        claims, seen = run(self._db, body)
+        if turn.limit:
+            self._bells.saw(pool, seen)
+        return claims
+
+    def beat(self, load: Callable[[int], Heartbeat]) -> None:
+        """A sign of life; `load` makes it from the counter. Raises `WorkerFencedError`."""
+        self._counter += 1
+        beat = load(self._counter)
+
+        def body(tr: Any) -> bool:
+            if not is_live(tr, self._space, self.worker):
+                return False
+            heartbeat(tr, self._space, self.worker, beat)
+            return True
+
+        if not run(self._db, body, strategy="off"):
+            raise WorkerFencedError(f"worker {self.worker} was declared dead: its incarnation is gone")
+
+    def arm(self, pool_matters: bool) -> tuple[bool, list[MailEntry]]:
+        """Arms the bells that have to wake us; whether to look for work at once, and mail."""
+        keys = [] if self._bells.armed(self._own) else [self._own]
+        if pool_matters and not self._bells.armed(self._pool):
+            keys.append(self._pool)
+        if not keys:
+            return False, []
+        changed = self._bells.arm(*keys)
+        return bool(changed), self.read_mail() if self._own in changed else []
+
+    def rung(self) -> tuple[bool, list[MailEntry]]:
+        """Whether a bell rang since the last call, and mail."""
+        rung = self._bells.take_rung()
+        return bool(rung), self.read_mail() if self._own in rung else []
+
+    def read_mail(self) -> list[MailEntry]:
+        """New mail of this incarnation, removed from the database."""
+        session = self.worker.incarnation
+        entries: list[MailEntry] = []
+        while True:
+            page, cursor = run(self._db, read_mailbox, self._space, session, self._cursor, strategy="off")
+            if not page:
+                break
+            entries.extend(page)
+            self._cursor = cursor
+        if entries:
+            run(self._db, clear_mailbox, self._space, session, self._cursor, strategy="off")
+        return entries
+
+    def close(self) -> None:
+        """Lets the watches go."""
+        self._bells.close()

@@ -1,0 +1,239 @@
+"""What the worker does next, decided from its state alone: children to fork, tasks to send, turns to take. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from fdb_datamodel import Capacity
+from futures_worker.worker.instructions import (
+    Finish,
+    RetireChild,
+    RunTurn,
+    SendTasks,
+    SpawnChild,
+    TakeBack,
+)
+from futures_worker.worker.state import WorkerState
+from futures_worker.worker.tasks import Child, ChildState, Task
+
+HORIZON = 0.5
+"""Seconds of work claimed ahead at most, by what tasks took so far."""
+MOST_WORK = 1.0
+"""Seconds of work in hand beyond which the excess is given back to the pool."""
+REVIEW = 0.2
+"""Seconds between looks at whether too much work is in hand."""
+MOST_IN_HAND = 2000
+"""Tasks in hand at most, however short."""
+MOST_PER_TURN = 500
+"""Claims of one transaction, and outcomes, at most."""
+WINDOW = 0.004
+"""Seconds of work sent to a child ahead of what it runs."""
+MOST_SENT = 128
+"""Tasks sent to a child ahead at most."""
+SHORT = 0.0002
+"""Seconds up to which tasks share a packet."""
+PER_PACKET = 15
+"""Tasks of one packet at most (what one byte of msgpack can count)."""
+LINGER = 0.001
+"""Seconds that outcomes wait for more while short tasks are ending."""
+STUCK = 0.01
+"""Seconds after which tasks queued behind a running one are taken to an idle child."""
+MOST_CHILDREN = 512
+"""Children at most, those that wait for other futures included."""
+
+
+def plan(state: WorkerState) -> None:
+    """Appends to `state.out` what is to be done now."""
+    _enforce_timeouts(state)
+    if not state.draining:
+        _spawn(state)
+        _dispatch(state)
+        _rescue(state)
+        _give_back_excess(state)
+    elif state.now >= state.drain_end:
+        for child in state.children.values():
+            if child.queue:
+                state.kill(child, "drained")
+    _retire(state)
+    _turn(state)
+    if state.draining and state.idle and not state.preparing and not state.finished:
+        state.finished = True
+        state.out.append(Finish())
+
+
+def deadline(state: WorkerState) -> float | None:
+    """When `step` must be called at the latest though nothing happened; None: only when something does."""
+    times = []
+    if state.outcomes:
+        times.append(state.first_outcome + LINGER)
+    if state.spawn_after > state.now and len(state.children) < state.slots:
+        times.append(state.spawn_after)
+    if state.draining and state.now < state.drain_end:
+        times.append(state.drain_end)
+    idle = state.has_idle_child()
+    for child in state.children.values():
+        if not child.queue or child.state is ChildState.dying:
+            continue
+        limit = child.queue[0].claim.run_timeout
+        if limit is not None:
+            times.append(child.head_since + limit)
+        if len(child.queue) > 1 and child.state is ChildState.running and not child.rescued and idle:
+            times.append(child.head_since + STUCK)
+    if len(state.ready) > state.slots:
+        times.append(state.next_review)
+    return min(times) if times else None
+
+
+def _enforce_timeouts(state: WorkerState) -> None:
+    for child in state.children.values():
+        if child.queue:
+            limit = child.queue[0].claim.run_timeout
+            if limit is not None and state.now - child.head_since >= limit:
+                state.kill(child, "timeout")
+
+
+def _spawn(state: WorkerState) -> None:
+    if state.now < state.spawn_after:
+        return
+    active = sum(1 for c in state.children.values() if c.state in (ChildState.starting, ChildState.running))
+    while active < state.slots and len(state.children) < MOST_CHILDREN:
+        child = Child(state.next_child)
+        state.next_child += 1
+        state.children[child.number] = child
+        state.out.append(SpawnChild(child.number))
+        active += 1
+
+
+def _dispatch(state: WorkerState) -> None:
+    ready = state.ready
+    if not ready:
+        return
+    takers = [c for c in state.children.values() if c.state is ChildState.running]
+    busy = sum(1 for c in takers if c.queue)
+    takers.sort(key=lambda c: len(c.queue))
+    for position, child in enumerate(takers):
+        if not ready:
+            return
+        if child.full or (not child.queue and busy >= state.slots):
+            continue
+        known = state.pace.of(ready[0].digest)
+        window = 1 if known is None else max(1, min(MOST_SENT, int(WINDOW / max(known, 1e-6))))
+        room = window - len(child.queue)
+        if room <= 0:
+            continue
+        share = -(-len(ready) // (len(takers) - position))
+        batch = _like_the_first(ready, min(room, share, len(ready)))
+        if not child.queue:
+            busy += 1
+            child.head_since = state.now
+        seq = child.next_seq
+        for task in batch:
+            task.seq = seq
+            seq += 1
+        child.next_seq = seq
+        child.queue.extend(batch)
+        child.rescued = False
+        per_packet = PER_PACKET if known is not None and known <= SHORT else 1
+        state.out.append(SendTasks(child.number, batch, per_packet))
+
+
+def _like_the_first(ready: deque[Task], most: int) -> list[Task]:
+    """Takes tasks of one function off the line: what is expected of the first holds for all of them."""
+    batch = [ready.popleft()]
+    digest = batch[0].digest
+    while len(batch) < most and ready[0].digest == digest:
+        batch.append(ready.popleft())
+    return batch
+
+
+def _rescue(state: WorkerState) -> None:
+    """Tasks queued behind a long one go to a child that has nothing to do."""
+    if state.ready or state.running >= state.slots or not state.has_idle_child():
+        return
+    for child in state.children.values():
+        stuck = state.now - child.head_since >= STUCK and not child.rescued
+        if child.state is ChildState.running and len(child.queue) > 1 and stuck:
+            child.rescued = True
+            state.out.append(TakeBack(child.number))
+
+
+def _give_back_excess(state: WorkerState) -> None:
+    """Work beyond `MOST_WORK` seconds goes back to the pool, where another worker may be free."""
+    if len(state.ready) <= state.slots or state.now < state.next_review:
+        return
+    state.next_review = state.now + REVIEW
+    expected = 0.0
+    longest = [state.now - c.head_since for c in state.children.values() if c.queue and c.state is ChildState.running]
+    # If every slot has been busy with one task for that long, those in line will take as long, as far as is known.
+    floor = min(longest) if len(longest) >= state.slots else 0.0
+    keep = 0
+    for task in state.ready:
+        known = state.pace.of(task.digest)
+        expected += max(floor, known if known is not None else state.pace.overall or 0.0)
+        if expected > MOST_WORK * state.slots and keep >= state.slots:
+            break
+        keep += 1
+    while len(state.ready) > keep:
+        state.ambition = state.slots
+        state.give_back(state.ready.pop(), "rebalanced")
+
+
+def _retire(state: WorkerState) -> None:
+    """Children that replaced waiting ones end when those are back."""
+    surplus = sum(1 for c in state.children.values() if c.state is ChildState.running) - state.slots
+    for child in list(state.children.values()):
+        if surplus <= 0:
+            return
+        if child.state is ChildState.running and not child.queue:
+            child.become(ChildState.dying)
+            child.kill_reason = "retired"
+            state.out.append(RetireChild(child.number))
+            surplus -= 1
+
+
+def claim_limit(state: WorkerState) -> int:
+    """How many claims to ask for now."""
+    if state.draining:
+        return 0
+    blocked = sum(1 for c in state.children.values() if c.state is ChildState.blocked)
+    in_hand = len(state.tasks) - blocked
+    target = state.slots
+    overall = state.pace.overall
+    if overall is not None:
+        affordable = int(state.slots * HORIZON / max(overall, 1e-6))
+        target = max(target, min(state.ambition, affordable, MOST_IN_HAND))
+    room = target - in_hand
+    # A claim costs a scan: ask for many at a time or for what is lacking.
+    if in_hand >= state.slots and room < target // 3:
+        return 0
+    return max(0, min(room, MOST_PER_TURN))
+
+
+def _turn(state: WorkerState) -> None:
+    limit = claim_limit(state)
+    outcomes = state.outcomes
+    if outcomes:
+        if len(outcomes) < MOST_PER_TURN // 2 and state.now - state.first_outcome < LINGER and _ends_soon(state):
+            return
+        if limit:
+            state.wants_claim = False
+        state.outcomes = outcomes[MOST_PER_TURN:]
+        state.first_outcome = state.now - LINGER
+        state.out.append(RunTurn(outcomes[:MOST_PER_TURN], _capacity(state), limit))
+    elif limit and state.wants_claim:
+        state.wants_claim = False
+        state.out.append(RunTurn([], _capacity(state), limit))
+
+
+def _ends_soon(state: WorkerState) -> bool:
+    """Whether more short tasks are about to end, so that it pays to report them together."""
+    for child in state.children.values():
+        if child.queue and child.state is ChildState.running:
+            known = state.pace.of(child.queue[0].digest)
+            if known is not None and known <= SHORT and state.now - child.head_since < LINGER:
+                return True
+    return False
+
+
+def _capacity(state: WorkerState) -> Capacity:
+    return Capacity(state.free, state.total)

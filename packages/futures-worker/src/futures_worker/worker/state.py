@@ -1,0 +1,126 @@
+"""What the worker's core holds, and the few steps that keep it consistent. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fdb_datamodel import Outcome, Requirements, WorkerId
+from futures_worker.worker.instructions import ForgetTask, Instruction, KillChild
+from futures_worker.worker.tasks import Child, ChildState, Pace, Task
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the worker did, for people."""
+
+    claimed: int = 0
+    realized: int = 0
+    failed: int = 0
+    given_back: int = 0
+    children_lost: int = 0
+    turns: int = 0
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """State of one worker. `total` is what the machine offers, `slots` how many tasks run at once."""
+
+    worker: WorkerId
+    slots: int
+    total: Requirements
+    counters: Counters = field(default_factory=Counters)
+    pace: Pace = field(default_factory=Pace)
+    children: dict[int, Child] = field(default_factory=dict)
+    tasks: dict[bytes, Task] = field(default_factory=dict)  # by future id: everything claimed
+    ready: deque[Task] = field(default_factory=deque)  # of these, what can be sent to a child
+    preparing: int = 0  # of these, how many wait for their inputs
+    outcomes: list[Outcome] = field(default_factory=list)  # to be reported by the next turn
+    first_outcome: float = 0.0  # when the first of them came
+    used: list[int] = field(default_factory=lambda: [0, 0, 0])  # shape of all tasks, but the cpu of waiting ones
+    wants_claim: bool = True  # the pool may hold work
+    ambition: int = 0  # tasks to have in hand, doubled while the pool gives as many as asked for
+    blocked_shapes: tuple[Requirements, ...] = ()  # what the pool holds that doesn't fit now
+    draining: bool = False
+    drain_end: float = 0.0  # when what still runs is given back
+    finished: bool = False
+    next_child: int = 0
+    spawn_after: float = 0.0
+    next_review: float = 0.0  # of how much work is in hand
+    out: list[Instruction] = field(default_factory=list)  # of the step being made
+    now: float = 0.0  # of the step being made
+
+    @property
+    def free(self) -> Requirements:
+        """Resources not taken by what is in hand."""
+        cpu, ram, gpu = self.total.shape
+        used = self.used
+        return Requirements.from_shape((max(0, cpu - used[0]), max(0, ram - used[1]), max(0, gpu - used[2])))
+
+    @property
+    def running(self) -> int:
+        """Slots taken."""
+        return sum(1 for c in self.children.values() if c.queue and c.state is ChildState.running)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in hand and nothing waits to be reported."""
+        return not self.tasks and not self.outcomes
+
+    def has_idle_child(self) -> bool:
+        """Whether a child has nothing to do."""
+        return any(c.state is ChildState.running and not c.queue for c in self.children.values())
+
+    def end(self, task: Task, outcome: Outcome) -> None:
+        """The task ended here with an outcome to report."""
+        if not self.outcomes:
+            self.first_outcome = self.now
+        self.outcomes.append(outcome)
+        self.close(task)
+
+    def give_back(self, task: Task, reason: str) -> None:
+        """The task goes back unfinished, charged nothing."""
+        self.counters.given_back += 1
+        self.end(task, Outcome.relinquished(task.claim, reason))
+
+    def close(self, task: Task) -> None:
+        """The task ended here; what it took is free again."""
+        used = self.used
+        used[0] -= task.cpu
+        used[1] -= task.ram
+        used[2] -= task.gpu
+        if self.tasks.get(task.claim.id) is task:
+            del self.tasks[task.claim.id]
+        if task.parcels:
+            self.out.append(ForgetTask(task))
+
+    def return_tasks(self, child: Child, seqs: Iterable[int]) -> None:
+        """Tasks a child has not begun: first in line for another one."""
+        back = [task for task in map(child.take, seqs) if task is not None]
+        for task in reversed(back):
+            task.seq = -1
+            if task.cancelled:
+                self.close(task)
+            elif self.draining:
+                self.give_back(task, "drained")
+            else:
+                self.ready.appendleft(task)
+
+    def resumed(self, child: Child) -> None:
+        """The child's task waits no more: it takes its cpu again, whether or not that is free."""
+        if child.state is not ChildState.blocked:
+            return
+        child.become(ChildState.running)
+        if child.queue:
+            self.used[0] += child.queue[0].cpu
+
+    def kill(self, child: Child, reason: str) -> None:
+        """Kills a child, once; `reason` decides what becomes of the task it runs."""
+        if child.state is ChildState.dying:
+            return
+        if child.state is ChildState.blocked:
+            self.resumed(child)
+        child.become(ChildState.dying)
+        child.kill_reason = reason
+        self.out.append(KillChild(child.number))
