@@ -21,6 +21,9 @@ from workspace import PROJECTS, closure  # noqa: E402
 TEST_TOOLS = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26"]
 TYPE_TOOLS = ["mypy==2.4.1", "nox", "numpy>=1.26", *TEST_TOOLS]
 RUFF = "ruff==0.17.6"
+RAY = "ray==2.60.0"
+DASK = "distributed==2026.8.0"
+PEERS = {"futures": ("ray", "dask")}  # benchmark -> what it is measured beside
 SOAK_SEEDS = "10000"
 
 
@@ -96,9 +99,25 @@ def bench(session: nox.Session) -> None:
     script = ROOT / "tools" / f"bench_{name}.py"
     if not script.is_file():
         session.error(f"there is no benchmark {name!r}: {script} not found")
+    environment = {}
+    for peer in PEERS.get(name, ()):
+        session.run(sys.executable, "-m", "nox", "-s", f"peer-{peer}", external=True)
+        environment[f"MAINSPRING_{peer.upper()}_PYTHON"] = str(ROOT / ".nox" / f"peer-{peer}" / "bin" / "python")
     install(session)
     session.install("numpy>=1.26")
-    session.run("python", str(script), *rest)
+    session.run("python", str(script), *rest, env=environment)
+
+
+@nox.session(name="peer-ray")
+def peer_ray(session: nox.Session) -> None:
+    """Ray in an environment of its own, for the benchmarks."""
+    session.install(RAY)
+
+
+@nox.session(name="peer-dask")
+def peer_dask(session: nox.Session) -> None:
+    """Dask.distributed in an environment of its own, for the benchmarks."""
+    session.install(DASK)
 
 
 @nox.session
