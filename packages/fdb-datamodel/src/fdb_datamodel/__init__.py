@@ -12,6 +12,7 @@ from .errors import (
     WorkerFencedError,
 )
 from .ids import as_id, id_for_key, new_future_id, new_future_ids
+from .invariants import INVARIANTS
 from .reading import describe_future, get_future_state, get_future_states, list_futures
 from .records import (
     NO_SESSION,
@@ -74,6 +75,7 @@ from .transitions.workers import (
 from .validate import validate
 
 __all__ = [
+    "INVARIANTS",
     "NO_SESSION",
     "TERMINAL",
     "TRANSITIONS",

@@ -2,14 +2,102 @@
 
 from __future__ import annotations
 
-from fdb_schema import ClusterSpace, Database
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
+from fdb_schema import ClusterSpace, Database, Transaction
+from idempotent_txn import run
+
+from . import invariants
+from .changes import Changes, FutureRows
 from .records import Violation
+from .space import SUBSPACES, decode_id, encode_id, span, split_id
+
+_PAGE_ROWS = 400
+
+_Check = Callable[[Changes, bytes, bytes], Iterator[Violation]]
+
+
+def _nothing(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
+    yield from ()
+
+
+_CHECKS: dict[str, _Check] = {
+    "resource_requirements_cpu": lambda ch, k, v: invariants.check_index_row(ch, "resource_requirements_cpu", k, v),
+    "resource_requirements_ram": lambda ch, k, v: invariants.check_index_row(ch, "resource_requirements_ram", k, v),
+    "resource_requirements_gpu": lambda ch, k, v: invariants.check_index_row(ch, "resource_requirements_gpu", k, v),
+    "results": invariants.check_result,
+    "workers": invariants.check_worker_row,
+    "worker_assignments": invariants.check_assignment,
+    "dependencies": invariants.check_dependency,
+    "listeners": invariants.check_listener,
+    "unsettled": invariants.check_unsettled,
+    "dead_workers": invariants.check_dead_worker,
+    "timers": _nothing,  # a timer without a use does nothing when it is due
+    "mailboxes": _nothing,
+    "bells": _nothing,
+}
 
 
 def validate(db: Database, cluster: str | ClusterSpace) -> list[Violation]:
-    """Check every invariant of every future and worker of a cluster; [] is what a healthy one gives.
+    """Check every invariant (`INVARIANTS`) of every future and worker of a cluster; [] is what a healthy one gives.
 
-    Pages are transactions of their own, each consistent in itself, so it may run while the cluster works.
+    Pages are transactions of their own, each consistent in itself, so it may run while the cluster works. Reads only.
     """
-    raise NotImplementedError
+    space = cluster if isinstance(cluster, ClusterSpace) else ClusterSpace(cluster)
+    found: list[Violation] = []
+    after: bytes | None = None
+    while True:
+        violations, after = run(db, _check_futures, space, after)
+        found += violations
+        if after is None:
+            break
+    for subspace in SUBSPACES:
+        if subspace == "futures":
+            continue
+        begin = bytes(space[subspace].key())
+        at: bytes | None = begin
+        while at is not None:
+            violations, at = run(db, _check_rows, space, subspace, at)
+            found += violations
+    return list(dict.fromkeys(found))
+
+
+def _check_futures(tr: Transaction, space: ClusterSpace, after: bytes | None) -> tuple[list[Violation], bytes | None]:
+    ch = Changes(tr, space)
+    base = ch.keys.futures
+    begin = base + encode_id(after) + b"\xff" if after is not None else base
+    rows = ch.read(begin, span(base)[1], limit=_PAGE_ROWS, snapshot=True)
+    grouped: dict[bytes, dict[bytes, bytes]] = {}
+    for key, value in rows:
+        e, name = split_id(key, len(base))
+        grouped.setdefault(e, {})[name] = value
+    whole = len(rows) < _PAGE_ROWS
+    if not whole:
+        grouped.popitem()  # may be cut off: it begins the next page
+    found: list[Violation] = []
+    last: bytes | None = None
+    for e, named in grouped.items():
+        last = decode_id(e)
+        check = partial(invariants.check_future, ch, FutureRows(last, e, named))
+        found += _guarded(f"future {last.hex()}", check)
+    return found, None if whole else last
+
+
+def _check_rows(
+    tr: Transaction, space: ClusterSpace, subspace: str, begin: bytes
+) -> tuple[list[Violation], bytes | None]:
+    ch = Changes(tr, space)
+    rows = ch.read(begin, span(bytes(space[subspace].key()))[1], limit=_PAGE_ROWS, snapshot=True)
+    found: list[Violation] = []
+    for key, value in rows:
+        found += _guarded(f"row {key!r} of {subspace}", partial(_CHECKS[subspace], ch, key, value))
+    return found, None if len(rows) < _PAGE_ROWS else rows[-1][0] + b"\x00"
+
+
+def _guarded(subject: str, check: Callable[[], Iterable[Violation]]) -> list[Violation]:
+    """What a check finds; a row that can't be read as what its key says is a violation too."""
+    try:
+        return list(check())
+    except (ValueError, TypeError, LookupError) as error:
+        return [Violation("known-keys", subject, f"can't be read: {error}")]
