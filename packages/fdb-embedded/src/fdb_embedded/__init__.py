@@ -1,1 +1,30 @@
 """FoundationDB's Python API on one machine, with nothing to install: an embedded engine over LMDB."""
+
+from __future__ import annotations
+
+from .binding import load
+from .errors import (
+    DamagedDatabase,
+    EmbeddedError,
+    EngineClosed,
+    EngineConflict,
+    InvalidOption,
+    NewerFormat,
+    NotADatabase,
+)
+from .opening import close, open
+
+__version__ = "0.1.0"
+__all__ = [
+    "DamagedDatabase",
+    "EmbeddedError",
+    "EngineClosed",
+    "EngineConflict",
+    "InvalidOption",
+    "NewerFormat",
+    "NotADatabase",
+    "__version__",
+    "close",
+    "load",
+    "open",
+]

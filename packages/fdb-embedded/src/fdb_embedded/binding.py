@@ -1,0 +1,369 @@
+"""The official binding, loaded with the engine where it expects `libfdb_c`, and its hot paths without ctypes."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import importlib.machinery
+import importlib.util
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import engine
+from .capi import CApi
+from .errors import Code, EngineConflict
+from .futures import Future, ready
+from .transaction import Transaction
+
+DEFAULT_API_VERSION = 730
+_loaded: types.ModuleType | None = None
+_lock = threading.RLock()
+
+
+class _Libraries:
+    """Stands for the module `ctypes` while `fdb.impl` looks for its library."""
+
+    def __init__(self, capi: CApi) -> None:
+        self._capi = capi
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ctypes, name)
+
+    def CDLL(self, *_: Any, **__: Any) -> CApi:
+        return self._capi
+
+
+def load(private: bool = False, api_version: int | None = DEFAULT_API_VERSION) -> types.ModuleType:
+    """The official `fdb` package over this engine, with an API version selected.
+
+    It is registered as the module `fdb`, so that every `import fdb` of the process gets it; raises `EngineConflict`
+    when the real client already serves that name. With `private` it is a second copy that nobody else sees. With
+    `api_version` None the program selects one itself.
+    """
+    global _loaded
+    with _lock:
+        if private:
+            return _load_copy(register=False, api_version=api_version)
+        if _loaded is None:
+            served = sys.modules.get("fdb.impl")
+            if served is not None:
+                raise EngineConflict(
+                    "the module fdb already serves another engine in this process; "
+                    "call fdb_embedded.load() before fdb.api_version(), or use fdb_embedded.load(private=True)"
+                )
+            _loaded = _load_copy(register=True, api_version=None)
+        if api_version is not None and not _loaded.is_api_version_selected():
+            _loaded.api_version(api_version)
+        return _loaded
+
+
+def _load_copy(register: bool, api_version: int | None) -> types.ModuleType:
+    spec = importlib.util.find_spec("fdb")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ImportError("the package `foundationdb` isn't installed: pip install foundationdb")
+    copy = _Copy(spec)
+    if register:
+        for name in [name for name in sys.modules if name == "fdb" or name.startswith("fdb.")]:
+            del sys.modules[name]
+    package = copy.load("fdb")
+    impl = copy.load("fdb.impl")
+    for name in ("fdb.tuple", "fdb.subspace_impl", "fdb.directory_impl", "fdb.locality"):
+        copy.load(name)
+    if register:
+        for name, module in copy.modules.items():
+            sys.modules[name] = module
+    package.__dict__["_fdb_embedded"] = copy.capi
+    _override(impl, copy.capi)
+    if api_version is not None:
+        package.api_version(api_version)
+    return package
+
+
+class _Copy:
+    """One set of the binding's modules, importing each other and nobody else's `fdb`."""
+
+    def __init__(self, spec: Any) -> None:
+        self.locations = list(spec.submodule_search_locations)
+        self.modules: dict[str, types.ModuleType] = {}
+        self.capi = CApi(self._open)
+        self.builtins = dict(vars(builtins))
+        self.builtins["__import__"] = self._import
+
+    def _open(self, name: str | None) -> engine.Database:
+        return open_handle(name, self.capi)
+
+    def _import(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> types.ModuleType:
+        if level:
+            package = (globals or {}).get("__package__") or "fdb"
+            name = f"{package}.{name}" if name else package
+            level = 0
+        if name != "fdb" and not name.startswith("fdb."):
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        module = self.load(name)
+        if not fromlist:
+            return self.modules["fdb"]
+        for item in fromlist:
+            if not hasattr(module, item) and self._find(f"{name}.{item}") is not None:
+                self.load(f"{name}.{item}")
+        return module
+
+    def _find(self, name: str) -> Any:
+        if name == "fdb":
+            return importlib.util.find_spec("fdb") or None
+        return importlib.machinery.PathFinder.find_spec(name, self.locations)
+
+    def load(self, name: str) -> types.ModuleType:
+        module = self.modules.get(name)
+        if module is not None:
+            return module
+        if name == "fdb":
+            spec = importlib.machinery.PathFinder.find_spec(name, [_parent(self.locations[0])])
+        else:
+            spec = self._find(name)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"no module {name} in the installed foundationdb package")
+        module = types.ModuleType(name)
+        module.__file__ = spec.origin
+        module.__spec__ = spec
+        module.__loader__ = spec.loader
+        module.__package__ = "fdb"
+        if name == "fdb":
+            module.__path__ = self.locations
+        module.__dict__["__builtins__"] = self.builtins
+        self.modules[name] = module
+        if name != "fdb":
+            parent, _, leaf = name.rpartition(".")
+            setattr(self.load(parent), leaf, module)
+        source = spec.loader.get_source(name)  # type: ignore[attr-defined]
+        code = compile(source, spec.origin or name, "exec")
+        # fdb.impl reads its own entry of sys.modules while it is being executed
+        before = sys.modules.get(name)
+        real = ctypes.CDLL
+        if name == "fdb.impl":
+            sys.modules[name] = module
+            ctypes.CDLL = lambda *_, **__: self.capi  # type: ignore[assignment,misc]
+        try:
+            exec(code, module.__dict__)
+        finally:
+            ctypes.CDLL = real  # type: ignore[misc]
+            if name == "fdb.impl":
+                if before is None:
+                    sys.modules.pop(name, None)
+                else:
+                    sys.modules[name] = before
+        return module
+
+
+def _parent(location: str) -> str:
+    import os
+
+    return os.path.dirname(location)
+
+
+_settings: dict[str, Any] = {"durability": "process", "faults": None, "path": None}
+
+
+def open_handle(name: str | None, capi: CApi) -> engine.Database:
+    """A handle for what a program passes to `fdb.open`."""
+    return engine.open_database(name, capi.api_version or DEFAULT_API_VERSION)
+
+
+def _override(impl: types.ModuleType, capi: CApi) -> None:
+    """Put direct calls in the place of what marshals through ctypes."""
+    error_class: Callable[[int], Exception] = impl.FDBError
+    capi.make_error = error_class
+    key_to_bytes, value_to_bytes = impl.keyToBytes, impl.valueToBytes
+    value_class, key_value = impl.Value, impl.KeyValue
+    base, new = impl.TransactionRead, object.__new__
+    done = ready()
+
+    # --- futures ---
+
+    def get_value(self: Any) -> None:
+        future = self.fpointer
+        if not future.done:
+            self.block_until_ready()
+        if future.error:
+            raise error_class(future.error)
+        self.value = future.value
+
+    impl.Value._getter = get_value
+    impl.Key._getter = get_value
+
+    def wait(self: Any) -> Any:
+        future = self.fpointer
+        if not future.done:
+            self.block_until_ready()
+        if future.error:
+            raise error_class(future.error)
+        return future.value
+
+    def wait_void(self: Any) -> None:
+        wait(self)
+
+    def wait_rows(self: Any) -> Any:
+        rows, more = wait(self)
+        return [key_value(key, value) for key, value in rows], len(rows), more
+
+    impl.FutureVoid.wait = wait_void
+    for name in ("FutureInt64", "FutureUInt64", "FutureKeyArray", "FutureStringArray"):
+        if hasattr(impl, name):
+            getattr(impl, name).wait = wait
+    impl.FutureKeyValueArray.wait = wait_rows
+
+    def block_until_ready(self: Any) -> None:
+        self.fpointer.wait()
+
+    def is_ready(self: Any) -> bool:
+        future: Future = self.fpointer
+        if not future.done and future.kick is not None:
+            future.kick(False)
+        return future.done
+
+    def on_ready(self: Any, callback: Callable[[Any], Any]) -> None:
+        self.fpointer.on_ready(lambda: callback(self))
+
+    def nothing(self: Any) -> None:
+        return None
+
+    impl.Future.block_until_ready = block_until_ready
+    impl.Future.is_ready = impl.Future.done = is_ready
+    impl.Future.on_ready = on_ready
+    impl.Future.cancel = lambda self: self.fpointer.cancel()
+    impl.Future._release_memory = nothing
+    del impl.Future.__del__
+
+    # --- reading ---
+
+    def get(self: Any, key: Any) -> Any:
+        if type(key) is not bytes:
+            key = key_to_bytes(key)
+        found = new(value_class)
+        attributes = found.__dict__
+        attributes["_error"] = None
+        try:
+            attributes["value"] = self.tpointer.get(key, self._snapshot)
+            attributes["fpointer"] = done
+        except Code as error:
+            future = attributes["fpointer"] = Future()
+            future.set(None, error.code)
+        return found
+
+    base.get = get
+
+    def getitem(self: Any, key: Any) -> Any:
+        if isinstance(key, slice):
+            return self.get_range(key.start, key.stop, reverse=(key.step == -1))
+        return self.get(key)
+
+    base.__getitem__ = getitem
+
+    def get_many(self: Any, keys: Any, snapshot: bool = False) -> list[bytes | None]:
+        """The values of many keys, in their order."""
+        try:
+            found: list[bytes | None] = self.tpointer.get_many(list(keys), snapshot or self._snapshot)
+            return found
+        except Code as error:
+            raise error_class(error.code) from None
+
+    def read_range(
+        self: Any, begin: bytes, end: bytes, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """The (key, value) rows of [begin, end); `limit` 0 is none."""
+        try:
+            rows: list[tuple[bytes, bytes]] = self.tpointer.get_range(
+                (begin, False, 1), (end, False, 1), limit, 0, snapshot or self._snapshot, reverse
+            )[0]
+            return rows
+        except Code as error:
+            raise error_class(error.code) from None
+
+    base.get_many = get_many
+    base.read_range = read_range
+    del base.__del__
+
+    # --- writing ---
+
+    transaction_class = impl.Transaction
+
+    def set_key(self: Any, key: Any, value: Any) -> None:
+        if type(key) is not bytes:
+            key = key_to_bytes(key)
+        if type(value) is not bytes:
+            value = value_to_bytes(value)
+        self.tpointer.set(key, value)
+
+    transaction_class.set = set_key
+    transaction_class.__setitem__ = set_key
+
+    def set_many(self: Any, items: Any) -> None:
+        """Set many (key, value) pairs of bytes at once."""
+        self.tpointer.set_many(items if isinstance(items, list) else list(items))
+
+    def clear_many(self: Any, keys: Any) -> None:
+        """Clear many keys at once."""
+        self.tpointer.clear_many(list(keys))
+
+    def add_read_conflict_keys(self: Any, keys: Any) -> None:
+        """A read conflict for each of many keys."""
+        self.tpointer.add_read_conflict_keys(keys)
+
+    def add_read_conflict_key(self: Any, key: Any) -> None:
+        key = key_to_bytes(key)
+        self.tpointer.add_read_conflict_range(key, key + b"\0")
+
+    transaction_class.set_many = set_many
+    transaction_class.clear_many = clear_many
+    transaction_class.add_read_conflict_keys = add_read_conflict_keys
+    transaction_class.add_read_conflict_key = add_read_conflict_key
+
+    void = impl.FutureVoid
+
+    def commit(self: Any) -> Any:
+        future = new(void)
+        future.fpointer = self.tpointer.commit()
+        return future
+
+    transaction_class.commit = commit
+    transaction_class.get_committed_version = lambda self: self.tpointer.committed_version
+    del transaction_class.__del__
+
+    # --- databases ---
+
+    def create_transaction(self: Any) -> Any:
+        return transaction_class(self.dpointer.transaction(), self)
+
+    impl.Database.create_transaction = create_transaction
+
+    def create_database(cluster_file: Any = None) -> Any:
+        return impl.Database(capi.open_database(cluster_file))
+
+    impl.__dict__["create_database"] = create_database
+
+    def init(event_model: Any = None) -> None:
+        with impl._network_thread_reentrant_lock:
+            if impl._network_thread:
+                raise error_class(2000)
+            if event_model is None:
+                impl.__dict__["_network_thread"] = _NoNetwork()
+            else:
+                network_init(event_model)
+
+    network_init = impl.init
+    impl.__dict__["init"] = init
+
+
+class _NoNetwork:
+    """There is no network, so no thread runs it."""
+
+    def join(self) -> None:
+        return None
+
+
+__all__ = ["DEFAULT_API_VERSION", "Transaction", "load", "traceback"]

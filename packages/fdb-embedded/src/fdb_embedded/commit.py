@@ -1,0 +1,329 @@
+"""The commit pipeline of a process: concurrent commits go into one LMDB transaction, each validated as if alone.
+
+Commits are queued; whoever waits for one leads: takes all that are queued, validates them (against the log outside the
+writer section, against what came since inside), writes them with one version and an index each, and finishes their
+futures. A commit that nobody waits for is led by the housekeeping thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import operator
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import lmdb
+
+from . import atomics, errors, keys
+from .conflict import ConflictWindow, Ids, Range, Record, pack_record
+from .futures import Future
+from .overlay import Stack
+from .versions import MAX_READ_AGE, last_version
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from .engine import Engine
+    from .transaction import Transaction
+
+BATCH_MEMBERS = 1000
+BATCH_KEYS = 50_000
+FAR_BEHIND = 16  # so many unseen commits are read outside the writer section
+TRIM_EVERY = 64
+TRIM_RECORDS = 256
+
+
+class _Written:
+    """What one LMDB commit holds."""
+
+    __slots__ = ("last", "members", "points", "ranges", "version")
+
+    def __init__(
+        self,
+        version: int,
+        last: int,
+        members: list[tuple[Transaction, int]],
+        points: Collection[bytes],
+        ranges: list[Range],
+    ) -> None:
+        self.version = version
+        self.last = last
+        self.members = members
+        self.points = points
+        self.ranges = ranges
+
+
+class Committer:
+    """The queue of a process's commits and the work of whoever leads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.queue: deque[Transaction] = deque()
+        self.lead = threading.Lock()
+        self.window = ConflictWindow()
+        self._seen_commits = 0
+        self._until_trim = TRIM_EVERY
+
+    def submit(self, transaction: Transaction) -> Future:
+        """Queue a commit; its future does the work when somebody waits."""
+        if self.engine.stale:
+            self.engine.check_open()
+        future = Future(self._kick)
+        transaction.commit_future = future
+        self.queue.append(transaction)
+        housekeeper = self.engine.housekeeper
+        if housekeeper.parked:
+            housekeeper.unpark()
+        return future
+
+    def abandon(self, transaction: Transaction) -> None:
+        """Take a commit out of the queue, if nobody has begun it."""
+        try:
+            self.queue.remove(transaction)
+        except ValueError:
+            return
+
+    def _kick(self, block: bool) -> None:
+        if block:
+            self.drive()
+        else:
+            self.engine.housekeeper.unpark(now=True)
+
+    def drive(self) -> None:
+        """Commit what is queued now, and return when what was queued before is done."""
+        queue = self.queue
+        with self.lead:
+            while queue:
+                batch: list[Transaction] = []
+                size = 0
+                while queue and len(batch) < BATCH_MEMBERS and size < BATCH_KEYS:
+                    transaction = queue.popleft()
+                    batch.append(transaction)
+                    size += len(transaction.writes)
+                self._commit(batch)
+
+    # --- one batch, under `lead` ---
+
+    def _commit(self, batch: list[Transaction]) -> None:
+        written: list[_Written] = []
+        try:
+            self._commit_batch(batch, written)
+        except BaseException as error:
+            if written:
+                self._publish(written[0])
+            code = self._code_of(error)
+            if code is None:
+                # an interrupt of this thread: what it hasn't written goes back, for somebody else to lead
+                self.queue.extendleft(reversed([member for member in batch if not _done(member)]))
+                self.engine.housekeeper.unpark(now=True)
+                raise
+            for member in batch:
+                if not _done(member):
+                    _finish(member, code)
+
+    @staticmethod
+    def _code_of(error: BaseException) -> int | None:
+        """The error code of what went wrong in the store; None for what isn't ours to swallow."""
+        if isinstance(error, lmdb.Error | OSError):
+            return errors.IO_ERROR
+        if isinstance(error, Exception):
+            return errors.INTERNAL_ERROR
+        return None
+
+    def _commit_batch(self, batch: list[Transaction], written: list[_Written]) -> None:
+        store = self.engine.store
+        if store.page.commits() - self._seen_commits > FAR_BEHIND:
+            self._look_ahead(batch)
+        while True:
+            txn = store.begin_write()
+            try:
+                results = self._write(txn, batch)
+                if results is None:
+                    txn.abort()
+                    return
+                # in one C call, so that no signal handler comes between the commit and the note of it
+                deque(map(operator.call, (txn.commit, partial(written.append, results))), maxlen=0)
+            except lmdb.MapFullError:
+                txn.abort()
+                store.grow()
+                continue
+            except BaseException:
+                if not written:
+                    txn.abort()
+                raise
+            break
+        self._publish(results)
+
+    def _publish(self, results: _Written) -> None:
+        """After the LMDB commit: remember it, wake who watches, finish the futures."""
+        window = self.window
+        version = results.version
+        if window.tail == results.last:
+            window.append(version, results.points, results.ranges)
+            self._seen_commits += 1
+        window.prune(version - MAX_READ_AGE)
+        for member, index in results.members:
+            if not _done(member):
+                member.settle_success(version, index)
+                assert member.commit_future is not None
+                member.commit_future.set()
+        self.engine.store.page.ring(results.points, results.ranges)
+
+    def _look_ahead(self, batch: list[Transaction]) -> None:
+        """Read what others committed, outside the writer section."""
+        count = self.engine.store.page.commits()
+        with self.engine.store.begin_read() as txn:
+            last = last_version(txn)
+            since = min((member.snap.version for member in batch if member.snap is not None), default=last)
+            self.window.advance(txn, since, last)
+        self._seen_commits = count
+
+    def _write(self, txn: Any, batch: list[Transaction]) -> _Written | None:
+        """Validate and write the batch; None when nothing is left to write."""
+        store = self.engine.store
+        last = last_version(txn)
+        version = max(last + 1, store.clock.now())
+        members: list[tuple[Transaction, int]] = []
+        points: Any = ()
+        ranges: list[Range] = []
+        ids: Ids = []
+        single = len(batch) == 1
+        if not single:
+            points = set()
+        earlier: list[Record] = []
+        for member in batch:
+            if _done(member):
+                continue
+            code = self._validate(txn, member, version, last, earlier)
+            if code:
+                _finish(member, code)
+                continue
+            index = len(members)
+            stamp = version.to_bytes(8, "big") + index.to_bytes(2, "big")
+            stamped = apply_writes(txn, member, stamp, store.page)
+            own: Any = member.written_points()
+            if stamped:
+                own = [*own, *stamped]
+            members.append((member, index))
+            if member.idempotency_id is not None:
+                ids.append((member.idempotency_id, index))
+            if single:
+                points = own
+                ranges = member.write_ranges
+            else:
+                earlier.append(Record(version, list(own), member.write_ranges))
+                points.update(own)
+                ranges += member.write_ranges
+        if not members:
+            return None
+        seconds = int(time.time()) if ids else 0
+        txn.put(keys.log_key(version), pack_record(points, ranges, ids, seconds), append=True)
+        store.page.count_commit()
+        self._until_trim -= 1
+        if self._until_trim <= 0:
+            self._until_trim = TRIM_EVERY
+            self.engine.trim(txn, version, TRIM_RECORDS)
+        return _Written(version, last, members, points, ranges)
+
+    def _validate(self, txn: Any, member: Transaction, version: int, last: int, earlier: list[Record]) -> int:
+        """0, or the code with which the member fails."""
+        if not member.read_points and not member.read_ranges:
+            return 0
+        snap = member.snap
+        if snap is None:
+            if member.wanted_version is None:
+                read = last
+            else:
+                read = member.wanted_version
+        else:
+            read = snap.version
+        if read < version - MAX_READ_AGE:
+            return errors.TRANSACTION_TOO_OLD
+        hit: Range | None = None
+        if read < last:
+            window = self.window
+            if window.tail != last or window.floor > read:
+                window.advance(txn, read, last)
+                self._seen_commits = self.engine.store.page.commits()
+            hit = window.check(read, member.read_points, member.read_ranges)
+        for record in earlier:
+            if hit is not None:
+                break
+            if member.read_points:
+                hit = record.hit_by_points(member.read_points)
+            if hit is None and member.read_ranges:
+                hit = record.hit_by_ranges(member.read_ranges)
+        if hit is not None:
+            member.conflict_hit = hit
+            return errors.NOT_COMMITTED
+        return 0
+
+
+def _done(member: Transaction) -> bool:
+    future = member.commit_future
+    return future is None or future.done
+
+
+def _finish(member: Transaction, code: int) -> None:
+    member.settle_failure(code)
+    if member.commit_future is not None:
+        member.commit_future.set(None, code)
+
+
+def apply_writes(txn: Any, member: Transaction, stamp: bytes, page: Any) -> list[bytes]:
+    """Write a member's overlay; returns the keys that versionstamped keys have become."""
+    overlay = member.overlay
+    for begin, end in overlay.clears:
+        keys.delete_range(txn, begin, end)
+    writes = overlay.writes
+    if len(writes) == 1:
+        for key, entry in writes.items():
+            _put(txn, key, entry, stamp, page)
+    elif writes:
+        order = overlay.order()
+        # system keys sort last; an empty or long key needs more than a put
+        if order[0] and max(map(len, order)) <= keys.DIRECT:
+            rows = []
+            for key in order:
+                entry = writes[key]
+                if isinstance(entry, bytes):
+                    rows.append((key, entry))
+                elif entry is None:
+                    txn.delete(key)
+                else:
+                    value = entry.fold(txn.get(key) if entry.depends else None, stamp)
+                    if value is None:
+                        txn.delete(key)
+                    else:
+                        rows.append((key, value))
+            if rows:
+                txn.cursor().putmulti(rows)
+        else:
+            for key in order:
+                _put(txn, key, writes[key], stamp, page)
+    stamped = []
+    for _, parameter, value in overlay.stamped_keys:
+        key = atomics.place_stamp(parameter, stamp)
+        _put(txn, key, value, stamp, page)
+        stamped.append(key)
+    return stamped
+
+
+def _put(txn: Any, key: bytes, entry: Any, stamp: bytes, page: Any) -> None:
+    if isinstance(entry, Stack):
+        entry = entry.fold(keys.get(txn, key) if entry.depends else None, stamp)
+    if entry is None:
+        keys.delete(txn, key)
+        return
+    if len(key) > keys.DIRECT and not page.long_keys:
+        page.set_long_keys()
+        txn.put(keys.LONG_KEYS, b"1")
+    keys.put(txn, key, entry)
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether an error means that there is no room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,231 @@
+"""Which commits a transaction conflicts with: the commit records of the last seconds, as each process keeps them.
+
+A commit record lists the keys and ranges that the commit wrote. A transaction that read at version r conflicts when a
+record of a version in (r, now] wrote something it read. Point reads are answered from an index, key -> last version
+that wrote it, so that their cost doesn't grow with what others commit.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import msgpack
+
+from .keys import LOG, LOG_END, log_key
+
+Range = tuple[bytes, bytes]
+# (ids committed in this version: (id, index in the batch), time as seconds since 1970)
+Ids = list[tuple[bytes, int]]
+
+FEW = 8  # so many records are cheaper to look at than to index
+KEEP_KEYS = 400_000
+INDEX_SLACK = 200_000
+
+_packer = msgpack.Packer()
+
+
+def pack_record(points: Collection[bytes], ranges: list[Range], ids: Ids, seconds: int) -> bytes:
+    """Serialize a commit record."""
+    if ids:
+        return _packer.pack((list(points), ranges, ids, seconds))  # type: ignore[no-any-return]
+    return _packer.pack((list(points), ranges))  # type: ignore[no-any-return]
+
+
+def unpack_record(data: bytes) -> tuple[list[bytes], list[Range], Ids, int]:
+    """The keys, ranges, ids and time of a commit record."""
+    fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+    ids = list(fields[2]) if len(fields) > 2 else []
+    return list(fields[0]), list(fields[1]), ids, int(fields[3]) if len(fields) > 3 else 0
+
+
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Sorted, disjoint ranges that cover the same keys."""
+    merged: list[Range] = []
+    for begin, end in sorted(ranges):
+        if merged and begin <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def covers(ranges: list[Range], key: bytes) -> bool:
+    """Whether sorted, disjoint ranges contain `key`."""
+    at = bisect.bisect_right(ranges, key, key=_begin)
+    return at > 0 and key < ranges[at - 1][1]
+
+
+def _begin(item: Range) -> bytes:
+    return item[0]
+
+
+class Record:
+    """One version's writes; the set and the sorted list of its keys are made when they are first needed."""
+
+    __slots__ = ("_set", "_sorted", "points", "ranges", "version")
+
+    def __init__(self, version: int, points: Collection[bytes], ranges: list[Range]) -> None:
+        self.version = version
+        self.points = points
+        self.ranges = ranges
+        self._set: frozenset[bytes] | None = None
+        self._sorted: list[bytes] | None = None
+
+    def hit_by_points(self, points: set[bytes]) -> Range | None:
+        """A key of `points` that this commit wrote."""
+        written = self._set
+        if written is None:
+            written = self._set = frozenset(self.points)
+        if not points.isdisjoint(written):
+            key = min(points & written)
+            return key, key + b"\0"
+        for begin, end in self.ranges:
+            for key in points:
+                if begin <= key < end:
+                    return key, key + b"\0"
+        return None
+
+    def hit_by_ranges(self, ranges: list[Range]) -> Range | None:
+        """A range of `ranges` in which this commit wrote."""
+        if self.points:
+            keys = self._sorted
+            if keys is None:
+                keys = self._sorted = sorted(self.points)
+            for begin, end in ranges:
+                at = bisect.bisect_left(keys, begin)
+                if at < len(keys) and keys[at] < end:
+                    return begin, end
+        for begin, end in ranges:
+            for low, high in self.ranges:
+                if low < end and begin < high:
+                    return begin, end
+        return None
+
+
+class ConflictWindow:
+    """The records of versions in (floor, tail]. One thread at a time, the one that leads a commit."""
+
+    def __init__(self) -> None:
+        self.floor = 0
+        self.tail = 0
+        self.records: deque[Record] = deque()
+        self._keys = 0
+        self._index: dict[bytes, int] = {}
+        self._indexed = 0
+        self._ranged: deque[Record] = deque()
+
+    def restart(self, version: int) -> None:
+        """Forget everything; the window is empty at `version`."""
+        self.floor = self.tail = version
+        self.records.clear()
+        self._keys = 0
+        self._index.clear()
+        self._indexed = version
+        self._ranged.clear()
+
+    def advance(self, txn: Any, since: int, last: int) -> None:
+        """Read what is missing of (since, last] from the log, in an LMDB transaction whose last version is `last`."""
+        if since > self.tail or not self.tail:
+            self.restart(min(since, last))
+        elif since < self.floor:
+            older = read_log(txn, since, self.floor)
+            self.records.extendleft(reversed(older))
+            self._keys += sum(len(record.points) for record in older)
+            self.floor = since
+            self._index.clear()
+            self._indexed = since
+            self._ranged = deque(record for record in self.records if record.ranges)
+        if last > self.tail:
+            for record in read_log(txn, self.tail, last):
+                self._append(record)
+            self.tail = last
+
+    def append(self, version: int, points: Collection[bytes], ranges: list[Range]) -> None:
+        """Add this process's own commit, which directly follows the tail."""
+        self._append(Record(version, points, ranges))
+        self.tail = version
+
+    def _append(self, record: Record) -> None:
+        self.records.append(record)
+        if record.ranges:
+            self._ranged.append(record)
+        self._keys += len(record.points)
+
+    def prune(self, oldest: int) -> None:
+        """Drop records that no transaction can need any more, or that are too many to keep."""
+        records = self.records
+        while records and (records[0].version <= oldest or self._keys > KEEP_KEYS):
+            record = records.popleft()
+            self._keys -= len(record.points)
+            self.floor = record.version
+            if self._ranged and self._ranged[0] is record:
+                self._ranged.popleft()
+        if self._indexed < self.floor or len(self._index) > self._keys + INDEX_SLACK:
+            self._index.clear()
+            self._indexed = self.floor
+
+    def check(self, version: int, points: set[bytes] | None, ranges: list[Range]) -> Range | None:
+        """What was read at `version` and written since, or None. `advance` has covered (version, tail]."""
+        if version >= self.tail:
+            return None
+        records = self.records
+        recent: list[Record] = []
+        for record in reversed(records):
+            if record.version <= version:
+                break
+            recent.append(record)
+            if len(recent) > FEW and not ranges:
+                return self._check_index(version, points) if points else None
+        for record in recent:
+            hit = record.hit_by_points(points) if points else None
+            if hit is None and ranges:
+                hit = record.hit_by_ranges(ranges)
+            if hit is not None:
+                return hit
+        return None
+
+    def _check_index(self, version: int, points: set[bytes]) -> Range | None:
+        index = self._index
+        if self._indexed < self.tail:
+            fresh = []
+            for record in reversed(self.records):
+                if record.version <= self._indexed:
+                    break
+                fresh.append(record)
+            for record in reversed(fresh):
+                index.update(dict.fromkeys(record.points, record.version))
+            self._indexed = self.tail
+        get = index.get
+        for key in points:
+            if get(key, 0) > version:
+                return key, key + b"\0"
+        for record in reversed(self._ranged):
+            if record.version <= version:
+                break
+            for begin, end in record.ranges:
+                for key in points:
+                    if begin <= key < end:
+                        return key, key + b"\0"
+        return None
+
+
+def read_log(txn: Any, since: int, last: int) -> list[Record]:
+    """The commit records of versions in (since, last]."""
+    found: list[Record] = []
+    if last <= since:
+        return found
+    cursor = txn.cursor()
+    if not cursor.set_range(log_key(since + 1)):
+        return found
+    stop = min(log_key(last + 1), LOG_END)
+    for key, data in cursor.iternext(True, True):
+        if key >= stop:
+            break
+        if key.startswith(LOG):
+            points, ranges, _, _ = unpack_record(data)
+            found.append(Record(int.from_bytes(key[3:], "big"), points, ranges))
+    return found

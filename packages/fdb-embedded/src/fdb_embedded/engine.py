@@ -1,0 +1,293 @@
+"""One database as this process has it open: its store, committer, watches and snapshots, shared by all handles."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from . import futures, keys, options
+from .commit import Committer
+from .conflict import read_log
+from .errors import Code, EngineClosed
+from .housekeeping import MAX_AGE, Housekeeper
+from .keys import LOG, log_key
+from .options import PLAIN, TransactionOptions
+from .snapshot import Snapshot
+from .store import MAP_SIZE, Store
+from .transaction import Transaction
+from .versions import MAX_READ_AGE, last_version
+from .watches import DEFAULT_LIMIT, Watches
+
+PINNED = 64
+KEEP_LOG = 2 * MAX_READ_AGE
+
+
+class Engine:
+    """The process's one attachment to a database."""
+
+    def __init__(self, path: Path | None, *, durability: str = "process", map_size: int = MAP_SIZE) -> None:
+        self.path = path
+        self.durability = durability
+        self.handles = 0
+        self.closed = False
+        self.stale = False  # closed, or this is a forked child that hasn't attached yet
+        self.forked = False
+        self.store = Store(path, sync=durability == "fsync", map_size=map_size)
+        self._start()
+
+    def _start(self) -> None:
+        self.live: dict[int, Snapshot] = {}
+        self.pinned: OrderedDict[int, Snapshot] = OrderedDict()
+        self.lock = threading.Lock()
+        self._known_id = -1
+        self._known_version = 0
+        self.housekeeper = Housekeeper(self)
+        self.committer = Committer(self)
+        self.watches = Watches(self)
+
+    # --- snapshots ---
+
+    def snapshot(self) -> Snapshot:
+        """A snapshot of the newest version."""
+        if self.stale:
+            self.check_open()
+        txn = self.store.begin_read()
+        number = txn.id()
+        if number == self._known_id:
+            version = self._known_version
+        else:
+            version = last_version(txn)
+            self._known_version = version
+            self._known_id = number
+        snap = Snapshot(self, txn, version, version)
+        self.live[id(snap)] = snap
+        if self.housekeeper.parked:
+            self.housekeeper.unpark()
+        return snap
+
+    def snapshot_at(self, version: int) -> Snapshot:
+        """A snapshot of a version that a caller names."""
+        with self.lock:
+            snap = self.pinned.get(version)
+            if snap is not None and not snap.ended:
+                snap.users += 1
+                return snap
+        snap = self.snapshot()
+        if snap.version != version:
+            newest = snap.version
+            if version > newest:
+                self.release(snap)
+                raise Code(1009)
+            if version < max(newest, self.store.clock.now()) - MAX_READ_AGE:
+                self.release(snap)
+                raise Code(1007)
+            snap.version = version
+        return snap
+
+    def pin(self, snap: Snapshot) -> None:
+        """Keep a snapshot whose version was handed out, so that `set_read_version` finds it for five seconds."""
+        with self.lock:
+            if snap.version in self.pinned or snap.ended:
+                return
+            snap.users += 1
+            self.pinned[snap.version] = snap
+            oldest = self.pinned.popitem(last=False)[1] if len(self.pinned) > PINNED else None
+        if oldest is not None:
+            self.release(oldest)
+
+    def release(self, snap: Snapshot) -> None:
+        """A user of the snapshot is done with it."""
+        snap.users -= 1
+        if snap.users <= 0:
+            self.live.pop(id(snap), None)
+            snap.ended = True
+            txn, snap.txn = snap.txn, None
+            if txn is not None:
+                with contextlib.suppress(lmdb.Error):
+                    txn.abort()
+
+    def end_old_snapshots(self, born_before: float) -> bool:
+        """End what is older than five seconds, so that LMDB can use its pages again; True while any are open."""
+        if not self.live:
+            return False
+        for number, snap in list(self.live.items()):
+            if snap.born < born_before:
+                self.live.pop(number, None)
+                with contextlib.suppress(lmdb.Error):
+                    snap.end()
+        if self.pinned:
+            with self.lock:
+                for version in [version for version, snap in self.pinned.items() if snap.ended]:
+                    del self.pinned[version]
+        return bool(self.live)
+
+    def written_between(self, since: int, until: int, begin: bytes, end: bytes) -> bool:
+        """Whether a commit of a version in (since, until] wrote in [begin, end)."""
+        txn = self.store.begin_read()
+        try:
+            for record in read_log(txn, since, until):
+                if record.hit_by_ranges([(begin, end)]) is not None:
+                    return True
+        finally:
+            txn.abort()
+        return False
+
+    def busy(self) -> bool:
+        """Whether anything is open that the housekeeping thread must look after."""
+        return bool(self.live or self.committer.queue)
+
+    # --- the log ---
+
+    def trim(self, txn: Any, version: int, count: int) -> None:
+        """Drop commit records that no reader can need; inside a write transaction."""
+        cursor = txn.cursor()
+        oldest = log_key(max(0, version - KEEP_LOG))
+        if not cursor.set_range(LOG):
+            return
+        while count > 0 and cursor.key() < oldest:
+            if not cursor.delete():
+                return
+            count -= 1
+
+    # --- lifetime ---
+
+    def check_open(self) -> None:
+        """In a forked child attach to the database; raise `EngineClosed` when the engine was closed."""
+        if self.closed:
+            raise EngineClosed(f"the database {self.path or 'in memory'} was closed")
+        if self.forked:
+            with _registry_lock:
+                if self.forked:
+                    self.store.reattach()
+                    self.forked = self.stale = False
+
+    def after_fork(self) -> None:
+        """In a child: leave everything of the parent alone; transactions that were under way must start afresh."""
+        for snap in self.live.values():
+            snap.ended = True
+            _inherited.append(snap.txn)
+            snap.txn = None
+        self._start()
+        self.forked = self.stale = True
+
+    def close(self) -> None:
+        """Finish queued commits, end the threads, detach."""
+        if self.closed:
+            return
+        if self.forked:
+            self.closed = self.stale = True
+            return
+        with contextlib.suppress(lmdb.Error):
+            self.committer.drive()
+        self.closed = self.stale = True
+        self.watches.stop()
+        self.housekeeper.stop()
+        for snap in list(self.live.values()):
+            with contextlib.suppress(lmdb.Error):
+                snap.end()
+        self.live.clear()
+        self.store.close()
+
+
+class Database:
+    """A handle: an engine and the options set on this handle."""
+
+    def __init__(self, engine: Engine, api_version: int) -> None:
+        self.engine = engine
+        self.api_version = api_version
+        self.defaults: TransactionOptions = PLAIN
+        self.max_watches = DEFAULT_LIMIT
+        self.watches = 0
+        self.open = True
+        engine.handles += 1
+
+    def transaction(self) -> Transaction:
+        engine = self.engine
+        if engine.stale or not self.open:
+            if not self.open:
+                raise EngineClosed("this database handle was closed")
+            engine.check_open()
+        return Transaction(self)
+
+    def set_option(self, option: int, parameter: bytes | None) -> None:
+        """Set a database option; raises `Code` 2007 for an unknown one, 2006 for a bad value."""
+        if option not in options.DATABASE_OPTIONS:
+            raise Code(2007)
+        if option == options.MAX_WATCHES:
+            self.max_watches = options.integer(parameter, 0, 1_000_000)
+        elif option == options.DATABASE_SNAPSHOT_RYW_ENABLE:
+            self.defaults = self.defaults.with_option(options.SNAPSHOT_RYW_ENABLE, None)
+        elif option == options.DATABASE_SNAPSHOT_RYW_DISABLE:
+            self.defaults = self.defaults.with_option(options.SNAPSHOT_RYW_DISABLE, None)
+        elif option in options.DATABASE_DEFAULTS:
+            self.defaults = self.defaults.with_option(options.DATABASE_DEFAULTS[option], parameter)
+
+    def close(self) -> None:
+        """Give up the handle; the engine closes with its last one."""
+        if self.open:
+            self.open = False
+            with _registry_lock:
+                self.engine.handles -= 1
+                if self.engine.handles <= 0 and not self.engine.closed:
+                    for name in [name for name, engine in _engines.items() if engine is self.engine]:
+                        del _engines[name]
+                    last = self.engine
+                else:
+                    return
+            last.close()
+
+
+_engines: dict[object, Engine] = {}
+_registry_lock = threading.RLock()
+_inherited: list[Any] = []
+
+
+def open_database(
+    name: str | None, api_version: int, *, durability: str = "process", map_size: int = MAP_SIZE
+) -> Database:
+    """A handle on the database of a directory or of memory: `:memory:` is a new one, `memory:NAME` is shared."""
+    with _registry_lock:
+        key: object
+        path: Path | None = None
+        if name in (":memory:", "memory:"):
+            key = object()
+        elif name is not None and name.startswith("memory:"):
+            key = name
+        else:
+            path = Path(name if name is not None else ".mainspring")
+            key = str(path.resolve())
+        engine = _engines.get(key)
+        if engine is None or engine.closed:
+            engine = _engines[key] = Engine(path, durability=durability, map_size=map_size)
+        else:
+            engine.check_open()
+        return Database(engine, api_version)
+
+
+def _close_all() -> None:
+    for engine in list(_engines.values()):
+        with contextlib.suppress(Exception):
+            engine.close()
+
+
+def _after_fork_in_child() -> None:
+    global _registry_lock
+    _registry_lock = threading.RLock()
+    futures.renew_lock()
+    for engine in list(_engines.values()):
+        if not engine.closed:
+            engine.after_fork()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+__all__ = ["MAX_AGE", "Database", "Engine", "keys", "last_version", "open_database", "time"]

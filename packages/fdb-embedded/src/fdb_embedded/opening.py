@@ -1,0 +1,33 @@
+"""`open` and `close`: the package's own way to a database, with the engine's options."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import engine
+from .binding import DEFAULT_API_VERSION, load
+from .errors import InvalidOption
+
+DURABILITIES = ("process", "fsync", "memory")
+
+
+def open(path: str | os.PathLike[str] | None = None, *, durability: str = "process", faults: Any = None) -> Any:
+    """Open a database and return the official binding's `Database`.
+
+    `path` is a directory, created when it doesn't exist (default `./.mainspring`); `:memory:` is a new database in
+    memory, `memory:NAME` one that all callers in this process share. `durability` says what a commit survives once
+    acknowledged: `process` (default) the death of any process, `fsync` power loss too, `memory` nothing.
+    Raises `NotADatabase`, `NewerFormat`, `DamagedDatabase`, `EmbeddedError`.
+    """
+    if durability not in DURABILITIES:
+        raise InvalidOption(f"durability {durability!r}: expected one of {', '.join(DURABILITIES)}")
+    fdb = load()
+    name = None if path is None else os.fspath(path)
+    handle = engine.open_database(name, fdb.get_api_version() or DEFAULT_API_VERSION, durability=durability)
+    return fdb.impl.Database(handle)
+
+
+def close(database: Any) -> None:
+    """Close a handle of any copy of the binding; with its last handle the engine lets go of files and threads."""
+    database.dpointer.close()

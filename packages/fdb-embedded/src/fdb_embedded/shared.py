@@ -1,0 +1,207 @@
+"""The page that the processes of a database share: who watches which key, a counter of commits, and their futexes.
+
+    0      magic(8)
+    8      commits(8)             raised inside LMDB's writer section
+    16     long keys(1)           1 once a bucket of long keys was ever written
+    64     watching(128)          1 for each process slot that watches something
+    256    word(4) * 128, 64 apart: futex words
+    12288  region(4096) * 128     sequence(4), count(4) or OVERFLOW, then (length(2), key)*
+
+A process owns a slot as long as it holds the POSIX lock on that byte of the file, so a killed process gives it up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from .conflict import Range
+
+MAGIC = b"FDBEMB01"
+SLOTS = 128
+WATCHING = 64
+WORDS = 256
+REGIONS = 12288
+REGION = 4096
+SIZE = REGIONS + SLOTS * REGION
+OVERFLOW = 0xFFFFFFFF
+_NOBODY = bytes(SLOTS)
+_TWO = struct.Struct("<II")
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine(), 0)
+FUTEX_WAIT = 0
+FUTEX_WAKE = 1
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class SharedPage:
+    """One process's view of the page. `wait` is for one thread; everything else may be called by any."""
+
+    def __init__(self, path: Path | None, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            assert path is not None
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        else:
+            descriptor = os.dup(descriptor)
+        self._fd = descriptor
+        if os.fstat(descriptor).st_size < SIZE:
+            os.ftruncate(descriptor, SIZE)
+        self.map = mmap.mmap(descriptor, SIZE)
+        self._words = (ctypes.c_char * SIZE).from_buffer(self.map)
+        self._base = ctypes.addressof(self._words)
+        self.map[:8] = MAGIC
+        self.slot: int | None = None
+        self._seen: dict[int, tuple[int, frozenset[bytes] | None]] = {}
+        self._watched: frozenset[bytes] = frozenset()
+
+    def commits(self) -> int:
+        """How many commits the page has counted."""
+        return int.from_bytes(self.map[8:16], "little")
+
+    def count_commit(self) -> int:
+        """Count one; only inside the writer section."""
+        count = int.from_bytes(self.map[8:16], "little") + 1
+        self.map[8:16] = count.to_bytes(8, "little")
+        return count
+
+    @property
+    def long_keys(self) -> bool:
+        return self.map[16] != 0
+
+    def set_long_keys(self) -> None:
+        self.map[16] = 1
+
+    # --- watching ---
+
+    def claim_slot(self) -> int | None:
+        """This process's slot, or None when all are taken: then only the slow poll sees changes of others."""
+        if self.slot is None:
+            for slot in range(SLOTS):
+                try:
+                    fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+                except OSError:
+                    continue
+                self.slot = slot
+                self.map[WATCHING + slot] = 0
+                at = REGIONS + slot * REGION
+                sequence, _ = _TWO.unpack_from(self.map, at)
+                _TWO.pack_into(self.map, at, (sequence + 2) & 0xFFFFFFFE, 0)
+                break
+        return self.slot
+
+    def release_slot(self) -> None:
+        if self.slot is not None:
+            self.map[WATCHING + self.slot] = 0
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self.slot)
+            self.slot = None
+
+    def publish(self, watched: Iterable[bytes]) -> None:
+        """Tell the others which keys this process watches."""
+        slot = self.claim_slot()
+        if slot is None:
+            return
+        parts: list[bytes] | None = []
+        size = 8
+        count = 0
+        for key in watched:
+            size += 2 + len(key)
+            count += 1
+            if size > REGION:
+                parts = None
+                break
+            assert parts is not None
+            parts.append(len(key).to_bytes(2, "little"))
+            parts.append(key)
+        at = REGIONS + slot * REGION
+        sequence, _ = _TWO.unpack_from(self.map, at)
+        _TWO.pack_into(self.map, at, (sequence + 1) & 0xFFFFFFFF, OVERFLOW)
+        if parts is not None:
+            data = b"".join(parts)
+            self.map[at + 8 : at + 8 + len(data)] = data
+        _TWO.pack_into(self.map, at, (sequence + 2) & 0xFFFFFFFF, OVERFLOW if parts is None else count)
+        self.map[WATCHING + slot] = 1 if count else 0
+
+    def _region(self, slot: int) -> frozenset[bytes] | None:
+        """The keys that a slot's process watches; None for "tell it everything"."""
+        at = REGIONS + slot * REGION
+        sequence, count = _TWO.unpack_from(self.map, at)
+        seen = self._seen.get(slot)
+        if seen is not None and seen[0] == sequence:
+            return seen[1]
+        if sequence & 1 or count == OVERFLOW:
+            return None
+        data = self.map[at + 8 : at + REGION]
+        keys = []
+        place = 0
+        for _ in range(count):
+            size = int.from_bytes(data[place : place + 2], "little")
+            keys.append(data[place + 2 : place + 2 + size])
+            place += 2 + size
+        if _TWO.unpack_from(self.map, at)[0] != sequence:
+            return None
+        found = frozenset(keys)
+        self._seen[slot] = (sequence, found)
+        return found
+
+    def ring(self, points: Collection[bytes], ranges: list[Range]) -> None:
+        """Wake the processes that watch a key which a commit wrote. Call after the commit."""
+        watching = self.map[WATCHING : WATCHING + SLOTS]
+        if watching == _NOBODY:
+            return
+        slot = watching.find(1)
+        while slot >= 0:
+            keys = self._region(slot)
+            if (
+                keys is None
+                or (points and not keys.isdisjoint(points))
+                or (ranges and any(begin <= key < end for begin, end in ranges for key in keys))
+            ):
+                self.wake(slot)
+            slot = watching.find(1, slot + 1)
+
+    def wake(self, slot: int) -> None:
+        at = WORDS + 64 * slot
+        word = int.from_bytes(self.map[at : at + 4], "little")
+        self.map[at : at + 4] = ((word + 1) & 0xFFFFFFFF).to_bytes(4, "little")
+        if _FUTEX:
+            _syscall(_FUTEX, ctypes.c_void_p(self._base + at), FUTEX_WAKE, 2**31 - 1, None, None, 0)
+
+    def word(self) -> int:
+        """The value to pass to `wait`: read it before looking for changes."""
+        if self.slot is None:
+            return 0
+        at = WORDS + 64 * self.slot
+        return int.from_bytes(self.map[at : at + 4], "little")
+
+    def wait(self, word: int, seconds: float) -> None:
+        """Sleep until the word changes, or about `seconds`."""
+        if self.slot is None or not _FUTEX:
+            import time
+
+            time.sleep(min(seconds, 0.002))
+            return
+        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+        at = self._base + WORDS + 64 * self.slot
+        _syscall(_FUTEX, ctypes.c_void_p(at), FUTEX_WAIT, ctypes.c_uint32(word), ctypes.byref(limit), None, 0)
+
+    def close(self) -> None:
+        """Give up the slot and the mapping; nobody may be in `wait`."""
+        if self._fd >= 0:
+            self.release_slot()
+            del self._words
+            self.map.close()
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,225 @@
+"""The LMDB environment of a database: opening and checking its files, growing its map, reopening it after a fork."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgpack
+
+from . import conflict, keys
+from .errors import DamagedDatabase, EmbeddedError, NewerFormat, NotADatabase
+from .shared import SIZE, SharedPage
+from .versions import Clock, last_version
+
+FORMAT = 1
+MAP_SIZE = 1 << 30
+MAX_READERS = 1024
+DATA = "data.mdb"
+LOCK = "lock.mdb"
+PAGE = "shared"
+
+
+class Store:
+    """The files of one database, attached by this process.
+
+    With `path` None they are anonymous memory: processes forked from this one share it, and it ends with the last.
+    """
+
+    def __init__(self, path: Path | None, *, sync: bool = False, map_size: int = MAP_SIZE) -> None:
+        self.path = path
+        self.sync = sync
+        self.map_size = map_size
+        self.growing = threading.Lock()
+        self._memory: tuple[int, int, int] | None = None
+        if path is None:
+            self._memory = (
+                os.memfd_create("fdb-embedded-data"),
+                os.memfd_create("fdb-embedded-lock"),
+                os.memfd_create("fdb-embedded-page"),
+            )
+            os.ftruncate(self._memory[2], SIZE)
+        else:
+            _check_directory(path)
+        self.env: Any = None
+        self.page: SharedPage
+        self.clock: Clock
+        self._attach(again=False)
+
+    def _attach(self, again: bool) -> None:
+        directory = self.path
+        if self._memory is not None:
+            directory = Path(tempfile.mkdtemp(prefix="fdb-embedded-"))
+            os.symlink(f"/proc/self/fd/{self._memory[0]}", directory / DATA)
+            os.symlink(f"/proc/self/fd/{self._memory[1]}", directory / LOCK)
+        assert directory is not None
+        try:
+            with _forget_open_environments(again):
+                self.env = lmdb.open(
+                    str(directory),
+                    map_size=self._initial_map_size(directory),
+                    max_dbs=0,
+                    max_readers=MAX_READERS,
+                    sync=self.sync,
+                    writemap=not self.sync,
+                    metasync=self.sync,
+                    max_spare_txns=8,
+                )
+        except lmdb.VersionMismatchError as error:
+            raise NewerFormat(f"{directory}: {DATA} was written by another version of LMDB: {error}") from error
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError) as error:
+            raise DamagedDatabase(
+                f"{directory}: {DATA} is damaged ({error}); restore it from a dump or a copy"
+            ) from error
+        except (lmdb.LockError, lmdb.DiskError, lmdb.ReadonlyError) as error:
+            raise EmbeddedError(f"can't open the database in {directory}: {error}") from error
+        except lmdb.Error as error:
+            raise EmbeddedError(f"can't open the database in {directory}: {error}") from error
+        finally:
+            if self._memory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+        try:
+            if self._memory is None:
+                self.page = SharedPage(directory / PAGE)
+            else:
+                self.page = SharedPage(None, self._memory[2])
+            self._prepare()
+        except BaseException:
+            self.env.close()
+            raise
+
+    def _initial_map_size(self, directory: Path) -> int:
+        with contextlib.suppress(OSError):
+            return max(self.map_size, (directory / DATA).stat().st_size)
+        return self.map_size
+
+    def _prepare(self) -> None:
+        """Check the format, create what a new database has, learn the clock."""
+        try:
+            self.env.reader_check()
+            with self.env.begin(write=True) as txn:
+                data = txn.get(keys.FORMAT)
+                if data is None:
+                    if txn.stat()["entries"]:
+                        raise NotADatabase(f"{self.path}: an LMDB environment of another program, not a database")
+                    txn.put(keys.FORMAT, msgpack.packb({"format": FORMAT}))
+                    self.clock = Clock.open(txn)
+                    txn.put(keys.log_key(self.clock.now()), conflict.pack_record((), [], [], 0))
+                else:
+                    try:
+                        found = msgpack.unpackb(data)["format"]
+                    except Exception as error:
+                        raise DamagedDatabase(f"{self.path}: the format record can't be read") from error
+                    if found > FORMAT:
+                        raise NewerFormat(
+                            f"{self.path}: the database has format {found}, this fdb-embedded knows {FORMAT}; "
+                            "upgrade fdb-embedded"
+                        )
+                    self.clock = Clock.open(txn)
+                if txn.get(keys.LONG_KEYS) is not None:
+                    self.page.set_long_keys()
+        except lmdb.Error as error:
+            raise DamagedDatabase(f"{self.path}: {DATA} can't be read ({error})") from error
+
+    # --- transactions ---
+
+    def begin_read(self) -> Any:
+        """An LMDB read transaction: the snapshot itself."""
+        while True:
+            try:
+                return self.env.begin()
+            except lmdb.MapResizedError:
+                self.adopt_map()
+            except lmdb.ReadersFullError:
+                if not self.env.reader_check():
+                    raise
+
+    def begin_write(self) -> Any:
+        """An LMDB write transaction; waits for the writer lock."""
+        while True:
+            try:
+                return self.env.begin(write=True)
+            except lmdb.MapResizedError:
+                self.adopt_map()
+
+    def adopt_map(self) -> None:
+        """Another process has grown the map: follow it. Read transactions of this process end."""
+        with self.growing:
+            self.env.set_mapsize(0)
+
+    def grow(self) -> None:
+        """Double the map. Read transactions of this process end; snapshots take theirs again when they are used."""
+        with self.growing:
+            size = self.env.info()["map_size"]
+            self.env.set_mapsize(size * 2)
+
+    def last_version(self) -> int:
+        with self.begin_read() as txn:
+            return last_version(txn)
+
+    # --- lifetime ---
+
+    def reattach(self) -> None:
+        """In a forked child: take the files again; nothing of the parent's LMDB environment may be touched."""
+        _inherited.append((self.env, self.page))
+        self.growing = threading.Lock()
+        self._attach(again=True)
+
+    def close(self) -> None:
+        self.page.close()
+        self.env.close()
+        if self._memory is not None:
+            for descriptor in self._memory:
+                os.close(descriptor)
+            self._memory = None
+
+
+_inherited: list[Any] = []  # environments of a parent process: closing or collecting them would free its reader slots
+
+
+@contextlib.contextmanager
+def _forget_open_environments(again: bool) -> Iterator[None]:
+    """py-lmdb refuses to open a file twice in a process and takes a forked child for the process that opened it."""
+    if not again:
+        yield
+        return
+    try:
+        import lmdb._envid as registry
+    except ImportError:
+        yield
+        return
+    known = registry.env_keys
+    registry.env_keys = lambda *_: ()
+    try:
+        yield
+    finally:
+        registry.env_keys = known
+
+
+def _check_directory(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise NotADatabase(f"{path} is a file; a database is a directory")
+    if path.is_dir() and not (path / DATA).exists():
+        strange = sorted(entry.name for entry in path.iterdir() if entry.name not in (LOCK, PAGE))
+        if strange:
+            raise NotADatabase(
+                f"{path} isn't a database: it holds {', '.join(strange[:3])}"
+                f"{' and more' if len(strange) > 3 else ''} and no {DATA}; give an empty or a new directory"
+            )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EmbeddedError(f"can't create the database directory {path}: {error.strerror}") from error
+    if (path / DATA).exists():
+        size = (path / DATA).stat().st_size
+        if 0 < size < 8192:
+            raise DamagedDatabase(f"{path}: {DATA} is cut off after {size} bytes; restore it from a dump or a copy")
+    if not os.access(path, os.W_OK):
+        raise EmbeddedError(f"can't write in the database directory {path}: permission denied")

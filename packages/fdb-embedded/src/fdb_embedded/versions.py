@@ -1,0 +1,59 @@
+"""Versions advance by a million a second, as FoundationDB's, by the monotonic clock and never the wall clock."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from .keys import CLOCK, LOG
+
+VERSIONS_PER_SECOND = 1_000_000
+MAX_READ_AGE = 5 * VERSIONS_PER_SECOND
+RECOVERY_JUMP = 100 * VERSIONS_PER_SECOND
+
+
+def boot_id() -> str:
+    """Names this boot of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def last_version(txn: Any) -> int:
+    """The version of the newest commit that an LMDB transaction sees."""
+    cursor = txn.cursor()
+    if cursor.last():
+        key: bytes = cursor.key()
+        if key.startswith(LOG):
+            return int.from_bytes(key[3:], "big")
+    return 0
+
+
+class Clock:
+    """version = base + microseconds of the monotonic clock; the base is stored with the boot it belongs to."""
+
+    __slots__ = ("base",)
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    def now(self) -> int:
+        return self.base + time.monotonic_ns() // 1000
+
+    @classmethod
+    def open(cls, txn: Any) -> Clock:
+        """Read the base, or after a reboot set a new one so that versions jump ahead; `txn` is a write transaction."""
+        boot = boot_id()
+        data = txn.get(CLOCK)
+        if data is not None:
+            stored, base = msgpack.unpackb(data)
+            if stored == boot:
+                return cls(base)
+        last = last_version(txn)
+        base = last + (RECOVERY_JUMP if last else VERSIONS_PER_SECOND) - time.monotonic_ns() // 1000
+        txn.put(CLOCK, msgpack.packb((boot, base)))
+        return cls(base)

@@ -1,0 +1,141 @@
+"""Watches: one thread of the process sleeps on its futex and looks at the watched keys when it is woken."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from . import errors, keys
+from .errors import Code
+from .futures import Future
+from .versions import last_version
+
+if TYPE_CHECKING:
+    from .engine import Database, Engine
+
+POLL = 0.25  # seconds between looks when nothing wakes the thread
+DEFAULT_LIMIT = 10_000
+LOOK_AT_ALL = 64
+
+
+class Watches:
+    """The watches of an engine. The thread exists while there are any."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.lock = threading.Lock()
+        self.by_key: dict[bytes, list[tuple[bytes | None, Future, Database]]] = {}
+        self.thread: threading.Thread | None = None
+        self.stopping = False
+
+    def reserve(self, database: Database) -> None:
+        """Count one more watch of a database handle; `Code` 1032 when there are too many."""
+        with self.lock:
+            if database.watches >= database.max_watches:
+                raise Code(errors.TOO_MANY_WATCHES)
+            database.watches += 1
+
+    def forget(self, database: Database) -> None:
+        """A counted watch has ended."""
+        with self.lock:
+            database.watches -= 1
+
+    def add(self, database: Database, watches: list[tuple[bytes, bytes | None, Future]]) -> None:
+        """Start the watches of a transaction that has committed."""
+        with self.lock:
+            live = 0
+            for key, value, future in watches:
+                if future.done:
+                    database.watches -= 1
+                    continue
+                live += 1
+                self.by_key.setdefault(key, []).append((value, future, database))
+            if not live:
+                return
+            self.engine.store.page.publish(self.by_key)
+            if self.thread is None:
+                self.stopping = False
+                self.thread = threading.Thread(target=self._run, name="fdb-embedded-watches", daemon=True)
+                self.thread.start()
+        self._wake()
+
+    def _wake(self) -> None:
+        page = self.engine.store.page
+        if page.slot is not None:
+            page.wake(page.slot)
+
+    def _run(self) -> None:
+        page = self.engine.store.page
+        seen = 0
+        idle = 0
+        while True:
+            word = page.word()
+            try:
+                seen = self._look(seen)
+            except lmdb.Error:
+                if self.stopping:
+                    return
+            with self.lock:
+                if self.stopping:
+                    return
+                if not self.by_key:
+                    idle += 1
+                    if idle > 4:
+                        page.publish(())
+                        self.thread = None
+                        return
+                else:
+                    idle = 0
+            page.wait(word, POLL)
+
+    def _look(self, seen: int) -> int:
+        """Fire the watches whose value differs now; returns the version that was looked at."""
+        fired: list[tuple[Future, Database]] = []
+        txn = self.engine.store.begin_read()
+        try:
+            version = last_version(txn)
+            with self.lock:
+                gone: list[bytes] = []
+                for key, entries in self.by_key.items():
+                    value = keys.get(txn, key)
+                    kept = []
+                    for entry in entries:
+                        if entry[1].done:
+                            entry[2].watches -= 1
+                        elif entry[0] != value:
+                            entry[2].watches -= 1
+                            fired.append((entry[1], entry[2]))
+                        else:
+                            kept.append(entry)
+                    if not kept:
+                        gone.append(key)
+                    elif len(kept) != len(entries):
+                        entries[:] = kept
+                for key in gone:
+                    del self.by_key[key]
+                if gone:
+                    self.engine.store.page.publish(self.by_key)
+        finally:
+            with contextlib.suppress(lmdb.Error):
+                txn.abort()
+        for future, _ in fired:
+            future.set()
+        return version
+
+    def stop(self, code: int = errors.TRANSACTION_CANCELLED) -> None:
+        """End the thread; watches that are left end with `code`."""
+        with self.lock:
+            thread = self.thread
+            self.stopping = True
+            left = [entry for entries in self.by_key.values() for entry in entries]
+            self.by_key.clear()
+        if thread is not None and thread is not threading.current_thread():
+            while thread.is_alive():
+                self._wake()
+                thread.join(0.05)
+        self.thread = None
+        for _, future, _ in left:
+            future.set(None, code)
