@@ -1,0 +1,231 @@
+"""The pure core: what each operation makes of a task's row, given the cluster clock and the log's end.
+
+No I/O: a row goes in, the next row comes out. `transitions` wraps these in transactions; the protocol model and the
+history checker say what must hold of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Final
+from uuid import UUID
+
+from fdb_schema.clock import ADVANCE_SECONDS
+from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, TransitionError
+from s3heap_tender.items import HeapItem
+from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, TaskRow
+from s3heap_tender.states import State
+
+TICK: Final = int(ADVANCE_SECONDS * MICROSECONDS)
+MAX_PENDING: Final = 1000
+MAX_ERROR_TEXT: Final = 4000
+
+
+def draw(task: UUID, *numbers: int) -> float:
+    """A number in [0, 1) that depends on the arguments alone: seeded jitter."""
+    seed = task.bytes + b"".join(number.to_bytes(8, "big") for number in numbers)
+    return int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest(), "big") / 2**64
+
+
+def cadence_floor(row: TaskRow) -> int:
+    """The due time before which the cadence allows no new generation."""
+    return 0 if row.last_start == NEVER_STARTED else row.last_start + row.cadence
+
+
+def earliest_start(row: TaskRow) -> int:
+    """The first clock reading at which the row's generation may start.
+
+    A stored start may lag real time by a tick of the clock, so a start keeps two ticks more than the cadence.
+    """
+    if row.last_start == NEVER_STARTED or not row.cadence:
+        return row.due
+    if row.attempt and not row.backoff.obey_cadence:
+        return row.due
+    return max(row.due, row.last_start + row.cadence + 2 * TICK)
+
+
+def _at(row: TaskRow, due: int, *, new_gen: bool, waiting_for_records: bool = False) -> TaskRow:
+    """The row scheduled at `due` (rounded up to a ms)."""
+    due = -(-due // 1000) * 1000
+    gen = row.gen + 1 if new_gen else row.gen
+    fresh = {"attempt": 0, "failures": 0} if new_gen else {}
+    return replace(
+        row,
+        state=State.SCHEDULED,
+        gen=gen,
+        live_gen=gen,
+        due=due,
+        waiting_for_records=waiting_for_records,
+        session="",
+        **fresh,  # type: ignore[arg-type]
+    )
+
+
+def _next_generation(task: UUID, row: TaskRow, tail: int, now: int) -> TaskRow:
+    """The next generation, for a row with writes to read or runs asked for."""
+    if row.pending:
+        return _at(replace(row, pending=row.pending - 1), max(now, cadence_floor(row)), new_gen=True)
+    spread = int(draw(task, row.gen + 1) * row.jitter)
+    if tail - row.completion >= row.min_records or row.max_wait is None:
+        return _at(row, max(now, cadence_floor(row)) + spread, new_gen=True)
+    return _at(row, max(now + row.max_wait, cadence_floor(row)), new_gen=True, waiting_for_records=True)
+
+
+def has_work(row: TaskRow, tail: int) -> bool:
+    """Whether there is anything for a next generation to do."""
+    return tail > row.completion or row.pending > 0
+
+
+def written(task: UUID, row: TaskRow, tail: int, now: int) -> TaskRow:
+    """After a write: a waiting task is scheduled; one waiting for enough records is moved up. Else unchanged."""
+    if row.paused:
+        return row
+    if row.state is State.WAITING and has_work(row, tail):
+        return _next_generation(task, row, tail, now)
+    if row.state is State.SCHEDULED and row.waiting_for_records and tail - row.completion >= row.min_records:
+        due = max(now, cadence_floor(row))
+        return _at(row, min(due, row.due), new_gen=False)
+    return row
+
+
+def refuse_claim(task: UUID, row: TaskRow | None, item: HeapItem, now: int) -> None:
+    """Raise `ClaimRefusedError` unless the item may start now, or is held by a session (reason "running")."""
+    if row is None:
+        raise ClaimRefusedError(f"task {task} was deleted; nothing of it runs any more", reason="deleted")
+    if row.gen != item.gen or row.due // 1000 != item.due_ms or row.state is State.WAITING:
+        raise ClaimRefusedError(
+            f"task {task}: the item of generation {item.gen} due at {item.due_ms} ms is superseded; the task is "
+            f"{row.state.value} with generation {row.gen} due at {row.due // 1000} ms",
+            reason="superseded",
+        )
+    if row.state is State.RUNNING:
+        raise ClaimRefusedError(
+            f"task {task}: generation {row.gen} is running in session {row.session} (epoch {row.epoch})",
+            reason="running",
+            session=row.session,
+        )
+    if row.dead:
+        raise ClaimRefusedError(
+            f"task {task}: generation {row.gen} failed {row.failures} times and is a dead letter; redrive it to run again",
+            reason="dead",
+        )
+    if row.paused:
+        raise ClaimRefusedError(f"task {task} is paused; resume it to run again", reason="paused")
+    start = earliest_start(row)
+    if now < start:
+        raise ClaimRefusedError(
+            f"task {task}: generation {row.gen} may start in {(start - now) / MICROSECONDS:.3f} s, not yet",
+            reason="not_due",
+            not_before=start,
+        )
+
+
+def claimed(row: TaskRow, session: str, tail: int, now: int) -> TaskRow:
+    """The row once a session holds it."""
+    pending = row.pending
+    if row.catch_up == "all" and row.cadence and row.state is State.SCHEDULED and not row.attempt:
+        pending = min(MAX_PENDING, pending + max(0, now - row.due) // row.cadence)
+    return replace(
+        row,
+        state=State.RUNNING,
+        epoch=row.epoch + 1,
+        session=session,
+        last_start=now,
+        claim_tail=tail,
+        pending=pending,
+        waiting_for_records=False,
+    )
+
+
+def check_claim(task: UUID, row: TaskRow | None, gen: int, epoch: int) -> TaskRow:
+    """The row, where the claim (gen, epoch) still holds it. Raises `ClaimLostError`."""
+    if row is None:
+        raise ClaimLostError(f"task {task} was deleted while generation {gen} ran; its outcome is refused")
+    if row.state is not State.RUNNING or row.gen != gen or row.epoch != epoch:
+        raise ClaimLostError(
+            f"task {task}: the claim of generation {gen}, epoch {epoch} no longer holds it; it is {row.state.value} with "
+            f"generation {row.gen}, epoch {row.epoch}"
+        )
+    return row
+
+
+def finished(task: UUID, row: TaskRow, upto_offset: int, tail: int, now: int) -> TaskRow:
+    """After a run that read the log up to `upto_offset`: scheduled again where there is more, else waiting."""
+    row = replace(row, completion=max(row.completion, upto_offset), last_error="")
+    if has_work(row, tail) and not row.paused:
+        return _next_generation(task, row, tail, now)
+    return replace(
+        row,
+        state=State.WAITING,
+        live_gen=row.gen + 1,
+        session="",
+        attempt=0,
+        failures=0,
+        waiting_for_records=False,
+    )
+
+
+def failed(task: UUID, row: TaskRow, error: str, now: int) -> TaskRow:
+    """After a run that failed: the same generation later, or dead after `max_attempts`."""
+    failures = row.failures + 1
+    row = replace(row, attempt=row.attempt + 1, failures=failures, last_error=error[:MAX_ERROR_TEXT])
+    policy = row.backoff
+    delay = min(policy.maximum, policy.initial * policy.factor ** min(failures - 1, 64))
+    delay *= 1 + policy.jitter * draw(task, row.gen, row.attempt)
+    due = now + int(delay * MICROSECONDS)
+    if policy.obey_cadence:
+        due = max(due, cadence_floor(row))
+    return replace(_at(row, due, new_gen=False), dead=failures >= row.max_attempts)
+
+
+def redriven(row: TaskRow, gen: int, task: UUID, now: int) -> TaskRow:
+    """A dead letter tried again: the same generation, a new attempt."""
+    if not row.dead or row.gen != gen:
+        raise TransitionError(
+            f"task {task}: generation {gen} is no dead letter (the task is {row.state.value} with generation {row.gen})"
+        )
+    return replace(
+        _at(row, max(now, cadence_floor(row)), new_gen=False), dead=False, attempt=row.attempt + 1, failures=0
+    )
+
+
+def resumed(task: UUID, row: TaskRow, tail: int, now: int) -> TaskRow:
+    """A pause ended: writes that came meanwhile cause one run."""
+    row = replace(row, paused=False)
+    if row.state is State.WAITING and has_work(row, tail):
+        return _next_generation(task, row, tail, now)
+    return written(task, row, tail, now)
+
+
+def requested(row: TaskRow, now: int) -> TaskRow:
+    """Run now, as soon as the cadence allows; while running, as the overlap policy says."""
+    due = max(now, cadence_floor(row))
+    if row.state is State.WAITING:
+        return _at(row, due, new_gen=True)
+    if row.state is State.SCHEDULED:
+        return row if row.dead or row.due <= due else _at(row, due, new_gen=False)
+    if row.overlap == "buffer_one":
+        return replace(row, pending=max(row.pending, 1))
+    if row.overlap == "buffer_all":
+        return replace(row, pending=min(MAX_PENDING, row.pending + 1))
+    if row.overlap == "cancel_other":
+        return _at(replace(row, epoch=row.epoch + 1), due, new_gen=True)
+    return row
+
+
+def backfilled(row: TaskRow, runs: int, now: int) -> TaskRow:
+    """`runs` more generations, a cadence apart."""
+    if row.pending + runs > MAX_PENDING:
+        raise TransitionError(
+            f"{runs} more runs would make {row.pending + runs} pending; the limit is {MAX_PENDING}: wait for some to run"
+        )
+    row = replace(row, pending=row.pending + runs)
+    if row.state is State.WAITING and not row.paused:
+        return _at(replace(row, pending=row.pending - 1), max(now, cadence_floor(row)), new_gen=True)
+    return row
+
+
+def is_done(row: TaskRow, item: HeapItem) -> bool:
+    """Whether an item will never be needed again: its generation is over, or the same one has another due time."""
+    return item.gen < row.live_gen or (item.gen == row.gen and item.due_ms != row.due // 1000)

@@ -1,0 +1,91 @@
+"""The package's exceptions: one small tree, so that a caller can tell a refusal from a fault."""
+
+from __future__ import annotations
+
+from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_UNREACHABLE, EXIT_USAGE, MainspringError
+
+
+class HeapTenderError(MainspringError):
+    """Base of every error that this package raises on purpose."""
+
+
+class TaskNotFoundError(HeapTenderError, LookupError):
+    """No task has this id, or it was deleted."""
+
+    exit_code = EXIT_NOT_FOUND
+
+
+class TaskExistsError(HeapTenderError, ValueError):
+    """The partition already has a task of this name, with other settings."""
+
+    exit_code = EXIT_USAGE
+
+
+class TransitionError(HeapTenderError, ValueError):
+    """The task's state does not allow the operation; the message names both."""
+
+
+class ClaimRefusedError(HeapTenderError):
+    """The item can't be claimed. `reason` says why: deleted, superseded, paused, dead, not_due or running."""
+
+    def __init__(self, message: str, *, reason: str, not_before: int | None = None, session: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.not_before = not_before
+        self.session = session
+
+
+class ClaimLostError(HeapTenderError):
+    """The claim is no longer the task's: it was retaken, cancelled, settled already, or the task was deleted."""
+
+
+class UnknownItemError(HeapTenderError):
+    """An item whose task this sysdb never had: the heap belongs to another sysdb, or rows were lost."""
+
+
+class DuplicateWriterError(HeapTenderError):
+    """A shard's owner lost a conditional write: another process writes the shard."""
+
+
+class StoreError(HeapTenderError):
+    """Base of the object store's errors."""
+
+
+class StoreUrlError(StoreError, ValueError):
+    """A store URL that names no kind of store, or names one badly."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConflictError(StoreError):
+    """A condition did not hold (412, 409, or 404 on If-Match): the object is not what the caller had read."""
+
+
+class StoreUnavailableError(StoreError, ConnectionError):
+    """The store doesn't answer or answers with a server error; nothing was changed by this call."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+class OutcomeUnknownError(StoreUnavailableError):
+    """A write timed out or its connection broke: it may have landed. Read again before anything else."""
+
+
+class UnconditionalStoreError(StoreError):
+    """The store ignores conditions on writes, so two writers would overwrite each other; it can't be used."""
+
+
+class HeapMismatchError(HeapTenderError):
+    """The heap's `meta` object says another format, bucket length, number of shards or sysdb."""
+
+
+class CorruptObjectError(HeapTenderError):
+    """An object of the heap that can't be what its key says; `key` names it."""
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class SimulatedCrash(BaseException):
+    """Raised by an armed failpoint in tests in place of the process's death."""

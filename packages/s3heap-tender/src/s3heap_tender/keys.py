@@ -1,0 +1,154 @@
+"""Every key of the sysdb, as key → value lines, under (cluster, "s3heap").
+
+    (…, "config")                      → {id, shards}, msgpack: identity of this sysdb, number of shards
+    (…, "task", task)                  → TaskRow
+    (…, "payload", task)               → the caller's bytes, as given
+    (…, "part", partition, task)       → ""
+    (…, "name", partition, name)       → task id
+    (…, "active", shard, task)         → "": the task is scheduled or running
+    (…, "intent", shard, task)         → generation (8) due ms (8) partition (16) versionstamp (10): to be pushed
+    (…, "log", partition)              → end of the partition's log, u64 little endian: records written so far
+    (…, "dirty", shard, partition)     → versionstamp (10) of the last write
+    (…, "boundary", shard)             → start of the oldest bucket that may be written, seconds, u64 little endian
+    (…, "tomb", task)                  → partition (16): the task was deleted; its id is never used again
+    (…, "dlq", task, generation)       → DeadLetter
+    (…, "quarantine", shard, key)      → {reason, moved_to}, msgpack: an object that couldn't be read
+    (…, "stats", name)                 → counter, u64 little endian
+
+A partition and a task are UUIDs, stored as 16 bytes; times are µs of the cluster clock unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import UUID
+
+from fdb_schema import ClusterSpace
+
+SUBSPACE: Final = "s3heap"
+FORMAT: Final = 1
+STAMP_BYTES: Final = 10
+_STAMP_HERE: Final = b"\x00" * STAMP_BYTES
+
+
+class HeapKeys:
+    """Packs and unpacks the keys above."""
+
+    def __init__(self, space: ClusterSpace) -> None:
+        self.space = space
+        base = space[SUBSPACE]
+        self.config: bytes = base.pack(("config",))
+        self._tasks = base["task"]
+        self._payloads = base["payload"]
+        self._parts = base["part"]
+        self._names = base["name"]
+        self._active = base["active"]
+        self._intents = base["intent"]
+        self._logs = base["log"]
+        self._dirty = base["dirty"]
+        self._boundaries = base["boundary"]
+        self._tombs = base["tomb"]
+        self._dlq = base["dlq"]
+        self._quarantine = base["quarantine"]
+        self._stats = base["stats"]
+
+    def task(self, task: UUID) -> bytes:
+        return _b(self._tasks.pack((task.bytes,)))
+
+    def payload(self, task: UUID) -> bytes:
+        return _b(self._payloads.pack((task.bytes,)))
+
+    def part(self, partition: UUID, task: UUID) -> bytes:
+        return _b(self._parts.pack((partition.bytes, task.bytes)))
+
+    def name(self, partition: UUID, name: str) -> bytes:
+        return _b(self._names.pack((partition.bytes, name)))
+
+    def active(self, shard: int, task: UUID) -> bytes:
+        return _b(self._active.pack((shard, task.bytes)))
+
+    def intent(self, shard: int, task: UUID) -> bytes:
+        return _b(self._intents.pack((shard, task.bytes)))
+
+    def log(self, partition: UUID) -> bytes:
+        return _b(self._logs.pack((partition.bytes,)))
+
+    def dirty(self, shard: int, partition: UUID) -> bytes:
+        return _b(self._dirty.pack((shard, partition.bytes)))
+
+    def boundary(self, shard: int) -> bytes:
+        return _b(self._boundaries.pack((shard,)))
+
+    def tomb(self, task: UUID) -> bytes:
+        return _b(self._tombs.pack((task.bytes,)))
+
+    def dead_letter(self, task: UUID, gen: int) -> bytes:
+        return _b(self._dlq.pack((task.bytes, gen)))
+
+    def quarantine(self, shard: int, key: str) -> bytes:
+        return _b(self._quarantine.pack((shard, key)))
+
+    def stat(self, name: str) -> bytes:
+        return _b(self._stats.pack((name,)))
+
+    def tasks_range(self) -> tuple[bytes, bytes]:
+        return _range(self._tasks)
+
+    def part_range(self, partition: UUID) -> tuple[bytes, bytes]:
+        return _range(self._parts[partition.bytes])
+
+    def active_range(self, shard: int | None = None) -> tuple[bytes, bytes]:
+        return _range(self._active if shard is None else self._active[shard])
+
+    def intent_range(self, shard: int | None = None) -> tuple[bytes, bytes]:
+        return _range(self._intents if shard is None else self._intents[shard])
+
+    def dirty_range(self, shard: int | None = None) -> tuple[bytes, bytes]:
+        return _range(self._dirty if shard is None else self._dirty[shard])
+
+    def dlq_range(self, task: UUID | None = None) -> tuple[bytes, bytes]:
+        return _range(self._dlq if task is None else self._dlq[task.bytes])
+
+    def quarantine_range(self) -> tuple[bytes, bytes]:
+        return _range(self._quarantine)
+
+    def stats_range(self) -> tuple[bytes, bytes]:
+        return _range(self._stats)
+
+    def stat_of(self, key: bytes) -> str:
+        return str(self._stats.unpack(key)[0])
+
+    def task_of(self, key: bytes) -> UUID:
+        """The task of a `task`, `part`, `active` or `intent` key: its last element."""
+        return UUID(bytes=bytes(self._tasks.unpack(key)[-1] if self._tasks.contains(key) else key_tail(self, key)))
+
+    def partition_of(self, key: bytes) -> UUID:
+        """The partition of a `dirty` key."""
+        return UUID(bytes=bytes(self._dirty.unpack(key)[1]))
+
+    def dead_letter_of(self, key: bytes) -> tuple[UUID, int]:
+        task, gen = self._dlq.unpack(key)
+        return UUID(bytes=bytes(task)), int(gen)
+
+    def quarantined_of(self, key: bytes) -> tuple[int, str]:
+        shard, name = self._quarantine.unpack(key)
+        return int(shard), str(name)
+
+
+def key_tail(keys: HeapKeys, key: bytes) -> bytes:
+    """The last tuple element of a key of the sysdb."""
+    return bytes(keys.space[SUBSPACE].unpack(key)[-1])
+
+
+def stamped(value: bytes) -> bytes:
+    """The parameter of `set_versionstamped_value` that stores `value` followed by the commit's versionstamp."""
+    return value + _STAMP_HERE + len(value).to_bytes(4, "little")
+
+
+def _b(key: Any) -> bytes:
+    return bytes(key)
+
+
+def _range(subspace: Any) -> tuple[bytes, bytes]:
+    span = subspace.range()
+    return bytes(span.start), bytes(span.stop)

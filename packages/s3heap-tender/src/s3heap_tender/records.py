@@ -1,0 +1,184 @@
+"""The records of the sysdb and the values its API returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from fdb_schema import Record
+from s3heap_tender.items import HeapItem
+from s3heap_tender.states import State
+
+MICROSECONDS: Final = 1_000_000
+NEVER_STARTED: Final = -1
+OVERLAPS: Final = ("skip", "buffer_one", "buffer_all", "cancel_other")
+CATCH_UPS: Final = ("once", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff(Record):
+    """How long a failed generation waits: `initial` × `factor`^(failures − 1) seconds, at most `maximum`.
+
+    `jitter` is the share of that which is drawn (seeded by task, generation and attempt) and added. Where
+    `obey_cadence`, a retry also starts no sooner than a cadence after the failed start.
+    """
+
+    initial: float = 1.0
+    factor: float = 2.0
+    maximum: float = 600.0
+    jitter: float = 0.1
+    obey_cadence: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow(Record):
+    """A task in the sysdb. Times and durations are µs of the cluster clock."""
+
+    partition: UUID
+    name: str
+    state: State
+    gen: int  # the generation scheduled, running, or last run
+    live_gen: int  # items of lower generations are done
+    due: int  # of `gen`, a whole number of ms
+    created: int
+    cadence: int
+    min_records: int = 1
+    max_wait: int | None = None
+    jitter: int = 0
+    backoff: Backoff = Backoff()
+    max_attempts: int = 5
+    overlap: str = "skip"
+    catch_up: str = "once"
+    step: int = 1  # grows with every transaction that touches the row; orders the trace
+    epoch: int = 0  # grows with every start; fences claims
+    attempt: int = 0  # grows in fail and redrive, never at a re-claim; 0 at a new generation
+    failures: int = 0  # of this generation, since it began or was redriven
+    last_start: int = NEVER_STARTED
+    completion: int = 0  # the log is processed up to here
+    session: str = ""  # of the claim, while running
+    claim_tail: int = 0  # the log's end when the claim committed
+    pending: int = 0  # runs asked for and still to be given a generation
+    waiting_for_records: bool = False  # scheduled by max_wait, below min_records
+    paused: bool = False
+    dead: bool = False  # gave up: a dead letter waits for redrive
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(Record):
+    """A generation that failed `max_attempts` times."""
+
+    partition: UUID
+    name: str
+    attempt: int
+    failures: int
+    at: int  # cluster clock, µs
+    error: str
+    upto_offset: int = 0  # the log's end at the last start
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task as its caller sees it. Times are seconds of the cluster clock, durations seconds."""
+
+    id: UUID
+    partition: UUID
+    name: str
+    state: str  # scheduled, running or waiting
+    gen: int
+    live_gen: int
+    epoch: int
+    attempt: int
+    due: float
+    cadence: float
+    last_start: float | None
+    completion_offset: int
+    min_records: int
+    max_wait: float | None
+    jitter: float
+    backoff: Backoff
+    max_attempts: int
+    overlap: str
+    catch_up: str
+    paused: bool
+    dead: bool
+    pending_runs: int
+    last_error: str
+    payload: bytes = b""
+
+    @property
+    def item(self) -> HeapItem:
+        """The heap item of the current generation."""
+        return HeapItem(self.partition, self.id, self.gen, round(self.due * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run one generation once; fenced by `gen` and `epoch`."""
+
+    task: Task
+    gen: int
+    epoch: int
+    attempt: int
+    upto_offset: int  # the log's end when the claim committed: what the run is certain to see
+    session: str
+    started: float  # seconds of the cluster clock
+
+    @property
+    def id(self) -> UUID:
+        """The task's id."""
+        return self.task.id
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A push that is still to be done: an item, and the row's exact bytes to clear it by."""
+
+    item: HeapItem
+    shard: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Dirty:
+    """A partition that was written to: its marker's exact bytes."""
+
+    partition: UUID
+    shard: int
+    value: bytes
+
+
+def task_of(task: UUID, row: TaskRow, payload: bytes = b"") -> Task:
+    """The caller's view of a row."""
+    return Task(
+        id=task,
+        partition=row.partition,
+        name=row.name,
+        state=row.state.value,
+        gen=row.gen,
+        live_gen=row.live_gen,
+        epoch=row.epoch,
+        attempt=row.attempt,
+        due=row.due / MICROSECONDS,
+        cadence=row.cadence / MICROSECONDS,
+        last_start=None if row.last_start == NEVER_STARTED else row.last_start / MICROSECONDS,
+        completion_offset=row.completion,
+        min_records=row.min_records,
+        max_wait=None if row.max_wait is None else row.max_wait / MICROSECONDS,
+        jitter=row.jitter / MICROSECONDS,
+        backoff=row.backoff,
+        max_attempts=row.max_attempts,
+        overlap=row.overlap,
+        catch_up=row.catch_up,
+        paused=row.paused,
+        dead=row.dead,
+        pending_runs=row.pending,
+        last_error=row.last_error,
+        payload=payload,
+    )
+
+
+def item_of(task: UUID, row: TaskRow) -> HeapItem:
+    """The heap item of the row's current generation."""
+    return HeapItem(row.partition, task, row.gen, row.due // 1000)

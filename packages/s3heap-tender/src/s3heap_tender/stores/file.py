@@ -1,0 +1,134 @@
+"""Objects as files of one directory: a real store, with compare-and-swap between processes and fsync.
+
+A write takes the lock of its key's shard (the kernel frees it when its holder dies), compares the ETag, writes beside
+and renames over: an object is seen whole or not at all, by readers that take no lock.
+
+    file = ETag (16 random bytes) + body
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from s3heap_tender.errors import ConflictError, StoreUnavailableError, StoreUrlError
+from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
+
+_LOCKS: Final = 64
+_HIDDEN: Final = "."
+_ETAG_BYTES: Final = 16
+
+
+class FileStore:
+    """A directory of objects. `fsync=False` survives the death of processes but not of the machine."""
+
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
+        self.root = Path(path).expanduser().resolve()
+        self.url = f"file:{self.root}"
+        self._fsync = fsync
+        try:
+            (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUrlError(f"{self.url} can't be used as a heap's directory: {error}") from error
+
+    def get(self, key: str, *, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        data = self._read(key)
+        if data is None:
+            return None
+        etag = _etag(data)
+        return NOT_MODIFIED if etag == if_none_match else StoredObject(data[_ETAG_BYTES:], etag)
+
+    def put(self, key: str, body: bytes, *, if_match: str | None) -> str:
+        with self._locked(key):
+            self._check(key, if_match)
+            etag = secrets.token_bytes(_ETAG_BYTES)
+            scratch = self.root / f"{_HIDDEN}{key}.{secrets.token_hex(8)}"
+            try:
+                with open(scratch, "xb") as handle:
+                    handle.write(etag + body)
+                    handle.flush()
+                    if self._fsync:
+                        os.fsync(handle.fileno())
+                os.replace(scratch, self.root / key)
+                self._flush_directory()
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    scratch.unlink()
+                raise StoreUnavailableError(f"{self.url}: object {key} can't be written: {error}") from error
+        return etag.hex()
+
+    def delete(self, key: str, *, if_match: str) -> None:
+        with self._locked(key):
+            self._check(key, if_match)
+            try:
+                (self.root / key).unlink()
+                self._flush_directory()
+            except OSError as error:
+                raise StoreUnavailableError(f"{self.url}: object {key} can't be deleted: {error}") from error
+
+    def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
+        try:
+            names = sorted(name for name in os.listdir(self.root) if not name.startswith(_HIDDEN))
+        except OSError as error:
+            raise StoreUnavailableError(f"{self.url} can't be listed: {error}") from error
+        for name in names:
+            if name.startswith(prefix) and (before is None or name < before):
+                data = self._read(name, _ETAG_BYTES)
+                if data is not None:
+                    yield Listed(name, _etag(data), self._size(name))
+
+    def close(self) -> None:
+        pass
+
+    def _read(self, key: str, size: int = -1) -> bytes | None:
+        try:
+            with open(self.root / key, "rb") as handle:
+                return handle.read(size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnavailableError(f"{self.url}: object {key} can't be read: {error}") from error
+
+    def _size(self, key: str) -> int:
+        try:
+            return max(0, (self.root / key).stat().st_size - _ETAG_BYTES)
+        except FileNotFoundError:
+            return 0
+
+    def _check(self, key: str, if_match: str | None) -> None:
+        data = self._read(key, _ETAG_BYTES)
+        found = None if data is None else _etag(data)
+        if found != if_match:
+            raise ConflictError(f"{self.url}: object {key} has ETag {found}, the condition says {if_match}")
+
+    def _flush_directory(self) -> None:
+        if not self._fsync:
+            return
+        handle = os.open(self.root, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        slot = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=2).digest(), "big") % _LOCKS
+        try:
+            handle = os.open(self.root / ".locks" / str(slot), os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StoreUnavailableError(f"{self.url}: no lock can be taken: {error}") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _etag(data: bytes) -> str:
+    return data[:_ETAG_BYTES].hex()

@@ -1,0 +1,176 @@
+"""S3 and what speaks its protocol, through aioboto3: one event loop in a thread serves callers of all threads.
+
+The SDK retries little: a conditional write that landed and whose answer was lost must be read again, not sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
+from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
+
+T = TypeVar("T")
+_CONFLICTS: Final = frozenset({409, 412})
+_PAGE: Final = 1000
+
+
+class S3Store:
+    """Objects under `prefix/` of a bucket.
+
+    Args:
+        bucket, prefix: where; the bucket must exist.
+        endpoint_url: of a server other than AWS's.
+        access_key, secret_key, region: where the environment's own configuration is not to be used.
+        timeout: seconds a request may take.
+        connections: requests in flight at once.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint_url: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        region: str | None = None,
+        timeout: float = 10.0,
+        connections: int = 64,
+    ) -> None:
+        import aioboto3
+        from aiobotocore.config import AioConfig
+
+        if not bucket:
+            raise StoreUrlError("an s3: URL needs a bucket: s3://bucket/prefix")
+        self.bucket = bucket
+        self.prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
+        self.url = f"s3://{bucket}/{self.prefix.rstrip('/')}"
+        self._timeout = timeout
+        config = AioConfig(
+            connect_timeout=min(5.0, timeout),
+            read_timeout=timeout,
+            retries={"max_attempts": 0},
+            max_pool_connections=connections,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        session = aioboto3.Session(
+            aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=region or "us-east-1"
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="s3heap-store", daemon=True)
+        self._thread.start()
+        self._context = session.client("s3", endpoint_url=endpoint_url, config=config)
+        self._client: Any = self._wait(self._context.__aenter__())
+
+    def get(self, key: str, *, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        condition = {} if if_none_match is None else {"IfNoneMatch": if_none_match}
+
+        async def request() -> StoredObject:
+            answer = await self._client.get_object(Bucket=self.bucket, Key=self.prefix + key, **condition)
+            async with answer["Body"] as stream:
+                return StoredObject(await stream.read(), str(answer["ETag"]))
+
+        try:
+            return self._wait(request())
+        except Exception as error:
+            status = _status(error)
+            if status == 304:
+                return NOT_MODIFIED
+            if status == 404 and _code(error) in ("NoSuchKey", "404", "NotFound"):
+                return None
+            raise self._translated("read", key, error, writes=False) from error
+
+    def put(self, key: str, body: bytes, *, if_match: str | None) -> str:
+        condition = {"IfNoneMatch": "*"} if if_match is None else {"IfMatch": if_match}
+
+        async def request() -> str:
+            answer = await self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=body, **condition)
+            return str(answer["ETag"])
+
+        try:
+            return self._wait(request())
+        except Exception as error:
+            raise self._translated("written", key, error, writes=True) from error
+
+    def delete(self, key: str, *, if_match: str) -> None:
+        async def request() -> None:
+            await self._client.delete_object(Bucket=self.bucket, Key=self.prefix + key, IfMatch=if_match)
+
+        try:
+            self._wait(request())
+        except Exception as error:
+            raise self._translated("deleted", key, error, writes=True) from error
+
+    def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
+        after = ""
+        skip = len(self.prefix)
+        while True:
+            start = {"StartAfter": self.prefix + after} if after else {}
+
+            async def request(start: dict[str, str] = start) -> dict[str, Any]:
+                answer: dict[str, Any] = await self._client.list_objects_v2(
+                    Bucket=self.bucket, Prefix=self.prefix + prefix, MaxKeys=_PAGE, **start
+                )
+                return answer
+
+            try:
+                answer = self._wait(request())
+            except Exception as error:
+                raise self._translated("listed", prefix + "*", error, writes=False) from error
+            rows = answer.get("Contents", [])
+            for row in rows:
+                key = row["Key"][skip:]
+                if before is not None and key >= before:
+                    return
+                yield Listed(key, str(row["ETag"]), int(row["Size"]))
+            if not answer.get("IsTruncated") or not rows:
+                return
+            after = rows[-1]["Key"][skip:]
+
+    def close(self) -> None:
+        """Close connections and end the loop's thread."""
+        if self._loop.is_closed():
+            return
+        try:
+            self._wait(self._context.__aexit__(None, None, None))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=10)
+            self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, self._timeout + 5), self._loop)
+        return future.result()
+
+    def _translated(self, what: str, key: str, error: Exception, *, writes: bool) -> Exception:
+        status = _status(error)
+        where = f"{self.url}: object {key} can't be {what}"
+        if status in _CONFLICTS or (writes and status == 404 and _code(error) == "NoSuchKey"):
+            return ConflictError(f"{where}: its condition does not hold ({status} {_code(error)})")
+        if status == 404:
+            return StoreUrlError(f"{where}: {_code(error)}; the bucket {self.bucket!r} must exist")
+        if status is not None and status < 500:
+            return StoreUrlError(f"{where}: the store answered {status} {_code(error)}; check credentials and the URL")
+        if writes:
+            # A time-out, a broken connection or a server error: the write may have landed or may land still.
+            return OutcomeUnknownError(f"{where}: {type(error).__name__} {error}; it may have taken effect")
+        return StoreUnavailableError(f"{where}: {type(error).__name__} {error}")
+
+
+def _status(error: Exception) -> int | None:
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return None
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
+
+
+def _code(error: Exception) -> str:
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else type(error).__name__

@@ -1,0 +1,298 @@
+"""SysDb: the tasks of one cluster, on FoundationDB. The truth; the heap only ever follows it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+from fdb_schema import read_range
+from idempotent_txn import run_committed
+from s3heap_tender import core, outbox, transitions
+from s3heap_tender.errors import ClaimRefusedError, TaskNotFoundError, UnknownItemError
+from s3heap_tender.items import HeapItem
+from s3heap_tender.records import Backoff, Claim, DeadLetter, Task, TaskRow, task_of
+from s3heap_tender.settings import new_row, partition_id
+from s3heap_tender.states import State
+from s3heap_tender.sysdb_base import SysDbBase
+from s3heap_tender.transitions import Layout, Step
+
+_PAGE: Final = 1000
+
+
+class SysDb(SysDbBase):
+    """Tasks, what was written, what is due. Safe to share between threads and processes.
+
+    Args:
+        db: a database of `fdb_schema.open_database`.
+        cluster: the name whose keyspace is used.
+        shards: how many shards a new sysdb is spread over; one that exists keeps its own number.
+        sessions: names the holder of this process's claims; by default a lease of lease-locks.
+        clock, trace: replaced in tests.
+    """
+
+    # tasks
+
+    def create_task(
+        self,
+        partition: UUID | str,
+        name: str,
+        cadence: float = 60.0,
+        min_records: int = 1,
+        max_wait: float | None = None,
+        jitter: float = 0,
+        backoff: Backoff | float | None = None,
+        max_attempts: int = 5,
+        overlap: str = "skip",
+        catch_up: str = "once",
+        payload: bytes = b"",
+        *,
+        id: UUID | None = None,
+    ) -> Task:
+        """A new task of `partition`, due at once. The same name with the same settings again returns the task there is.
+
+        Args:
+            cadence: seconds between the starts of two generations.
+            min_records: a write below this many unread records waits for more, at most `max_wait` seconds.
+            jitter: seconds over which scheduled runs are spread, drawn by task and generation.
+            backoff: `Backoff(...)`, for failed runs; a number is its `initial`.
+            max_attempts: failures of one generation until it is a dead letter.
+            overlap: what `run_now` does while the task runs: "skip", "buffer_one", "buffer_all", "cancel_other".
+            catch_up: after an outage one run ("once"), or one for every cadence missed ("all", at most 1000).
+            payload: bytes for the trigger, at most 64,000.
+
+        Raises:
+            ValueError: a setting out of range; `min_records` > 1 without `max_wait`.
+            TaskExistsError: the partition's task of this name has other settings.
+        """
+        row = new_row(
+            partition,
+            name,
+            cadence,
+            min_records,
+            max_wait,
+            jitter,
+            backoff,
+            max_attempts,
+            overlap,
+            catch_up,
+            payload,
+        )
+        self.tick()
+        task = uuid.uuid4() if id is None else id
+
+        def body(tr: Any, at: Layout) -> tuple[Task, list[Step]]:
+            stored, steps = transitions.create(tr, at, task, row, payload)
+            there = transitions.task_id_of_name(tr, at, row.partition, name)
+            return task_of(there or task, stored, payload), steps
+
+        return self.commit("create", body)
+
+    def get(self, id: UUID) -> Task:
+        """The task as it is now. Raises `TaskNotFoundError`."""
+
+        def body(tr: Any, at: Layout) -> Task:
+            row = transitions.load_existing(tr, at, id)
+            return task_of(id, row, bytes(tr.get(at.keys.payload(id)).value or b""))
+
+        return self.read(body)
+
+    def find(self, partition: UUID | str, name: str) -> Task:
+        """The partition's task of that name. Raises `TaskNotFoundError`."""
+        id = self.read(transitions.task_id_of_name, partition_id(partition), name)
+        if id is None:
+            raise TaskNotFoundError(f"partition {partition} has no task named {name!r}")
+        return self.get(id)
+
+    def tasks(self, partition: UUID | str | None = None) -> Iterator[Task]:
+        """All tasks, or a partition's, read page by page in the order of their ids."""
+        keys = self.layout.keys
+        begin, end = keys.tasks_range() if partition is None else keys.part_range(partition_id(partition))
+        while True:
+            rows = self.read(lambda tr, _at, b=begin: read_range(tr, b, end, limit=_PAGE, snapshot=True))
+            ids = [keys.task_of(key) for key, _ in rows]
+            if partition is None:
+                found: Sequence[TaskRow | None] = [TaskRow.decode(bytes(value)) for _, value in rows]
+            else:
+                found = self.read(outbox.read_rows, ids)
+            yield from (task_of(id, row) for id, row in zip(ids, found, strict=True) if row is not None)
+            if len(rows) < _PAGE:
+                return
+            begin = rows[-1][0] + b"\x00"
+
+    def delete(self, id: UUID) -> bool:
+        """Delete the task; no claim commits any more. False where it was deleted before.
+
+        Raises `TaskNotFoundError` where it never was.
+        """
+
+        def body(tr: Any, at: Layout) -> tuple[bool, list[Step]]:
+            steps = transitions.delete(tr, at, id)
+            return bool(steps), steps
+
+        # A process that dies after this commit leaves no other line of a task that is gone.
+        self.trace.line("delete.begin", task=id)
+        return self.commit("delete", body)
+
+    def pause(self, id: UUID) -> Task:
+        """Start no more runs; writes accumulate. A run under way goes on."""
+        return self._change("pause", id, lambda row, _tail, _now: replace(row, paused=True))
+
+    def resume(self, id: UUID) -> Task:
+        """End a pause; writes that came meanwhile cause one run."""
+        return self._change(
+            "resume", id, lambda row, tail, now: core.resumed(id, row, tail, now) if row.paused else row
+        )
+
+    def run_now(self, id: UUID) -> Task:
+        """Run as soon as the cadence allows, written to or not; while it runs, as its overlap policy says."""
+        return self._change("run_now", id, lambda row, _tail, now: core.requested(row, now))
+
+    def backfill(self, id: UUID, n: int) -> Task:
+        """Give the task `n` more generations, a cadence apart. Raises `TransitionError` beyond 1000 pending."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"backfill takes 1 or more runs, not {n!r}")
+        return self._change("backfill", id, lambda row, _tail, now: core.backfilled(row, n, now))
+
+    def redrive(self, id: UUID, gen: int) -> Task:
+        """Run a dead letter's generation again, as a new attempt. Raises `TransitionError` where it is none."""
+
+        def body(tr: Any, at: Layout) -> tuple[Task, list[Step]]:
+            steps = transitions.redrive(tr, at, id, gen)
+            assert steps[0].after is not None
+            return task_of(id, steps[0].after), steps
+
+        self.tick()
+        return self.commit("redrive", body)
+
+    def dead_letters(self, id: UUID | None = None) -> list[tuple[UUID, int, DeadLetter]]:
+        """(task, generation, letter) of every dead letter, or of one task's."""
+        keys = self.layout.keys
+        begin, end = keys.dlq_range(id)
+        found: list[tuple[UUID, int, DeadLetter]] = []
+        while True:
+            rows = self.read(lambda tr, _at, b=begin: read_range(tr, b, end, limit=_PAGE, snapshot=True))
+            found.extend((*keys.dead_letter_of(key), DeadLetter.decode(bytes(value))) for key, value in rows)
+            if len(rows) < _PAGE:
+                return found
+            begin = rows[-1][0] + b"\x00"
+
+    # writes
+
+    def record_write(self, tr: Any, partition: UUID | str, records: int = 1) -> None:
+        """Inside the caller's own transaction: `records` were written to `partition`, so its tasks are to run."""
+        if isinstance(records, bool) or not isinstance(records, int) or records < 1:
+            raise ValueError(f"record_write takes 1 or more records, not {records!r}")
+        there = partition_id(partition)
+        transitions.record_write(tr, self.layout, there, records)
+        if self.trace.enabled:
+            stamp = tr.get_versionstamp()
+
+            def committed(future: Any) -> None:
+                try:
+                    version = int.from_bytes(bytes(future.wait())[:8], "big")
+                except Exception:
+                    return  # it did not commit
+                self.trace.line("write", partition=there, records=records, v=version)
+
+            stamp.on_ready(committed)
+
+    def mark_dirty(self, partition: UUID | str, offset: int) -> None:
+        """After a write that is visible: the partition's log ends at `offset` (a count of records) or beyond."""
+        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 1:
+            raise ValueError(f"offset is the log's end after the write, 1 or more, not {offset!r}")
+        there = partition_id(partition)
+        outcome = run_committed(self.db, transitions.mark_dirty, self.layout, there, offset)
+        version = None if outcome.commit is None else outcome.commit.version
+        self.trace.line("write", partition=there, offset=offset, v=version)
+
+    def log_end(self, partition: UUID | str) -> int:
+        """Records written to the partition so far."""
+        key = self.layout.keys.log(partition_id(partition))
+        return self.read(lambda tr, _at: transitions.read_counter(tr, key))
+
+    # running
+
+    def claim(self, item: HeapItem | Task) -> Claim:
+        """The right to run the item's generation, for this process's session.
+
+        Takes over from a session that is dead by the rules of its lease. Raises `ClaimRefusedError`, whose `reason` is
+        deleted, superseded, paused, dead, not_due or running.
+        """
+        wanted = item.item if isinstance(item, Task) else item
+        self.tick()
+        try:
+            return self.commit("claim", transitions.claim, wanted, self.sessions.session, None)
+        except ClaimRefusedError as refusal:
+            if refusal.reason != "running":
+                raise
+            row = self.read(lambda tr, at: transitions.load(tr, at, wanted.task, snapshot=True))
+            if row is None or row.state is not State.RUNNING or not self.sessions.is_dead(row.session):
+                raise
+            return self.commit("claim", transitions.claim, wanted, self.sessions.session, (row.session, row.epoch))
+
+    def finish(self, claim: Claim, upto_offset: int | None = None) -> None:
+        """The run is over and read the log up to `upto_offset` (by default what the claim saw): exactly one effect.
+
+        More in the log schedules the next generation, else the task waits. Raises `ClaimLostError`.
+        """
+        upto = claim.upto_offset if upto_offset is None else upto_offset
+        if isinstance(upto, bool) or not isinstance(upto, int) or upto < 0:
+            raise ValueError(f"upto_offset is a count of records, 0 or more, not {upto!r}")
+        self.tick()
+        self.commit("finish", _only_steps(transitions.finish), claim.id, claim.gen, claim.epoch, upto)
+
+    def fail(self, claim: Claim, error: BaseException | str) -> None:
+        """The run failed: due again after its back-off, or a dead letter. Raises `ClaimLostError`."""
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.tick()
+        self.commit("fail", _only_steps(transitions.fail), claim.id, claim.gen, claim.epoch, text)
+
+    def are_done(self, items: Sequence[HeapItem]) -> list[bool]:
+        """Whether each item will never be needed again, in their order; True is for ever.
+
+        Raises `UnknownItemError` for an item of a task this sysdb never had.
+        """
+        items = list(items)
+        found = self.verdicts(items)
+        for item, verdict in zip(items, found, strict=True):
+            if verdict is outbox.Verdict.UNKNOWN:
+                raise UnknownItemError(
+                    f"item of task {item.task}, generation {item.gen}: the sysdb {self.cluster!r} has neither that "
+                    f"task nor its tombstone, so nothing is known of it; check that heap and sysdb belong together"
+                )
+        return [verdict is outbox.Verdict.DONE for verdict in found]
+
+    def verdicts(self, items: Sequence[HeapItem]) -> list[outbox.Verdict]:
+        """`are_done` that tells what it doesn't know from what is live."""
+        found: list[outbox.Verdict] = []
+        for at in range(0, len(items), _PAGE):
+            found.extend(self.read(outbox.verdicts, items[at : at + _PAGE]))
+        if len(found) != len(items):
+            raise UnknownItemError(f"{len(found)} verdicts for {len(items)} items: refusing to judge any")
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the sysdb was made: starts, retakes, finishes, failures, dead letters, missed deadlines."""
+        begin, end = self.layout.keys.stats_range()
+        rows = self.read(lambda tr, _at: read_range(tr, begin, end, snapshot=True))
+        return {self.layout.keys.stat_of(key): int.from_bytes(value, "little") for key, value in rows}
+
+    def _change(self, operation: str, id: UUID, rule: Callable[[TaskRow, int, int], TaskRow]) -> Task:
+        def body(tr: Any, at: Layout) -> tuple[Task, list[Step]]:
+            steps = transitions.change(tr, at, operation, id, rule)
+            row = steps[0].after if steps else transitions.load_existing(tr, at, id)
+            assert row is not None
+            return task_of(id, row), steps
+
+        self.tick()
+        return self.commit(operation, body)
+
+
+def _only_steps(body: Callable[..., list[Step]]) -> Callable[..., tuple[None, list[Step]]]:
+    def wrapped(tr: Any, at: Layout, *args: Any) -> tuple[None, list[Step]]:
+        return None, body(tr, at, *args)
+
+    return wrapped

@@ -1,0 +1,159 @@
+"""What every use of the sysdb shares: opening it, the cluster clock, sessions, and how its transactions are run."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final, Protocol, Self, TypeVar
+from uuid import UUID
+
+from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, check_format, pack, read_clock, unpack
+from fdb_schema.clock import ADVANCE_SECONDS
+from idempotent_txn import run, run_committed
+from s3heap_tender import failpoints
+from s3heap_tender.keys import FORMAT, SUBSPACE, HeapKeys
+from s3heap_tender.records import MICROSECONDS
+from s3heap_tender.sessions import LeaseSessions, Sessions
+from s3heap_tender.trace import Trace
+from s3heap_tender.transitions import Layout, Step
+
+T = TypeVar("T")
+DEFAULT_SHARDS: Final = 16
+MAX_SHARDS: Final = 1024
+
+
+class Clock(Protocol):
+    """What advances the cluster clock: `ClusterClock`, or a virtual one in tests."""
+
+    def advance(self, tr: Any) -> int: ...
+    def committed(self) -> None: ...
+
+
+class SysDbBase:
+    """An open sysdb, without its operations.
+
+    Args:
+        db: a database of `fdb_schema.open_database`.
+        cluster: the name whose keyspace is used.
+        shards: how many shards a new sysdb is spread over; one that exists keeps its own number.
+        sessions: names the holder of this process's claims; by default a lease of lease-locks.
+        clock, trace: replaced in tests.
+    """
+
+    def __init__(
+        self,
+        db: Any,
+        cluster: str = DEFAULT_CLUSTER,
+        *,
+        shards: int = DEFAULT_SHARDS,
+        sessions: Sessions | None = None,
+        clock: Clock | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        if not 1 <= shards <= MAX_SHARDS:
+            raise ValueError(f"shards must be 1 to {MAX_SHARDS}, not {shards}")
+        self.db = db
+        self.cluster = cluster
+        self.space = ClusterSpace(cluster)
+        self.trace = trace if trace is not None else Trace.from_environment()
+        self._clock: Clock = clock if clock is not None else ClusterClock(self.space)
+        self._clock_lock = threading.Lock()
+        self._ticked = float("-inf")
+        self._sessions = sessions
+        self._owned_locks: Any = None
+        self._session_lock = threading.Lock()
+        keys = HeapKeys(self.space)
+        config = run(db, _open, self.space, keys, shards)
+        self.id: UUID = UUID(bytes=config["id"])
+        self.layout = Layout(keys, int(config["shards"]))
+        self.tick()
+
+    @property
+    def shards(self) -> int:
+        """How many shards intents, markers and heap objects are spread over."""
+        return self.layout.shards
+
+    @property
+    def sessions(self) -> Sessions:
+        """The port that names this process's claims; the first use opens a lease session."""
+        with self._session_lock:
+            if self._sessions is None:
+                from lease_locks import LeaseManager
+
+                self._owned_locks = LeaseManager(self.db, cluster=self.cluster)
+                self._sessions = LeaseSessions(self._owned_locks)
+            return self._sessions
+
+    def close(self) -> None:
+        """End this process's session: whatever it still runs may be retaken at once."""
+        with self._session_lock:
+            if self._sessions is not None:
+                self._sessions.close()
+            if self._owned_locks is not None:
+                self._owned_locks.close()
+                self._owned_locks = self._sessions = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # time
+
+    def tick(self) -> None:
+        """Take part in advancing the cluster clock, at most every quarter of a second."""
+        with self._clock_lock:
+            now = time.monotonic()
+            if now - self._ticked < ADVANCE_SECONDS and isinstance(self._clock, ClusterClock):
+                return
+            run(self.db, self._clock.advance)
+            self._clock.committed()
+            self._ticked = now
+
+    def now(self) -> float:
+        """The cluster clock, in seconds."""
+        self.tick()
+        return self.now_micro() / MICROSECONDS
+
+    def now_micro(self) -> int:
+        """The cluster clock as its row holds it, in µs."""
+        return run(self.db, read_clock, self.space)
+
+    # running transactions
+
+    def commit(self, name: str, body: Callable[..., tuple[T, list[Step]]], *args: Any) -> T:
+        """Run `body(tr, layout, *args)` to its commit, between two failpoints, and trace what it did."""
+        failpoints.hit(f"sysdb.{name}.before")
+        if not self.trace.enabled:
+            value, _ = run(self.db, body, self.layout, *args)
+            failpoints.hit(f"sysdb.{name}.after")
+            return value
+        version: list[int] = []
+
+        def traced(tr: Any) -> tuple[T, list[Step]]:
+            version[:] = [tr.get_read_version().wait()]
+            return body(tr, self.layout, *args)
+
+        outcome = run_committed(self.db, traced)
+        failpoints.hit(f"sysdb.{name}.after")
+        value, steps = outcome.value
+        committed = None if outcome.commit is None else outcome.commit.version
+        self.trace.steps(steps, read_version=version[0], version=committed)
+        return value
+
+    def read(self, body: Callable[..., T], *args: Any) -> T:
+        """Run `body(tr, layout, *args)`, which only reads."""
+        return run(self.db, body, self.layout, *args)
+
+
+def _open(tr: Any, space: ClusterSpace, keys: HeapKeys, shards: int) -> dict[str, Any]:
+    check_format(tr, space, SUBSPACE, FORMAT)
+    data = tr.get(keys.config).value
+    if data is None:
+        data = pack({"id": uuid.uuid4().bytes, "shards": shards})
+        tr.set(keys.config, data)
+    config: dict[str, Any] = unpack(bytes(data))
+    return config

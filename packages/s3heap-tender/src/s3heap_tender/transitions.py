@@ -1,0 +1,316 @@
+"""The sysdb's transactions on tasks: functions over `tr`, each naming its operation of the state table.
+
+They compose: none opens a transaction. Each returns `Step`s, what it did to each task, which the caller traces once
+the commit is known. All may run several times; only the commit counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from fdb_schema import pack, read_clock, read_range
+from s3heap_tender import core
+from s3heap_tender.errors import ClaimRefusedError, TaskExistsError, TaskNotFoundError
+from s3heap_tender.items import HeapItem
+from s3heap_tender.keys import HeapKeys, stamped
+from s3heap_tender.records import Claim, DeadLetter, Dirty, TaskRow, item_of, task_of
+from s3heap_tender.states import State, check_change
+
+_ONE = (1).to_bytes(8, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One task's change in one transaction, for the trace."""
+
+    operation: str
+    task: UUID
+    before: TaskRow | None
+    after: TaskRow | None
+    now: int  # cluster clock, µs
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The keys, and how many shards they are spread over."""
+
+    keys: HeapKeys
+    shards: int
+
+    def shard_of(self, identity: UUID) -> int:
+        """The shard of a task (its intent and items) or a partition (its dirty marker)."""
+        return int.from_bytes(identity.bytes[-4:], "big") % self.shards
+
+
+def read_counter(tr: Any, key: bytes, *, snapshot: bool = True) -> int:
+    """A little-endian counter; 0 where it was never written."""
+    data = (tr.snapshot if snapshot else tr).get(key).value
+    return 0 if data is None else int.from_bytes(data, "little")
+
+
+def count(tr: Any, at: Layout, name: str) -> None:
+    """Add 1 to a statistic, without a conflict."""
+    tr.add(at.keys.stat(name), _ONE)
+
+
+def load(tr: Any, at: Layout, task: UUID, *, snapshot: bool = False) -> TaskRow | None:
+    """The task's row; None where there is none."""
+    data = (tr.snapshot if snapshot else tr).get(at.keys.task(task)).value
+    return None if data is None else TaskRow.decode(data)
+
+
+def load_existing(tr: Any, at: Layout, task: UUID) -> TaskRow:
+    """The task's row. Raises `TaskNotFoundError`."""
+    row = load(tr, at, task)
+    if row is None:
+        raise TaskNotFoundError(
+            f"task {task} was deleted" if tr.get(at.keys.tomb(task)).present() else f"there is no task {task}"
+        )
+    return row
+
+
+def put_intent(tr: Any, at: Layout, task: UUID, row: TaskRow) -> None:
+    """Ask for a push of the row's generation, in the transaction that scheduled it."""
+    value = row.gen.to_bytes(8, "big") + (row.due // 1000).to_bytes(8, "big") + row.partition.bytes
+    tr.set_versionstamped_value(at.keys.intent(at.shard_of(task), task), stamped(value))
+
+
+def store(tr: Any, at: Layout, operation: str, task: UUID, before: TaskRow | None, after: TaskRow, now: int) -> Step:
+    """Write the row a core function made, and the intent where the item it needs on the heap is a new one."""
+    check_change(operation, None if before is None else before.state, after.state, task)
+    if before is not None:
+        after = replace(after, step=before.step + 1)
+    tr.set(at.keys.task(task), after.encode())
+    was_active = before is not None and before.state is not State.WAITING
+    if after.state is State.WAITING:
+        tr.clear(at.keys.active(at.shard_of(task), task))
+    elif not was_active:
+        tr.set(at.keys.active(at.shard_of(task), task), b"")
+    if after.state is State.SCHEDULED and (
+        before is None or before.state is not State.SCHEDULED or (before.gen, before.due) != (after.gen, after.due)
+    ):
+        put_intent(tr, at, task, after)
+    return Step(operation, task, before, after, now)
+
+
+def create(tr: Any, at: Layout, task: UUID, row: TaskRow, payload: bytes) -> tuple[TaskRow, list[Step]]:
+    """A2 → B2: row, generation 1 due now, intent. The same name with the same settings is the task there is.
+
+    Raises `TaskExistsError` where the name is taken with other settings.
+    """
+    keys = at.keys
+    known = tr.get(keys.name(row.partition, row.name)).value
+    if known is not None:
+        there = UUID(bytes=bytes(known))
+        found = load_existing(tr, at, there)
+        if settings(found) != settings(row) or (tr.get(keys.payload(there)).value or b"") != payload:
+            raise TaskExistsError(
+                f"partition {row.partition} has a task named {row.name!r} ({there}) with other settings: "
+                f"delete it first, or give the new one another name"
+            )
+        return found, []
+    if tr.get(keys.task(task)).present() or tr.get(keys.tomb(task)).present():
+        raise TaskExistsError(f"task id {task} was used before; ids are never used again")
+    now = read_clock(tr, keys.space)
+    due = -(-now // 1000) * 1000
+    row = replace(row, due=due, created=now)
+    tr.set(keys.name(row.partition, row.name), task.bytes)
+    tr.set(keys.part(row.partition, task), b"")
+    if payload:
+        tr.set(keys.payload(task), payload)
+    return row, [store(tr, at, "create", task, None, row, now)]
+
+
+def settings(row: TaskRow) -> tuple[Any, ...]:
+    """What the creator of a task chose."""
+    return (
+        row.cadence,
+        row.min_records,
+        row.max_wait,
+        row.jitter,
+        row.backoff,
+        row.max_attempts,
+        row.overlap,
+        row.catch_up,
+    )
+
+
+def task_id_of_name(tr: Any, at: Layout, partition: UUID, name: str) -> UUID | None:
+    """The id of a partition's task; None where it has none of that name."""
+    known = tr.get(at.keys.name(partition, name)).value
+    return None if known is None else UUID(bytes=bytes(known))
+
+
+def delete(tr: Any, at: Layout, task: UUID) -> list[Step]:
+    """Any row → A: row, intent and dead letters go, a tombstone stays. Deleting again changes nothing."""
+    row = load(tr, at, task)
+    keys = at.keys
+    if row is None:
+        if tr.get(keys.tomb(task)).present():
+            return []
+        raise TaskNotFoundError(f"there is no task {task}")
+    check_change("delete", row.state, None, task)
+    for key in (
+        keys.task(task),
+        keys.payload(task),
+        keys.part(row.partition, task),
+        keys.name(row.partition, row.name),
+        keys.active(at.shard_of(task), task),
+        keys.intent(at.shard_of(task), task),
+    ):
+        tr.clear(key)
+    tr.clear_range(*keys.dlq_range(task))
+    tr.set(keys.tomb(task), row.partition.bytes)
+    return [Step("delete", task, row, None, read_clock(tr, keys.space))]
+
+
+def record_write(tr: Any, at: Layout, partition: UUID, records: int) -> None:
+    """A write of `records` records: the log's end moves and the partition is dirty. Never conflicts with another write."""
+    tr.add(at.keys.log(partition), records.to_bytes(8, "little"))
+    tr.set_versionstamped_value(at.keys.dirty(at.shard_of(partition), partition), stamped(b""))
+
+
+def mark_dirty(tr: Any, at: Layout, partition: UUID, offset: int) -> None:
+    """A write that is visible already and ended the log at `offset`."""
+    tr.max(at.keys.log(partition), offset.to_bytes(8, "little"))
+    tr.set_versionstamped_value(at.keys.dirty(at.shard_of(partition), partition), stamped(b""))
+
+
+def sweep(tr: Any, at: Layout, marker: Dirty, after: UUID | None, limit: int) -> tuple[list[Step], UUID | None]:
+    """C → B for the tasks of a dirty partition, at most `limit` of them from `after` on.
+
+    Returns the steps and the task to go on after; None once all are handled, when the marker is cleared iff it is
+    still the one that was read. Reads of tasks that need nothing are snapshots: a running task's `finish` and a paused
+    one's `resume` re-read the log themselves, and conflict with a write they did not see.
+    """
+    keys = at.keys
+    begin, end = keys.part_range(marker.partition)
+    if after is not None:
+        begin = keys.part(marker.partition, after) + b"\x00"
+    rows = read_range(tr, begin, end, limit=limit, snapshot=True)
+    tasks = [keys.task_of(key) for key, _ in rows]
+    tail = read_counter(tr, keys.log(marker.partition))
+    now = read_clock(tr, keys.space)
+    steps: list[Step] = []
+    for task in tasks:
+        row = load(tr, at, task, snapshot=True)
+        if row is None or core.written(task, row, tail, now) is row:
+            continue
+        row = load(tr, at, task)
+        if row is not None and (changed := core.written(task, row, tail, now)) is not row:
+            steps.append(store(tr, at, "sweep", task, row, changed, now))
+    if len(rows) == limit:
+        return steps, tasks[-1]
+    tr.compare_and_clear(keys.dirty(marker.shard, marker.partition), marker.value)
+    return steps, None
+
+
+def claim(
+    tr: Any, at: Layout, item: HeapItem, session: str, dead_session: tuple[str, int] | None
+) -> tuple[Claim, list[Step]]:
+    """Start the item's generation, G1 enforced; or take it over from `dead_session` (its name and epoch).
+
+    Raises `ClaimRefusedError`.
+    """
+    keys = at.keys
+    row = load(tr, at, item.task)
+    now = read_clock(tr, keys.space)
+    operation = "claim"
+    try:
+        core.refuse_claim(item.task, row, item, now)
+    except ClaimRefusedError as refusal:
+        if refusal.reason != "running" or row is None or dead_session != (row.session, row.epoch):
+            raise
+        if row.paused:
+            raise ClaimRefusedError(
+                f"task {item.task} is paused; its run, which died, goes on after resume", reason="paused"
+            ) from None
+        operation = "retake"
+    assert row is not None
+    tail = read_counter(tr, keys.log(row.partition))
+    after = core.claimed(row, session, tail, now)
+    step = store(tr, at, operation, item.task, row, after, now)
+    count(tr, at, "starts" if operation == "claim" else "retakes")
+    if operation == "claim" and now - core.earliest_start(row) > max(row.cadence, 60_000_000):
+        count(tr, at, "missed_deadlines")
+    assert step.after is not None
+    payload = tr.get(keys.payload(item.task)).value or b""
+    view = task_of(item.task, step.after, bytes(payload))
+    claimed = Claim(view, row.gen, after.epoch, row.attempt, tail, session, now / 1_000_000)
+    return claimed, [replace(step, extra={"tail": tail})]
+
+
+def finish(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int) -> list[Step]:
+    """B1 → C1, or B1 → B1 with an intent where the log has more. Raises `ClaimLostError`."""
+    row = core.check_claim(task, load(tr, at, task), gen, epoch)
+    log = at.keys.log(row.partition)
+    tail = read_counter(tr, log)
+    now = read_clock(tr, at.keys.space)
+    after = core.finished(task, row, upto_offset, tail, now)
+    if after.state is State.WAITING:
+        # Only a finish that lets the task wait depends on no write having come; one that goes on does not.
+        tr.add_read_conflict_key(log)
+    count(tr, at, "finishes")
+    return [replace(store(tr, at, "finish", task, row, after, now), extra={"upto": upto_offset, "tail": tail})]
+
+
+def fail(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str) -> list[Step]:
+    """B1 → B1 plus an intent: the generation is due again later, or is a dead letter. Raises `ClaimLostError`."""
+    row = core.check_claim(task, load(tr, at, task), gen, epoch)
+    now = read_clock(tr, at.keys.space)
+    after = core.failed(task, row, error, now)
+    count(tr, at, "failures")
+    if after.dead:
+        letter = DeadLetter(row.partition, row.name, row.attempt, after.failures, now, after.last_error, row.claim_tail)
+        tr.set(at.keys.dead_letter(task, gen), letter.encode())
+        count(tr, at, "dead_letters")
+    return [store(tr, at, "dead_letter" if after.dead else "fail", task, row, after, now)]
+
+
+def redrive(tr: Any, at: Layout, task: UUID, gen: int) -> list[Step]:
+    """B → B plus an intent: a dead letter's generation is due again. Raises `TransitionError`."""
+    row = load_existing(tr, at, task)
+    now = read_clock(tr, at.keys.space)
+    after = core.redriven(row, gen, task, now)
+    tr.clear(at.keys.dead_letter(task, gen))
+    return [store(tr, at, "redrive", task, row, after, now)]
+
+
+def change(tr: Any, at: Layout, operation: str, task: UUID, body: Callable[[TaskRow, int, int], TaskRow]) -> list[Step]:
+    """An API request (pause, resume, run_now, backfill): `body(row, tail, now)` gives the next row.
+
+    The log's end is read as `finish` reads it: a row left waiting conflicts with a write that was not seen.
+    """
+    row = load_existing(tr, at, task)
+    log = at.keys.log(row.partition)
+    tail = read_counter(tr, log)
+    now = read_clock(tr, at.keys.space)
+    after = body(row, tail, now)
+    if after == row:
+        return []
+    if after.state is State.WAITING:
+        tr.add_read_conflict_key(log)
+    return [store(tr, at, operation, task, row, after, now)]
+
+
+def reconcile(tr: Any, at: Layout, task: UUID, missing: HeapItem) -> list[Step]:
+    """Ask for a push of an item that is missing from the heap, where the row still needs it and no intent is pending."""
+    row = load(tr, at, task)
+    if row is None or row.state is State.WAITING or item_of(task, row) != missing:
+        return []
+    if tr.get(at.keys.intent(at.shard_of(task), task)).present():
+        return []
+    put_intent(tr, at, task, row)
+    after = replace(row, step=row.step + 1)
+    check_change("reconcile", row.state, after.state, task)
+    tr.set(at.keys.task(task), after.encode())
+    return [Step("reconcile", task, row, after, read_clock(tr, at.keys.space))]
+
+
+def quarantine(tr: Any, at: Layout, shard: int, key: str, reason: str, moved_to: str) -> None:
+    """Remember an object that couldn't be read, and where its bytes went."""
+    tr.set(at.keys.quarantine(shard, key), pack({"reason": reason, "moved_to": moved_to}))

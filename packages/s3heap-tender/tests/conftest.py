@@ -1,0 +1,56 @@
+"""What this package's tests share: a virtual clock, sysdbs on it, and the simulation's world (`world.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3heap_tender import failpoints
+
+
+def _local(name: str) -> Any:
+    """A module beside this file, under a name that no other package's tests use."""
+    full = f"s3heap_tender_tests_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full] = module
+        spec.loader.exec_module(module)
+    return sys.modules[full]
+
+
+for _name in ("virtual", "model", "world", "seaweed"):
+    if Path(__file__).with_name(f"{_name}.py").exists():
+        _local(_name)
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoints() -> Iterator[None]:
+    yield
+    failpoints.disarm()
+
+
+@pytest.fixture
+def bench(any_db: Any) -> Any:
+    """A sysdb and a heap on a virtual clock, with a trace, once per engine."""
+    return _local("virtual").Bench(any_db)
+
+
+@pytest.fixture
+def quick() -> Any:
+    """The same, in memory."""
+    from fdb_schema import open_database
+
+    return _local("virtual").Bench(open_database(f"memory:heap-{uuid.uuid4().hex}"))
+
+
+@pytest.fixture
+def new_name() -> Callable[[], str]:
+    return lambda: uuid.uuid4().hex

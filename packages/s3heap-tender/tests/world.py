@@ -1,0 +1,328 @@
+"""A simulated cluster: processes that crash, stores that lose answers, steps that interleave, all from one seed.
+
+Everything runs in the calling thread. At a failpoint a process may die, or another process may take a step first, so
+that pushes, prunes and finishes overlap as they would across machines. At the end the faults stop, the cluster is
+drained, and what the guarantees say is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import idempotent_txn
+from fdb_schema import read_range
+from s3heap_tender import (
+    Backoff,
+    ClaimLostError,
+    ClaimRefusedError,
+    ConflictError,
+    Heap,
+    HeapStore,
+    OutcomeUnknownError,
+    Scheduler,
+    StoreUnavailableError,
+    SysDb,
+    TaskNotFoundError,
+    Tender,
+    TransitionError,
+    failpoints,
+    history,
+)
+from s3heap_tender.errors import SimulatedCrash
+from s3heap_tender.naming import META_KEY
+from s3heap_tender.sessions import LocalSessions
+from s3heap_tender.stores.memory import MemoryStore
+from s3heap_tender.trace import Trace
+
+Refused = (
+    ClaimLostError,
+    ClaimRefusedError,
+    ConflictError,
+    StoreUnavailableError,
+    TaskNotFoundError,
+    TransitionError,
+)
+
+
+class FaultyStore:
+    """A store whose answers are lost, whose server fails, and whose writes may land late."""
+
+    def __init__(self, inner: MemoryStore, rng: random.Random) -> None:
+        self.inner = inner
+        self.rng = rng
+        self.rate = 0.0
+        self.url = "faulty:"
+        self.late: list[Callable[[], Any]] = []
+
+    def get(self, key: str, *, if_none_match: str | None = None) -> Any:
+        self._before()
+        return self.inner.get(key, if_none_match=if_none_match)
+
+    def list(self, prefix: str, *, before: str | None = None) -> Any:
+        self._before()
+        return self.inner.list(prefix, before=before)
+
+    def put(self, key: str, body: bytes, *, if_match: str | None) -> str:
+        return self._write(lambda: self.inner.put(key, body, if_match=if_match))
+
+    def delete(self, key: str, *, if_match: str) -> None:
+        self._write(lambda: self.inner.delete(key, if_match=if_match))
+
+    def close(self) -> None:
+        pass
+
+    def _before(self) -> None:
+        self.land()
+        if self.rng.random() < self.rate / 2:
+            raise StoreUnavailableError("503 from a simulated store")
+
+    def _write(self, write: Callable[[], Any]) -> Any:
+        self._before()
+        draw = self.rng.random()
+        if draw < self.rate:
+            if draw < self.rate / 3:
+                self.late.append(write)
+            elif draw < 2 * self.rate / 3:
+                write()
+            raise OutcomeUnknownError("a simulated time-out")
+        return write()
+
+    def land(self, everything: bool = False) -> None:
+        """Some writes that timed out land now; their conditions are the store's to judge."""
+        for write in list(self.late):
+            if everything or self.rng.random() < 0.3:
+                self.late.remove(write)
+                try:
+                    write()
+                except ConflictError:
+                    pass
+
+
+class Process:
+    """A sysdb, heap, tender and scheduler that live and die together."""
+
+    def __init__(self, world: World) -> None:
+        self.sysdb = SysDb(
+            world.db,
+            world.cluster,
+            shards=2,
+            sessions=LocalSessions(),
+            clock=world.clock,
+            trace=Trace(lines=world.lines),
+        )
+        self.heap = Heap(
+            world.store,
+            self.sysdb,
+            threads=0,
+            linger=0,
+            sleep=world.clock.sleep,
+            max_object_items=world.rng.choice((1, 3, 4096)),
+        )
+        self.heap.io._rng = random.Random(world.rng.random())
+        self.tender = Tender(self.heap, self.sysdb)
+        self.scheduler = Scheduler(self.heap, self.sysdb, world.trigger, concurrency=0)
+
+
+class World:
+    def __init__(self, db: Any, clock_type: Any, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.db = db
+        self.cluster = "w" + uuid.uuid4().hex[:8]
+        self.clock = clock_type(self.cluster)
+        self.lines: list[str] = []
+        self.memory = MemoryStore()
+        self.store: Any = FaultyStore(self.memory, self.rng)
+        HeapStore("memory:", store=self.memory)
+        self.partitions = [uuid.UUID(int=self.rng.getrandbits(128)) for _ in range(2)]
+        self.tasks: list[uuid.UUID] = []
+        self.starts: dict[uuid.UUID, list[tuple[int, int, int]]] = {}
+        self.written = dict.fromkeys(self.partitions, 0)
+        self.depth = 0
+        self.crash_in: int | None = None
+        self.nest = 0.0
+        self.fail_rate = 0.0
+        self.crashes: list[str] = []
+        self.hit: set[str] = set()
+        failpoints.observe(self._at_failpoint)
+        self.processes = [Process(self) for _ in range(2)]
+
+    # faults
+
+    def _at_failpoint(self, name: str) -> None:
+        self.hit.add(name)
+        if self.crash_in is not None:
+            self.crash_in -= 1
+            if self.crash_in <= 0:
+                self.crash_in = None
+                self.crashes.append(name)
+                raise SimulatedCrash(name)
+        if self.depth < 2 and self.rng.random() < self.nest:
+            self.step()
+
+    def step(self) -> None:
+        """One process takes one step; it may die at a failpoint on the way."""
+        saved, self.crash_in = self.crash_in, None
+        if self.rng.random() < self.nest:
+            self.crash_in = self.rng.randint(1, 12)
+        self.depth += 1
+        busy = getattr(self, "busy", set())
+        free = [index for index in range(len(self.processes)) if index not in busy]
+        index = self.rng.choice(free) if free else None
+        try:
+            if index is None:
+                return
+            self.busy = busy | {index}
+            self._act(self.processes[index])
+        except Refused:
+            pass
+        except SimulatedCrash:
+            assert index is not None
+            self.restart(index)
+        finally:
+            self.busy = busy
+            self.depth -= 1
+            self.crash_in = saved
+
+    def restart(self, index: int) -> None:
+        """The process is gone; its session is dead; another takes its place. Restarting itself meets no fault."""
+        self.processes[index].sysdb.sessions.close()
+        saved = self.crash_in, self.nest, self.store.rate
+        self.crash_in, self.nest, self.store.rate = None, 0.0, 0.0
+        self.processes[index] = Process(self)
+        self.crash_in, self.nest, self.store.rate = saved
+
+    def trigger(self, task: Any, gen: int, epoch: int) -> int | None:
+        self.starts.setdefault(task.id, []).append((round((task.last_start or 0) * 1e6), gen, epoch))
+        if self.depth < 2 and self.rng.random() < self.nest:
+            self.step()
+        if self.rng.random() < self.fail_rate:
+            raise RuntimeError("a simulated failure")
+        return None
+
+    # what processes do
+
+    def _act(self, process: Process) -> None:
+        rng = self.rng
+        choice = rng.random()
+        if choice < 0.30:
+            process.tender.turn(prune=False, reconcile=False)
+        elif choice < 0.55:
+            process.scheduler.turn()
+        elif choice < 0.65:
+            process.heap.prune()
+        elif choice < 0.75:
+            self.clock.sleep(rng.choice((0.1, 0.7, 3.0, 61.0)))
+        elif choice < 0.88:
+            self._write(process)
+        else:
+            self._request(process)
+
+    def _write(self, process: Process) -> None:
+        partition = self.rng.choice(self.partitions)
+        if self.rng.random() < 0.8:
+            records = self.rng.randint(1, 3)
+            idempotent_txn.run(self.db, lambda tr: process.sysdb.record_write(tr, partition, records))
+        else:
+            process.sysdb.mark_dirty(partition, process.sysdb.log_end(partition) + 1)
+
+    def _request(self, process: Process) -> None:
+        rng = self.rng
+        if len(self.tasks) < 4 and (not self.tasks or rng.random() < 0.4):
+            id = uuid.UUID(int=rng.getrandbits(128))
+            settings: dict[str, Any] = {
+                "cadence": rng.choice((0.0, 2.0, 10.0)),
+                "max_attempts": 3,
+                "overlap": rng.choice(("skip", "buffer_one", "buffer_all", "cancel_other")),
+                "catch_up": rng.choice(("once", "all")),
+                "backoff": Backoff(initial=0.5, maximum=4.0, obey_cadence=rng.random() < 0.5),
+            }
+            if rng.random() < 0.3:
+                settings.update(min_records=3, max_wait=5.0)
+            self.tasks.append(id)
+            process.sysdb.create_task(rng.choice(self.partitions), id.hex, id=id, **settings)
+            return
+        id = rng.choice(self.tasks)
+        sysdb = process.sysdb
+        request = rng.choice(("pause", "resume", "resume", "run_now", "backfill", "delete", "redrive"))
+        if request == "backfill":
+            sysdb.backfill(id, rng.randint(1, 2))
+        elif request == "redrive":
+            sysdb.redrive(id, sysdb.get(id).gen)
+        elif request == "delete":
+            if rng.random() < 0.3:
+                sysdb.delete(id)
+        else:
+            getattr(sysdb, request)(id)
+
+    # the end
+
+    def drain(self) -> None:
+        """No more faults, writes or requests; every process that is left does its work until there is none."""
+        self.crash_in, self.nest, self.fail_rate, self.store.rate = None, 0.0, 0.0, 0.0
+        self.store.land(everything=True)
+        for index in range(len(self.processes)):
+            self.restart(index)
+        process = self.processes[0]
+        for task in list(process.sysdb.tasks()):
+            if task.paused:
+                process.sysdb.resume(task.id)
+            if task.dead:
+                process.sysdb.redrive(task.id, task.gen)
+        for _ in range(400):
+            report = process.tender.turn(prune=False, reconcile=False)
+            assert report.errors == []
+            started = process.scheduler.turn().started
+            rows = list(process.sysdb.tasks())
+            if not (report.swept or report.pushed or started) and all(t.state == "waiting" for t in rows):
+                break
+            self.clock.sleep(1.0)
+        else:
+            raise AssertionError(f"not drained: {[t for t in rows if t.state != 'waiting']}")
+        self.clock.sleep(7200)
+        process.heap.prune()
+
+    def check(self) -> None:
+        """G1 to G4, the drained heap and sysdb, and the history."""
+        sysdb = self.processes[0].sysdb
+        for task in sysdb.tasks():
+            assert task.state == "waiting", task
+            assert task.completion_offset >= sysdb.log_end(task.partition), f"G2: {task}"
+            assert task.pending_runs == 0
+        for id, starts in self.starts.items():
+            ordered = sorted(starts)
+            for (clock, gen, _), (next_clock, next_gen, _) in pairwise(ordered):
+                cadence = self._cadence(id)
+                assert gen == next_gen or next_clock - clock >= cadence, f"G1: task {id} {ordered}"
+            epochs = [epoch for _, _, epoch in starts]
+            assert len(set(epochs)) == len(epochs), f"G3: task {id} {ordered}"
+        left = [listed.key for listed in self.memory.list("") if listed.key != META_KEY]
+        assert left == [], f"the heap is not empty: {left}"
+        rows = self._rows("intent") + self._rows("dirty") + self._rows("active")
+        assert rows == [], f"left in the sysdb: {rows}"
+        found = [str(violation) for violation in history.check(self.lines)]
+        assert found == [], found
+
+    def _rows(self, name: str) -> list[Any]:
+        keys = self.processes[0].sysdb.layout.keys
+        begin, end = getattr(keys, f"{name}_range")()
+        return idempotent_txn.run(self.db, lambda tr: read_range(tr, begin, end))
+
+    def _cadence(self, id: uuid.UUID) -> int:
+        for text in self.lines:
+            line = json.loads(text)
+            if line.get("task") == str(id) and line.get("after"):
+                return int(line["after"]["cadence"])
+        raise AssertionError(f"no line of task {id}")
+
+    def run(self, steps: int, *, nest: float, store_faults: float, failures: float) -> None:
+        """`steps` random steps, then drain and check."""
+        self.nest, self.store.rate, self.fail_rate = nest, store_faults, failures
+        for _ in range(steps):
+            self.step()
+        self.drain()
+        self.check()
