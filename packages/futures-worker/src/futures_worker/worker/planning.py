@@ -14,7 +14,7 @@ from futures_worker.worker.instructions import (
     TakeBack,
 )
 from futures_worker.worker.state import WorkerState
-from futures_worker.worker.tasks import Child, ChildState, Task
+from futures_worker.worker.tasks import SHORT, Child, ChildState, Task
 
 HORIZON = 0.5
 """Seconds of work claimed ahead at most, by what tasks took so far."""
@@ -30,14 +30,14 @@ WINDOW = 0.004
 """Seconds of work sent to a child ahead of what it runs."""
 MOST_SENT = 128
 """Tasks sent to a child ahead at most."""
-SHORT = 0.0002
-"""Seconds up to which tasks share a packet."""
 PER_PACKET = 15
 """Tasks of one packet at most (what one byte of msgpack can count)."""
+STEADY = 50
+"""Short runs in a row after which a function's tasks share packets; what shares a packet can't be taken back singly."""
 LINGER = 0.001
 """Seconds that outcomes wait for more while short tasks are ending."""
 STUCK = 0.01
-"""Seconds after which tasks queued behind a running one are taken to an idle child."""
+"""Seconds after which tasks queued behind a running one are taken back."""
 MOST_CHILDREN = 512
 """Children at most, those that wait for other futures included."""
 
@@ -70,14 +70,13 @@ def deadline(state: WorkerState) -> float | None:
         times.append(state.spawn_after)
     if state.draining and state.now < state.drain_end:
         times.append(state.drain_end)
-    idle = state.has_idle_child()
     for child in state.children.values():
         if not child.queue or child.state is ChildState.dying:
             continue
         limit = child.queue[0].claim.run_timeout
         if limit is not None:
             times.append(child.head_since + limit)
-        if len(child.queue) > 1 and child.state is ChildState.running and not child.rescued and idle:
+        if len(child.queue) > 1 and child.state is ChildState.running and not child.rescued:
             times.append(child.head_since + STUCK)
     if len(state.ready) > state.slots:
         times.append(state.next_review)
@@ -114,7 +113,7 @@ def _dispatch(state: WorkerState) -> None:
     for position, child in enumerate(takers):
         if not ready:
             return
-        if child.full or (not child.queue and busy >= state.slots):
+        if child.full or (not child.queue and busy >= state.slots) or _stuck(state, child):
             continue
         known = state.pace.of(ready[0].digest)
         window = 1 if known is None else max(1, min(MOST_SENT, int(WINDOW / max(known, 1e-6))))
@@ -133,7 +132,7 @@ def _dispatch(state: WorkerState) -> None:
         child.next_seq = seq
         child.queue.extend(batch)
         child.rescued = False
-        per_packet = PER_PACKET if known is not None and known <= SHORT else 1
+        per_packet = PER_PACKET if state.pace.streak(batch[0].digest) >= STEADY else 1
         state.out.append(SendTasks(child.number, batch, per_packet))
 
 
@@ -147,14 +146,15 @@ def _like_the_first(ready: deque[Task], most: int) -> list[Task]:
 
 
 def _rescue(state: WorkerState) -> None:
-    """Tasks queued behind a long one go to a child that has nothing to do."""
-    if state.ready or state.running >= state.slots or not state.has_idle_child():
-        return
+    """Tasks queued behind a long one come back: for another child, or for the pool if they are too many."""
     for child in state.children.values():
-        stuck = state.now - child.head_since >= STUCK and not child.rescued
-        if child.state is ChildState.running and len(child.queue) > 1 and stuck:
+        if child.state is ChildState.running and len(child.queue) > 1 and not child.rescued and _stuck(state, child):
             child.rescued = True
             state.out.append(TakeBack(child.number))
+
+
+def _stuck(state: WorkerState, child: Child) -> bool:
+    return len(child.queue) > 0 and state.now - child.head_since >= STUCK
 
 
 def _give_back_excess(state: WorkerState) -> None:

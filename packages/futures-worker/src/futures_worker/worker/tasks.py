@@ -86,6 +86,10 @@ class Child:
         return None
 
 
+SHORT = 0.0002
+"""Seconds up to which a task is short: several may be sent, and reported, together."""
+
+
 class Pace:
     """How long tasks take, per function, learned from what ran; seconds."""
 
@@ -94,6 +98,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._known: dict[bytes, float] = {}
+        self._streaks: dict[bytes, int] = {}
         self.overall: float | None = None
 
     def observe(self, code: bytes, seconds: float) -> None:
@@ -102,13 +107,19 @@ class Pace:
         if known is None:
             if len(self._known) >= self.MOST_FUNCTIONS:
                 self._known.clear()
+                self._streaks.clear()
             self._known[code] = seconds
         else:
             # A longer task than expected counts at once, shorter ones by and by: to expect too much costs less.
             self._known[code] = seconds if seconds > 4 * known else known + self.WEIGHT * (seconds - known)
+        self._streaks[code] = self._streaks.get(code, 0) + 1 if seconds <= SHORT else 0
         overall = self.overall
         self.overall = seconds if overall is None else overall + self.WEIGHT * (seconds - overall)
 
     def of(self, code: bytes) -> float | None:
         """Expected seconds of a task of that function; None if none ran yet."""
         return self._known.get(code)
+
+    def streak(self, code: bytes) -> int:
+        """How many tasks of that function in a row, up to the last, were short."""
+        return self._streaks.get(code, 0)

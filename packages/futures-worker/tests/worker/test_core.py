@@ -1,0 +1,630 @@
+"""The worker's core by events: what it decides, without a process, a socket or a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from conftest import seed_params
+
+from fdb_datamodel import Claim, Claims, FutureResult, MailEntry, Outcome, Requirements, WorkerId
+from futures_worker import payload
+from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
+from futures_worker.worker import messages, planning
+from futures_worker.worker.core import RESPAWN_PAUSE, WorkerCore
+from futures_worker.worker.instructions import (
+    ChildEnded,
+    ChildSaid,
+    ChildStarted,
+    DrainAsked,
+    DropObject,
+    Event,
+    Fenced,
+    Finish,
+    ForgetTask,
+    InputsBroken,
+    InputsLost,
+    InputsReady,
+    Instruction,
+    KillChild,
+    MailArrived,
+    PrepareInputs,
+    Rang,
+    RetireChild,
+    RunTurn,
+    SendTasks,
+    SpawnChild,
+    TakeBack,
+    TasksReturned,
+    TurnEnded,
+)
+from futures_worker.worker.tasks import CHILD_TRANSITIONS, ChildState, Task
+
+ME = WorkerId("127.0.0.1", 7000, b"i" * 16)
+SECOND = 1_000_000  # microseconds
+
+
+def claim(number: int, **fields: Any) -> Claim:
+    values: dict[str, Any] = {"code": b"f", "name": f"task {number}"} | fields
+    return Claim(number.to_bytes(16, "big"), ME, bytes(10), **values)
+
+
+def claims(*items: Claim, more: bool = False, stale: tuple[bytes, ...] = ()) -> Claims:
+    result = Claims(items)
+    result.more, result.stale = more, stale
+    return result
+
+
+def failure(error: BaseException) -> bytes:
+    return payload.dump_exception(error).to_bytes()
+
+
+class Driver:
+    """Plays the shell: children fork at once, inputs are ready at once; what else happens is the test's to say."""
+
+    def __init__(self, slots: int = 1, total: Requirements | None = None) -> None:
+        self.core = WorkerCore(ME, slots, total or Requirements(4, "4GiB", 1))
+        self.now = 100.0
+        self.log: list[Instruction] = []
+        self.hold_inputs = False
+
+    def say(self, *events: Event, after: float = 0.0) -> list[Instruction]:
+        """Events to the core; all instructions that follow, those the driver answered itself left out."""
+        self.now += after
+        seen: list[Instruction] = []
+        pending: list[Event] = list(events)
+        while True:
+            instructions = self.core.step(pending, self.now)
+            pending = []
+            for instruction in instructions:
+                if isinstance(instruction, SpawnChild):
+                    pending.append(ChildStarted(instruction.child))
+                elif isinstance(instruction, PrepareInputs) and not self.hold_inputs:
+                    for task in instruction.tasks:
+                        task.digest = task.claim.code
+                    pending.append(InputsReady(instruction.tasks))
+                else:
+                    seen.append(instruction)
+            if not pending:
+                self.log += seen
+                self.check()
+                return seen
+
+    def start(self, *items: Claim, more: bool = False) -> list[Instruction]:
+        """The first turn, which claims these."""
+        (turn,) = self.only(RunTurn, self.say(Rang()))
+        return self.say(TurnEnded(claims(*items, more=more), turn))
+
+    def claim(self, *items: Claim, more: bool = False) -> list[Instruction]:
+        """A bell, and a turn that claims these."""
+        (turn,) = self.only(RunTurn, self.say(Rang()))
+        assert turn.limit >= len(items)
+        return self.say(TurnEnded(claims(*items, more=more), turn))
+
+    def result(
+        self, child: int, seq: int, microseconds: int = 10, value: bytes = b"v", after: float = 0.0
+    ) -> list[Any]:
+        return self.say(ChildSaid(child, [[messages.RESULT, seq, microseconds, value]]), after=after)
+
+    @staticmethod
+    def only(kind: type[Any], instructions: Iterable[Instruction]) -> list[Any]:
+        return [i for i in instructions if isinstance(i, kind)]
+
+    def child_of(self, task: int) -> int:
+        key = task.to_bytes(16, "big")
+        return next(c.number for c in self.core.children.values() if any(t.claim.id == key for t in c.queue))
+
+    def seq_of(self, task: int) -> int:
+        return self.core.tasks[task.to_bytes(16, "big")].seq
+
+    def check(self) -> None:
+        """What holds after every step."""
+        core = self.core
+        live = [t for c in core.children.values() for t in c.queue]
+        everywhere = live + list(core.ready)
+        assert len(everywhere) == len(set(map(id, everywhere))), "a task is in two places"
+        held = [t for t in core.tasks.values() if not t.cancelled]
+        waiting = {id(c.queue[0]) for c in core.children.values() if c.queue and c.state is ChildState.blocked}
+        used = [sum(t.cpu for t in held if id(t) not in waiting), sum(t.ram for t in held), sum(t.gpu for t in held)]
+        if not any(t.cancelled for t in everywhere):
+            assert core.used == used
+        if core.draining and core.idle and not core.preparing:
+            assert core.finished
+
+
+def sent(instructions: Iterable[Instruction]) -> list[int]:
+    return [int.from_bytes(t.claim.id, "big") for i in instructions if isinstance(i, SendTasks) for t in i.tasks]
+
+
+def outcomes(instructions: Iterable[Instruction]) -> list[Outcome]:
+    return [o for i in instructions if isinstance(i, RunTurn) for o in i.outcomes]
+
+
+def test_it_forks_a_child_per_slot_and_asks_for_work_at_once() -> None:
+    core = WorkerCore(ME, 3, Requirements(3))
+    assert core.step([Rang()], 0.0) == [SpawnChild(0), SpawnChild(1), SpawnChild(2), *core.out[3:]]
+    (turn,) = [i for i in core.out if isinstance(i, RunTurn)]
+    assert (turn.outcomes, turn.limit, turn.capacity.free) == ([], 3, Requirements(3))
+
+
+def test_a_claim_is_run_and_reported_in_the_turn_that_claims_next() -> None:
+    d = Driver()
+    assert sent(d.start(claim(1))) == [1]
+    (turn,) = d.only(RunTurn, d.result(0, 0, value=b"result"))
+    assert turn.limit == 2, "the last claim was filled, and the task was short"
+    (outcome,) = turn.outcomes
+    assert (outcome.claim.id, outcome.event, outcome.result) == (claim(1).id, "realize_future", b"result")
+    assert sent(d.say(TurnEnded(claims(claim(2)), turn))) == [2]
+    assert d.core.counters.realized == 1
+
+
+def test_with_nothing_to_claim_it_waits_for_a_bell() -> None:
+    d = Driver()
+    assert d.start() == []
+    assert d.say(after=10) == []
+    assert d.core.deadline() is None
+    assert d.core.hungry
+    assert len(d.only(RunTurn, d.say(Rang()))) == 1
+
+
+def test_a_pool_that_holds_more_is_asked_again() -> None:
+    d = Driver(slots=2)
+    instructions = d.start(claim(1), more=True)
+    assert [turn.limit for turn in d.only(RunTurn, instructions)] == [1]
+
+
+def test_stored_results_are_reported_with_their_holder() -> None:
+    d = Driver()
+    d.start(claim(1, epoch=2, attempt=3))
+    name = messages.object_name(claim(1).id, 2, 3)
+    (outcome,) = outcomes(d.say(ChildSaid(0, [[messages.STORED, 0, 10, 5000, name]])))
+    assert outcome.result == FutureResult(size=5000, name=name, worker=ME)
+
+
+def test_a_stored_result_whose_claim_was_lost_is_removed() -> None:
+    d = Driver()
+    d.start(claim(1))
+    name = messages.object_name(claim(1).id, 0, 1)
+    (turn,) = d.only(RunTurn, d.say(ChildSaid(0, [[messages.STORED, 0, 10, 5000, name]])))
+    assert DropObject(name) in d.say(TurnEnded(claims(stale=(claim(1).id,)), turn))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "reason", "permanently"),
+    [
+        (messages.FAIL_RAISED, ValueError("x"), "error", False),
+        (messages.FAIL_PERMANENT, ValueError("x"), "error", True),
+        (messages.FAIL_MEMORY, MemoryError("x"), "oom", False),
+        (messages.FAIL_PERMANENT, TaskUnpickleError("x"), "unpickle", True),
+        (messages.FAIL_PERMANENT, ResultPickleError("x"), "result-pickle", True),
+        (messages.FAIL_PERMANENT, OversizeError("x"), "oversize", True),
+    ],
+)
+def test_failures_carry_their_reason(kind: int, error: BaseException, reason: str, permanently: bool) -> None:
+    d = Driver()
+    d.start(claim(1))
+    packed = failure(error)
+    (outcome,) = outcomes(d.say(ChildSaid(0, [[messages.FAILED, 0, 10, kind, packed]])))
+    assert outcome.failure is not None
+    assert (outcome.event, outcome.failure.reason, outcome.permanently) == ("fail_future", reason, permanently)
+    assert outcome.failure.payload == packed
+
+
+def test_a_childs_death_is_charged_to_the_task_it_ran_and_to_no_other() -> None:
+    d = Driver()
+    d.start(claim(1, code=b"quick"))
+    d.result(0, 0, 10)
+    d.claim(*[claim(i, code=b"quick") for i in range(2, 4)], more=True)
+    assert d.core.children[0].queue
+    first, *rest = [t.claim.id for t in d.core.children[0].queue]
+    instructions = d.say(ChildEnded(0, "signal SIGSEGV (pid 7)"))
+    (outcome,) = outcomes(instructions)
+    assert (outcome.claim.id, outcome.event) == (first, "fail_future")
+    assert outcome.failure is not None
+    assert (outcome.failure.reason, outcome.permanently) == ("crash", False)
+    assert "signal SIGSEGV" in outcome.failure.message
+    assert [i.to_bytes(16, "big") for i in sent(instructions)] == rest
+    assert d.core.counters.children_lost == 1
+
+
+def test_a_task_that_a_dead_child_never_read_is_charged_nothing() -> None:
+    d = Driver()
+    d.start(claim(1))
+    assert outcomes(d.say(ChildEnded(0, "exit code 1", unread=(0,)))) == []
+    assert sent(d.say(after=RESPAWN_PAUSE)) == [1]
+
+
+def test_a_child_killed_for_its_memory_counts_apart() -> None:
+    d = Driver()
+    d.start(claim(1))
+    (outcome,) = outcomes(d.say(ChildEnded(0, "signal SIGKILL (pid 7)", out_of_memory=True)))
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "oom"
+
+
+def test_a_child_that_dies_before_it_ran_anything_is_replaced_after_a_pause() -> None:
+    d = Driver()
+    d.start()
+    d.say(ChildEnded(0, "exit code 1"))
+    assert d.core.children == {}
+    assert d.core.deadline() == d.now + RESPAWN_PAUSE
+    d.say(after=RESPAWN_PAUSE)
+    assert list(d.core.children) == [1]
+
+
+def test_a_timeout_kills_the_child_and_fails_the_task() -> None:
+    d = Driver()
+    d.start(claim(1, run_timeout=5.0))
+    assert d.core.deadline() == d.now + 5.0
+    assert d.say(after=4.9) == []
+    assert d.say(after=0.2) == [KillChild(0)]
+    assert d.say(after=0.1) == []
+    (outcome,) = outcomes(d.say(ChildEnded(0, "signal SIGKILL (pid 7)")))
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "timeout"
+    assert "5.0 s" in outcome.failure.message
+
+
+def test_a_result_that_came_before_the_kill_counts() -> None:
+    d = Driver()
+    d.start(claim(1, run_timeout=5.0))
+    d.say(after=6.0)
+    (outcome,) = outcomes(d.result(0, 0))
+    assert outcome.event == "realize_future"
+    assert outcomes(d.say(ChildEnded(0, "signal SIGKILL (pid 7)"))) == []
+
+
+def test_batches_grow_while_work_is_short_and_plentiful() -> None:
+    d = Driver(slots=2)
+    (turn,) = d.only(RunTurn, d.say(Rang()))
+    limits, number = [], 0
+    for _ in range(40):
+        limits.append(turn.limit)
+        batch = [claim(number + i) for i in range(turn.limit)]
+        number += turn.limit
+        d.say(TurnEnded(claims(*batch, more=True), turn))
+        turn = None
+        while turn is None:
+            for child in list(d.core.children.values()):
+                if child.queue and turn is None:
+                    said = [[messages.RESULT, t.seq, 10, b""] for t in child.queue]
+                    turns = d.only(RunTurn, d.say(ChildSaid(child.number, said), after=planning.LINGER))
+                    turn = turns[0] if turns else None
+            if turn is not None and turn.limit == 0:
+                d.say(TurnEnded(claims(), turn))
+                turn = None
+        if limits[-1] == planning.MOST_PER_TURN:
+            break
+    assert limits[0] == 2
+    assert limits[-1] == planning.MOST_PER_TURN
+    assert len(d.core.tasks) <= planning.MOST_IN_HAND
+
+
+def test_no_more_than_the_slots_is_claimed_while_nobody_knows_how_long_it_takes() -> None:
+    d = Driver(slots=2)
+    instructions = d.start(claim(1), claim(2), more=True)
+    assert sent(instructions) == [1, 2]
+    assert d.only(RunTurn, instructions) == []
+    assert d.only(RunTurn, d.say(Rang(), after=3)) == []
+
+
+def test_long_tasks_are_claimed_one_per_slot() -> None:
+    d = Driver(slots=2)
+    d.start(claim(1), claim(2), more=True)
+    (turn,) = d.only(RunTurn, d.result(0, 0, 3 * SECOND, after=3))
+    assert turn.limit == 1
+
+
+def test_work_that_turns_out_long_goes_back_to_the_pool() -> None:
+    d = Driver()
+    d.start(claim(1))
+    (turn,) = d.only(RunTurn, d.result(0, 0, 10))
+    d.core.ambition = 100
+    d.say(TurnEnded(claims(*[claim(i) for i in range(2, 60)]), turn))
+    held = len(d.core.tasks)
+    assert held == 58
+    given = []
+    instructions = d.say(after=planning.STUCK)
+    assert d.only(TakeBack, instructions) == [TakeBack(0)]
+    assert sent(d.say(TasksReturned(0, tuple(t.seq for t in list(d.core.children[0].queue)[1:])))) == []
+    for _ in range(12):
+        given += outcomes(d.say(after=planning.REVIEW + 0.05))
+    assert {o.event for o in given} == {"relinquish_claim"}
+    assert {o.failure.reason for o in given if o.failure is not None} == {"rebalanced"}
+    assert len(d.core.ready) == 1
+
+
+def test_tasks_stuck_behind_a_long_one_go_to_an_idle_child() -> None:
+    d = Driver(slots=2)
+    d.start(claim(1), claim(2))
+    d.result(d.child_of(1), d.seq_of(1), 10)
+    d.result(d.child_of(2), d.seq_of(2), 10)
+    d.core.ambition = 10
+    d.claim(claim(3), claim(4), claim(5), claim(6))
+    stuck = max(d.core.children.values(), key=lambda c: len(c.queue))
+    assert len(stuck.queue) >= 2
+    for child in d.core.children.values():
+        if child is not stuck:
+            d.say(ChildSaid(child.number, [[messages.RESULT, t.seq, 10, b""] for t in child.queue]))
+    d.say(after=planning.LINGER)
+    assert d.core.deadline() == d.now - planning.LINGER + planning.STUCK
+    assert d.only(TakeBack, d.say(after=planning.STUCK)) == [TakeBack(stuck.number)]
+    assert d.core.deadline() is None
+    assert d.only(TakeBack, d.say(after=planning.STUCK)) == []
+    behind = [t.claim.id for t in list(stuck.queue)[1:]]
+    moved = sent(d.say(TasksReturned(stuck.number, tuple(t.seq for t in list(stuck.queue)[1:]))))
+    assert [i.to_bytes(16, "big") for i in moved] == behind
+
+
+def test_a_full_socket_is_not_tried_again_before_the_child_has_read() -> None:
+    d = Driver()
+    d.start(claim(1))
+    d.result(0, 0, 10)
+    d.core.ambition = 10
+    instructions = d.claim(claim(2), claim(3), claim(4))
+    assert sent(instructions) == [2, 3, 4]
+    assert sent(d.say(TasksReturned(0, (2, 3), full=True))) == []
+    assert sent(d.result(0, 1)) == [3, 4]
+
+
+def test_a_waiting_task_gives_its_slot_and_its_cpu_to_others() -> None:
+    d = Driver(slots=1, total=Requirements(1))
+    d.start(claim(1, shape=(1000, 0, 0)))
+    assert d.core.free == Requirements(0)
+    instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 0, []]]))
+    (turn,) = d.only(RunTurn, instructions)
+    assert (turn.limit, turn.capacity.free) == (1, Requirements(1))
+    assert sent(d.say(TurnEnded(claims(claim(2, shape=(1000, 0, 0))), turn))) == [2]
+    assert d.child_of(2) == 1
+    d.result(1, 0)
+    assert d.say(ChildSaid(0, [[messages.RESUMED, 0]])) == [RetireChild(1)]
+    assert d.core.free == Requirements(0)
+    (outcome,) = outcomes(d.result(0, 0))
+    assert outcome.claim.id == claim(1).id
+
+
+def test_what_is_queued_behind_a_waiting_task_is_taken_elsewhere() -> None:
+    d = Driver()
+    d.start(claim(1))
+    d.result(0, 0, 10)
+    d.core.ambition = 10
+    d.claim(claim(2), claim(3), claim(4))
+    instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 1, [2]]]))
+    assert TakeBack(0) in instructions
+    assert sent(instructions) == [3]
+    assert sent(d.say(TasksReturned(0, (3,)))) == [4]
+    assert {d.child_of(3), d.child_of(4)} == {1}
+
+
+def test_nested_waits_go_as_deep_as_they_like() -> None:
+    d = Driver(slots=1, total=Requirements(1))
+    d.start(claim(1))
+    for depth in range(1, 50):
+        (turn,) = d.only(RunTurn, d.say(ChildSaid(d.child_of(depth), [[messages.BLOCKED, 0, []]])))
+        assert sent(d.say(TurnEnded(claims(claim(depth + 1)), turn))) == [depth + 1]
+
+
+def test_lost_inputs_send_the_future_back_to_waiting_at_no_charge() -> None:
+    d = Driver()
+    d.hold_inputs = True
+    instructions = d.start(claim(1, dependencies=(b"d" * 16,)))
+    (prepare,) = d.only(PrepareInputs, instructions)
+    (outcome,) = outcomes(d.say(InputsLost(prepare.tasks[0], (b"d" * 16,))))
+    assert (outcome.event, outcome.lost) == ("miss_inputs", (b"d" * 16,))
+    assert d.core.tasks == {}
+
+
+def test_inputs_that_can_not_be_prepared_fail_the_future_for_good() -> None:
+    d = Driver()
+    d.hold_inputs = True
+    (prepare,) = d.only(PrepareInputs, d.start(claim(1)))
+    (outcome,) = outcomes(d.say(InputsBroken(prepare.tasks[0], "unpickle", "no code")))
+    assert outcome.failure is not None
+    assert (outcome.failure.reason, outcome.permanently) == ("unpickle", True)
+
+
+def test_parcels_are_removed_when_their_task_ends() -> None:
+    d = Driver()
+    d.hold_inputs = True
+    (prepare,) = d.only(PrepareInputs, d.start(claim(1)))
+    prepare.tasks[0].parcels = ["/somewhere"]
+    d.say(InputsReady(prepare.tasks))
+    assert ForgetTask(prepare.tasks[0]) in d.result(0, 0)
+
+
+def test_a_cancelled_task_is_killed_and_nothing_is_reported() -> None:
+    d = Driver()
+    d.start(claim(1))
+    assert d.say(MailArrived((MailEntry(claim(1).id, "cancel"),))) == [KillChild(0)]
+    instructions = d.say(ChildEnded(0, "signal SIGKILL (pid 7)"))
+    assert outcomes(instructions) == []
+    assert d.core.tasks == {}
+
+
+def test_a_cancelled_task_in_line_is_dropped() -> None:
+    d = Driver()
+    d.start(claim(1))
+    d.core.ambition = 10
+    d.core.pace.observe(b"f", 0.1)
+    d.core.pace.overall = 1e-5
+    d.claim(claim(2), claim(3))
+    d.say(MailArrived((MailEntry(claim(2).id, "cancel"), MailEntry(b"?" * 16, "cancel"))))
+    assert sent(d.result(0, 0)) == [3]
+
+
+def test_a_drain_finishes_what_runs_and_gives_back_the_rest() -> None:
+    d = Driver()
+    d.start(claim(1))
+    d.core.ambition = 10
+    d.core.pace.observe(b"f", 0.1)
+    d.core.pace.overall = 1e-5
+    d.claim(claim(2), claim(3))
+    instructions = d.say(DrainAsked(30.0))
+    assert [(o.event, o.claim.id) for o in outcomes(instructions)] == [
+        ("relinquish_claim", claim(2).id),
+        ("relinquish_claim", claim(3).id),
+    ]
+    assert not d.core.hungry
+    (turn,) = d.only(RunTurn, instructions)
+    assert turn.limit == 0
+    assert d.say(TurnEnded(claims(), turn), Rang()) == []
+    instructions = d.result(0, 0)
+    assert [o.event for o in outcomes(instructions)] == ["realize_future"]
+    assert instructions[-1] == Finish()
+
+
+def test_what_outlasts_the_grace_is_killed_and_given_back() -> None:
+    d = Driver()
+    d.start(claim(1))
+    assert d.say(DrainAsked(30.0)) == []
+    assert d.core.deadline() == d.now + 30
+    assert d.say(after=30) == [KillChild(0)]
+    instructions = d.say(ChildEnded(0, "signal SIGKILL (pid 7)"))
+    assert [(o.event, o.failure.reason) for o in outcomes(instructions) if o.failure] == [
+        ("relinquish_claim", "drained")
+    ]
+    assert instructions[-1] == Finish()
+
+
+def test_a_second_drain_can_only_shorten_the_grace() -> None:
+    d = Driver()
+    d.start(claim(1))
+    d.say(DrainAsked(30.0))
+    assert d.say(DrainAsked(0.0)) == [KillChild(0)]
+
+
+def test_an_idle_worker_drains_at_once() -> None:
+    d = Driver()
+    d.start()
+    assert d.say(DrainAsked(30.0)) == [Finish()]
+
+
+def test_claims_that_arrive_while_draining_go_back() -> None:
+    d = Driver()
+    (turn,) = d.only(RunTurn, d.say(Rang()))
+    d.say(DrainAsked(30.0))
+    instructions = d.say(TurnEnded(claims(claim(1)), turn))
+    assert [o.event for o in outcomes(instructions)] == ["relinquish_claim"]
+
+
+def test_a_fenced_worker_drops_everything_and_can_start_anew() -> None:
+    d = Driver(slots=2)
+    d.start(claim(1), claim(2))
+    assert sorted(i.child for i in d.only(KillChild, d.say(Fenced()))) == [0, 1]
+    instructions = d.say(ChildEnded(0, "signal SIGKILL (pid 7)"), ChildEnded(1, "signal SIGKILL (pid 8)"))
+    assert outcomes(instructions) == []
+    assert d.core.tasks == {}
+    assert d.core.used == [0, 0, 0]
+    (turn,) = d.only(RunTurn, d.log[-3:])
+    assert turn.limit == 2
+    assert sent(d.say(TurnEnded(claims(claim(1)), turn))) == [1]
+
+
+def test_the_table_of_child_states_is_enforced() -> None:
+    d = Driver()
+    d.start()
+    child = d.core.children[0]
+    child.become(ChildState.dying)
+    for state in ChildState:
+        with pytest.raises(AssertionError, match="can't go from dying"):
+            child.become(state)
+    assert set(CHILD_TRANSITIONS) == set(ChildState)
+
+
+@pytest.mark.parametrize("seed", seed_params(200))
+def test_whatever_happens_every_claim_ends_exactly_once(seed: int) -> None:
+    """Random events in random order: at the end of a drain each claim was reported exactly once, or was cancelled."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    d = Driver(slots=rng.randint(1, 4))
+    claimed: list[bytes] = []
+    cancelled: set[bytes] = set()
+    reported: list[bytes] = []
+    number = 0
+    open_turns: list[RunTurn] = []
+
+    def absorb(instructions: list[Instruction]) -> None:
+        nonlocal number
+        for i in instructions:
+            if isinstance(i, RunTurn):
+                reported.extend(o.claim.id for o in i.outcomes)
+                open_turns.append(i)
+            elif isinstance(i, TakeBack):
+                child = d.core.children[i.child]
+                back = tuple(t.seq for t in list(child.queue)[1:] if rng.random() < 0.7)
+                absorb(d.say(TasksReturned(i.child, back)))
+        while open_turns:
+            turn = open_turns.pop(0)
+            found = [claim(number + j, code=rng.choice([b"f", b"g"])) for j in range(rng.randint(0, turn.limit))]
+            number += len(found)
+            claimed.extend(c.id for c in found)
+            absorb(d.say(TurnEnded(claims(*found, more=rng.random() < 0.5 and number < 300), turn)))
+
+    absorb(d.say(Rang()))
+    for step in range(300):
+        children = [c for c in d.core.children.values() if c.queue and c.state is not ChildState.starting]
+        if step == 250:
+            absorb(d.say(DrainAsked(rng.choice([0.0, 1.0]))))
+        if not children:
+            absorb(d.say(Rang(), after=rng.choice([0.0, 0.6])))
+            continue
+        child = rng.choice(children)
+        head = child.queue[0]
+        action = rng.random()
+        if action < 0.6 or (child.state is ChildState.dying and action < 0.7):
+            message = rng.choice(
+                [
+                    [messages.RESULT, head.seq, rng.choice([5, 500, 2 * SECOND]), b"v"],
+                    [messages.FAILED, head.seq, 9, messages.FAIL_RAISED, failure(ValueError("x"))],
+                ]
+            )
+            absorb(d.say(ChildSaid(child.number, [message]), after=rng.choice([0.0, 0.001, 0.2])))
+        elif action < 0.75 or child.state is ChildState.dying:
+            unread = tuple(t.seq for t in list(child.queue)[rng.randint(0, len(child.queue)) :])
+            absorb(d.say(ChildEnded(child.number, "signal SIGKILL", unread), after=rng.choice([0.0, 0.6])))
+        elif action < 0.85 and child.state is ChildState.running:
+            returned = [t.seq for t in list(child.queue)[1:] if rng.random() < 0.5]
+            absorb(d.say(ChildSaid(child.number, [[messages.BLOCKED, head.seq, returned]])))
+        elif action < 0.92 and child.state is ChildState.blocked:
+            absorb(d.say(ChildSaid(child.number, [[messages.RESUMED, head.seq]])))
+        elif action < 0.95:
+            cancelled.add(head.claim.id)
+            absorb(d.say(MailArrived((MailEntry(head.claim.id, "cancel"),))))
+        else:
+            absorb(d.say(Rang(), after=rng.choice([0.0, 0.05, 1.5])))
+    for _ in range(2000):
+        if d.core.finished:
+            break
+        for child in list(d.core.children.values()):
+            if child.state is ChildState.dying:
+                absorb(d.say(ChildEnded(child.number, "signal SIGKILL")))
+        absorb(d.say(after=1.0))
+    assert d.core.finished
+    assert d.core.tasks == {}
+    assert d.core.used == [0, 0, 0]
+    assert len(reported) == len(set(reported)), "a claim was reported twice"
+    assert set(claimed) - cancelled <= set(reported) <= set(claimed)
+
+
+def test_tasks_name_their_future_and_function() -> None:
+    task = Task(claim(7, name="main.f"), 0, 0, 0)
+    assert task.label == "future 00000000-0000-0000-0000-000000000007 (main.f)"
+
+
+def test_only_functions_that_are_always_short_share_packets() -> None:
+    d = Driver()
+    d.core.pace.observe(b"f", 1e-5)
+    d.core.ambition = 10
+    d.core.pace.overall = 1e-5
+    (send,) = d.only(SendTasks, d.start(claim(1), claim(2)))
+    assert send.per_packet == 1
+    for _ in range(planning.STEADY):
+        d.core.pace.observe(b"f", 1e-5)
+    d.result(0, 0)
+    d.result(0, 1)
+    (send,) = d.only(SendTasks, d.claim(claim(3), claim(4)))
+    assert send.per_packet == planning.PER_PACKET
+    d.core.pace.observe(b"f", 2.0)
+    assert d.core.pace.streak(b"f") == 0
