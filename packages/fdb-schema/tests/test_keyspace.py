@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fdb
+import fdb.tuple
 import pytest
+from fdb.subspace_impl import Subspace
 
 from fdb_schema import ClusterSpace, NameInvalidError, prefix_end
 
 
 def test_a_cluster_is_the_subspace_of_its_name() -> None:
     space = ClusterSpace("demo")
-    assert space.key() == fdb.Subspace(("demo",)).key()
+    assert space.key() == Subspace(("demo",)).key()
     assert space["futures"][b"id"].pack(("code",)) == fdb.tuple.pack(("demo", "futures", b"id", "code"))
     assert space.unpack(space.clock_key) == ("clock",)
     assert space == ClusterSpace("demo") != ClusterSpace("other")

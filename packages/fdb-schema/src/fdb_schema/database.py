@@ -83,10 +83,10 @@ def _open_embedded(path: str, url: str, durability: str | None) -> Database:
 
 # The embedded engine imports no sibling, so its errors are its own; they are told by name.
 _TRANSLATED: Final[dict[str, type[Exception]]] = {
-    "NotADatabaseError": NotADatabaseError,
-    "DamagedDatabaseError": NotADatabaseError,
-    "NewerFormatError": NewerFormatError,
-    "DatabaseBusyError": DatabaseUnreachableError,
+    "NotADatabase": NotADatabaseError,
+    "DamagedDatabase": NotADatabaseError,
+    "NewerFormat": NewerFormatError,
+    "InvalidOption": DatabaseUrlError,
 }
 
 
