@@ -12,6 +12,7 @@ from .errors import (
     NewerFormat,
     NotADatabase,
 )
+from .faults import Faults
 from .opening import close, open
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ __all__ = [
     "EmbeddedError",
     "EngineClosed",
     "EngineConflict",
+    "Faults",
     "InvalidOption",
     "NewerFormat",
     "NotADatabase",

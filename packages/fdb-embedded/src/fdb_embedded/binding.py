@@ -323,6 +323,19 @@ def _override(impl: types.ModuleType, capi: CApi) -> None:
     transaction_class.add_read_conflict_keys = add_read_conflict_keys
     transaction_class.add_read_conflict_key = add_read_conflict_key
 
+    def set_option(self: Any, option: int, parameter: bytes | None, length: int) -> None:
+        try:
+            self.tpointer.set_option(option, parameter)
+        except Code as error:
+            raise error_class(error.code) from None
+
+    def set_idempotency_id(self: Any, name: bytes, automatic: bool = False) -> None:
+        """Options 504 (the id, 16 to 255 bytes) and, with `automatic`, 505 in one call."""
+        self.tpointer.set_idempotency_id(name, automatic)
+
+    transaction_class._set_option = set_option
+    transaction_class.set_idempotency_id = set_idempotency_id
+
     void = impl.FutureVoid
 
     def commit(self: Any) -> Any:

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import lmdb
 
-from . import atomics, errors, keys
+from . import atomics, errors, idempotency, keys
 from .conflict import ConflictWindow, Ids, Range, Record, pack_record
 from .futures import Future
 from .overlay import Stack
-from .versions import MAX_READ_AGE, last_version
+from .versions import MAX_READ_AGE, VERSIONS_PER_SECOND, last_version
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from .engine import Engine
-    from .transaction import Transaction
+    from .request import CommitRequest
 
 BATCH_MEMBERS = 1000
 BATCH_KEYS = 50_000
@@ -45,7 +45,7 @@ class _Written:
         self,
         version: int,
         last: int,
-        members: list[tuple[Transaction, int]],
+        members: list[tuple[CommitRequest, int]],
         points: Collection[bytes],
         ranges: list[Range],
     ) -> None:
@@ -61,13 +61,13 @@ class Committer:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.queue: deque[Transaction] = deque()
+        self.queue: deque[CommitRequest] = deque()
         self.lead = threading.Lock()
         self.window = ConflictWindow()
         self._seen_commits = 0
         self._until_trim = TRIM_EVERY
 
-    def submit(self, transaction: Transaction) -> Future:
+    def submit(self, transaction: CommitRequest) -> Future:
         """Queue a commit; its future does the work when somebody waits."""
         if self.engine.stale:
             self.engine.check_open()
@@ -79,7 +79,7 @@ class Committer:
             housekeeper.unpark()
         return future
 
-    def abandon(self, transaction: Transaction) -> None:
+    def abandon(self, transaction: CommitRequest) -> None:
         """Take a commit out of the queue, if nobody has begun it."""
         try:
             self.queue.remove(transaction)
@@ -97,7 +97,7 @@ class Committer:
         queue = self.queue
         with self.lead:
             while queue:
-                batch: list[Transaction] = []
+                batch: list[CommitRequest] = []
                 size = 0
                 while queue and len(batch) < BATCH_MEMBERS and size < BATCH_KEYS:
                     transaction = queue.popleft()
@@ -107,7 +107,7 @@ class Committer:
 
     # --- one batch, under `lead` ---
 
-    def _commit(self, batch: list[Transaction]) -> None:
+    def _commit(self, batch: list[CommitRequest]) -> None:
         written: list[_Written] = []
         try:
             self._commit_batch(batch, written)
@@ -133,7 +133,7 @@ class Committer:
             return errors.INTERNAL_ERROR
         return None
 
-    def _commit_batch(self, batch: list[Transaction], written: list[_Written]) -> None:
+    def _commit_batch(self, batch: list[CommitRequest], written: list[_Written]) -> None:
         store = self.engine.store
         if store.page.commits() - self._seen_commits > FAR_BEHIND:
             self._look_ahead(batch)
@@ -172,49 +172,53 @@ class Committer:
                 member.commit_future.set()
         self.engine.store.page.ring(results.points, results.ranges)
 
-    def _look_ahead(self, batch: list[Transaction]) -> None:
+    def _look_ahead(self, batch: list[CommitRequest]) -> None:
         """Read what others committed, outside the writer section."""
         count = self.engine.store.page.commits()
         with self.engine.store.begin_read() as txn:
             last = last_version(txn)
-            since = min((member.snap.version for member in batch if member.snap is not None), default=last)
+            since = min((member.read_at for member in batch if member.read_at is not None), default=last)
             self.window.advance(txn, since, last)
         self._seen_commits = count
 
-    def _write(self, txn: Any, batch: list[Transaction]) -> _Written | None:
+    def _write(self, txn: Any, batch: list[CommitRequest]) -> _Written | None:
         """Validate and write the batch; None when nothing is left to write."""
         store = self.engine.store
         last = last_version(txn)
-        version = max(last + 1, store.clock.now())
-        members: list[tuple[Transaction, int]] = []
+        version = store.clock.now()
+        if version <= last:
+            if version < last - VERSIONS_PER_SECOND:
+                store.clock.reload(txn)
+            version = max(last + 1, store.clock.now())
+        members: list[tuple[CommitRequest, int]] = []
         points: Any = ()
         ranges: list[Range] = []
         ids: Ids = []
         single = len(batch) == 1
         if not single:
-            points = set()
-        earlier: list[Record] = []
+            points = set()  # of the members so far
         for member in batch:
             if _done(member):
                 continue
-            code = self._validate(txn, member, version, last, earlier)
+            code = self._validate(txn, member, version, last, points, ranges)
             if code:
                 _finish(member, code)
                 continue
             index = len(members)
             stamp = version.to_bytes(8, "big") + index.to_bytes(2, "big")
+            if member.writes_ids():
+                idempotency.spill_all(txn, last)
             stamped = apply_writes(txn, member, stamp, store.page)
             own: Any = member.written_points()
             if stamped:
                 own = [*own, *stamped]
             members.append((member, index))
             if member.idempotency_id is not None:
-                ids.append((member.idempotency_id, index))
+                ids.append((member.idempotency_id, index, int(member.id_ends)))
             if single:
                 points = own
                 ranges = member.write_ranges
             else:
-                earlier.append(Record(version, list(own), member.write_ranges))
                 points.update(own)
                 ranges += member.write_ranges
         if not members:
@@ -228,52 +232,50 @@ class Committer:
             self.engine.trim(txn, version, TRIM_RECORDS)
         return _Written(version, last, members, points, ranges)
 
-    def _validate(self, txn: Any, member: Transaction, version: int, last: int, earlier: list[Record]) -> int:
+    def _validate(
+        self,
+        txn: Any,
+        member: CommitRequest,
+        version: int,
+        last: int,
+        points: Collection[bytes],
+        ranges: list[Range],
+    ) -> int:
         """0, or the code with which the member fails."""
         if not member.read_points and not member.read_ranges:
             return 0
-        snap = member.snap
-        if snap is None:
-            if member.wanted_version is None:
-                read = last
-            else:
-                read = member.wanted_version
-        else:
-            read = snap.version
+        read = member.read_at
+        if read is None:
+            read = last
         if read < version - MAX_READ_AGE:
             return errors.TRANSACTION_TOO_OLD
-        hit: Range | None = None
+        hit = None
         if read < last:
             window = self.window
             if window.tail != last or window.floor > read:
                 window.advance(txn, read, last)
                 self._seen_commits = self.engine.store.page.commits()
             hit = window.check(read, member.read_points, member.read_ranges)
-        for record in earlier:
-            if hit is not None:
-                break
-            if member.read_points:
-                hit = record.hit_by_points(member.read_points)
-            if hit is None and member.read_ranges:
-                hit = record.hit_by_ranges(member.read_ranges)
+        if hit is None and (points or ranges):  # earlier members of the batch, none of which this one has seen
+            hit = Record(version, points, ranges).hit(member.read_points, member.read_ranges)
         if hit is not None:
             member.conflict_hit = hit
             return errors.NOT_COMMITTED
         return 0
 
 
-def _done(member: Transaction) -> bool:
+def _done(member: CommitRequest) -> bool:
     future = member.commit_future
     return future is None or future.done
 
 
-def _finish(member: Transaction, code: int) -> None:
+def _finish(member: CommitRequest, code: int) -> None:
     member.settle_failure(code)
     if member.commit_future is not None:
         member.commit_future.set(None, code)
 
 
-def apply_writes(txn: Any, member: Transaction, stamp: bytes, page: Any) -> list[bytes]:
+def apply_writes(txn: Any, member: CommitRequest, stamp: bytes, page: Any) -> list[bytes]:
     """Write a member's overlay; returns the keys that versionstamped keys have become."""
     overlay = member.overlay
     for begin, end in overlay.clears:

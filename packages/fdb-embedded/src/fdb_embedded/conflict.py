@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgpack
@@ -17,8 +18,8 @@ import msgpack
 from .keys import LOG, LOG_END, log_key
 
 Range = tuple[bytes, bytes]
-# (ids committed in this version: (id, index in the batch), time as seconds since 1970)
-Ids = list[tuple[bytes, int]]
+# ids committed in a version: (id, index in the batch, 1 when it ends once its commit was answered)
+Ids = list[tuple[bytes, int, int]]
 
 FEW = 8  # so many records are cheaper to look at than to index
 KEEP_KEYS = 400_000
@@ -72,8 +73,15 @@ class Record:
         self.version = version
         self.points = points
         self.ranges = ranges
-        self._set: frozenset[bytes] | None = None
+        self._set: AbstractSet[bytes] | None = points if isinstance(points, set) else None
         self._sorted: list[bytes] | None = None
+
+    def hit(self, points: set[bytes] | None, ranges: list[Range]) -> Range | None:
+        """What was read that this commit wrote, or None."""
+        found = self.hit_by_points(points) if points else None
+        if found is None and ranges:
+            found = self.hit_by_ranges(ranges)
+        return found
 
     def hit_by_points(self, points: set[bytes]) -> Range | None:
         """A key of `points` that this commit wrote."""
@@ -181,9 +189,7 @@ class ConflictWindow:
             if len(recent) > FEW and not ranges:
                 return self._check_index(version, points) if points else None
         for record in recent:
-            hit = record.hit_by_points(points) if points else None
-            if hit is None and ranges:
-                hit = record.hit_by_ranges(ranges)
+            hit = record.hit(points, ranges)
             if hit is not None:
                 return hit
         return None

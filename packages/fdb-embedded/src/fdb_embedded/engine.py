@@ -13,10 +13,12 @@ from typing import Any
 
 import lmdb
 
-from . import futures, keys, options
+from . import futures, idempotency, keys, options
 from .commit import Committer
-from .conflict import read_log
+from .conflict import pack_record, read_log, unpack_record
 from .errors import Code, EngineClosed
+from .faults import Faults
+from .faulty import FaultyCommits
 from .housekeeping import MAX_AGE, Housekeeper
 from .keys import LOG, log_key
 from .options import PLAIN, TransactionOptions
@@ -144,6 +146,21 @@ class Engine:
         """Whether anything is open that the housekeeping thread must look after."""
         return bool(self.live or self.committer.queue)
 
+    def jump_version(self, by: int) -> None:
+        """Advance the version as a recovery of a cluster does: transactions under way become too old."""
+        store = self.store
+        txn = store.begin_write()
+        try:
+            last = last_version(txn)
+            store.clock.jump(txn, by)
+            version = max(last + 1, store.clock.now())
+            txn.put(log_key(version), pack_record((), [], [], 0), append=True)
+            txn.commit()
+        except BaseException:
+            with contextlib.suppress(lmdb.Error):
+                txn.abort()
+            raise
+
     # --- the log ---
 
     def trim(self, txn: Any, version: int, count: int) -> None:
@@ -152,7 +169,15 @@ class Engine:
         oldest = log_key(max(0, version - KEEP_LOG))
         if not cursor.set_range(LOG):
             return
+        spilled = idempotency.spilled_to(txn)
         while count > 0 and cursor.key() < oldest:
+            data = cursor.value()
+            if data[0] != idempotency.TWO_FIELDS:
+                at = int.from_bytes(cursor.key()[3:], "big")
+                if at > spilled:
+                    _, _, ids, seconds = unpack_record(data)
+                    idempotency.spill(txn, at, ids, seconds)
+                    cursor.set_range(log_key(at))  # the spilled row may have moved pages
             if not cursor.delete():
                 return
             count -= 1
@@ -200,13 +225,14 @@ class Engine:
 class Database:
     """A handle: an engine and the options set on this handle."""
 
-    def __init__(self, engine: Engine, api_version: int) -> None:
+    def __init__(self, engine: Engine, api_version: int, faults: Faults | None = None) -> None:
         self.engine = engine
         self.api_version = api_version
         self.defaults: TransactionOptions = PLAIN
         self.max_watches = DEFAULT_LIMIT
         self.watches = 0
         self.open = True
+        self.faulty = FaultyCommits(engine, faults) if faults is not None else None
         engine.handles += 1
 
     def transaction(self) -> Transaction:
@@ -234,6 +260,8 @@ class Database:
         """Give up the handle; the engine closes with its last one."""
         if self.open:
             self.open = False
+            if self.faulty is not None and not self.engine.stale:
+                self.faulty.land_all()
             with _registry_lock:
                 self.engine.handles -= 1
                 if self.engine.handles <= 0 and not self.engine.closed:
@@ -251,7 +279,12 @@ _inherited: list[Any] = []
 
 
 def open_database(
-    name: str | None, api_version: int, *, durability: str = "process", map_size: int = MAP_SIZE
+    name: str | None,
+    api_version: int,
+    *,
+    durability: str = "process",
+    map_size: int = MAP_SIZE,
+    faults: Faults | None = None,
 ) -> Database:
     """A handle on the database of a directory or of memory: `:memory:` is a new one, `memory:NAME` is shared."""
     with _registry_lock:
@@ -269,7 +302,7 @@ def open_database(
             engine = _engines[key] = Engine(path, durability=durability, map_size=map_size)
         else:
             engine.check_open()
-        return Database(engine, api_version)
+        return Database(engine, api_version, faults if faults is not None else Faults.from_environment())
 
 
 def _close_all() -> None:

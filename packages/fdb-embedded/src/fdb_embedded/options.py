@@ -87,7 +87,7 @@ class TransactionOptions:
     special_writes = False
     timeout = 0.0  # seconds from the creation of the transaction; 0 is none
     retry_limit = -1
-    max_retry_delay = 1.0  # seconds
+    max_retry_delay = 0.1  # seconds; a commit here takes microseconds, so the C client's second would be idleness
     size_limit = 10_000_000
     idempotency_id: bytes | None = None
     automatic_idempotency = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import lmdb
 
-from . import errors, keys
+from . import errors, idempotency, keys
 from .errors import Code
 from .keys import Row
 from .scan import scan
@@ -90,6 +90,8 @@ class Snapshot:
                 break
             try:
                 found = scan(txn, begin, end, limit, reverse, self.engine.store.page.long_keys)
+                if end > idempotency.IDS and begin < idempotency.IDS_END:
+                    found = self._with_ids(txn, found, begin, end, limit, reverse)
             except lmdb.Error:
                 if self.txn is txn:
                     self._renew()
@@ -103,6 +105,17 @@ class Snapshot:
                     self._unchanged(begin, found[-1][0] + b"\0")
             return found
         raise Code(errors.TRANSACTION_TOO_OLD)
+
+    @staticmethod
+    def _with_ids(txn: Any, found: list[Row], begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Row]:
+        """The rows together with those that idempotency ids on the log stand for."""
+        virtual = idempotency.log_rows(txn, begin, end)
+        if not virtual:
+            return found
+        merged = idempotency.merge_rows(found, virtual)
+        if reverse:
+            merged.reverse()
+        return merged[:limit]
 
     def stream(self, begin: bytes, end: bytes, reverse: bool, first: int = FIRST_CHUNK) -> Iterator[Row]:
         """All rows of [begin, end), read in growing chunks."""

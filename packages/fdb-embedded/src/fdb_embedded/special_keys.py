@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import errors
+from . import errors, idempotency
 from .errors import Code
 
 if TYPE_CHECKING:
@@ -42,4 +42,8 @@ def clear(transaction: Transaction, begin: bytes, end: bytes) -> None:
 
 
 def system_get(transaction: Transaction, key: bytes) -> tuple[bytes | None] | None:
+    """The answer for a system key that isn't (only) stored, in a tuple; None when the key is like any other."""
+    if key.startswith(idempotency.IDS):
+        rows = transaction._begin().rows(key, key + b"\0", 1, False)
+        return (rows[0][1] if rows else None,)
     return None

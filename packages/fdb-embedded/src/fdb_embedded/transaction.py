@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from . import atomics, errors, options, special_keys
+from . import atomics, errors, idempotency, options, special_keys
 from .conflict import Range
 from .errors import Code
 from .futures import Future, failed, ready
@@ -51,7 +52,11 @@ class Transaction:
     checked = 0
     size_hint = 0
     conflict_hit: Range | None = None
+    given_id: bytes | None = None
+    automatic_id = False
     idempotency_id: bytes | None = None
+    id_ends = False
+    read_at: int | None = None
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -154,6 +159,11 @@ class Transaction:
             "commit_future",
             "checked",
             "conflict_hit",
+            "given_id",
+            "automatic_id",
+            "idempotency_id",
+            "id_ends",
+            "read_at",
         ):
             self.__dict__.pop(name, None)
         if self.options.plain is False:
@@ -168,6 +178,12 @@ class Transaction:
 
     def set_option(self, option: int, parameter: bytes | None) -> None:
         """Set a transaction option; an unknown one raises `Code` 2007 at once, a bad value is deferred."""
+        if option == options.IDEMPOTENCY_ID and not self.committing:
+            self.set_idempotency_id(parameter)
+            return
+        if option == options.AUTOMATIC_IDEMPOTENCY and not self.committing:
+            self.automatic_id = True
+            return
         options.check_transaction_option(option)
         if self.committing:
             self._defer(errors.USED_DURING_COMMIT)
@@ -184,12 +200,22 @@ class Transaction:
         if self.options.plain is False:
             self.plain = False
 
+    def set_idempotency_id(self, name: bytes | None, automatic: bool = False) -> None:
+        """Options 504 and, with `automatic`, 505 in one call."""
+        if name is None or not options.MIN_ID <= len(name) <= options.MAX_ID:
+            self._defer(errors.INVALID_OPTION_VALUE)
+            return
+        self.given_id = name
+        self.automatic_id = automatic
+
     # --- the read version ---
 
     def _begin(self) -> Snapshot:
         snap = self.snap
         if snap is None:
             wanted = self.wanted_version
+            if self.database.faulty is not None:
+                self.database.faulty.before_read()
             snap = self.engine.snapshot() if wanted is None else self.engine.snapshot_at(wanted)
             self.snap = snap
         return snap
@@ -436,12 +462,15 @@ class Transaction:
         else:
             self._insert_read_range(begin, end)
 
+    def _insert_point(self, key: bytes) -> None:
+        if self.read_points is None:
+            self.read_points = {key}
+        else:
+            self.read_points.add(key)
+
     def _insert_read_range(self, begin: bytes, end: bytes) -> None:
         if len(end) == len(begin) + 1 and end[-1] == 0 and end.startswith(begin):
-            if self.read_points is None:
-                self.read_points = {begin}
-            else:
-                self.read_points.add(begin)
+            self._insert_point(begin)
         else:
             self.read_ranges.append((begin, end))
 
@@ -819,7 +848,31 @@ class Transaction:
             self.settle_failure(errors.TRANSACTION_TOO_LARGE)
             future = self.commit_future = failed(errors.TRANSACTION_TOO_LARGE)
             return future
+        self._prepare_commit()
+        if self.database.faulty is not None:
+            return self.database.faulty.submit(self)
         return self.engine.committer.submit(self)
+
+    def _prepare_commit(self) -> None:
+        """Fix what the commit is validated at, and the idempotency id."""
+        snap = self.snap
+        self.read_at = self.wanted_version if snap is None else snap.version
+        automatic = self.automatic_id or self.options.automatic_idempotency
+        if automatic or self.given_id is not None:
+            self.idempotency_id = self.given_id or os.urandom(16)
+            self.id_ends = automatic
+            if self.read_at is None:
+                # a blind write is validated too, against what fences it from now on: any later version is higher
+                self.read_at = self.engine.store.clock.now() - 1
+            self._insert_point(idempotency.SELF_CONFLICT + self.idempotency_id)
+
+    def writes_ids(self) -> bool:
+        """Whether the transaction changes the rows of idempotency ids."""
+        if not self.options.write_system:
+            return False
+        return any(key.startswith(idempotency.IDS) for key in self.writes) or any(
+            begin < idempotency.IDS_END and end > idempotency.IDS for begin, end in self.overlay.clears
+        )
 
     def _finish_read_only(self) -> None:
         stamps, self.stamp_futures = self.stamp_futures, None

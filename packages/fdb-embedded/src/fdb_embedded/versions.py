@@ -44,6 +44,18 @@ class Clock:
     def now(self) -> int:
         return self.base + time.monotonic_ns() // 1000
 
+    def reload(self, txn: Any) -> None:
+        """Take the stored base again: another process may have let the version jump."""
+        data = txn.get(CLOCK)
+        if data is not None:
+            self.base = msgpack.unpackb(data)[1]
+
+    def jump(self, txn: Any, by: int) -> None:
+        """Let versions jump ahead, for all processes; `txn` is a write transaction."""
+        self.reload(txn)
+        self.base += by
+        txn.put(CLOCK, msgpack.packb((boot_id(), self.base)))
+
     @classmethod
     def open(cls, txn: Any) -> Clock:
         """Read the base, or after a reboot set a new one so that versions jump ahead; `txn` is a write transaction."""

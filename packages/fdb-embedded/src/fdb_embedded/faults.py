@@ -1,0 +1,133 @@
+"""Injected faults: what FoundationDB's simulation does to its own clients, for tests of yours.
+
+Which commit meets which fault depends on the seed and on the order of commits alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import threading
+from collections.abc import Callable
+
+from . import errors
+from .errors import InvalidOption
+
+ENVIRONMENT = "MAINSPRING_FAULTS"
+LATE_AFTER = 0.03  # seconds after which a late commit lands though no other commit came
+MAX_DELAY = 0.01
+JUMP = 100_000_000
+
+
+@dataclasses.dataclass(eq=False)
+class Faults:
+    """What goes wrong, each a probability per commit (`future_version`, `version_jump`: per read version).
+
+    not_committed     the commit fails with 1020
+    too_old           the commit fails with 1007
+    unknown_before    the commit is lost and the caller gets 1021
+    unknown_after     the commit is made and the caller gets 1021
+    unknown_late      the caller gets 1021 and the commit is tried later, when other commits may have come before it
+    timed_out_late    the same with 1031
+    future_version    the first read fails with 1009
+    delay             the commit waits up to 10 ms
+    version_jump      the version jumps by 100,000,000, as in a recovery: transactions under way become too old
+    """
+
+    seed: int = 0
+    not_committed: float = 0.0
+    too_old: float = 0.0
+    unknown_before: float = 0.0
+    unknown_after: float = 0.0
+    unknown_late: float = 0.0
+    timed_out_late: float = 0.0
+    future_version: float = 0.0
+    delay: float = 0.0
+    version_jump: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "seed" and not 0.0 <= value <= 1.0:
+                raise InvalidOption(f"Faults({field.name}={value!r}): a probability is between 0 and 1")
+        self._random = random.Random(self.seed)
+        self._reads = random.Random(f"{self.seed} reads")
+        self._lock = threading.Lock()
+
+    @classmethod
+    def parse(cls, text: str) -> Faults:
+        """The faults of `k=v,...`, as in the environment variable MAINSPRING_FAULTS."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        values: dict[str, float] = {}
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            name, equals, value = part.partition("=")
+            name = name.strip()
+            if not equals or name not in known:
+                raise InvalidOption(f"faults {text!r}: {part!r} isn't one of {', '.join(sorted(known))} with =value")
+            try:
+                values[name] = int(value) if name == "seed" else float(value)
+            except ValueError:
+                raise InvalidOption(f"faults {text!r}: {value!r} isn't a number") from None
+        return cls(**values)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_environment(cls) -> Faults | None:
+        """The faults of MAINSPRING_FAULTS, or None when it isn't set."""
+        text = os.environ.get(ENVIRONMENT, "").strip()
+        return cls.parse(text) if text else None
+
+    def for_commit(self) -> Fate:
+        """What happens to the next commit."""
+        with self._lock:
+            draw = self._random.random
+            fate = Fate()
+            if self.delay and draw() < self.delay:
+                fate.delay = draw() * MAX_DELAY
+            for name, code, lands in _FATES:
+                probability = getattr(self, name)
+                if probability and draw() < probability:
+                    fate.code = code
+                    fate.lands = lands
+                    if lands == LATE:
+                        fate.after_commits = self._random.randrange(4)
+                    break
+            return fate
+
+    def for_read_version(self) -> tuple[bool, bool]:
+        """Whether the next read version fails with 1009, and whether the version jumps before it."""
+        if not self.future_version and not self.version_jump:
+            return False, False
+        with self._lock:
+            draw = self._reads.random
+            return (
+                bool(self.future_version) and draw() < self.future_version,
+                bool(self.version_jump) and draw() < self.version_jump,
+            )
+
+
+NEVER, NOW, LATE = "never", "now", "late"
+
+_FATES: tuple[tuple[str, int, str], ...] = (
+    ("not_committed", errors.NOT_COMMITTED, NEVER),
+    ("too_old", errors.TRANSACTION_TOO_OLD, NEVER),
+    ("unknown_before", errors.COMMIT_UNKNOWN_RESULT, NEVER),
+    ("unknown_after", errors.COMMIT_UNKNOWN_RESULT, NOW),
+    ("unknown_late", errors.COMMIT_UNKNOWN_RESULT, LATE),
+    ("timed_out_late", errors.TRANSACTION_TIMED_OUT, LATE),
+)
+
+
+class Fate:
+    """What happens to one commit: the code its caller gets (0 for the true outcome), and when it is made."""
+
+    __slots__ = ("after_commits", "code", "delay", "lands")
+
+    def __init__(self) -> None:
+        self.code = 0
+        self.lands = NOW
+        self.delay = 0.0
+        self.after_commits = 0
+
+
+Callback = Callable[[], None]

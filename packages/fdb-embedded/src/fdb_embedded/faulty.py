@@ -1,0 +1,139 @@
+"""Commits of a handle that was opened with faults: each meets its fate, and the caller gets what a client would get."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from . import errors, idempotency
+from .errors import Code
+from .faults import JUMP, LATE, LATE_AFTER, NEVER, Fate, Faults
+from .futures import Future
+from .request import Detached
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .transaction import Transaction
+
+
+class FaultyCommits:
+    """Stands before the committer. Late commits wait here, at most 30 ms."""
+
+    def __init__(self, engine: Engine, faults: Faults) -> None:
+        self.engine = engine
+        self.faults = faults
+        self._late: list[tuple[int, Detached]] = []
+        self._lock = threading.Lock()
+
+    def before_read(self) -> None:
+        """What a read version may meet; raises `Code` 1009."""
+        future_version, jump = self.faults.for_read_version()
+        if jump:
+            self.engine.jump_version(JUMP)
+        if future_version:
+            raise Code(errors.FUTURE_VERSION)
+
+    def submit(self, transaction: Transaction) -> Future:
+        """A commit's future; its fate is decided now, and happens when somebody waits or soon after."""
+        fate = self.faults.for_commit()
+        once = threading.Lock()
+
+        def run() -> None:
+            if once.acquire(blocking=False) and not future.done:
+                self._run(transaction, fate, future)
+
+        def kick(block: bool) -> None:
+            if block:
+                run()
+            else:
+                self.engine.housekeeper.call_at(0.0, run)
+
+        future = transaction.commit_future = Future(kick)
+        self.engine.housekeeper.call_at(time.monotonic() + LATE_AFTER, run)
+        return future
+
+    def _run(self, transaction: Transaction, fate: Fate, future: Future) -> None:
+        if fate.delay:
+            time.sleep(fate.delay)
+        self._land_due()
+        if fate.code == 0:
+            inner = self._commit(Detached(transaction, transaction.read_at))
+            if inner.commit_future is not None and inner.commit_future.error:
+                self._fail(transaction, future, inner.commit_future.error, inner)
+            else:
+                self._succeed(transaction, future, inner.version, inner.index)
+            return
+        read_at = transaction.read_at
+        if fate.lands != NEVER:
+            if read_at is None:
+                read_at = self.engine.store.last_version()
+            late = Detached(transaction, read_at)
+            if late.idempotency_id is not None:
+                point = idempotency.SELF_CONFLICT + late.idempotency_id
+                late.read_points = {point} if late.read_points is None else late.read_points | {point}
+                late.id_ends = late.id_ends and fate.code != errors.TRANSACTION_TIMED_OUT
+            if fate.lands == LATE:
+                self._postpone(late, fate.after_commits)
+            else:
+                self._commit(late)
+        if fate.code == errors.COMMIT_UNKNOWN_RESULT and transaction.idempotency_id is not None:
+            self._resolve(transaction, future, transaction.idempotency_id, read_at)
+        elif fate.code == errors.TRANSACTION_TIMED_OUT:
+            transaction.fail(errors.TRANSACTION_TIMED_OUT)
+        else:
+            self._fail(transaction, future, fate.code, None)
+
+    def _fail(self, transaction: Transaction, future: Future, code: int, inner: Detached | None) -> None:
+        if inner is not None:
+            transaction.conflict_hit = inner.conflict_hit
+        transaction.settle_failure(code)
+        future.set(None, code)
+
+    def _succeed(self, transaction: Transaction, future: Future, version: int, index: int) -> None:
+        transaction.settle_success(version, index)
+        future.set()
+
+    def _resolve(self, transaction: Transaction, future: Future, name: bytes, read_at: int | None) -> None:
+        """As the C client with an id: make sure nothing is in flight any more, then look for the id."""
+        since = read_at if read_at is not None else self.engine.store.last_version()
+        self.fence(name)
+        with self.engine.store.begin_read() as txn:
+            expired = txn.get(idempotency.EXPIRED_VERSION)
+            found = idempotency.find(txn, name, since)
+        if found is not None:
+            self._succeed(transaction, future, *found)
+        elif expired is not None and int.from_bytes(expired[:8], "little", signed=True) >= since:
+            self._fail(transaction, future, errors.COMMIT_UNKNOWN_RESULT_FATAL, None)
+        else:
+            self._fail(transaction, future, errors.TRANSACTION_TOO_OLD, None)
+
+    def fence(self, name: bytes) -> None:
+        """Commit what conflicts with every commit of this id that is still in flight."""
+        dummy = Detached()
+        dummy.points = [idempotency.SELF_CONFLICT + name]
+        self._commit(dummy)
+
+    def _commit(self, request: Detached) -> Detached:
+        self.engine.committer.submit(request).wait()
+        return request
+
+    def _postpone(self, late: Detached, after_commits: int) -> None:
+        with self._lock:
+            self._late.append((after_commits, late))
+        self.engine.housekeeper.call_at(time.monotonic() + LATE_AFTER, self.land_all)
+
+    def _land_due(self) -> None:
+        with self._lock:
+            due = [late for count, late in self._late if count <= 0]
+            self._late = [(count - 1, late) for count, late in self._late if count > 0]
+        for late in due:
+            self._commit(late)
+
+    def land_all(self) -> None:
+        """Let every late commit land now."""
+        with self._lock:
+            due = [late for _, late in self._late]
+            self._late = []
+        for late in due:
+            self._commit(late)

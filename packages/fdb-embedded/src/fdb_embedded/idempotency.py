@@ -1,0 +1,132 @@
+"""Idempotency ids kept natively: on the commit record first, then in FoundationDB's own rows.
+
+    \\xff\\x02/idmp/ version(8, BE) batch index >> 8 (1)  -> protocol version(8) time(8, LE) (length(1) id index & 255 (1))*
+
+An id lies on its commit's record for as long as the log keeps it. When the record is trimmed, an id that must last (option
+504 alone, or a commit whose caller never got its answer) spills to a row; an automatic one (505) that was answered ends.
+Reads of the rows' range show both, so a reader needs to know one format only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from . import keys
+from .conflict import unpack_record
+from .keys import LOG, LOG_END, Row, log_key
+
+IDS = b"\xff\x02/idmp/"
+IDS_END = b"\xff\x02/idmp0"
+EXPIRED_VERSION = b"\xff\x02/idmpExpiredVersion"
+SELF_CONFLICT = b"\xff/SC/"
+PROTOCOL = (0x0FDB00B073000000).to_bytes(8, "little")
+SPILLED = keys.META + b"spilled"
+VALUE_LIMIT = 100_000
+
+Id = tuple[bytes, int, int]  # (id, index in the batch, 1 when it ends once its commit was answered)
+
+
+def rows_of(version: int, ids: Iterable[Id], seconds: int) -> list[Row]:
+    """The rows of the ids of one commit version."""
+    groups: dict[int, list[bytes]] = {}
+    for name, index, _ in ids:
+        groups.setdefault(index >> 8, []).append(bytes((len(name),)) + name + bytes((index & 255,)))
+    head = PROTOCOL + seconds.to_bytes(8, "little", signed=True)
+    prefix = IDS + version.to_bytes(8, "big")
+    return [(prefix + bytes((high,)), head + b"".join(parts)) for high, parts in sorted(groups.items())]
+
+
+def parse_row(key: bytes, value: bytes) -> list[tuple[bytes, int, int]]:
+    """The (id, version, batch index) of a row."""
+    version = int.from_bytes(key[len(IDS) : len(IDS) + 8], "big")
+    high = key[len(IDS) + 8] << 8
+    found = []
+    at = 16
+    while at < len(value):
+        size = value[at]
+        found.append((value[at + 1 : at + 1 + size], version, high | value[at + 1 + size]))
+        at += 2 + size
+    return found
+
+
+def spilled_to(txn: Any) -> int:
+    """Up to which version the log's lasting ids have become rows."""
+    data = txn.get(SPILLED)
+    return int.from_bytes(data, "big") if data is not None else 0
+
+
+def logged(txn: Any, since: int, until: int) -> Iterable[tuple[int, list[Id], int]]:
+    """(version, ids, seconds) of the commit records in [since, until] that carry ids."""
+    cursor = txn.cursor()
+    if not cursor.set_range(log_key(max(0, since))):
+        return
+    stop = min(log_key(until) + b"\0", LOG_END) if until < 1 << 63 else LOG_END
+    for key, data in cursor.iternext(True, True):
+        if key >= stop:
+            return
+        if not key.startswith(LOG) or data[0] == TWO_FIELDS:
+            continue
+        _, _, ids, seconds = unpack_record(data)
+        if ids:
+            yield int.from_bytes(key[3:], "big"), ids, seconds
+
+
+TWO_FIELDS = 0x92  # msgpack's first byte of a record without ids
+
+
+def log_rows(txn: Any, begin: bytes, end: bytes) -> list[Row]:
+    """The rows of [begin, end) that ids on the log stand for."""
+    low = max(begin, IDS)
+    high = min(end, IDS_END)
+    if low >= high:
+        return []
+    since = int.from_bytes(low[len(IDS) : len(IDS) + 8].ljust(8, b"\0"), "big")
+    until = (1 << 63) if high == IDS_END else int.from_bytes(high[len(IDS) : len(IDS) + 8].ljust(8, b"\xff"), "big")
+    spilled = spilled_to(txn)
+    found: list[Row] = []
+    for version, ids, seconds in logged(txn, since, until):
+        shown = [item for item in ids if item[2] or version > spilled]
+        found += (row for row in rows_of(version, shown, seconds) if low <= row[0] < high)
+    return found
+
+
+def merge_rows(stored: list[Row], virtual: list[Row]) -> list[Row]:
+    """Rows by key; two of one key hold the ids of both."""
+    merged = dict(stored)
+    for key, value in virtual:
+        before = merged.get(key)
+        merged[key] = value if before is None else before + value[16:]
+    return sorted(merged.items())
+
+
+def spill(txn: Any, version: int, ids: Iterable[Id], seconds: int) -> None:
+    """Write the rows of lasting ids, in a write transaction."""
+    for key, value in rows_of(version, [item for item in ids if not item[2]], seconds):
+        before = txn.get(key)
+        txn.put(key, value if before is None else before + value[16:])
+
+
+def spill_all(txn: Any, last: int) -> None:
+    """Make rows of all lasting ids on the log: somebody is about to change the rows."""
+    since = spilled_to(txn)
+    for version, ids, seconds in list(logged(txn, since + 1, last)):
+        spill(txn, version, ids, seconds)
+    txn.put(SPILLED, last.to_bytes(8, "big"))
+
+
+def find(txn: Any, name: bytes, since: int) -> tuple[int, int] | None:
+    """The (version, batch index) with which an id was committed at `since` or later, or None."""
+    for version, ids, _ in logged(txn, since, 1 << 63):
+        for found, index, _ in ids:
+            if found == name:
+                return version, index
+    cursor = txn.cursor()
+    if cursor.set_range(IDS + max(0, since).to_bytes(8, "big")):
+        for key, value in cursor.iternext(True, True):
+            if key >= IDS_END:
+                break
+            for found, version, index in parse_row(key, value):
+                if found == name:
+                    return version, index
+    return None

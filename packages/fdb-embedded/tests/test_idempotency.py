@@ -1,0 +1,190 @@
+"""Idempotency ids on commit records, as rows, and through every fault."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import fdb_embedded
+from fdb_embedded import Faults, idempotency
+
+IDS, END = b"\xff\x02/idmp/", b"\xff\x02/idmp0"
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Any]]:
+    handles = []
+
+    def open_one(**options: Any) -> Any:
+        handles.append(fdb_embedded.open("memory:ids", **options))
+        return handles[-1]
+
+    yield open_one
+    for handle in handles:
+        fdb_embedded.close(handle)
+
+
+def rows(db: Any) -> list[tuple[bytes, int, int]]:
+    tr = db.create_transaction()
+    tr.options.set_read_system_keys()
+    return [item for key, value in tr.read_range(IDS, END) for item in idempotency.parse_row(key, value)]
+
+
+def commit_with(db: Any, name: bytes, *keys: bytes, automatic: bool = False) -> Any:
+    tr = db.create_transaction()
+    tr._set_option(504, name, len(name))
+    if automatic:
+        tr._set_option(505, None, 0)
+    for key in keys:
+        tr[key] = b"v"
+    stamp = tr.get_versionstamp()
+    tr.commit().wait()
+    return stamp.value
+
+
+def test_an_id_is_found_with_its_version_and_index(opened: Callable[..., Any]) -> None:
+    db = opened()
+    name = b"n" * 16
+    stamp = commit_with(db, name, b"a")
+    version, index = struct.unpack(">QH", stamp)
+    assert rows(db) == [(name, version, index)]
+
+
+def test_ids_have_16_to_255_bytes(opened: Callable[..., Any]) -> None:
+    db = opened()
+    fdb = fdb_embedded.load()
+    for size, code in ((15, 2006), (256, 2006), (16, 0), (255, 0)):
+        tr = db.create_transaction()
+        tr[b"k"] = b"v"
+        tr._set_option(504, b"x" * size, size)
+        if code:
+            with pytest.raises(fdb.FDBError) as error:
+                tr.commit().wait()
+            assert error.value.code == code
+        else:
+            tr.commit().wait()
+
+
+def test_clearing_the_rows_forgets_the_ids_that_are_still_on_the_log(opened: Callable[..., Any]) -> None:
+    db = opened()
+    commit_with(db, b"1" * 16, b"a")
+    commit_with(db, b"2" * 16, b"a")
+    (first, _, _), (second, version, index) = rows(db)
+    assert (first, second) == (b"1" * 16, b"2" * 16)
+    tr = db.create_transaction()
+    tr.options.set_access_system_keys()
+    tr.clear_range(IDS, IDS + version.to_bytes(8, "big"))
+    tr.commit().wait()
+    assert rows(db) == [(b"2" * 16, version, index)]
+
+
+def test_a_dummy_commit_on_the_conflict_key_keeps_a_later_landing_out(opened: Callable[..., Any]) -> None:
+    db = opened()
+    fdb = fdb_embedded.load()
+    name = b"f" * 16
+    tr = db.create_transaction()
+    tr._set_option(504, name, len(name))
+    tr[b"late"] = b"v"
+    pending = tr.commit()  # nobody has waited: it is still in flight
+    dummy = db.create_transaction()
+    dummy.options.set_access_system_keys()
+    dummy.add_read_conflict_key(b"\xff/SC/" + name)
+    dummy.add_write_conflict_key(b"\xff/SC/" + name)
+    queue = db.dpointer.engine.committer.queue
+    held = list(queue)
+    queue.clear()
+    dummy.commit().wait()
+    queue.extend(held)
+    with pytest.raises(fdb.FDBError) as error:
+        pending.wait()
+    assert error.value.code == 1020
+    assert db[b"late"] is None
+
+
+def test_lasting_ids_spill_when_the_log_is_trimmed_and_answered_ones_end(opened: Callable[..., Any]) -> None:
+    db = opened()
+    commit_with(db, b"lasting-lasting-", b"a")
+    commit_with(db, b"answered-answered", b"a", automatic=True)
+    assert {name for name, _, _ in rows(db)} == {b"lasting-lasting-", b"answered-answered"}
+    engine = db.dpointer.engine
+    engine.jump_version(100_000_000)
+    with engine.store.env.begin(write=True) as txn:
+        engine.trim(txn, engine.store.clock.now(), 1000)
+    assert [name for name, _, _ in rows(db)] == [b"lasting-lasting-"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("kind", ["unknown_before", "unknown_after", "unknown_late"])
+def test_a_commit_with_an_id_never_has_an_unknown_result(opened: Callable[..., Any], kind: str, seed: int) -> None:
+    db = opened(faults=Faults(seed=seed, **{kind: 0.6}))
+    clean = opened()
+    fdb = fdb_embedded.load()
+    clean.clear_range(b"", b"\xff")
+    unknown = False
+    for number in range(10):
+        tr = db.create_transaction()
+        while True:
+            try:
+                tr._set_option(504, b"%016d" % number, 16)
+                tr.add(b"count", struct.pack("<q", 1))
+                tr[b"row" + bytes((number,))] = b""
+                tr.commit().wait()
+                break
+            except fdb.FDBError as error:
+                unknown = unknown or error.code not in (1020, 1007)
+                tr.on_error(error).wait()
+    db.dpointer.faulty.land_all()
+    assert (unknown, struct.unpack("<q", clean[b"count"])) == (False, (10,)), f"seed {seed}"
+
+
+@pytest.mark.parametrize("field", ["not_committed", "too_old", "unknown_before", "unknown_after", "timed_out_late"])
+def test_every_fault_gives_its_code(opened: Callable[..., Any], field: str) -> None:
+    codes = {"not_committed": 1020, "too_old": 1007, "timed_out_late": 1031}
+    db = opened(faults=Faults(seed=1, **{field: 1.0}))
+    fdb = fdb_embedded.load()
+    tr = db.create_transaction()
+    tr[field.encode()] = b"v"
+    with pytest.raises(fdb.FDBError) as error:
+        tr.commit().wait()
+    assert error.value.code == codes.get(field, 1021)
+    db.dpointer.faulty.land_all()
+    clean = opened()
+    made = clean[field.encode()] is not None
+    assert made == (field in ("unknown_after", "timed_out_late"))
+
+
+def test_faults_are_the_same_for_a_seed() -> None:
+    fates = [
+        [(f.code, f.lands) for f in (faults.for_commit() for _ in range(200))]
+        for faults in (Faults(seed=7, not_committed=0.2, unknown_late=0.2, delay=0.1) for _ in range(2))
+    ]
+    assert fates[0] == fates[1]
+    assert len(set(fates[0])) == 3
+
+
+def test_the_environment_names_the_same_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSPRING_FAULTS", "seed=3, unknown_after=0.5,delay=0.25")
+    assert Faults.from_environment() is not None
+    assert Faults.parse("seed=3,unknown_after=0.5").unknown_after == 0.5
+    with pytest.raises(fdb_embedded.InvalidOption, match="sed"):
+        Faults.parse("sed=3")
+    with pytest.raises(fdb_embedded.InvalidOption, match="between 0 and 1"):
+        Faults(delay=2.0)
+
+
+def test_a_version_jump_makes_what_is_under_way_too_old(opened: Callable[..., Any]) -> None:
+    db = opened(faults=Faults(seed=1, version_jump=1.0))
+    clean = opened()
+    fdb = fdb_embedded.load()
+    old = clean.create_transaction()
+    assert old[b"k"].value is None
+    before = old.get_read_version().wait()
+    after = db.create_transaction().get_read_version().wait()
+    assert after - before >= 100_000_000
+    old[b"x"] = b"v"
+    with pytest.raises(fdb.FDBError) as error:
+        old.commit().wait()
+    assert error.value.code == 1007
