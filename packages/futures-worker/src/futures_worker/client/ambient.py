@@ -11,6 +11,7 @@ from futures_worker.worker.task_context import current_task
 if TYPE_CHECKING:
     from futures_worker.client.client import Client
     from futures_worker.client.future import Future
+    from futures_worker.client.session import Session
 
 _lock = threading.RLock()
 _entered: list[Client] = []  # `with client:` blocks, innermost last
@@ -36,8 +37,14 @@ def current_client() -> Client:
 
 
 def attach_future(future_id: bytes, name: str) -> Future[Any]:
-    """What a pickled future becomes where it is unpickled."""
-    return current_client()._attach(future_id, name)
+    """What a pickled future becomes where it is unpickled. It finds its client when it is first used."""
+    from futures_worker.client.future import Future
+
+    return Future(_session, future_id, name, stored=True, subscribed=False)
+
+
+def _session() -> Session:
+    return current_client()._live
 
 
 def enter(client: Client) -> None:

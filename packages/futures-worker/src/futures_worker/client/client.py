@@ -77,6 +77,7 @@ class Client:
         self._options = DEFAULT_OPTIONS
         self._fetcher: Any = None
         self._db: Any = self._open()
+        _close_before_the_engine()
         self._session: Session | None = Session(self._db, self._space, self._object_fetcher)
         _open_clients.add(self)
 
@@ -403,5 +404,10 @@ def _at_exit() -> None:
             pass
 
 
+def _close_before_the_engine() -> None:
+    """Exit handlers run last in, first out: ours has to be newer than that of any engine opened so far."""
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
-atexit.register(_at_exit)

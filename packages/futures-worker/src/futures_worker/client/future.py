@@ -30,6 +30,7 @@ class Future(Generic[T]):
         "_callbacks",
         "_entry",
         "_epoch",
+        "_error",
         "_home",
         "_id",
         "_name",
@@ -52,6 +53,7 @@ class Future(Generic[T]):
         self._entry: MailEntry | None = None  # how it ended, once mailed
         self._epoch = 0  # mail of an earlier epoch is old news
         self._trouble: BaseException | None = None  # why it couldn't be submitted
+        self._error: BaseException | None = None  # what it failed with, once it was asked for
         self._value: Any = _UNREAD
         self._callbacks: list[Callable[[Future[T]], object]] | None = None
 
@@ -186,9 +188,11 @@ class Future(Generic[T]):
 
     def _exception(self) -> BaseException | None:
         """Of a future that ended; made once, like the exception of a local future."""
-        if self._trouble is None and self._entry is not None and self._entry.failure is not None:
-            self._trouble = failure_exception(self._id, self._name, self._entry.failure)
-        return self._trouble
+        if self._trouble is not None:
+            return self._trouble
+        if self._error is None and self._entry is not None and self._entry.failure is not None:
+            self._error = failure_exception(self._id, self._name, self._entry.failure)
+        return self._error
 
     def _take_callbacks(self) -> list[Callable[[Future[T]], object]]:
         taken, self._callbacks = self._callbacks, None

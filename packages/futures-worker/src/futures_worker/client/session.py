@@ -29,10 +29,10 @@ from fdb_datamodel import (
     submit_futures,
     subscribe,
 )
-from fdb_schema import MainspringError
+from fdb_schema import MainspringError, add_reference, put_blob, unpin_blob
 from futures_worker.client.diagnosis import explain, warn_of_wait
 from futures_worker.client.future import Future
-from futures_worker.client.intake import Intake
+from futures_worker.client.intake import MAX_BATCH_BYTES, Intake
 from futures_worker.client.mailbox import Mailbox
 from futures_worker.client.outcome import Status, describe
 from futures_worker.errors import ObjectLostError
@@ -74,6 +74,7 @@ class Session:
         self.closed = False
         self._fetcher = fetcher
         self._pending: dict[bytes, Future[Any]] = {}  # id -> future whose end was asked for and hasn't come
+        self._twins: dict[bytes, list[Future[Any]]] = {}  # further handles of pending ids
         self._stored_code: set[bytes] = set()
         self._intake: Intake[Submission] = Intake(self._store)
         self._mailbox = Mailbox(db, space, self.id, self._deliver)
@@ -128,19 +129,33 @@ class Session:
     def _store_together(self, batch: Sequence[Submission]) -> None:
         codes = {s.code.digest: s.code.data for s in batch if s.code is not None}
         specs = [s.spec for s in batch]
+        large_codes = [self._upload(data, "the code") for data in codes.values() if len(data) > MAX_BATCH_BYTES]
+        codes = {digest: data for digest, data in codes.items() if digest not in large_codes}
+        uploaded = list(large_codes)  # pinned until what refers to them is stored
+        for spec in specs:
+            if len(spec.args) > MAX_BATCH_BYTES:
+                spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {spec.id.hex()}"))
+                uploaded.append(spec.args)
 
         def body(tr: Any) -> Callable[[], None] | None:
             for data in codes.values():
                 put_code(tr, self.space, data)
+            for digest in large_codes:
+                add_reference(tr, self.space, digest, specs[0].id)
             submit_futures(tr, self.space, specs)
+            for digest in uploaded:
+                unpin_blob(tr, self.space, digest, self.id)
             return self._mailbox.clear_delivered(tr)
 
         committed = run(self.db, body, strategy="off")  # the ids make a submit safe to repeat
         if committed is not None:
             committed()
-        self._stored_code.update(codes)
+        self._stored_code.update(codes, large_codes)
         for submission in batch:
             submission.future._stored = True
+
+    def _upload(self, data: bytes, what: str) -> bytes:
+        return put_blob(run, self.db, self.space, data, session=self.id, what=what)
 
     def _refused(self, future: Future[Any], error: BaseException) -> None:
         self._pending.pop(future._id, None)
@@ -276,6 +291,10 @@ class Session:
                 future._entry = entry
                 pending.pop(entry.id, None)
                 ended.append(future)
+                if self._twins:
+                    for twin in self._twins.pop(entry.id, ()):
+                        twin._entry = entry
+                        ended.append(twin)
         self._tell_groups(ended)
         return [future for future in ended if future._callbacks]
 
@@ -287,7 +306,9 @@ class Session:
         for start in range(0, len(futures), 250):
             page = futures[start : start + 250]
             for future in page:
-                self._pending[future._id] = future
+                known = self._pending.setdefault(future._id, future)
+                if known is not future:
+                    self._twins.setdefault(future._id, []).append(future)
             entries = run(self.db, subscribe, self.space, self.id, [future._id for future in page])
             for future in page:
                 future._session = self

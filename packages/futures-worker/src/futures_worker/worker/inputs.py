@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from fdb_datamodel import Claim, FutureResult, WorkerId, get_code
+from fdb_datamodel import Claim, CodeDigest, FutureResult, WorkerId, get_code
 from fdb_schema import BlobMissingError, ClusterSpace
 from futures_worker.errors import AuthenticationError, ObjectLostError
 from futures_worker.store import ObjectStore, write_file
@@ -53,7 +53,7 @@ class Inputs:
         for task in tasks:
             claim = task.claim
             digest = self._codes.get(claim.code)
-            if digest is None or claim.dependencies or len(claim.args) > PARCEL_BYTES:
+            if digest is None or claim.dependencies or type(claim.args) is not bytes or len(claim.args) > PARCEL_BYTES:
                 event = self._prepare_one(task, me)
                 if event is not None:
                     events.append(event)
@@ -80,11 +80,14 @@ class Inputs:
         claim = task.claim
         try:
             task.digest = self._codes.get(claim.code) or self._bring_code(claim.code)
-            task.args = claim.args
-            if len(claim.args) > PARCEL_BYTES:
-                task.args = self._parcel(task, claim.args)
+            args: bytes = claim.args
+            if isinstance(args, CodeDigest):  # too large for a row
+                args = run(self._db, get_code, self._space, args, strategy="off")
+            task.args = self._parcel(task, args) if len(args) > PARCEL_BYTES else args
         except BlobMissingError as exc:
-            return InputsBroken(task, "unpickle", f"the code of {task.label} is not in the database: {exc}")
+            return InputsBroken(
+                task, "unpickle", f"the code or arguments of {task.label} is not in the database: {exc}"
+            )
         except OSError as exc:
             return InputsBroken(task, "oversize", f"no room for the arguments of {task.label}: {exc}")
         if not claim.dependencies:
