@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fdb_schema import MainspringError
 from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, EXIT_FAILED, EXIT_LOCK_STOLEN, EXIT_NOT_FOUND
+
+if TYPE_CHECKING:
+    from lease_locks.info import LeaseInfo
 
 
 class LeaseError(MainspringError):
@@ -13,9 +16,10 @@ class LeaseError(MainspringError):
 
 
 class AcquireTimeout(LeaseError, TimeoutError):
-    """The lease wasn't free before the deadline; the message names who holds it."""
+    """The lease wasn't free before the deadline; the message names who holds it, `holder` is its LeaseInfo."""
 
     exit_code: ClassVar[int] = EXIT_ACQUIRE_TIMED_OUT
+    holder: LeaseInfo | None = None
 
 
 class LeaseLost(LeaseError):

@@ -63,8 +63,8 @@ class Holding:
             self.deadline = max(self.deadline, started + FENCE * self.ttl)
 
     def remaining(self, now: float) -> float:
-        """Seconds until the belief ends unless it is renewed; 0 where it has ended."""
-        if self.look(now) is not Belief.HELD:
+        """Seconds until the belief ends unless it is renewed; 0 where it has ended. Changes nothing."""
+        if self.state is not Belief.HELD:
             return 0.0
         return max(0.0, min(self.deadline, self.hold_until) - now)
 
@@ -95,7 +95,7 @@ class RenewalPlan:
         """When the next heartbeat is due; `since`: when there began to be anything to renew."""
         if self._retry_at is not None:
             return self._retry_at
-        start = since if self._last_start is None else self._last_start
+        start = since if self._last_start is None else max(self._last_start, since)
         return start + self._share * min(self._session_ttl, shortest_ttl or self._session_ttl)
 
     def succeeded(self, started: float) -> None:
@@ -129,6 +129,14 @@ class SessionCore:
 
     def renewal_due(self) -> float:
         return self.plan.due(self.shortest_ttl(), self._began)
+
+    def active_since(self, now: float) -> None:
+        """There is something to renew again, after a time without: a new grant needs no heartbeat at once."""
+        self._began = now
+
+    def renewal_due_for(self, ttl: float) -> float:
+        """When a heartbeat is due for a lease of `ttl`, if it were the only one."""
+        return self.plan.due(ttl, self._began)
 
     def next_deadline(self) -> float:
         """When the clock alone ends the next belief; infinity where there is none."""

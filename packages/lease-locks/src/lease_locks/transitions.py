@@ -322,9 +322,18 @@ def how_ended(tr: Any, lock: LockKeys, token: FencingToken) -> tuple[str, str]:
 
 
 def leave(
-    tr: Any, space: LeaseSpace, lock: LockKeys, token: FencingToken, session: bytes, by: str, why: str, wall_us: int
+    tr: Any,
+    space: LeaseSpace,
+    lock: LockKeys,
+    token: FencingToken,
+    session: bytes,
+    by: str,
+    why: str,
+    wall_us: int,
+    *,
+    whole: bool = False,
 ) -> bool:
-    """HELD ─left─▶ HELD: stop counting as a maintainer; ─expired─▶ ENDED where nobody else maintains the grant.
+    """HELD ─left─▶ HELD: stop counting as a maintainer; ─expired─▶ ENDED where nobody else maintains it, or `whole`.
 
     For a session that lost the lease but lives on: its heartbeats must not keep the grant. True where it ended.
     """
@@ -332,7 +341,7 @@ def leave(
     if grant is None:
         return True
     others = [sid for sid, _ in grant.joins if sid != session]
-    if others or (grant.record.session != session and grant.record.maintained):
+    if not whole and (others or (grant.record.session != session and grant.record.maintained)):
         next_grant(Grant.HELD, Event.LEFT)
         tr.clear(lock.maintainer(token, session))
         if grant.record.session == session and grant.record.maintained:

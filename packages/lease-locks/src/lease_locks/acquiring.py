@@ -1,0 +1,173 @@
+"""How a claim becomes a lease: the steps, without saying how a step is waited for.
+
+`acquiring` is a generator of steps; `LeaseManager` runs it in the calling thread and `AsyncLeaseManager` on an event loop.
+A step is a transaction to run, or a pause until one of some rows changes, heartbeats are to be looked at again, a
+process of this host ends, or the deadline comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from idempotent_txn import Outcome, TransactionTimedOut
+from lease_locks import transitions
+from lease_locks.errors import AcquireTimeout
+from lease_locks.holding import Holding
+from lease_locks.info import lease_infos
+from lease_locks.lease import Lease
+from lease_locks.observer import Subject
+from lease_locks.rows import read_name
+from lease_locks.session import Session
+from lease_locks.space import LockKeys
+from lease_locks.tokens import FencingToken
+from lease_locks.transitions import PRESENT, Claim, Granted, Waiting
+
+GRACE: Final = 2.0
+"""Seconds that a last look may take after the deadline of the wait."""
+_SLACK: Final = 0.002  # an observation is due, not nearly due
+PROCESS_LOOK_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Transact:
+    """Run `body` in a transaction; the step's answer is the `Outcome`."""
+
+    body: Callable[[Any], Any]
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait until a row of `watch` changes, `seconds` pass, or all processes of one of `processes` are gone."""
+
+    watch: tuple[tuple[bytes, bytes | None], ...]
+    seconds: float
+    processes: tuple[Subject, ...]
+
+
+Step = Transact | Pause
+Body = Callable[[Any, bool, bool], Any]
+
+
+def acquiring(
+    session: Session,
+    lock: LockKeys,
+    claim: Claim,
+    timeout: float | None,
+    *,
+    look: Callable[[Any], Any] | None = None,
+    also_watch: tuple[bytes, ...] = (),
+) -> Generator[Step, Any, Any]:
+    """Acquire `lock` for `claim` within `timeout` seconds (None: no limit, 0: one try); returns the Lease.
+
+    `look(tr)` runs first in every attempt: anything but None that it returns ends the wait and is returned in place of
+    a lease (a memoized result). A change of a row of `also_watch` makes it look again.
+
+    Nothing is left behind when it raises, or is closed because its caller was cancelled.
+
+    Raises `AcquireTimeout`, which names the holder.
+    """
+    clocks = session.clocks
+    give_up = None if timeout is None else clocks.monotonic() + timeout
+    enqueue = timeout != 0
+    queued = False
+    done = False
+    staying = False
+
+    def attempt(tr: Any) -> Any:
+        found = None if look is None else look(tr)
+        if found is not None:
+            if queued:
+                transitions.withdraw(tr, session.space, lock, claim)
+            return found
+        return transitions.acquire(tr, session.space, lock, claim, session.observer, queued=queued, enqueue=enqueue)
+
+    try:
+        while True:
+            started = clocks.boottime()
+            left = None if give_up is None else max(0.0, give_up - clocks.monotonic()) + GRACE
+            try:
+                outcome: Outcome[Any] = yield Transact(attempt, left)
+            except TransactionTimedOut as error:
+                raise AcquireTimeout(
+                    f"lease {lock.name!r}: the database did not answer within {timeout:g} s ({error})"
+                ) from error
+            found = outcome.value
+            if isinstance(found, Granted):
+                token = yield from _token(found, outcome, lock, claim)
+                holding = Holding(claim.ttl, started, max_hold=claim.max_hold, maintained=claim.maintained)
+                lease = Lease(session, lock, token, holding, claim.owner, claim.mode, "orchestrator")
+                session.adopt(lease, claim.owner, holding)
+                done = True
+                return lease if look is None else (lease, found.adopts)
+            if not isinstance(found, Waiting):
+                done = True
+                return found
+            if give_up is not None and clocks.monotonic() >= give_up:
+                raise (yield from _timed_out(session, lock, timeout or 0.0, enqueue))
+            if not staying and enqueue:
+                session.stay(1)  # a waiter is as alive as its session's heartbeat
+                staying = True
+            queued = enqueue
+            if found.again:
+                continue
+            seconds = found.look_in + _SLACK
+            if give_up is not None:
+                seconds = min(seconds, max(0.0, give_up - clocks.monotonic()))
+            yield Pause(
+                found.watch + tuple((key, None) for key in also_watch), seconds, _local(session, found.processes)
+            )
+    finally:
+        if staying:
+            session.stay(-1)
+        if not done and not session.forked:
+            session.withdraw(lock, claim)
+
+
+def _local(session: Session, subjects: tuple[Subject, ...]) -> tuple[Subject, ...]:
+    """The subjects whose processes all ran on this host, so that their end can be seen here."""
+    mine = session.record
+    return tuple(
+        s
+        for s in subjects
+        if mine.boot_id
+        and all(
+            v.record is not None and v.record.boot_id == mine.boot_id and v.record.pid_ns == mine.pid_ns
+            for v in s.vitals
+        )
+    )
+
+
+def _token(found: Granted, outcome: Outcome[Any], lock: LockKeys, claim: Claim) -> Generator[Step, Any, FencingToken]:
+    if found.token is not None:
+        return found.token
+    if outcome.commit is not None:
+        return FencingToken(found.epoch, outcome.commit.versionstamp)
+
+    def own(tr: Any) -> FencingToken | None:
+        return next((g.token for g in read_name(tr, lock).grants if g.record.owner == claim.owner), None)
+
+    read: Outcome[FencingToken | None] = yield Transact(own, None)
+    if read.value is None:
+        raise AcquireTimeout(f"lease {lock.name!r} was granted and taken away again before its token was read")
+    return read.value
+
+
+def _timed_out(session: Session, lock: LockKeys, timeout: float, waited: bool) -> Generator[Step, Any, AcquireTimeout]:
+    read: Outcome[Any] = yield Transact(lambda tr: lease_infos(tr, session.space, lock), GRACE)
+    infos = read.value
+    error = AcquireTimeout(
+        f"lease {lock.name!r} was not free within {timeout:g} s: "
+        + (
+            f"held by {infos[0].describe()}, {len(infos[0].waiters)} waiting"
+            if infos
+            else "others were before this one in its queue"
+        )
+    )
+    error.holder = infos[0] if infos else None
+    return error
+
+
+__all__ = ["PRESENT", "PROCESS_LOOK_SECONDS", "Pause", "Step", "Transact", "acquiring"]

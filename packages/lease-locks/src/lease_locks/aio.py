@@ -1,0 +1,194 @@
+"""The async twin: the same steps on an event loop. Waiting takes no thread; transactions run in a small pool."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from idempotent_txn import run, run_committed
+from lease_locks.acquiring import PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring
+from lease_locks.errors import AcquireTimeout
+from lease_locks.info import LeaseEvent, LeaseInfo
+from lease_locks.lease import Lease
+from lease_locks.locks import LeaseManager, any_gone, start_watches
+from lease_locks.session import IDEMPOTENT
+from lease_locks.tokens import FencingToken
+
+_POOL_THREADS = 4
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="lease-async")
+
+
+async def _in_thread(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Run a short blocking call in the pool. A cancellation is delivered after it has ended: its outcome is known then."""
+    future = asyncio.get_running_loop().run_in_executor(_pool(), functools.partial(call, *args, **options))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # retrieved; the cancellation goes first
+        raise
+
+
+class AsyncLock:
+    """`async with` one acquisition."""
+
+    def __init__(self, manager: AsyncLeaseManager, name: str, timeout: float | None, options: dict[str, Any]) -> None:
+        self._manager = manager
+        self._name = name
+        self._timeout = timeout
+        self._options = options
+        self._lease: Lease | None = None
+
+    async def __aenter__(self) -> Lease:
+        self._lease = await self._manager.acquire(self._name, self._timeout, **self._options)
+        return self._lease
+
+    async def __aexit__(self, *error: Any) -> None:
+        if self._lease is not None:
+            await _in_thread(self._lease.__exit__, *error)
+
+
+class AsyncLeaseManager:
+    """`LeaseManager` for asyncio. Leases are the same objects; `lease.check()`, `guard` and `remaining` never block."""
+
+    def __init__(self, db: Any = None, *args: Any, **options: Any) -> None:
+        self.sync = db if isinstance(db, LeaseManager) else LeaseManager(db, *args, **options)
+
+    async def __aenter__(self) -> AsyncLeaseManager:
+        await _in_thread(self.sync.__enter__)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Release every lease and end the session."""
+        await _in_thread(self.sync.close)
+
+    async def try_acquire(self, name: str, **options: Any) -> Lease | None:
+        """As `LeaseManager.try_acquire`."""
+        try:
+            return await self.acquire(name, timeout=0, **options)
+        except AcquireTimeout:
+            return None
+
+    async def acquire(
+        self,
+        name: str,
+        timeout: float | None = None,
+        ttl: float | None = None,
+        mode: str = "exclusive",
+        slots: int = 1,
+        fair: bool = True,
+        max_hold: float | None = None,
+        reentrant: bool = False,
+        meta: dict[str, Any] | None = None,
+    ) -> Lease:
+        """As `LeaseManager.acquire`; `reentrant` is by task. A cancelled wait leaves nothing behind."""
+        owner = asyncio.current_task()
+        again = self.sync._reenter(name, owner) if reentrant else None
+        if again is not None:
+            return again
+        claim = self.sync._claim(ttl, mode, slots, fair, max_hold, meta)
+        session = self.sync._session
+        await _in_thread(session.start)
+        lease: Lease = await self._drive(acquiring(session, self.sync.space.lock(name), claim, timeout))
+        if reentrant:
+            self.sync._own[name, owner] = lease
+        return lease
+
+    def lock(self, name: str, timeout: float | None = None, **options: Any) -> AsyncLock:
+        """`async with locks.lock("name", timeout=30) as lease:`"""
+        return AsyncLock(self, name, timeout, options)
+
+    async def release(self, lease: Lease) -> bool:
+        """`lease.release()` without blocking the loop."""
+        return bool(await _in_thread(lease.release))
+
+    async def maintain(self, lease: Lease) -> None:
+        """`lease.maintain()` without blocking the loop."""
+        await _in_thread(lease.maintain)
+
+    async def join(self, name: str, writer_id: str, role: str = "remote") -> Lease:
+        """As `LeaseManager.join`."""
+        lease: Lease = await _in_thread(self.sync.join, name, writer_id, role)
+        return lease
+
+    async def read(self, name: str) -> LeaseInfo | None:
+        """As `LeaseManager.read`."""
+        found: LeaseInfo | None = await _in_thread(self.sync.read, name)
+        return found
+
+    async def list(self, prefix: str = "") -> list[LeaseInfo]:
+        """As `LeaseManager.list`."""
+        found: list[LeaseInfo] = await _in_thread(self.sync.list, prefix)
+        return found
+
+    async def history(self, name: str) -> list[LeaseEvent]:
+        """As `LeaseManager.history`."""
+        found: list[LeaseEvent] = await _in_thread(self.sync.history, name)
+        return found
+
+    async def force_release(self, name: str, *, reason: str) -> list[FencingToken]:
+        """As `LeaseManager.force_release`."""
+        ended: list[FencingToken] = await _in_thread(self.sync.force_release, name, reason=reason)
+        return ended
+
+    async def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    if isinstance(step, Transact):
+                        answer = await _in_thread(
+                            run_committed, self.sync.db, step.body, strategy=IDEMPOTENT, timeout=step.timeout
+                        )
+                    else:
+                        answer = await self._pause(step)
+                except BaseException as error:
+                    step = await _in_thread(steps.throw, error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        except RuntimeError as error:
+            # A generator's return through an executor's future arrives wrapped: a StopIteration can't be set there.
+            if isinstance(error.__cause__, StopIteration):
+                return error.__cause__.value
+            raise
+
+    async def _pause(self, step: Pause) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + step.seconds
+        rung = asyncio.Event()
+        watches = await _in_thread(run, self.sync.db, start_watches, step.watch, strategy=IDEMPOTENT)
+        if watches is None:
+            return
+
+        def ring(_watch: Any) -> None:
+            try:
+                loop.call_soon_threadsafe(rung.set)
+            except RuntimeError:
+                pass  # the loop was closed while the watch was out: nobody waits any more
+
+        try:
+            for watch in watches:
+                watch.on_ready(ring)
+            while (left := until - loop.time()) > 0:
+                try:
+                    await asyncio.wait_for(rung.wait(), min(left, PROCESS_LOOK_SECONDS) if step.processes else left)
+                    return
+                except TimeoutError:
+                    if step.processes and any_gone(step):
+                        return
+        finally:
+            for watch in watches:
+                watch.cancel()

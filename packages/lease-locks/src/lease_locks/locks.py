@@ -1,0 +1,374 @@
+"""`LeaseManager`: leases by name, for threads."""
+
+from __future__ import annotations
+
+import builtins
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from fdb_schema import DEFAULT_CLUSTER, open_database
+from idempotent_txn import run, run_committed
+from lease_locks import sessions, transitions
+from lease_locks.acquiring import PRESENT, PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring
+from lease_locks.clocks import Clocks, SystemClocks
+from lease_locks.errors import AcquireTimeout
+from lease_locks.holding import Holding
+from lease_locks.host import process_gone
+from lease_locks.info import LeaseEvent, LeaseInfo, held_names, history, lease_infos
+from lease_locks.lease import Lease
+from lease_locks.observer import Dead
+from lease_locks.records import MaintainerRecord
+from lease_locks.rows import session_subject
+from lease_locks.session import IDEMPOTENT, Session
+from lease_locks.space import LeaseSpace
+from lease_locks.tokens import FencingToken
+from lease_locks.transitions import Claim
+
+if TYPE_CHECKING:
+    from lease_locks.aio import AsyncLock
+
+Mode = Literal["exclusive", "shared"]
+_PAGE = 1_000
+
+
+class LeaseManager:
+    """Leases by name over one database; a session of this process, shared by its threads.
+
+    A context manager: leaving it releases every lease and ends the session.
+
+    Args:
+        db: a `Database`, or a database URL; None is `MAINSPRING_DB` or the default.
+        cluster: the keyspace; names are the same lock only within one cluster.
+        ttl: seconds without a heartbeat after which a lease may be taken over.
+    """
+
+    def __init__(
+        self,
+        db: Any = None,
+        cluster: str = DEFAULT_CLUSTER,
+        ttl: float = 15.0,
+        *,
+        clocks: Clocks | None = None,
+    ) -> None:
+        _check_seconds("ttl", ttl)
+        self.url: str | None = db if isinstance(db, str) else None
+        self.db = open_database(db) if db is None or isinstance(db, str) else db
+        self.cluster = cluster
+        self.ttl = float(ttl)
+        self.space = LeaseSpace(cluster)
+        self._session = Session(self.db, self.space, self.ttl, clocks or SystemClocks())
+        self._own: dict[tuple[str, Any], Lease] = {}
+        self._pinned = False
+        weakref.finalize(self, _let_go, self._session)
+
+    # --- life
+
+    def __enter__(self) -> LeaseManager:
+        self._session.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release every lease and end the session. In a child made by `fork()` it does nothing."""
+        if self._session.forked:
+            return
+        try:
+            for lease in self._session.leases():
+                lease._depth = 1
+                lease.release()
+        finally:
+            self._session.stop()
+
+    @property
+    def session_id(self) -> bytes:
+        """The session's id (16 bytes), to be named in rows of one's own; from now on it shows life until closed."""
+        self._session.start()
+        if not self._pinned:
+            self._pinned = True
+            self._session.stay(1)
+        return self._session.sid
+
+    def session_dead(self, tr: Any, session_id: bytes) -> str | None:
+        """Why the session `session_id` is dead by the rules of leases, or None. Its heartbeat becomes a read conflict.
+
+        Rule 1 needs this manager to have seen it unchanged for 1.1 × its ttl: ask again and again, at least twice.
+        """
+        subject = session_subject(tr, self.space, session_id)
+        if subject is None:
+            tr.add_read_conflict_key(self.space.session(session_id))
+            return "its rows are gone"
+        verdict = self._session.observer.judge(subject, tr.get_read_version().wait())
+        if not isinstance(verdict, Dead):
+            return None
+        tr.add_read_conflict_key(self.space.heartbeat(session_id))
+        return verdict.why
+
+    # --- acquiring
+
+    def try_acquire(self, name: str, **options: Any) -> Lease | None:
+        """`acquire` without waiting: None where the name is held, or others wait for it. Same options."""
+        try:
+            return self.acquire(name, timeout=0, **options)
+        except AcquireTimeout:
+            return None
+
+    def acquire(
+        self,
+        name: str,
+        timeout: float | None = None,
+        ttl: float | None = None,
+        mode: Mode = "exclusive",
+        slots: int = 1,
+        fair: bool = True,
+        max_hold: float | None = None,
+        reentrant: bool = False,
+        meta: dict[str, Any] | None = None,
+    ) -> Lease:
+        """A lease on `name`, first come first served.
+
+        Args:
+            timeout: seconds to wait; None is for ever, 0 is one try.
+            ttl: seconds, instead of the manager's.
+            mode: "exclusive", or "shared" with other shared holders.
+            slots: how many exclusive holders there may be at once.
+            fair: False takes a free name even where others wait, and waits without a place in the queue.
+            max_hold: seconds after which the lease is lost whatever its holder does.
+            reentrant: where this thread holds the name already, the same lease, to be released once more.
+            meta: shown to whoever reads the lease; plain values.
+
+        Raises `AcquireTimeout`, which names the holder.
+        """
+        owner = threading.get_ident()
+        again = self._reenter(name, owner) if reentrant else None
+        if again is not None:
+            return again
+        claim = self._claim(ttl, mode, slots, fair, max_hold, meta)
+        self._session.start()
+        lease: Lease = self._drive(acquiring(self._session, self.space.lock(name), claim, timeout))
+        if reentrant:
+            self._own[name, owner] = lease
+        return lease
+
+    def lock(self, name: str, timeout: float | None = None, **options: Any) -> AbstractContextManager[Lease]:
+        """`with locks.lock("name", timeout=30) as lease:`; `acquire`'s options. Raises `LeaseLost` at the end of a
+        block whose lease was lost and taken over meanwhile."""
+        return self._locked(name, timeout, options)
+
+    @contextmanager
+    def _locked(self, name: str, timeout: float | None, options: dict[str, Any]) -> Iterator[Lease]:
+        with self.acquire(name, timeout, **options) as lease:
+            yield lease
+
+    def alock(self, name: str, timeout: float | None = None, **options: Any) -> AsyncLock:
+        """`async with locks.alock("name", timeout=30) as lease:`; waiting takes no thread."""
+        from lease_locks.aio import AsyncLeaseManager
+
+        return AsyncLeaseManager(self).lock(name, timeout, **options)
+
+    def _reenter(self, name: str, owner: Any) -> Lease | None:
+        lease = self._own.get((name, owner))
+        if lease is None:
+            return None
+        if lease.held:
+            lease._depth += 1
+            return lease
+        del self._own[name, owner]
+        return None
+
+    def _claim(
+        self,
+        ttl: float | None,
+        mode: str,
+        slots: int,
+        fair: bool,
+        max_hold: float | None,
+        meta: dict[str, Any] | None,
+        *,
+        maintained: bool = True,
+        adopt: bool = False,
+    ) -> Claim:
+        if mode not in ("exclusive", "shared"):
+            raise ValueError(f'mode must be "exclusive" or "shared", not {mode!r}')
+        if slots < 1:
+            raise ValueError(f"slots must be at least 1, not {slots!r}")
+        if ttl is not None:
+            _check_seconds("ttl", ttl)
+        if max_hold is not None:
+            _check_seconds("max_hold", max_hold)
+        session = self._session
+        return Claim(
+            owner=secrets.token_bytes(16),
+            session=session.sid,
+            ttl=self.ttl if ttl is None else float(ttl),
+            mode=mode,
+            slots=slots,
+            fair=fair,
+            max_hold=max_hold or 0.0,
+            maintained=maintained,
+            adopt=adopt,
+            meta=meta,
+            host=session.record.host,
+            pid=session.record.pid,
+            wall_us=session.clocks.wall_us(),
+        )
+
+    def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
+        """Run steps in the calling thread."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    if isinstance(step, Transact):
+                        answer = run_committed(self.db, step.body, strategy=IDEMPOTENT, timeout=step.timeout)
+                    else:
+                        answer = self._pause(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+    def _pause(self, step: Pause) -> None:
+        until = time.monotonic() + step.seconds
+        rung = threading.Event()
+        watches = run(self.db, start_watches, step.watch, strategy=IDEMPOTENT)
+        if watches is None:
+            return
+        try:
+            for watch in watches:
+                watch.on_ready(lambda _: rung.set())
+            while (left := until - time.monotonic()) > 0:
+                if rung.wait(min(left, PROCESS_LOOK_SECONDS) if step.processes else left):
+                    return
+                if step.processes and any_gone(step):
+                    return
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    # --- remotes and readers
+
+    def join(self, name: str, writer_id: str, role: str = "remote") -> Lease:
+        """Become a maintainer of the lease whose `writer_id` this is, or of the one that adopted it.
+
+        It is alive by this transaction, even if its orchestrator's heartbeats had stopped for a ttl and nobody took it.
+
+        Raises:
+            LockWasStolenError: somebody else holds the name (`LockReleased`: nobody does).
+            CannotMaintainLock: there never was such a lock, or `writer_id` isn't one.
+        """
+        token = FencingToken.from_hex(writer_id)
+        self._session.start()
+        return self._join(name, token, role, None)
+
+    def _join(self, name: str, token: FencingToken, role: str, also: Any) -> Lease:
+        session = self._session
+        lock = self.space.lock(name)
+        record = MaintainerRecord(role, session.clocks.wall_us(), session.record.host, session.record.pid)
+        started = session.clocks.boottime()
+
+        def joined(tr: Any) -> Any:
+            grant = transitions.join(tr, lock, token, session.sid, record, session.by)
+            if also is not None:
+                also(tr, grant)
+            return grant
+
+        grant = run(self.db, joined, strategy=IDEMPOTENT)
+        holding = Holding(grant.record.ttl_ms / 1000, started)
+        key = secrets.token_bytes(16)
+        lease = Lease(session, lock, grant.token, holding, key, grant.record.mode, role)
+        session.adopt(lease, key, holding)
+        return lease
+
+    def read(self, name: str) -> LeaseInfo | None:
+        """Who holds `name` (the oldest of several holders), or None."""
+        infos = run(self.db, lease_infos, self.space, self.space.lock(name), strategy=IDEMPOTENT)
+        return infos[0] if infos else None
+
+    def list(self, prefix: str = "") -> builtins.list[LeaseInfo]:
+        """Every grant of the names that start with `prefix`, in the order of names; read page by page."""
+        found: builtins.list[LeaseInfo] = []
+        after: str | None = None
+        while True:
+            names, after = run(self.db, held_names, self.space, prefix, after, _PAGE, strategy=IDEMPOTENT)
+            for name in names:
+                found += run(self.db, lease_infos, self.space, self.space.lock(name), strategy=IDEMPOTENT)
+            if after is None:
+                return found
+
+    def history(self, name: str) -> builtins.list[LeaseEvent]:
+        """The last 64 events of `name`, oldest first."""
+        return run(self.db, history, self.space.lock(name), strategy=IDEMPOTENT)
+
+    def force_release(self, name: str, *, reason: str) -> builtins.list[FencingToken]:
+        """End every grant of `name` by a person's word, `reason` goes to the history; the tokens that were ended.
+
+        Holders learn it in under a second, and their guarded commits fail at once.
+        """
+        session = self._session
+
+        def forced(tr: Any) -> builtins.list[FencingToken]:
+            wall = session.clocks.wall_us()
+            ended = transitions.force(tr, self.space, self.space.lock(name), session.sid, session.by, reason, wall)
+            return [grant.token for grant in ended]
+
+        return run(self.db, forced, strategy=IDEMPOTENT)
+
+    def sessions(self) -> Iterator[tuple[bytes, Any, bytes | None]]:
+        """Every session as (id, SessionRecord, heartbeat row), page by page."""
+        begin = b""
+        while True:
+            page = run(self.db, sessions.read_sessions, self.space, begin, strategy=IDEMPOTENT)
+            yield from page
+            if not page:
+                return
+            begin = page[-1][0]
+
+    def clear_dead_sessions(self) -> int:
+        """Remove the rows of sessions that this manager can prove dead; how many. For a janitor, or `doctor`."""
+        cleared = 0
+        for sid, _, _ in self.sessions():
+            if sid != self._session.sid and run(
+                self.db, sessions.clear_if_dead, self.space, sid, self._session.observer, strategy=IDEMPOTENT
+            ):
+                cleared += 1
+        return cleared
+
+
+def start_watches(tr: Any, rows: tuple[tuple[bytes, bytes | None], ...]) -> builtins.list[Any] | None:
+    """Watches on rows, in a transaction that only reads; None where one has changed already since it was read."""
+    for key, expected in rows:
+        found = tr.get(key).wait()
+        if (found is None) if expected == PRESENT else (found != expected):
+            return None
+    return [tr.watch(key) for key, _ in rows]
+
+
+def any_gone(step: Pause) -> bool:
+    """Whether all processes of one of the step's subjects have ended."""
+    return any(all(v.record is not None and process_gone(v.record) for v in s.vitals) for s in step.processes)
+
+
+def _check_seconds(what: str, value: float) -> None:
+    if not 0 < value < 10**9:
+        raise ValueError(f"{what} must be a positive number of seconds, not {value!r}")
+
+
+def _let_go(session: Session) -> None:
+    """The manager was dropped without close(): stop renewing, so that its leases expire."""
+    with session.mutex:
+        session._stopping = True
+        session.mutex.notify_all()

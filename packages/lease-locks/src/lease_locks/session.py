@@ -1,0 +1,378 @@
+"""The shell around `SessionCore`: one process's two threads that renew, fence in time and clean up.
+
+The renewal thread runs transactions and may be held up by the database; the watchdog runs none, so that `lost` is set in
+time whatever the database does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from fdb_schema import MainspringError, fdb_error_code
+from idempotent_txn import run
+from lease_locks import sessions, transitions
+from lease_locks.clocks import Clocks
+from lease_locks.errors import ForkedLeaseError, LeaseLost
+from lease_locks.holding import Holding, SessionCore
+from lease_locks.host import describe_session, process_gone
+from lease_locks.lease import Lease
+from lease_locks.observer import LOOK_EVERY, Observer
+from lease_locks.space import LeaseSpace, LockKeys
+from lease_locks.states import Belief, News
+
+log = logging.getLogger("lease_locks")
+
+IDEMPOTENT: Final = "off"  # strategy of every transition: each finds its own effect when it runs again
+_NEVER: Final = float("inf")
+
+
+class Session:
+    """What a LeaseManager shares among its leases: identity, heartbeat, observations, clean-up."""
+
+    def __init__(self, db: Any, space: LeaseSpace, ttl: float, clocks: Clocks) -> None:
+        self.db = db
+        self.space = space
+        self.ttl = ttl
+        self.clocks = clocks
+        self.sid = secrets.token_bytes(16)
+        self.record = describe_session(ttl)
+        self.by = f"{self.record.host}:{self.record.pid}"
+        self.observer = Observer(clocks.monotonic, process_gone)
+        self.mutex = threading.Condition(threading.RLock())
+        self._pid = os.getpid()
+        self._core = SessionCore(ttl, random.random, clocks.boottime())
+        self._leases: dict[bytes, Lease] = {}
+        self._chores: list[Callable[[Any], Any]] = []  # transactions still owed to the database
+        self._waiting = 0  # claims in queues, and other reasons to stay alive
+        self._revocation: bytes | None = None
+        self._watch: Any = None
+        self._poked = False
+        self._renew_at = _NEVER  # when the renewal thread wakes by itself
+        self._watchdog_at = _NEVER
+        self._started = False
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+
+    # --- life
+
+    @property
+    def forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def assert_not_forked(self) -> None:
+        """Raises `ForkedLeaseError` in a child made by `fork()`."""
+        if os.getpid() != self._pid:
+            raise ForkedLeaseError(
+                f"this lease manager belongs to process {self._pid} and was inherited by fork() in {os.getpid()}: "
+                f"make a LeaseManager of your own here"
+            )
+
+    def start(self) -> None:
+        """Register the session and start its threads, once."""
+        if self._started:
+            self.assert_not_forked()
+            return
+        self.assert_not_forked()
+        with self._starting:
+            if self._started:
+                return
+            if self._stopping:
+                raise MainspringError("this LeaseManager was closed: make another one")
+            run(self.db, sessions.register, self.space, self.sid, self.record, strategy=IDEMPOTENT)
+            for name, target in (("lease-renewal", self._renew_loop), ("lease-watchdog", self._watch_deadlines)):
+                thread = threading.Thread(target=target, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            self._started = True
+
+    def stop(self) -> None:
+        """End the threads and remove the session's rows; the leases were released before."""
+        with self.mutex:
+            self._stopping = True
+            self._waiting = 0
+            self.mutex.notify_all()
+        if self.forked:
+            return
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=10)
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._started:
+            for chore in self._chores:
+                run(self.db, chore, strategy=IDEMPOTENT, timeout=10)
+            run(self.db, sessions.clear_session, self.space, self.sid, strategy=IDEMPOTENT, timeout=10)
+
+    def leases(self) -> list[Lease]:
+        with self.mutex:
+            return list(self._leases.values())
+
+    # --- what leases ask
+
+    def adopt(self, lease: Lease, key: bytes, holding: Holding) -> None:
+        """Keep `lease` alive from now on."""
+        with self.mutex:
+            if not self._leases and not self._waiting:
+                self._core.active_since(self.clocks.boottime())
+            self._leases[key] = lease
+            self._core.add(key, holding)
+            self._wake_for(holding)
+
+    def _wake_for(self, holding: Holding) -> None:
+        """Wake the threads only where they would sleep too long for this holding."""
+        renew_by = self._core.renewal_due_for(holding.ttl)
+        if renew_by < self._renew_at or min(holding.deadline, holding.hold_until) < self._watchdog_at:
+            self.mutex.notify_all()
+
+    def look(self, lease: Lease) -> Belief:
+        """The belief now; sets `lost` where the clock ended it."""
+        self.assert_not_forked()
+        holding = lease._holding
+        with self.mutex:
+            before = holding.state
+            state = holding.look(self.clocks.boottime())
+            calls = self._lose(lease) if before is Belief.HELD and state is Belief.LOST else []
+        _call_all(calls, lease)
+        return state
+
+    def remaining(self, lease: Lease) -> float:
+        if self.look(lease) is not Belief.HELD:
+            return 0.0
+        with self.mutex:
+            return lease._holding.remaining(self.clocks.boottime())
+
+    def release(self, lease: Lease) -> bool:
+        self.assert_not_forked()
+        self.look(lease)
+        holding = lease._holding
+        with self.mutex:
+            repeated = holding.state is Belief.RELEASED
+            # Before the transaction: from here on nothing is believed, whatever becomes of it.
+            holding.learn(News.RELEASED)
+            self._forget(lease)
+        if repeated:
+            return True
+
+        def give_back(tr: Any) -> str:
+            wall = self.clocks.wall_us()
+            return transitions.release(tr, self.space, lease._lock, lease.token, self.sid, self.by, "", wall)
+
+        try:
+            outcome = run(self.db, give_back, strategy=IDEMPOTENT)
+        except BaseException:
+            self.owe(give_back)
+            raise
+        if outcome == "succeeded":
+            reason = holding.reason or "stolen"
+            raise LeaseLost(
+                f"lease {lease.name!r} (token {lease.token.hex}) was lost ({reason}) and has another holder now, "
+                f"whose lease stays",
+                reason,
+            )
+        return outcome != "ended"
+
+    def ended_elsewhere(self, lease: Lease) -> None:
+        """The lease was freed by a transaction that the caller made: stop maintaining it."""
+        with self.mutex:
+            lease._holding.learn(News.RELEASED)
+            self._forget(lease)
+
+    def _forget(self, lease: Lease) -> None:
+        self._leases.pop(lease._key, None)
+        self._core.drop(lease._key)
+
+    def owe(self, chore: Callable[[Any], Any]) -> None:
+        """Have the renewal thread run a transaction until it committed."""
+        with self.mutex:
+            self._chores.append(chore)
+            self._poked = True
+            self.mutex.notify_all()
+
+    def withdraw(self, lock: LockKeys, claim: transitions.Claim) -> None:
+        """Leave nothing of a claim behind: now, or as soon as the database answers."""
+
+        def chore(tr: Any) -> None:
+            transitions.withdraw(tr, self.space, lock, claim)
+
+        try:
+            run(self.db, chore, strategy=IDEMPOTENT, timeout=1.0)
+        except Exception as error:
+            log.debug("the claim for %r is withdrawn later: %s", lock.name, error)
+            self.owe(chore)
+
+    def stay(self, how_many: int) -> None:
+        """Count reasons to keep the heartbeat beside leases: places in queues, a pinned session."""
+        with self.mutex:
+            if not self._leases and not self._waiting and how_many > 0:
+                self._core.active_since(self.clocks.boottime())
+            self._waiting += how_many
+            if self._core.renewal_due_for(self.ttl) < self._renew_at:
+                self.mutex.notify_all()
+
+    # --- renewing
+
+    def renew_now(self, timeout: float) -> None:
+        """One heartbeat, with a look at every holder's row. Raises what the database raises."""
+        self._renew(verify=True, timeout=timeout)
+
+    def _renew(self, *, verify: bool, timeout: float) -> None:
+        with self.mutex:
+            renewal = self._core.begin_renewal(self.clocks.boottime())
+            held = {key: (lease._lock, lease.token) for key, lease in self._leases.items()}
+            known = self._revocation
+        try:
+            revocation, gone = run(
+                self.db,
+                sessions.renew,
+                self.space,
+                self.sid,
+                self.record,
+                known,
+                held,
+                self.clocks.wall_us(),
+                verify,
+                strategy=IDEMPOTENT,
+                timeout=max(0.05, timeout),
+            )
+        except BaseException:
+            with self.mutex:
+                self._core.renewal_failed(self.clocks.boottime())
+            raise
+        with self.mutex:
+            if self._revocation == known:
+                self._revocation = revocation
+            ended = [(key, reason) for key, (reason, _) in gone.items()]
+            lost = self._core.renewal_done(renewal, self.clocks.boottime(), ended)
+            calls = [(lease, self._lose(lease)) for key, _ in lost if (lease := self._leases.get(key)) is not None]
+            for key, (reason, _) in gone.items():
+                if reason == "released" and key in self._leases:
+                    self._forget(self._leases[key])
+        for key, (reason, why) in gone.items():
+            if reason != "released" and key in held:
+                log.warning("lease %r is lost: %s", held[key][0].name, why)
+        for lease, callbacks in calls:
+            _call_all(callbacks, lease)
+
+    def _lose(self, lease: Lease) -> list[Callable[[Lease], Any]]:
+        """The lease was lost just now: tell those who wait, and owe the database its end. Holds the mutex."""
+        lease.lost.set()
+        callbacks, lease._callbacks = lease._callbacks, []
+        reason = lease._holding.reason or ""
+        self._forget(lease)
+        if lease._holding.maintained and reason in ("unreachable", "max_hold"):
+            whole = reason == "max_hold"
+
+            def leave(tr: Any) -> Any:
+                wall = self.clocks.wall_us()
+                return transitions.leave(
+                    tr, self.space, lease._lock, lease.token, self.sid, self.by, reason, wall, whole=whole
+                )
+
+            self._chores.append(leave)
+            self._poked = True
+            self.mutex.notify_all()
+        return callbacks
+
+    def _renew_loop(self) -> None:
+        while True:
+            with self.mutex:
+                while not self._stopping and not self._poked:
+                    active = bool(self._leases) or self._waiting > 0
+                    now = self.clocks.boottime()
+                    self._renew_at = self._core.renewal_due() if active else _NEVER
+                    if self._renew_at <= now:
+                        break
+                    self.mutex.wait(min(self._renew_at - now, 3600.0))
+                self._renew_at = -_NEVER  # awake
+                if self._stopping:
+                    return
+                self._poked = False
+                chores = list(self._chores)
+                active = bool(self._leases) or self._waiting > 0
+                horizon = (self._core.shortest_ttl() or self.ttl) / 3
+            try:
+                for chore in chores:
+                    run(self.db, chore, strategy=IDEMPOTENT, timeout=horizon)
+                    with self.mutex:
+                        self._chores.remove(chore)
+                if active:
+                    self._renew(verify=False, timeout=horizon)
+                    self._watch_revocation()
+            except Exception as error:
+                if fdb_error_code(error) is None and not isinstance(error, (MainspringError, OSError)):
+                    log.exception("the renewal of session %s failed unexpectedly; it goes on", self.sid.hex())
+                else:
+                    log.warning("a renewal of session %s failed and is retried: %s", self.sid.hex(), error)
+                with self.mutex:
+                    if not self._stopping:
+                        self._core.renewal_failed(self.clocks.boottime())
+                        if self._chores:
+                            self._poked = True
+                        self.mutex.wait(min(1.0, horizon / 10) * (0.5 + random.random()))
+
+    def _watch_revocation(self) -> None:
+        """A watch on the row that whoever ends one of the session's grants writes; one per process."""
+        if self._watch is not None and not self._watch.is_ready():
+            return
+
+        def look(tr: Any) -> Any:
+            key = self.space.revocation(self.sid)
+            return tr.get(key).wait(), tr.watch(key)
+
+        found, watch = run(self.db, look, strategy=IDEMPOTENT, timeout=self.ttl)
+        self._watch = watch
+        watch.on_ready(self._rung)
+        if found != self._revocation:
+            self._poke()
+
+    def _rung(self, watch: Any) -> None:
+        try:
+            watch.wait()
+        except Exception as error:  # cancelled, or refused: the next renewal makes another
+            log.debug("the watch of session %s ended: %s", self.sid.hex(), error)
+            return
+        self._poke()
+
+    def _poke(self) -> None:
+        with self.mutex:
+            self._poked = True
+            self.mutex.notify_all()
+
+    # --- fencing in time
+
+    def _watch_deadlines(self) -> None:
+        while True:
+            calls = []
+            with self.mutex:
+                if self._stopping:
+                    return
+                now = self.clocks.boottime()
+                for key, _ in self._core.lost_by(now):
+                    lease = self._leases[key]
+                    calls.append((lease, self._lose(lease)))
+                if not calls:
+                    # Never longer than a new lease's first deadline can be away, so that acquiring need not wake this.
+                    nap = LOOK_EVERY * (self._core.shortest_ttl() or self.ttl)
+                    self._watchdog_at = min(self._core.next_deadline(), now + nap)
+                    if not self._leases and not self._waiting:
+                        self._watchdog_at = _NEVER
+                    self.mutex.wait(max(0.0, min(self._watchdog_at - now, 3600.0)))
+                    self._watchdog_at = -_NEVER
+            for lease, callbacks in calls:
+                log.warning("lease %r is lost: %s", lease.name, lease._holding.reason)
+                _call_all(callbacks, lease)
+
+
+def _call_all(callbacks: list[Callable[[Lease], Any]], lease: Lease) -> None:
+    for callback in callbacks:
+        try:
+            callback(lease)
+        except Exception:
+            log.exception("an on_lost callback of lease %r failed", lease.name)
