@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import functools
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,14 @@ async def _in_thread(call: Callable[..., Any], *args: Any, **options: Any) -> An
         if not future.cancelled():
             future.exception()  # retrieved; the cancellation goes first
         raise
+
+
+def _advance(steps: Generator[Step, Any, Any], answer: Any, failure: BaseException | None) -> tuple[bool, Any]:
+    """(False, the next step) or (True, what the steps returned). Steps may clean up by a transaction: not on the loop."""
+    try:
+        return False, steps.send(answer) if failure is None else steps.throw(failure)
+    except StopIteration as end:
+        return True, end.value
 
 
 class AsyncLock:
@@ -83,7 +92,7 @@ class AsyncLeaseManager:
     async def acquire(
         self,
         name: str,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the twin of the sync signature
         ttl: float | None = None,
         mode: str = "exclusive",
         slots: int = 1,
@@ -127,43 +136,36 @@ class AsyncLeaseManager:
         found: LeaseInfo | None = await _in_thread(self.sync.read, name)
         return found
 
-    async def list(self, prefix: str = "") -> list[LeaseInfo]:
+    async def list(self, prefix: str = "") -> builtins.list[LeaseInfo]:
         """As `LeaseManager.list`."""
-        found: list[LeaseInfo] = await _in_thread(self.sync.list, prefix)
+        found: builtins.list[LeaseInfo] = await _in_thread(self.sync.list, prefix)
         return found
 
-    async def history(self, name: str) -> list[LeaseEvent]:
+    async def history(self, name: str) -> builtins.list[LeaseEvent]:
         """As `LeaseManager.history`."""
-        found: list[LeaseEvent] = await _in_thread(self.sync.history, name)
+        found: builtins.list[LeaseEvent] = await _in_thread(self.sync.history, name)
         return found
 
-    async def force_release(self, name: str, *, reason: str) -> list[FencingToken]:
+    async def force_release(self, name: str, *, reason: str) -> builtins.list[FencingToken]:
         """As `LeaseManager.force_release`."""
-        ended: list[FencingToken] = await _in_thread(self.sync.force_release, name, reason=reason)
+        ended: builtins.list[FencingToken] = await _in_thread(self.sync.force_release, name, reason=reason)
         return ended
 
     async def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    if isinstance(step, Transact):
-                        answer = await _in_thread(
-                            run_committed, self.sync.db, step.body, strategy=IDEMPOTENT, timeout=step.timeout
-                        )
-                    else:
-                        answer = await self._pause(step)
-                except BaseException as error:
-                    step = await _in_thread(steps.throw, error)
+        over, step = await _in_thread(_advance, steps, None, None)
+        while not over:
+            answer, failure = None, None
+            try:
+                if isinstance(step, Transact):
+                    answer = await _in_thread(
+                        run_committed, self.sync.db, step.body, strategy=IDEMPOTENT, timeout=step.timeout
+                    )
                 else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            return end.value
-        except RuntimeError as error:
-            # A generator's return through an executor's future arrives wrapped: a StopIteration can't be set there.
-            if isinstance(error.__cause__, StopIteration):
-                return error.__cause__.value
-            raise
+                    await self._pause(step)
+            except BaseException as error:
+                failure = error
+            over, step = await _in_thread(_advance, steps, answer, failure)
+        return step
 
     async def _pause(self, step: Pause) -> None:
         loop = asyncio.get_running_loop()

@@ -63,7 +63,7 @@ class LeaseManager:
         self.ttl = float(ttl)
         self.space = LeaseSpace(cluster)
         self._session = Session(self.db, self.space, self.ttl, clocks or SystemClocks())
-        self._own: dict[tuple[str, Any], Lease] = {}
+        self._own: weakref.WeakValueDictionary[tuple[str, Any], Lease] = weakref.WeakValueDictionary()
         self._pinned = False
         weakref.finalize(self, _let_go, self._session)
 
@@ -182,7 +182,6 @@ class LeaseManager:
         if lease.held:
             lease._depth += 1
             return lease
-        del self._own[name, owner]
         return None
 
     def _claim(
@@ -227,11 +226,12 @@ class LeaseManager:
         try:
             step = next(steps)
             while True:
+                answer: Any = None
                 try:
                     if isinstance(step, Transact):
                         answer = run_committed(self.db, step.body, strategy=IDEMPOTENT, timeout=step.timeout)
                     else:
-                        answer = self._pause(step)
+                        self._pause(step)
                 except BaseException as error:
                     step = steps.throw(error)
                 else:
@@ -351,7 +351,7 @@ class LeaseManager:
 def start_watches(tr: Any, rows: tuple[tuple[bytes, bytes | None], ...]) -> builtins.list[Any] | None:
     """Watches on rows, in a transaction that only reads; None where one has changed already since it was read."""
     for key, expected in rows:
-        found = tr.get(key).wait()
+        found = tr.get(key).value
         if (found is None) if expected == PRESENT else (found != expected):
             return None
     return [tr.watch(key) for key, _ in rows]

@@ -11,7 +11,7 @@ import os
 import random
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from fdb_schema import MainspringError, fdb_error_code
@@ -47,7 +47,7 @@ class Session:
         self.mutex = threading.Condition(threading.RLock())
         self._pid = os.getpid()
         self._core = SessionCore(ttl, random.random, clocks.boottime())
-        self._leases: dict[bytes, Lease] = {}
+        self._leases: dict[Hashable, Lease] = {}
         self._chores: list[Callable[[Any], Any]] = []  # transactions still owed to the database
         self._waiting = 0  # claims in queues, and other reasons to stay alive
         self._revocation: bytes | None = None
@@ -86,6 +86,7 @@ class Session:
             if self._stopping:
                 raise MainspringError("this LeaseManager was closed: make another one")
             run(self.db, sessions.register, self.space, self.sid, self.record, strategy=IDEMPOTENT)
+            self._poked = True  # the renewal thread begins with a watch on the revocation row
             for name, target in (("lease-renewal", self._renew_loop), ("lease-watchdog", self._watch_deadlines)):
                 thread = threading.Thread(target=target, name=name, daemon=True)
                 thread.start()
@@ -304,7 +305,7 @@ class Session:
                         self._chores.remove(chore)
                 if active:
                     self._renew(verify=False, timeout=horizon)
-                    self._watch_revocation()
+                self._watch_revocation()
             except Exception as error:
                 if fdb_error_code(error) is None and not isinstance(error, (MainspringError, OSError)):
                     log.exception("the renewal of session %s failed unexpectedly; it goes on", self.sid.hex())
@@ -324,7 +325,7 @@ class Session:
 
         def look(tr: Any) -> Any:
             key = self.space.revocation(self.sid)
-            return tr.get(key).wait(), tr.watch(key)
+            return tr.get(key).value, tr.watch(key)
 
         found, watch = run(self.db, look, strategy=IDEMPOTENT, timeout=self.ttl)
         self._watch = watch

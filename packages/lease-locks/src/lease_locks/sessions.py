@@ -39,7 +39,7 @@ def renew(
 
     Returns (revocation row as read, {key of `held`: (reason, why)} for the grants that are gone).
     """
-    revocation: bytes | None = tr.get(space.revocation(sid)).wait()
+    revocation: bytes | None = tr.get(space.revocation(sid)).value
     gone: dict[Any, tuple[str, str]] = {}
     if verify or revocation is None or revocation != known:
         keys = list(held)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import fdb.tuple
+from fdb import tuple as fdb_tuple
 
 from fdb_schema import ClusterSpace, check_name
 from lease_locks.tokens import FencingToken
@@ -30,6 +30,11 @@ HISTORY_EVENTS: Final = 64
 
 _VS: Final = b"\x33"  # type code of a versionstamp in the tuple layer
 _BLANK: Final = b"\xff" * 10  # replaced by the engine at commit
+
+
+def _pack(*elements: Any) -> bytes:
+    packed: bytes = fdb_tuple.pack(elements)
+    return packed
 
 
 def stamped_key(prefix: bytes, order: int = 0) -> bytes:
@@ -55,27 +60,27 @@ class LockKeys:
 
     def __init__(self, lease: Any, name: str) -> None:
         self.name = name
-        rows = lease.pack(("l", name))
-        self.holders: Final = rows + b"\x02h\x00"
-        self.queue: Final = rows + b"\x02q\x00"
-        self.queue_end: Final = rows + b"\x02r"
-        self.pointers: Final = rows + b"\x02w\x00"
-        self.rows_end: Final = rows + b"\xff"
-        self.last: Final = lease.pack(("t", name))
-        self.bell: Final = lease.pack(("b", name))
-        self.events: Final = lease.pack(("e", name))
+        rows: bytes = lease.pack(("l", name))
+        self.holders: Final[bytes] = rows + b"\x02h\x00"
+        self.queue: Final[bytes] = rows + b"\x02q\x00"
+        self.queue_end: Final[bytes] = rows + b"\x02r"
+        self.pointers: Final[bytes] = rows + b"\x02w\x00"
+        self.rows_end: Final[bytes] = rows + b"\xff"
+        self.last: Final[bytes] = lease.pack(("t", name))
+        self.bell: Final[bytes] = lease.pack(("b", name))
+        self.events: Final[bytes] = lease.pack(("e", name))
 
     def holder(self, token: FencingToken) -> bytes:
-        return self.holders + fdb.tuple.pack((token.epoch,)) + stamp_part(token.stamp)
+        return self.holders + _pack(token.epoch) + stamp_part(token.stamp)
 
     def holder_stamped(self, epoch: int) -> bytes:
-        return stamped_key(self.holders + fdb.tuple.pack((epoch,)))
+        return stamped_key(self.holders + _pack(epoch))
 
     def maintainer(self, token: FencingToken, sid: bytes) -> bytes:
-        return self.holder(token) + fdb.tuple.pack((sid,))
+        return self.holder(token) + _pack(sid)
 
     def pointer(self, owner: bytes) -> bytes:
-        return self.pointers + fdb.tuple.pack((owner,))
+        return self.pointers + _pack(owner)
 
     def waiter(self, stamp: bytes) -> bytes:
         return self.queue + stamp_part(stamp)
@@ -87,7 +92,7 @@ class LockKeys:
         at = start + 1 + width
         token = FencingToken(int.from_bytes(key[start + 1 : at], "big"), key[at + 1 : at + 11])
         rest = key[at + 13 :]
-        return token, (fdb.tuple.unpack(rest)[0] if rest else None)
+        return token, (fdb_tuple.unpack(rest)[0] if rest else None)
 
     def waiter_stamp(self, key: bytes) -> bytes:
         start = len(self.queue) + 1
@@ -119,19 +124,19 @@ class LeaseSpace:
     def name_of(self, key: bytes) -> str:
         """The name that a row of `names_from` belongs to."""
         end = key.index(b"\x00", len(self.names) + 1)
-        name: str = fdb.tuple.unpack(key[len(self.names) : end + 1])[0]
+        name: str = fdb_tuple.unpack(key[len(self.names) : end + 1])[0]
         return name
 
     def session(self, sid: bytes) -> bytes:
-        return self.sessions + fdb.tuple.pack((sid,))
+        return self.sessions + _pack(sid)
 
     def heartbeat(self, sid: bytes) -> bytes:
-        return self.sessions + fdb.tuple.pack((sid, "hb"))
+        return self.sessions + _pack(sid, "hb")
 
     def revocation(self, sid: bytes) -> bytes:
-        return self.sessions + fdb.tuple.pack((sid, "rev"))
+        return self.sessions + _pack(sid, "rev")
 
     def session_of(self, key: bytes) -> tuple[bytes, str]:
         """(sid, "" | "hb" | "rev") of a session's row."""
-        parts = fdb.tuple.unpack(key[len(self.sessions) :])
+        parts = fdb_tuple.unpack(key[len(self.sessions) :])
         return parts[0], parts[1] if len(parts) > 1 else ""

@@ -132,6 +132,7 @@ def acquire(
             return waiting
         rows = read_name(tr, lock)
     adopts: list[FencingToken] = []
+    order = 1  # of this transaction's events; the grant's own is 0
     if not _admits(claim, rows.grants):
         subjects = [grant_subject(tr, space, lock, grant) for grant in rows.grants]
         version = tr.get_read_version().wait()
@@ -142,7 +143,6 @@ def acquire(
                 return _enqueue(tr, lock, claim)
             look_in = min(verdict.look_in for verdict in verdicts if isinstance(verdict, Alive))
             return Waiting(_watched(tr, lock, rows.grants), look_in, living[0], processes=tuple(subjects))
-        order = 1
         for grant, subject, verdict in zip(rows.grants, subjects, verdicts, strict=True):
             if isinstance(verdict, Dead):
                 _take_over(tr, space, lock, grant, subject, verdict, claim, order)
@@ -150,7 +150,7 @@ def acquire(
                 order += 1
                 if claim.adopt:
                     adopts += [*_adopted(grant.record), grant.token]
-    return _grant(tr, lock, claim, last_read.wait(), adopts, draw)
+    return _grant(tr, lock, claim, last_read.value, adopts, order > 1, draw)
 
 
 def _adopted(record: HolderRecord) -> tuple[FencingToken, ...]:
@@ -161,7 +161,7 @@ def _watched(tr: Any, lock: LockKeys, grants: list[HeldGrant]) -> tuple[tuple[by
     """What to watch at the head of the queue: the holder's own row, or the bell where there are several."""
     if len(grants) == 1 and grants[0].alone:
         return ((grants[0].key, PRESENT),)
-    return ((lock.bell, tr.snapshot.get(lock.bell).wait()),)
+    return ((lock.bell, tr.snapshot.get(lock.bell).value),)
 
 
 def _grant(
@@ -170,9 +170,12 @@ def _grant(
     claim: Claim,
     last: bytes | None,
     adopts: list[FencingToken],
+    taken_over: bool,
     draw: Callable[[], float],
 ) -> Granted:
     next_grant(Grant.ABSENT, Event.ACQUIRED)
+    if not taken_over and draw() * TRIM_ONE_IN < 1:
+        trim_history(tr, lock)  # before this transaction's own events, which it can't read
     epoch = 0
     if last is not None:
         epoch = int.from_bytes(last[STAMP_BYTES : STAMP_BYTES + 4], "big")
@@ -199,8 +202,6 @@ def _grant(
     _event(tr, lock, 0, EventRecord("acquired", b"", epoch, claim.by, claim.session, why, claim.wall_us))
     if claim.fair:
         _leave_queue(tr, lock, claim)
-    if draw() * TRIM_ONE_IN < 1:
-        trim_history(tr, lock)
     return Granted(epoch, None, tuple(adopts))
 
 
@@ -224,7 +225,7 @@ def _enqueue(tr: Any, lock: LockKeys, claim: Claim) -> Waiting:
 def _leave_queue(tr: Any, lock: LockKeys, claim: Claim) -> None:
     """Give the claim's place back. Clearing the pointer also refuses an attempt to take one that is still in flight."""
     pointer = lock.pointer(claim.owner)
-    stamp = tr.snapshot.get(pointer).wait()
+    stamp = tr.snapshot.get(pointer).value
     if stamp is not None:
         tr.clear(lock.waiter(stamp))
     tr.clear(pointer)
@@ -232,7 +233,7 @@ def _leave_queue(tr: Any, lock: LockKeys, claim: Claim) -> None:
 
 def find_place(tr: Any, lock: LockKeys, owner: bytes) -> bytes | None:
     """The versionstamp of the owner's place in the queue."""
-    data: bytes | None = tr.snapshot.get(lock.pointer(owner)).wait()
+    data: bytes | None = tr.snapshot.get(lock.pointer(owner)).value
     return data
 
 
@@ -371,7 +372,7 @@ def withdraw(tr: Any, space: LeaseSpace, lock: LockKeys, claim: Claim) -> None:
     What it clears, and the last token, become write conflicts, so an attempt that may still be in flight fails.
     """
     pointer = lock.pointer(claim.owner)
-    stamp = tr.get(pointer).wait()
+    stamp = tr.get(pointer).value
     if stamp is not None:
         tr.clear(lock.waiter(stamp))
     tr.clear(pointer)

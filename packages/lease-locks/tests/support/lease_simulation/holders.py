@@ -253,7 +253,7 @@ def hold(model: Model, session: Session, held: Held, seconds: float) -> Actor:
 
         def write(tr: Any) -> None:
             t.guard(tr, held.lock, held.token)
-            last = tr.snapshot.get(effects).wait()
+            last = tr.snapshot.get(effects).value
             if held.mode == "exclusive" and held.slots == 1:
                 assert last is None or last <= mark, "an effect of an older token after one of a newer"
                 tr.set(effects, mark)

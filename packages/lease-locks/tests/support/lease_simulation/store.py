@@ -12,9 +12,6 @@ class Value:
     def __init__(self, value: bytes | None) -> None:
         self.value = value
 
-    def wait(self) -> bytes | None:
-        return self.value
-
     def present(self) -> bool:
         return self.value is not None
 

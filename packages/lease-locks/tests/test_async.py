@@ -1,0 +1,118 @@
+"""The async twin: the same promises on an event loop, and waits that take no thread."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lease_locks import AcquireTimeout, AsyncLeaseManager, Lease, LeaseLost, LeaseManager
+
+DEADLINE = 60.0
+
+
+async def _waiters(locks: AsyncLeaseManager, name: str, count: int) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while (info := await locks.read(name)) is None or len(info.waiters) != count:  # noqa: ASYNC110 - other sessions' rows
+            await asyncio.sleep(0.005)
+
+
+def test_alock_is_an_async_context_manager_of_the_sync_manager(any_db: Any) -> None:
+    async def use() -> None:
+        with LeaseManager(any_db) as locks:
+            async with locks.alock("a", timeout=DEADLINE) as lease:
+                lease.check()
+                assert locks.try_acquire("a") is None
+            assert locks.read("a") is None
+
+    asyncio.run(use())
+
+
+def test_hundreds_wait_without_a_thread_each_and_are_served_in_order(any_db: Any) -> None:
+    async def use() -> list[int]:
+        order: list[int] = []
+
+        async with AsyncLeaseManager(any_db) as locks:
+            lease = await locks.acquire("a")
+
+            async def wait(number: int) -> None:
+                async with locks.lock("a", timeout=DEADLINE):
+                    order.append(number)
+
+            tasks = []
+            for number in range(40):
+                tasks.append(asyncio.create_task(wait(number)))
+                await _waiters(locks, "a", number + 1)
+            assert await locks.release(lease)
+            await asyncio.gather(*tasks)
+        return order
+
+    assert asyncio.run(use()) == list(range(40))
+
+
+def test_a_cancelled_wait_leaves_nothing_behind(any_db: Any) -> None:
+    async def use() -> None:
+        async with AsyncLeaseManager(any_db) as locks:
+            lease = await locks.acquire("a")
+            task = asyncio.create_task(locks.acquire("a"))
+            await _waiters(locks, "a", 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await _waiters(locks, "a", 0)
+            assert await locks.release(lease)
+            again = await locks.try_acquire("a")
+            assert again is not None
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_cancellation_at_any_moment_leaves_nothing_behind(any_db: Any, turns: int) -> None:
+    async def use() -> None:
+        async with AsyncLeaseManager(any_db) as locks:
+            task = asyncio.create_task(locks.acquire("a"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                lease: Lease | None = await task
+            except asyncio.CancelledError:
+                lease = None
+            info = await locks.read("a")
+            assert (info is None) == (lease is None)
+
+    asyncio.run(use())
+
+
+def test_timeout_loss_and_reading_are_those_of_the_sync_manager(any_db: Any) -> None:
+    async def use() -> None:
+        async with AsyncLeaseManager(any_db) as locks:
+            lease = await locks.acquire("a", meta={"x": 1})
+            with pytest.raises(AcquireTimeout, match="held by"):
+                await locks.acquire("a", timeout=0.05)
+            assert await locks.try_acquire("a") is None
+            remote = await locks.join("a", lease.writer_id)
+            assert [m.role for m in (await locks.list())[0].maintainers] == ["orchestrator", "remote"]
+            assert await locks.force_release("a", reason="test") == [lease.token]
+            with pytest.raises(LeaseLost):
+                await locks.maintain(remote)
+            assert [e.kind for e in await locks.history("a")] == ["acquired", "joined", "forced"]
+
+    asyncio.run(use())
+
+
+def test_reentrance_is_by_task(any_db: Any) -> None:
+    async def use() -> None:
+        async with AsyncLeaseManager(any_db) as locks:
+            lease = await locks.acquire("a", reentrant=True)
+            assert await locks.acquire("a", reentrant=True, timeout=0) is lease
+            other = await asyncio.create_task(locks.try_acquire("a", reentrant=True))
+            assert other is None
+            assert await locks.release(lease)
+            lease.check()
+            assert await locks.release(lease)
+            assert await locks.read("a") is None
+
+    asyncio.run(use())
