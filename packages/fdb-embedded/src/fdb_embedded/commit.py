@@ -247,7 +247,7 @@ class Committer:
         read = member.read_at
         if read is None:
             read = last
-        if read < version - MAX_READ_AGE:
+        if read < last and read < version - MAX_READ_AGE:  # after a silence even the newest version is old
             return errors.TRANSACTION_TOO_OLD
         hit = None
         if read < last:
