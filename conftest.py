@@ -1,13 +1,14 @@
 """Fixtures every package's tests share: databases on each engine, and seeds for randomized suites.
 
-- `any_url`: the test runs once per engine: `memory:NAME`, `embedded:DIR` and, where one is offered, a real cluster.
+- `any_url`: the test runs once per engine: `memory:NAME` and `embedded:DIR`, or a real cluster where one is offered.
 - `shared_url`: the same, over the engines that several processes can open at once (no `memory:`).
 - `any_db`, `shared_db`: the database behind the URL, opened and empty.
 - `cluster`: workers as real processes (`tests/support/clusters.py`).
 - `seed_params(count)`: parameters for `@pytest.mark.parametrize("seed", seed_params(200))`.
 
-A real cluster takes part when `libfdb_c` loads, `FDB_CLUSTER_FILE` names a file, and `MAINSPRING_DISPOSABLE_CLUSTER=1`
-says that everything in it may be erased: each test starts by clearing its whole user key space.
+A real cluster is used when `libfdb_c` loads, `FDB_CLUSTER_FILE` names a file, and `MAINSPRING_DISPOSABLE_CLUSTER=1`
+says that everything in it may be erased: each test starts by clearing its whole user key space. Such a run is of the
+cluster alone, since one process has one engine behind the name `fdb`.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def _cluster_offered() -> bool:
     return True
 
 
-_SHARED_ENGINES = ["embedded", *(["fdb"] if _cluster_offered() else [])]
-_ENGINES = ["memory", *_SHARED_ENGINES]
+_SHARED_ENGINES = ["fdb"] if _cluster_offered() else ["embedded"]
+_ENGINES = ["fdb"] if _cluster_offered() else ["memory", "embedded"]
 
 
 def _erase_cluster() -> None:
