@@ -58,7 +58,7 @@ def test_a_move_keeps_the_contents(any_db: Any, root: Any) -> None:
     assert any_db[new.pack(("x",))] == b"v"
     assert root.list(any_db, "a") == []
     assert root.list(any_db, "c") == ["d"]
-    with pytest.raises(ValueError, match="subdirectory|itself"):
+    with pytest.raises(ValueError, match=r"subdirectory|itself"):
         root.move(any_db, "c", ("c", "d", "e"))
     with pytest.raises(ValueError, match="exist"):
         root.move(any_db, ("c", "d"), ("none", "d"))
@@ -90,7 +90,7 @@ def test_partitions_hold_their_own_directories(any_db: Any, root: Any) -> None:
 
 
 def test_prefixes_are_short_and_never_shared(any_db: Any, root: Any) -> None:
-    prefixes = [root.create(any_db, "d%d" % i).key() for i in range(60)]
+    prefixes = [root.create(any_db, f"d{i}").key() for i in range(60)]
     assert len(set(prefixes)) == 60
     assert max(map(len, prefixes)) <= 3
     for one in prefixes:
@@ -114,7 +114,7 @@ def test_concurrent_allocations_are_distinct(any_db: Any, root: Any) -> None:
     def allocate(number: int) -> None:
         try:
             for i in range(8):
-                made.append(root.create_or_open(any_db, "%d/%d" % (number, i)).key())
+                made.append(root.create_or_open(any_db, f"{number}/{i}").key())
         except BaseException as error:
             errors.append(error)
 

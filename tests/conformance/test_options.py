@@ -71,11 +71,11 @@ def test_an_unknown_option_is_refused(any_db: Any) -> None:
 def test_a_transaction_has_few_short_tags(any_db: Any) -> None:
     tr = any_db.create_transaction()
     for i in range(5):
-        tr.options.set_tag("tag%d" % i)
+        tr.options.set_tag(f"tag{i}")
     assert commit_code(tr) == 0
     tr = any_db.create_transaction()
     for i in range(6):
-        tr.options.set_tag("tag%d" % i)
+        tr.options.set_tag(f"tag{i}")
     tr[b"k"] = b"v"
     with fdb_error(2109):
         tr.commit().wait()

@@ -117,7 +117,7 @@ def test_an_incomplete_stamp_is_packed_only_once() -> None:
         fdb.tuple.pack((one,))
     packed = fdb.tuple.pack_with_versionstamp(("a", one), prefix=b"pp")
     assert packed.endswith(struct.pack("<i", 2 + 3 + 1))
-    with pytest.raises(ValueError, match="Multiple|multiple"):
+    with pytest.raises(ValueError, match=r"Multiple|multiple"):
         fdb.tuple.pack_with_versionstamp((one, one))
     with pytest.raises(ValueError, match="No incomplete"):
         fdb.tuple.pack_with_versionstamp((1,))
