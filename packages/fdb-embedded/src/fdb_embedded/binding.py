@@ -67,8 +67,8 @@ def _load_copy(register: bool, api_version: int | None) -> types.ModuleType:
         raise ImportError("the package `foundationdb` isn't installed: pip install foundationdb")
     copy = _Copy(spec)
     if register:
-        for name in [name for name in sys.modules if name == "fdb" or name.startswith("fdb.")]:
-            del sys.modules[name]
+        # Who said `import fdb` before this call keeps its module: the engine appears in it.
+        copy.modules.update((name, sys.modules[name]) for name in list(sys.modules) if name.split(".")[0] == "fdb")
     package = copy.load("fdb")
     impl = copy.load("fdb.impl")
     for name in ("fdb.tuple", "fdb.subspace_impl", "fdb.directory_impl", "fdb.locality"):
