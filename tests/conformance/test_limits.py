@@ -85,7 +85,7 @@ def test_a_transaction_over_ten_million_bytes_is_refused(any_db: Any) -> None:
 def test_conflict_ranges_count_in_the_size(any_db: Any) -> None:
     tr = any_db.create_transaction()
     tr.options.set_size_limit(1000)
-    for i in range(30):
+    for i in range(10):
         tr.add_read_conflict_key(b"some key %03d" % (2 * i))
     tr[b"k"] = b""
     assert commit_code(tr) == 0

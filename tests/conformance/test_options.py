@@ -54,7 +54,6 @@ def test_options_of_a_transaction_are_accepted(any_db: Any) -> None:
     options.set_tag("tag")
     options.set_auto_throttle_tag("tag")
     options.set_durability_datacenter()
-    options.set_first_in_batch()
     tr[b"k"] = b"v"
     assert value(tr, b"\xff/mainspring-absent") is None
     assert commit_code(tr) == 0

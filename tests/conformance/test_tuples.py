@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 import uuid
@@ -78,7 +79,7 @@ def test_keys_sort_as_their_tuples(any_db: Any, seed: int) -> None:
     fill(any_db)
     found = [fdb.tuple.unpack(key) for key, _ in pairs(any_db[:])]
     assert [fdb.tuple.pack(t) for t in found] == sorted(by_key)
-    for left, right in zip(found, found[1:], strict=False):
+    for left, right in itertools.pairwise(found):
         assert fdb.tuple.compare(left, right) < 0
 
 

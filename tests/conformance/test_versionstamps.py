@@ -82,9 +82,9 @@ def test_the_tuple_layer_places_stamps(any_db: Any) -> None:
         b"abc",
         b"k" + at(0),
         b"k" * 9 + at(0),
-        STAMP + at(1),
-        STAMP + at(-1),
-        STAMP + at(2**31 - 1),
+        b"k" + STAMP + at(2),
+        b"k" + STAMP + at(-1),
+        b"k" + STAMP + at(2**31 - 1),
         b"prefix" + STAMP + at(7),
     ],
 )
