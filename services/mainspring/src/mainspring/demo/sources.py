@@ -101,10 +101,10 @@ def analyse(
     return Outcome(report, expected, seconds, time.monotonic() - began, tally, kill_at, violations)
 
 
-def _submit(client: Client, root: str, files: list[str]) -> tuple[list[Future], list[Future]]:
+def _submit(client: Client, root: str, files: list[str]) -> tuple[list[Future[Any]], list[Future[Any]]]:
     """A future per file and the tree over them; the last merge is the answer."""
     leaves = [client.submit(analyse_file, root, file, name=f"analyse {file}") for file in files]
-    merges: list[Future] = []
+    merges: list[Future[Any]] = []
     level = leaves
     while len(level) > 1:
         level = [
@@ -117,8 +117,8 @@ def _submit(client: Client, root: str, files: list[str]) -> tuple[list[Future], 
 
 def _follow(
     cluster: LocalCluster,
-    leaves: list[Future],
-    merges: list[Future],
+    leaves: list[Future[Any]],
+    merges: list[Future[Any]],
     kill_at: int | None,
     rng: random.Random,
     console: Console,
@@ -150,7 +150,7 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _tally(cluster: LocalCluster, futures: list[Future]) -> Tally:
+def _tally(cluster: LocalCluster, futures: list[Future[Any]]) -> Tally:
     """Read from the database what each future went through."""
     database = open_database(cluster.url)
     space = ClusterSpace(cluster.cluster)
