@@ -54,3 +54,29 @@ def quick() -> Any:
 @pytest.fixture
 def new_name() -> Callable[[], str]:
     return lambda: uuid.uuid4().hex
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running SeaweedFS, shared by the tests; each uses a prefix of its own."""
+    server = _local("seaweed").start(tmp_path_factory.mktemp("seaweed"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def s3_store(s3_server: Any) -> Iterator[Any]:
+    """A new, empty store on the S3 server."""
+    store = _local("seaweed").new_store(s3_server)
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """An empty store, once per kind."""
+    from s3heap_tender import HeapStore
+
+    if request.param == "s3":
+        return request.getfixturevalue("s3_store")
+    return HeapStore("memory:" if request.param == "memory" else f"file:{tmp_path / 'heap'}")

@@ -46,8 +46,20 @@ def earliest_start(row: TaskRow) -> int:
 
 
 def _at(row: TaskRow, due: int, *, new_gen: bool, waiting_for_records: bool = False) -> TaskRow:
-    """The row scheduled at `due` (rounded up to a ms)."""
+    """The row scheduled at `due`, rounded up to a ms.
+
+    A generation never gets a due time back that it had before: an item once superseded is done for ever, so a pruner
+    may remove it whatever happens between its judgement and its write.
+    """
     due = -(-due // 1000) * 1000
+    past: tuple[int, ...] = ()
+    if not new_gen:
+        # Every due time given from now on is at or after the last start, so only such ones could come back.
+        past = tuple(earlier for earlier in row.past_dues if earlier >= row.last_start)
+        while due in past:
+            due += 1000
+        if due != row.due:
+            past = (*past, row.due)
     gen = row.gen + 1 if new_gen else row.gen
     fresh = {"attempt": 0, "failures": 0} if new_gen else {}
     return replace(
@@ -58,6 +70,7 @@ def _at(row: TaskRow, due: int, *, new_gen: bool, waiting_for_records: bool = Fa
         due=due,
         waiting_for_records=waiting_for_records,
         session="",
+        past_dues=past,
         **fresh,  # type: ignore[arg-type]
     )
 

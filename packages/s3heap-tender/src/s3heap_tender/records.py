@@ -63,6 +63,7 @@ class TaskRow(Record):
     paused: bool = False
     dead: bool = False  # gave up: a dead letter waits for redrive
     last_error: str = ""
+    past_dues: tuple[int, ...] = ()  # that this generation had and that lie after its last start
 
 
 @dataclass(frozen=True, slots=True)

