@@ -132,7 +132,7 @@ def acquire(
             return waiting
         rows = read_name(tr, lock)
     adopts: list[FencingToken] = []
-    order = 1  # of this transaction's events; the grant's own is 0
+    order = 0  # of this transaction's events: the ends first, then the grant
     if not _admits(claim, rows.grants):
         subjects = [grant_subject(tr, space, lock, grant) for grant in rows.grants]
         version = tr.get_read_version().wait()
@@ -150,7 +150,7 @@ def acquire(
                 order += 1
                 if claim.adopt:
                     adopts += [*_adopted(grant.record), grant.token]
-    return _grant(tr, lock, claim, last_read.value, adopts, order > 1, draw)
+    return _grant(tr, lock, claim, last_read.value, adopts, order, draw)
 
 
 def _adopted(record: HolderRecord) -> tuple[FencingToken, ...]:
@@ -170,11 +170,11 @@ def _grant(
     claim: Claim,
     last: bytes | None,
     adopts: list[FencingToken],
-    taken_over: bool,
+    order: int,
     draw: Callable[[], float],
 ) -> Granted:
     next_grant(Grant.ABSENT, Event.ACQUIRED)
-    if not taken_over and draw() * TRIM_ONE_IN < 1:
+    if not order and draw() * TRIM_ONE_IN < 1:
         trim_history(tr, lock)  # before this transaction's own events, which it can't read
     epoch = 0
     if last is not None:
@@ -199,7 +199,7 @@ def _grant(
     tr.set_versionstamped_key(lock.holder_stamped(epoch), record.encode())
     tr.set_versionstamped_value(lock.last, stamped_value(epoch.to_bytes(4, "big")))
     why = "adopts the remote of " + ", ".join(token.hex for token in adopts) if adopts else ""
-    _event(tr, lock, 0, EventRecord("acquired", b"", epoch, claim.by, claim.session, why, claim.wall_us))
+    _event(tr, lock, order, EventRecord("acquired", b"", epoch, claim.by, claim.session, why, claim.wall_us))
     if claim.fair:
         _leave_queue(tr, lock, claim)
     return Granted(epoch, None, tuple(adopts))
