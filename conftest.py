@@ -79,7 +79,7 @@ _ENGINES = ["fdb"] if _cluster_offered() else ["memory", "embedded"]
 def _erase_cluster() -> None:
     from fdb_schema import open_database
 
-    db = open_database("fdb:")
+    db: Any = open_database("fdb:")
     db.clear_range(b"", b"\xff")
 
 
