@@ -13,7 +13,7 @@ from fdb_datamodel import Claim, Claims, FutureResult, MailEntry, Outcome, Requi
 from futures_worker import payload
 from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.worker import messages, planning
-from futures_worker.worker.core import RESPAWN_PAUSE, WorkerCore
+from futures_worker.worker.core import EMPTY_RINGS, MOST_PATIENCE, RESPAWN_PAUSE, WorkerCore
 from futures_worker.worker.instructions import (
     ChildEnded,
     ChildSaid,
@@ -30,6 +30,7 @@ from futures_worker.worker.instructions import (
     Instruction,
     KillChild,
     MailArrived,
+    PeersSeen,
     PrepareInputs,
     Rang,
     RetireChild,
@@ -628,3 +629,45 @@ def test_only_functions_that_are_always_short_share_packets() -> None:
     assert send.per_packet == planning.PER_PACKET
     d.core.pace.observe(b"f", 2.0)
     assert d.core.pace.streak(b"f") == 0
+
+
+def answer_ring(d: Driver, *items: Claim) -> list[Instruction]:
+    """A ring that is answered now, or as soon as the core's patience allows."""
+    instructions = d.say(Rang())
+    while not d.only(RunTurn, instructions):
+        deadline = d.core.deadline()
+        assert deadline is not None
+        instructions = d.say(after=deadline - d.now)
+    (turn,) = d.only(RunTurn, instructions)
+    return d.say(TurnEnded(claims(*items), turn))
+
+
+def test_an_idle_worker_that_is_always_too_late_lets_others_be_first() -> None:
+    d = Driver()
+    d.start()
+    for _ in range(EMPTY_RINGS):
+        answer_ring(d)
+    assert d.only(RunTurn, d.say(Rang())) == []
+    assert not d.core.hungry
+    assert d.core.deadline() == d.now + d.core.patience
+    answer_ring(d)
+    assert d.core.patience <= MOST_PATIENCE
+    answer_ring(d, claim(1))
+    d.result(0, 0)
+    assert d.core.patience == 0
+    assert d.core.hungry
+
+
+def test_looking_again_in_vain_teaches_no_patience() -> None:
+    d = Driver()
+    d.start()
+    for _ in range(10):
+        (turn,) = d.only(RunTurn, d.say(Rang(again=True)))
+        d.say(TurnEnded(claims(), turn))
+    assert d.core.patience == 0
+
+
+def test_each_worker_prefers_its_own_stripe_of_the_pool() -> None:
+    d = Driver()
+    d.say(PeersSeen(2, 5))
+    assert d.only(RunTurn, d.log)[0].capacity.stripe == (2, 5)

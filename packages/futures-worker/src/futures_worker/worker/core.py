@@ -33,6 +33,7 @@ from futures_worker.worker.instructions import (
     InputsReady,
     Instruction,
     MailArrived,
+    PeersSeen,
     PrepareInputs,
     Rang,
     TakeBack,
@@ -43,6 +44,11 @@ from futures_worker.worker.planning import MOST_IN_HAND
 from futures_worker.worker.state import WorkerState
 from futures_worker.worker.tasks import Child, ChildState, Task
 
+EMPTY_RINGS = 3
+"""Rings in a row that a worker answers in vain before it lets others be first."""
+FIRST_PATIENCE = 0.001
+MOST_PATIENCE = 0.004
+"""Seconds that such a worker waits after a ring, doubled from the first to the second while it finds nothing."""
 RESPAWN_PAUSE = 0.5
 """Seconds before a child that died without having run anything is replaced."""
 
@@ -68,12 +74,29 @@ class WorkerCore(WorkerState):
     @property
     def hungry(self) -> bool:
         """Whether there is room for more claims: then the pool's bell matters."""
-        return planning.claim_limit(self) > 0
+        return self.now >= self.claim_after and planning.claim_limit(self) > 0
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _rang(self, event: Rang) -> None:
         self.wants_claim = True
+        if not event.again:
+            self.rung = True
+            if self.patience and not self.tasks and self.now >= self.claim_after:
+                self.claim_after = self.now + self.patience
+
+    def _peers_seen(self, event: PeersSeen) -> None:
+        self.stripe = (event.rank, event.count)
+
+    def _learn_patience(self, found: bool) -> None:
+        """After a ring: an idle worker that keeps finding the pool empty lets others be first, until it finds work."""
+        rung, self.rung = self.rung, False
+        if found:
+            self.empty_rings, self.patience = 0, 0.0
+        elif rung and not self.tasks:
+            self.empty_rings += 1
+            if self.empty_rings >= EMPTY_RINGS:
+                self.patience = min(MOST_PATIENCE, max(FIRST_PATIENCE, 2 * self.patience))
 
     def _turn_ended(self, event: TurnEnded) -> None:
         claims, limit = event.claims, event.turn.limit
@@ -82,9 +105,9 @@ class WorkerCore(WorkerState):
         if claims.stale:
             self._forget_stale(event)
         if limit:
-            full = len(claims) >= limit
-            self.wants_claim = claims.more or full
-            if full:
+            self.wants_claim = claims.more
+            self._learn_patience(bool(claims))
+            if len(claims) >= limit:
                 self.ambition = min(MOST_IN_HAND, max(self.ambition, self.slots, limit) * 2)
             elif not claims and not self.tasks:
                 self.ambition = self.slots
@@ -292,6 +315,7 @@ _REASONS = {"TaskUnpickleError": "unpickle", "ResultPickleError": "result-pickle
 
 _HANDLERS: dict[type[Event], Callable[[WorkerCore, Any], None]] = {
     Rang: WorkerCore._rang,
+    PeersSeen: WorkerCore._peers_seen,
     TurnEnded: WorkerCore._turn_ended,
     InputsReady: WorkerCore._inputs_ready,
     InputsLost: WorkerCore._inputs_lost,

@@ -6,12 +6,13 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
-from fdb_datamodel import WorkerId, advance
+from fdb_datamodel import WorkerId, advance, declare_dead, reap, sightings
 from fdb_schema import ClusterClock, ClusterSpace, fdb_error_code
 from fdb_schema.clock import ADVANCE_SECONDS
-from futures_worker.liveness import TTL_SECONDS, WorkerObserver, reap_dead
+from futures_worker.liveness import TTL_SECONDS, WorkerObserver
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
@@ -23,14 +24,22 @@ LOOK_SECONDS = 1.0
 class Housekeeping:
     """A thread with its own rhythm. A database that can't be reached stops it until it can be again."""
 
-    def __init__(self, db: Any, space: ClusterSpace, *, ttl: float = TTL_SECONDS) -> None:
+    def __init__(
+        self,
+        db: Any,
+        space: ClusterSpace,
+        *,
+        ttl: float = TTL_SECONDS,
+        on_peers: Callable[[list[WorkerId]], None] = lambda _: None,
+    ) -> None:
+        """`on_peers` is told, from the thread, which workers live, after every look."""
+        self._on_peers = on_peers
         self._db = db
         self._space = space
         self._clock = ClusterClock(space)
         self._observer = WorkerObserver(ttl)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="housekeeping", daemon=True)
-        self._next_due_us: int | None = None
 
     def start(self) -> None:
         """Begins."""
@@ -53,10 +62,15 @@ class Housekeeping:
 
     def look(self) -> list[WorkerId]:
         """Looks at every worker's heartbeat; gives back what the dead held. Whom this call declared dead."""
-        dead: list[WorkerId] = reap_dead(self._db, self._space, self._observer, time.monotonic())
-        for worker in dead:
+        seen = run(self._db, sightings, self._space, strategy="off")
+        dead = self._observer.observe(seen, time.monotonic())
+        declared = [sighting.id for sighting in dead if run(self._db, declare_dead, self._space, sighting)]
+        for worker in declared:
             log.warning("worker %s gave no sign of life for its TTL: declared dead, its claims given back", worker)
-        return dead
+        while not self._stop.is_set() and run(self._db, reap, self._space):
+            pass  # also what another observer declared dead and didn't finish
+        self._on_peers([sighting.id for sighting in seen if sighting not in dead])
+        return declared
 
     def _loop(self) -> None:
         next_look = time.monotonic() + LOOK_SECONDS * random.random()

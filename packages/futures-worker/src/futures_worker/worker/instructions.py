@@ -13,7 +13,17 @@ from futures_worker.worker.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class Rang:
-    """A bell rang: there may be work to claim."""
+    """There may be work to claim: a bell rang, or (`again`) it is time to look whether one was missed."""
+
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeersSeen:
+    """This worker is number `rank` of `count` live ones: each prefers its own stripe of the pool."""
+
+    rank: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ class Fenced:
 
 Event = (
     Rang
+    | PeersSeen
     | TurnEnded
     | InputsReady
     | InputsLost

@@ -66,6 +66,8 @@ def deadline(state: WorkerState) -> float | None:
     times = []
     if state.outcomes:
         times.append(state.first_outcome + LINGER)
+    if state.claim_after > state.now and state.wants_claim:
+        times.append(state.claim_after)
     if state.spawn_after > state.now and len(state.children) < state.slots:
         times.append(state.spawn_after)
     if state.draining and state.now < state.drain_end:
@@ -220,7 +222,7 @@ def _turn(state: WorkerState) -> None:
         state.outcomes = outcomes[MOST_PER_TURN:]
         state.first_outcome = state.now - LINGER
         state.out.append(RunTurn(outcomes[:MOST_PER_TURN], _capacity(state), limit))
-    elif limit and state.wants_claim:
+    elif limit and state.wants_claim and state.now >= state.claim_after:
         state.wants_claim = False
         state.out.append(RunTurn([], _capacity(state), limit))
 
@@ -236,4 +238,4 @@ def _ends_soon(state: WorkerState) -> bool:
 
 
 def _capacity(state: WorkerState) -> Capacity:
-    return Capacity(state.free, state.total)
+    return Capacity(state.free, state.total, stripe=state.stripe)

@@ -22,6 +22,7 @@ from futures_worker.store_server import StoreServer, listen
 from futures_worker.worker.core import WorkerCore
 from futures_worker.worker.housekeeping import Housekeeping
 from futures_worker.worker.inputs import Inputs
+from futures_worker.worker.instructions import PeersSeen
 from futures_worker.worker.registration import describe_self, join, leave
 from futures_worker.worker.shell import DEFAULT_GRACE, Shell
 
@@ -51,6 +52,7 @@ class WorkerService:
         self.config = config
         self.url = database_url(config.url)
         self.space = ClusterSpace(config.cluster)
+        self._peers = PeersSeen(0, 1)
         self._cleanup = contextlib.ExitStack()
         try:
             self._build()
@@ -83,9 +85,17 @@ class WorkerService:
         self._server.start()
         self._cleanup.callback(self._server.close)
         self.shell.join(join(self.db, self.space, ip, port, self._info, ttl=config.ttl))
-        self._housekeeping = Housekeeping(self.db, self.space, ttl=config.ttl)
+        self._housekeeping = Housekeeping(self.db, self.space, ttl=config.ttl, on_peers=self._on_peers)
         self._housekeeping.start()
         self._cleanup.callback(self._housekeeping.close)
+
+    def _on_peers(self, live: list[WorkerId]) -> None:
+        here = sorted((worker.ip, worker.port) for worker in live)
+        if self.address in here:
+            seen = PeersSeen(here.index(self.address), len(here))
+            if seen != self._peers:
+                self._peers = seen
+                self.shell.post(seen)
 
     def _about(self) -> dict[str, Any]:
         in_memory, on_disk = self.store.used()

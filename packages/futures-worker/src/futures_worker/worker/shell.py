@@ -142,13 +142,19 @@ class Shell:
     def _handle(self, events: list[Event], now: float) -> None:
         """Events to the core, its instructions carried out, and so on until nothing more follows at once."""
         pending = events
+        turns: deque[RunTurn] = deque()
         while True:
             instructions = self.core.step(pending, now)
             pending = []
             for instruction in instructions:
-                pending.extend(_CARRY_OUT[type(instruction)](self, instruction))
+                if type(instruction) is RunTurn:
+                    turns.append(instruction)  # what is claimed already is sent to children first
+                else:
+                    pending.extend(_CARRY_OUT[type(instruction)](self, instruction))
             if not pending:
-                return
+                if not turns:
+                    return
+                pending = self._run_turn(turns.popleft())
             now = time.monotonic()
 
     def _keep_time(self, now: float) -> list[Event]:
@@ -159,7 +165,7 @@ class Shell:
                 self._ledger.beat(self._load)
             if now >= self._next_reread:
                 self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
-                events.append(Rang())
+                events.append(Rang(again=True))
                 self._deliver(self._ledger.read_mail(), events)
         except WorkerFencedError as exc:
             self._be_fenced(exc)
@@ -423,7 +429,6 @@ _CARRY_OUT: dict[type[Instruction], Any] = {
     SendTasks: Shell._send_tasks,
     TakeBack: Shell._take_back,
     PrepareInputs: Shell._prepare_inputs,
-    RunTurn: Shell._run_turn,
     ForgetTask: Shell._forget_task,
     DropObject: Shell._drop_object,
     Finish: Shell._finish,

@@ -40,6 +40,11 @@ class WorkerState:
     first_outcome: float = 0.0  # when the first of them came
     used: list[int] = field(default_factory=lambda: [0, 0, 0])  # shape of all tasks, but the cpu of waiting ones
     wants_claim: bool = True  # the pool may hold work
+    rung: bool = False  # a ring is to be answered
+    empty_rings: int = 0  # rings in a row after which the pool was found empty: others were faster
+    patience: float = 0.0  # seconds to leave a ring to those others
+    claim_after: float = 0.0  # until when the last ring is left to them
+    stripe: tuple[int, int] = (0, 1)
     ambition: int = 0  # tasks to have in hand, doubled while the pool gives as many as asked for
     blocked_shapes: tuple[Requirements, ...] = ()  # what the pool holds that doesn't fit now
     draining: bool = False
