@@ -178,7 +178,8 @@ class Lanes:
                     if self._incarnation and row and self.stable:
                         return self._incarnation
                     mine = fresh
-                    tr.add_write_conflict_range(self._prefix, self._prefix + b"\xff\xff\xff")
+                    if self.stable:
+                        tr.add_write_conflict_range(self._prefix, self._prefix + b"\xff\xff\xff")
                 tr.set_versionstamped_value(self._client_key, mine + _NO_STAMP + struct.pack("<I", INCARNATION_BYTES))
                 return mine
 

@@ -99,7 +99,8 @@ def look_up(db: Any, store: IdStore, id: bytes, first: int, last: int) -> Commit
         if len(rows) < PAGE_ROWS:
             break
         begin = rows[-1][0] + b"\0"
-    if expired >= first:
+    # 0: nothing was ever expired, also for a read version of 0 (a database without a commit).
+    if expired and expired >= first:
         raise CommitUnknownResultFatal(
             f"the outcome of the transaction with idempotency id {id.hex()} can't be told any more: ids of commits up "
             f"to version {expired} may have been expired, and its attempt began at {first}; look at the data instead"
