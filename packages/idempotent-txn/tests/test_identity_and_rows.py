@@ -7,6 +7,7 @@ import random
 import struct
 
 import pytest
+
 from idempotent_txn import CommitResult, Committed, IdempotencyId, IdempotencyIdError, NotCommitted
 from idempotent_txn.identity import SHORT_PREFIX, native_form, public_form, random_id
 from idempotent_txn.keyspace import NATIVE_ROWS, ROWS
@@ -75,8 +76,8 @@ def test_a_forked_child_draws_other_ids_than_its_parent() -> None:
 
 
 GOLDEN_ID = bytes(range(16))
-GOLDEN_KEY = bytes.fromhex("ff022f69646d702f" "0000000000bc614e" "01")
-GOLDEN_VALUE = bytes.fromhex("00000073b000db0f" "15cd5b0700000000" "10") + GOLDEN_ID + b"\x02" + b"\x01a\xff"
+GOLDEN_KEY = bytes.fromhex("ff022f69646d702f0000000000bc614e01")
+GOLDEN_VALUE = bytes.fromhex("00000073b000db0f15cd5b070000000010") + GOLDEN_ID + b"\x02" + b"\x01a\xff"
 
 
 def test_seed_key_format_is_commit_version_big_endian_and_high_order_byte_of_batch_index() -> None:

@@ -1,0 +1,102 @@
+"""The command `idempotent-txn`: what it prints, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from idempotent_txn import IdempotencyId, run
+
+ID = IdempotencyId(b"order-17")
+
+
+def command(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "idempotent_txn.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "MAINSPRING_DB": url, "NO_COLOR": "1"},
+    )
+
+
+@pytest.fixture
+def snapshot(shared_db: Any) -> int:
+    """The read snapshot of a transaction that committed with `ID`."""
+    seen: list[int] = []
+    run(shared_db, lambda tr: tr.set(b"a", b"x"), idempotency_id=ID, on_attempt=seen.append)
+    return seen[-1]
+
+
+def test_result_expire_and_status_of_an_id(shared_url: str, shared_db: Any, snapshot: int) -> None:
+    found = command(shared_url, "result", "order-17", "--read-snapshot", str(snapshot), "--json")
+    assert (found.returncode, found.stderr) == (0, "")
+    document = json.loads(found.stdout)
+    assert document["committed"] is True
+    assert document["version"] > snapshot
+    assert len(document["versionstamp"]) == 20
+    searched = command(shared_url, "result", "hex:" + ID.hex())
+    assert searched.returncode == 0
+    assert searched.stdout.startswith(f"committed at version {document['version']}, batch index ")
+
+    status = command(shared_url, "status", "--json")
+    assert status.returncode == 0
+    stores = {row["store"]: row for row in json.loads(status.stdout)}
+    assert set(stores) == {"native", "ids"}
+    assert stores["native"]["ids"] == 1
+    assert stores["native"]["bytes"] > 0
+    assert stores["native"]["oldest_age"] >= 0
+
+    assert command(shared_url, "expire", "order-17").returncode == 0
+    again = command(shared_url, "expire", "order-17", "--json")
+    assert again.returncode == 3
+    assert json.loads(again.stdout) == {"id": ID.hex(), "expired": False}
+    assert "isn't kept" in again.stderr
+    gone = command(shared_url, "result", "order-17", "--json")
+    assert gone.returncode == 3
+    assert json.loads(gone.stdout) == {"id": ID.hex(), "committed": False}
+
+
+def test_clean_spares_the_young_unless_told(shared_url: str, snapshot: int) -> None:
+    spared = command(shared_url, "clean", "--json")
+    assert spared.returncode == 0
+    assert json.loads(spared.stdout)["ids"] == 0
+    cleaned = command(shared_url, "clean", "--min-age", "0", "--json")
+    assert json.loads(cleaned.stdout)["ids"] == 1
+    unknown = command(shared_url, "result", "order-17", "--read-snapshot", str(snapshot))
+    assert unknown.returncode == 1
+    assert "can't be told any more" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("result", ""), 2, "1 to 255 bytes"),
+        (("result", "x" * 256), 2, "1 to 255 bytes"),
+        (("expire", "hex:zz"), 2, "no hexadecimal text"),
+        (("clean", "--min-age", "-1"), 2, "min-age"),
+        (("status", "--db", "nothing:"), 2, "unknown scheme"),
+        (("status", "--db", "fdb:/nowhere/fdb.cluster"), 4, "no cluster file"),
+        (("nonsense",), 2, "No such command"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_with_their_exit_code(
+    shared_url: str, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    done = command(shared_url, *arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_version() -> None:
+    shown = command("memory:", "--help")
+    assert shown.returncode == 0
+    for name in ("status", "result", "expire", "clean"):
+        assert name in shown.stdout
+    assert command("memory:", "--version").stdout.startswith("idempotent-txn")

@@ -1,0 +1,194 @@
+"""Lanes: constant storage, stable clients, forks, clients long silent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from typing import Any
+
+import pytest
+
+from idempotent_txn import (
+    Cleaner,
+    ClientFenced,
+    CommitUnknownResultFatal,
+    IdempotencyIdError,
+    StrategyError,
+    run,
+    use_client_id,
+)
+from idempotent_txn.keyspace import CLIENTS, LANES, PREFIX
+from idempotent_txn.lanes import Lanes
+from idempotent_txn.session import session_of
+
+
+def put(tr: Any, key: bytes) -> None:
+    tr._planned = True
+    tr[key] = b"x"
+
+
+def rows(db: Any, prefix: bytes) -> int:
+    return len(list(db.get_range_startswith(prefix)))
+
+
+def test_storage_is_constant_whatever_the_number_of_transactions(memory_db: Any) -> None:
+    for n in range(500):
+        run(memory_db, put, b"k%d" % (n % 7), strategy="lanes")
+    assert rows(memory_db, LANES) == 1
+    assert rows(memory_db, CLIENTS) == 1
+    assert rows(memory_db, PREFIX) == 2
+
+
+def test_there_are_as_many_lanes_as_commits_were_in_flight_at_once(memory_db: Any) -> None:
+    def work(n: int) -> None:
+        for _ in range(40):
+            run(memory_db, put, b"k%d" % n, strategy="lanes")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    # A few more than threads: a lane is not reused by a transaction that can't see its last commit.
+    assert 1 <= rows(memory_db, LANES) <= 24
+
+
+def test_a_lane_is_not_reused_by_a_transaction_that_cannot_see_its_last_commit(memory_db: Any) -> None:
+    run(memory_db, put, b"first", strategy="lanes")
+    attempts = 0
+
+    def body(tr: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        tr.get_read_version().wait()
+        if attempts == 1:
+            run(memory_db, put, b"second", strategy="lanes")
+        put(tr, b"outer")
+
+    run(memory_db, body, strategy="lanes")
+    assert attempts == 1
+    assert rows(memory_db, LANES) == 2
+
+
+@pytest.mark.parametrize("client_id", [b"", b"x" * 201])
+def test_a_stable_client_id_has_1_to_200_bytes(memory_db: Any, client_id: bytes) -> None:
+    with pytest.raises(IdempotencyIdError, match="1 to 200 bytes"):
+        use_client_id(memory_db, client_id)
+    with pytest.raises(IdempotencyIdError, match="1 to 200 bytes"):
+        Lanes(memory_db, client_id)
+
+
+def test_a_stable_client_id_comes_first(memory_db: Any) -> None:
+    run(memory_db, put, b"a", strategy="lanes")
+    with pytest.raises(StrategyError, match="before the first transaction"):
+        use_client_id(memory_db, b"host-0")
+
+
+def test_with_a_stable_client_id_transactions_go_by_lanes(memory_db: Any) -> None:
+    use_client_id(memory_db, b"host-0")
+    assert session_of(memory_db).strategy(None, explicit=False).name == "lanes"
+    run(memory_db, put, b"a")
+    assert rows(memory_db, LANES) == 1
+
+
+def test_a_restart_fences_what_its_previous_incarnation_left_in_flight(injected: Any, any_db: Any) -> None:
+    use_client_id(injected, b"host-0")
+    run(injected, put, b"before", strategy="lanes")
+    strategy = session_of(injected).strategy("lanes", explicit=False)
+    injected.injector.next(("late", 1021))
+    tr = injected.create_transaction()
+    token = strategy.begin(tr, None, None)
+    put(tr, b"in flight")
+    strategy.prepare(tr, token, False)
+    with pytest.raises(Exception):
+        tr.commit().wait()
+    # The process is gone now; its commit is still on its way when the next one of its name starts.
+    use_client_id(any_db, b"host-0")
+    injected.injector.land_late_commits()
+    assert injected.injector.landed == [1020]
+
+
+def test_an_incarnation_that_was_replaced_may_not_commit_any_more(injected: Any, any_db: Any) -> None:
+    successor = injected  # a handle of its own, as another process has
+    use_client_id(any_db, b"host-0")
+    run(any_db, put, b"a")
+    use_client_id(successor, b"host-0")
+    with pytest.raises(ClientFenced, match="host-0"):
+        run(any_db, put, b"b")
+    run(successor, put, b"c")
+    with pytest.raises(ClientFenced):
+        run(any_db, put, b"d")
+    assert [row.key for row in any_db.get_range(b"a", b"e")] == [b"a", b"c"]
+
+
+def test_clients_whose_names_are_prefixes_of_each_other_share_nothing(injected: Any, any_db: Any) -> None:
+    other = injected
+    use_client_id(any_db, b"host-1")
+    use_client_id(other, b"host-11")
+    run(any_db, put, b"a")
+    run(other, put, b"b")
+    run(any_db, put, b"c")
+    assert rows(any_db, CLIENTS) == 2
+
+
+def _child(url: str, db: Any, connection: Any) -> None:
+    try:
+        for n in range(50):
+            run(db, put, b"child/%d" % n, strategy="lanes")
+        connection.send("done")
+    except BaseException as error:
+        connection.send(repr(error))
+
+
+def test_a_forked_child_takes_lanes_of_its_own(shared_url: str, shared_db: Any) -> None:
+    run(shared_db, put, b"parent", strategy="lanes")
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(shared_url, shared_db, theirs))
+    child.start()
+    try:
+        for n in range(50):
+            run(shared_db, put, b"parent/%d" % n, strategy="lanes")
+        assert mine.poll(60)
+        assert mine.recv() == "done"
+    finally:
+        child.join(60)
+        child.kill()
+    assert rows(shared_db, b"child/") == 50
+    assert rows(shared_db, CLIENTS) == 2
+
+
+def test_lanes_of_clients_long_silent_go(memory_db: Any) -> None:
+    run(memory_db, put, b"a", strategy="lanes")
+    assert Cleaner(memory_db).run_once().clients == 0
+    assert rows(memory_db, PREFIX) == 2
+    assert Cleaner(memory_db, silent_client_seconds=0).run_once().clients == 1
+    assert rows(memory_db, PREFIX) == 0
+
+
+def test_a_client_that_was_cleared_goes_on(memory_db: Any) -> None:
+    run(memory_db, put, b"a", strategy="lanes")
+    Cleaner(memory_db, silent_client_seconds=0).run_once()
+    lanes = session_of(memory_db).strategy("lanes", explicit=False)
+    run(memory_db, put, b"b", strategy="lanes")
+    assert isinstance(lanes, Lanes)
+    lanes._heartbeat_due = -1.0
+    run(memory_db, put, b"c", strategy="lanes")
+    assert rows(memory_db, CLIENTS) == 1
+    assert rows(memory_db, LANES) >= 1
+
+
+def test_an_outcome_in_doubt_over_its_clients_clearing_is_fatal(injected: Any) -> None:
+    def body(tr: Any) -> None:
+        put(tr, b"a")
+
+    run(injected, body, strategy="lanes")
+    strategy = session_of(injected).strategy("lanes", explicit=False)
+    tr = injected.create_transaction()
+    token = strategy.begin(tr, None, None)
+    put(tr, b"b")
+    strategy.prepare(tr, token, False)
+    tr.commit().wait()
+    Cleaner(injected, silent_client_seconds=0).run_once()
+    with pytest.raises(CommitUnknownResultFatal, match="silent"):
+        strategy.resolve(token)

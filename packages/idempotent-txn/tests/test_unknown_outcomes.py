@@ -1,0 +1,186 @@
+"""Commits whose outcome the client isn't told: every way they get lost, every strategy, counted as rows."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from fdb_schema import fdb_error_code
+from idempotent_txn import CommitUnknownResultFatal, run, run_committed
+from idempotent_txn.loop import MOST_CANCELLED_ATTEMPTS
+
+STRATEGIES = ["native", "lanes", "ids"]
+UNKNOWN = [1021, 1031, 1039, 1025, 1101, 1100]
+_names = itertools.count()
+
+
+def effects(db: Any) -> int:
+    return len(list(db.get_range(b"effect/", b"effect0")))
+
+
+def add_effect(tr: Any) -> str:
+    """One row per time that the body's transaction took place."""
+    tr._planned = True
+    tr[b"effect/%08d" % next(_names)] = b""
+    return "done"
+
+
+def read_and_add_effect(tr: Any) -> str:
+    tr[b"seen"].wait()
+    return add_effect(tr)
+
+
+@pytest.mark.parametrize("body", [add_effect, read_and_add_effect])
+@pytest.mark.parametrize("code", UNKNOWN)
+@pytest.mark.parametrize("fate", ["before", "after", "late"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_unknown_outcome_takes_effect_exactly_once(
+    injected: Any, strategy: Any, fate: Any, code: int, body: Any
+) -> None:
+    injected.injector.next((fate, code))
+    outcome = run_committed(injected, body, strategy=strategy)
+    assert outcome.value == "done"
+    assert outcome.attempts == (1 if fate == "after" else 2)
+    assert effects(injected) == 1
+    injected.injector.land_late_commits()
+    assert injected.injector.landed == ([1020] if fate == "late" else [])
+    assert effects(injected) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_commit_found_again_has_its_original_versionstamp(injected: Any, strategy: Any) -> None:
+    injected.injector.next(("after", 1021))
+
+    def body(tr: Any) -> None:
+        tr._planned = True
+        tr.set_versionstamped_value(b"stamp", bytes(10) + bytes(4))
+
+    outcome = run_committed(injected, body, strategy=strategy)
+    assert outcome.commit is not None
+    assert outcome.commit.versionstamp == bytes(injected[b"stamp"])
+    assert outcome.attempts == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_several_attempts_may_get_lost_in_a_row(injected: Any, strategy: Any) -> None:
+    injected.injector.next(("late", 1021), ("before", 1039), ("late", 1031), ("late", 1025), ("after", 1021))
+    outcome = run_committed(injected, add_effect, strategy=strategy)
+    assert outcome.attempts == 5
+    injected.injector.land_late_commits()
+    assert injected.injector.landed == [1020, 1020, 1020]
+    assert effects(injected) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("fate", ["interrupted", "interrupted-before-future"])
+def test_an_interruption_is_delivered_once_the_commit_is_settled(injected: Any, strategy: Any, fate: Any) -> None:
+    injected.injector.next((fate, 0))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(injected, add_effect, strategy=strategy)
+    assert caught.value.__notes__ == ["The transaction that was interrupted had committed."]
+    assert effects(injected) == 1
+    assert run(injected, add_effect, strategy=strategy) == "done"
+    assert effects(injected) == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_interruption_of_a_commit_that_fails_says_so(injected: Any, strategy: Any) -> None:
+    class Interrupted:
+        def __init__(self) -> None:
+            self.answers: list[BaseException] = [KeyboardInterrupt(), injected.injector.fdb_error(1020)]
+
+        def wait(self) -> None:
+            raise self.answers.pop(0)
+
+    def body(tr: Any) -> None:
+        add_effect(tr)
+        tr.commit = Interrupted
+
+    with pytest.raises(KeyboardInterrupt):
+        run(injected, body, strategy=strategy)
+    assert effects(injected) == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_interruptions_of_the_resolution_itself_wait_as_well(
+    injected: Any, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from idempotent_txn.session import session_of
+
+    chosen = session_of(injected).strategy(strategy, explicit=False)
+    resolve = chosen.resolve
+    interrupted = 0
+
+    def interrupted_twice(token: Any) -> Any:
+        nonlocal interrupted
+        interrupted += 1
+        if interrupted <= 2:
+            raise KeyboardInterrupt(str(interrupted))
+        return resolve(token)
+
+    monkeypatch.setattr(chosen, "resolve", interrupted_twice)
+    injected.injector.next(("after", 1021))
+    with pytest.raises(KeyboardInterrupt, match="1"):
+        run(injected, add_effect, strategy=strategy)
+    assert effects(injected) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_commit_cancelled_before_it_is_sent_runs_again(injected: Any, strategy: Any) -> None:
+    injected.injector.next(("cancelled", 0))
+    assert run(injected, add_effect, strategy=strategy) == "done"
+    assert effects(injected) == 1
+
+
+def test_a_body_that_always_cancels_is_given_up(injected: Any) -> None:
+    injected.injector.next(*[("cancelled", 0)] * (MOST_CANCELLED_ATTEMPTS + 5))
+    with pytest.raises(Exception) as caught:
+        run(injected, add_effect)
+    assert fdb_error_code(caught.value) == 1025
+    assert effects(injected) == 0
+    assert injected.injector.commits >= MOST_CANCELLED_ATTEMPTS
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_error_nobody_knows_is_raised_only_once_nothing_can_commit(injected: Any, strategy: Any) -> None:
+    injected.injector.next(("late", 4100))
+    with pytest.raises(Exception) as caught:
+        run(injected, add_effect, strategy=strategy)
+    assert fdb_error_code(caught.value) == 4100
+    injected.injector.land_late_commits()
+    assert injected.injector.landed == [1020]
+    assert effects(injected) == 0
+    injected.injector.next(("after", 4100))
+    assert run(injected, add_effect, strategy=strategy) == "done"
+    assert effects(injected) == 1
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "off"])
+def test_the_clients_own_fatal_error_is_ours_and_is_not_retried(injected: Any, strategy: Any) -> None:
+    injected.injector.next(("before", 1022))
+    with pytest.raises(CommitUnknownResultFatal) as caught:
+        run(injected, add_effect, strategy=strategy)
+    assert caught.value.code == 1022
+    assert injected.injector.plan == []
+
+
+def test_off_runs_the_body_again_whatever_became_of_the_commit(injected: Any) -> None:
+    injected.injector.next(("after", 1021), ("before", 1021))
+    assert run_committed(injected, add_effect, strategy="off").attempts == 3
+    assert effects(injected) == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_lost_commit_at_the_deadline_is_settled_first(injected: Any, strategy: Any) -> None:
+    import time
+
+    injected.injector.next(("after", 1031))
+
+    def slow(tr: Any) -> str:
+        time.sleep(0.02)
+        return add_effect(tr)
+
+    assert run(injected, slow, strategy=strategy, timeout=0.01) == "done"
+    assert effects(injected) == 1
