@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,16 +12,20 @@ import pytest
 
 from fdb_schema import fdb_error_code, open_database
 
-Fate = Literal["before", "after", "late", "cancelled", "interrupted", "interrupted-before-future"]
+Fate = Literal[
+    "before", "after", "late", "cancelled", "interrupted", "interrupted-before-future", "slow", "slow-before"
+]
 
 
 class FailingFuture:
     """A commit's future that answers with an error (or is interrupted first, and then answers)."""
 
-    def __init__(self, errors: list[BaseException | None]) -> None:
+    def __init__(self, errors: list[BaseException | None], seconds: float = 0.0) -> None:
         self._errors = errors
+        self._seconds = seconds
 
     def wait(self) -> None:
+        time.sleep(self._seconds)
         error = self._errors.pop(0) if len(self._errors) > 1 else self._errors[0]
         if error is not None:
             raise error
@@ -74,6 +79,10 @@ class Injector:
             if fate == "after":
                 real(tr).wait()
                 return FailingFuture([self.fdb_error(code)])
+            if fate.startswith("slow"):
+                if fate == "slow":
+                    real(tr).wait()
+                return FailingFuture([self.fdb_error(code)], seconds=0.6)
             if fate == "cancelled":
                 tr.cancel()
                 return real(tr)

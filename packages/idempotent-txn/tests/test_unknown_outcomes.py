@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fdb_schema import fdb_error_code
-from idempotent_txn import CommitUnknownResultFatal, run, run_committed
+from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut, run, run_committed
 from idempotent_txn.loop import MOST_CANCELLED_ATTEMPTS
 
 STRATEGIES = ["native", "lanes", "ids"]
@@ -173,14 +173,15 @@ def test_off_runs_the_body_again_whatever_became_of_the_commit(injected: Any) ->
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_lost_commit_at_the_deadline_is_settled_first(injected: Any, strategy: Any) -> None:
-    import time
-
-    injected.injector.next(("after", 1031))
-
-    def slow(tr: Any) -> str:
-        time.sleep(0.02)
-        return add_effect(tr)
-
-    assert run(injected, slow, strategy=strategy, timeout=0.01) == "done"
+def test_a_commit_in_flight_at_the_deadline_is_settled_first(injected: Any, strategy: Any) -> None:
+    injected.injector.next(("slow", 1031))
+    assert run(injected, add_effect, strategy=strategy, timeout=0.5) == "done"
     assert effects(injected) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_after_the_deadline_a_commit_that_got_lost_is_not_tried_again(injected: Any, strategy: Any) -> None:
+    injected.injector.next(("slow-before", 1031))
+    with pytest.raises(TransactionTimedOut, match="nothing committed"):
+        run(injected, add_effect, strategy=strategy, timeout=0.5)
+    assert effects(injected) == 0

@@ -115,7 +115,11 @@ def _execute(
             if want_outcome:
                 stamp = tr.get_versionstamp()
             if deadline is not None:
-                # A commit that times out is still in flight: the deadline waits until the commit is settled.
+                if time.monotonic() >= deadline:
+                    raise TransactionTimedOut(
+                        f"the deadline passed while {_name(fn)} ran for the {attempt}. time; nothing was committed"
+                    )
+                # A commit that times out is still in flight: from here on the deadline waits until it is settled.
                 tr.options.set_timeout(0)
         except BaseException as error:
             if token is not None:
