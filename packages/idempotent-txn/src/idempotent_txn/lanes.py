@@ -4,8 +4,9 @@
     in doubt:    fence the lane (read it, write-conflict on it, commit), then compare sequence numbers
 
 Any attempt still in flight has a read version before the fence and a read conflict on the lane, so it can't commit after
-the fence; if it commits between the fence's read and its commit, the fence conflicts and reads again. A lane is reused
-only by a transaction that can see the lane's last commit, else it would conflict with itself.
+the fence; if it commits between the fence's read and its commit, the fence conflicts and reads again. An attempt takes
+its lane before its body runs, so that its read version can't be older than the lane's last commit: else it would
+conflict with itself.
 
 The storage is constant: as many lanes as the client ever had commits in flight at once. Works on every engine and
 every version of FoundationDB.
@@ -19,12 +20,13 @@ import threading
 import time
 from typing import Any, Final
 
+from fdb_schema import add_read_conflict_keys
 from idempotent_txn.errors import ClientFenced, CommitUnknownResultFatal, IdempotencyIdError
 from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.outcome import Committed
 from idempotent_txn.repeat import until_committed
 from idempotent_txn.strategy import StrategyName
-from idempotent_txn.tracking import has_written, track_writes
+from idempotent_txn.tracking import chose_read_version, has_written, track_writes
 
 CLIENT_ID_BYTES: Final = 8
 INCARNATION_BYTES: Final = 8
@@ -37,23 +39,22 @@ _SEQ: Final = struct.Struct("<q")
 class Lane:
     """One lane of this process: used by one attempt at a time."""
 
-    __slots__ = ("incarnation", "key", "seq", "version")
+    __slots__ = ("incarnation", "key", "seq")
 
     def __init__(self, key: bytes, incarnation: bytes) -> None:
         self.key: Final = key
         self.incarnation = incarnation
         self.seq = 0
-        self.version = 0
-        """A version at or after the lane's last commit, and so visible to every later read version."""
 
 
 class _Attempt:
-    """The token of an attempt: whether it may write, and then the lane it took."""
+    """The token of an attempt: its lane, and whether it may write on it."""
 
-    __slots__ = ("lane",)
+    __slots__ = ("lane", "written")
 
-    def __init__(self) -> None:
-        self.lane: Lane | None = None
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.written = False
 
 
 class Lanes:
@@ -88,7 +89,10 @@ class Lanes:
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
         track_writes(tr)
-        return _Attempt()
+        try:
+            return _Attempt(self._free.pop())
+        except IndexError:
+            return _Attempt(self._new_lane())
 
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
         if not has_written(tr):
@@ -101,30 +105,34 @@ class Lanes:
                 raise ClientFenced(
                     f"another process started as client {self.client_id[1:]!r}: end this one, or give it its own client id"
                 )
-        lane = token.lane = self._take(int(tr.get_read_version().wait()))
+        if chose_read_version(tr):
+            # Its snapshot may be older than the last commit of a lane that was used before.
+            self._free.append(token.lane)
+            token.lane = self._new_lane()
+        lane = token.lane
+        if lane.incarnation != self._incarnation:
+            lane.incarnation, lane.seq = self._incarnation, 0
         lane.seq += 1
+        token.written = True
         # Before the set: the client drops a read conflict on a key that the transaction has already written.
-        tr.add_read_conflict_key(lane.key)
+        add_read_conflict_keys(tr, (lane.key,))
         if want_stamp:
             tr.set_versionstamped_value(lane.key, _SEQ.pack(lane.seq) + lane.incarnation + _NO_STAMP + _STAMP_AT)
         else:
             tr.set(lane.key, _SEQ.pack(lane.seq) + lane.incarnation)
 
     def committed(self, tr: Any, token: _Attempt) -> None:
-        lane = token.lane
-        if lane is not None:
-            lane.version = tr.get_committed_version()
-            self._free.append(lane)
+        self._free.append(token.lane)
 
     def abandoned(self, token: _Attempt) -> None:
-        if token.lane is not None:
-            self._free.append(token.lane)
+        self._free.append(token.lane)
 
     def resolve(self, token: _Attempt) -> Committed | bool:
         lane = token.lane
-        if lane is None:
+        if not token.written:
+            self._free.append(lane)
             return False
-        value, registered, lane.version = self._fence(lane)
+        value, registered = self._fence(lane)
         if registered[:INCARNATION_BYTES] != lane.incarnation:
             raise CommitUnknownResultFatal(
                 "the outcome of a commit can't be told any more: this client was silent for so long that its lanes "
@@ -135,28 +143,6 @@ class Lanes:
             return False
         stamp = value[8 + INCARNATION_BYTES :]
         return Committed.from_versionstamp(stamp) if len(stamp) == 10 else True
-
-    def _take(self, read_version: int) -> Lane:
-        try:
-            lane = self._free.pop()
-        except IndexError:
-            return self._new_lane()
-        if lane.version <= read_version and lane.incarnation == self._incarnation:
-            return lane
-        with self._mutex:
-            self._free.append(lane)
-            for index, lane in enumerate(self._free):
-                if lane.version <= read_version:
-                    try:
-                        self._free.remove(lane)
-                    except ValueError:  # another thread took it meanwhile
-                        break
-                    if lane.incarnation != self._incarnation:
-                        lane.incarnation, lane.seq = self._incarnation, 0
-                    return lane
-                if index > 64:
-                    break
-        return self._new_lane()
 
     def _new_lane(self) -> Lane:
         with self._mutex:
@@ -186,8 +172,8 @@ class Lanes:
             self._incarnation = until_committed(self._db, body)[0]
             self._heartbeat_due = time.monotonic() + HEARTBEAT_SECONDS
 
-    def _fence(self, lane: Lane) -> tuple[bytes, bytes, int]:
-        """The lane's value, the client's row, and the version from which on no attempt on the lane is in flight."""
+    def _fence(self, lane: Lane) -> tuple[bytes, bytes]:
+        """The lane's value and the client's row; afterwards no attempt on the lane is in flight."""
 
         def body(tr: Any) -> tuple[bytes, bytes]:
             value, registered = tr.get(lane.key), tr.get(self._client_key)
@@ -195,5 +181,4 @@ class Lanes:
             tr.add_write_conflict_key(lane.key)
             return found
 
-        (value, registered), version = until_committed(self._db, body)
-        return value, registered, version
+        return until_committed(self._db, body)[0]

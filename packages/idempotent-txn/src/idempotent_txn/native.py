@@ -11,19 +11,17 @@ caller's go by option 504 alone, and stay until they are expired.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 from fdb_schema import fdb_error_code
+from idempotent_txn.floor import VersionFloor
 from idempotent_txn.identity import native_form, random_id
 from idempotent_txn.lookup import NATIVE, fence, look_up
 from idempotent_txn.outcome import Committed
-from idempotent_txn.repeat import until_read
 from idempotent_txn.strategy import StrategyName
 
 IDEMPOTENCY_ID: Final = 504
 AUTOMATIC_IDEMPOTENCY: Final = 505
-FLOOR_SECONDS: Final = 0.25
 
 
 class _Attempt:
@@ -43,16 +41,10 @@ class Native:
 
     def __init__(self, db: Any) -> None:
         self._db = db
-        # Any version known before an attempt begins bounds its commit version from below. A read version of each
-        # attempt would be exact, and cost a write-only transaction more than everything else here.
-        self._floor = 0
-        self._floor_due = 0.0
+        self._floor: Final = VersionFloor(db)
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
-        now = time.monotonic()
-        if now >= self._floor_due:
-            self._floor = until_read(self._db, lambda fresh: int(fresh.get_read_version().wait()), deadline)
-            self._floor_due = now + FLOOR_SECONDS
+        floor = self._floor.version(deadline)
         if run_id is None:
             id = random_id()
             tr._set_option(IDEMPOTENCY_ID, id, 16)
@@ -60,7 +52,7 @@ class Native:
         else:
             id = native_form(run_id)
             tr._set_option(IDEMPOTENCY_ID, id, len(id))
-        return _Attempt(id, self._floor)
+        return _Attempt(id, floor)
 
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
         return None

@@ -12,6 +12,8 @@ import time
 from collections import deque
 from typing import Any, Final
 
+from fdb_schema import add_read_conflict_keys
+from idempotent_txn.floor import VersionFloor
 from idempotent_txn.identity import random_id
 from idempotent_txn.keyspace import CONFLICTS, ROWS
 from idempotent_txn.lookup import USER_SPACE, fence, look_up
@@ -26,14 +28,15 @@ _STAMPED_ROW: Final = ROWS + bytes(10) + struct.pack("<I", len(ROWS))
 
 
 class _Attempt:
-    """The token of an attempt: its id, its read version once known, and the rows that it clears."""
+    """The token of an attempt: its id, a version from before it began, and the rows that it clears."""
 
-    __slots__ = ("automatic", "clears", "id", "read_version", "stamp")
+    __slots__ = ("automatic", "clears", "floor", "id", "stamp", "written")
 
-    def __init__(self, id: bytes, automatic: bool) -> None:
+    def __init__(self, id: bytes, automatic: bool, floor: int) -> None:
         self.id = id
         self.automatic = automatic
-        self.read_version: int | None = None
+        self.floor = floor
+        self.written = False
         self.stamp: Any = None
         self.clears: list[bytes] = []
 
@@ -45,18 +48,19 @@ class StoredIds:
 
     def __init__(self, db: Any) -> None:
         self._db = db
+        self._floor: Final = VersionFloor(db)
         self._due: deque[bytes] = deque(maxlen=MOST_DUE)
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
         track_writes(tr)
-        return _Attempt(random_id() if run_id is None else run_id, run_id is None)
+        return _Attempt(random_id() if run_id is None else run_id, run_id is None, self._floor.version(deadline))
 
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
         if not has_written(tr):
             return
-        token.read_version = int(tr.get_read_version().wait())
+        token.written = True
         conflict = CONFLICTS + token.id
-        tr.add_read_conflict_key(conflict)
+        add_read_conflict_keys(tr, (conflict,))
         tr.add_write_conflict_key(conflict)
         tr.set_versionstamped_key(_STAMPED_ROW, row_value(((token.id, 0),), int(time.time())))
         if token.automatic:
@@ -78,10 +82,10 @@ class StoredIds:
         self._due.extend(token.clears)
 
     def resolve(self, token: _Attempt) -> Committed | bool:
-        if token.read_version is None:
+        if not token.written:
             return False
         last = fence(self._db, (USER_SPACE,), token.id)
-        found = look_up(self._db, USER_SPACE, token.id, token.read_version, last)
+        found = look_up(self._db, USER_SPACE, token.id, token.floor, last)
         if found is None:
             self._due.extend(token.clears)
             return False

@@ -52,6 +52,11 @@ def has_written(tr: Any) -> bool:
     return "_wrote" in tr.__dict__
 
 
+def chose_read_version(tr: Any) -> bool:
+    """Whether a transaction given to `track_writes` was given a read version by its body."""
+    return "_aged" in tr.__dict__
+
+
 def _tracked_class(cls: type) -> type:
     def marking(method: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,5 +65,13 @@ def _tracked_class(cls: type) -> type:
 
         return write
 
+    def set_read_version(self: Any, version: int) -> None:
+        self._aged = True
+        cls.set_read_version(self, version)  # type: ignore[attr-defined]
+
     members = {name: marking(getattr(cls, name)) for name in _WRITES if hasattr(cls, name)}
-    return type(cls.__name__, (cls,), {**members, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    return type(
+        cls.__name__,
+        (cls,),
+        {**members, "set_read_version": set_read_version, "__module__": cls.__module__, "__doc__": cls.__doc__},
+    )

@@ -1,0 +1,32 @@
+"""A version from before an attempt began, which bounds its commit version from below, at the cost of a clock reading.
+
+The attempt's own read version would be exact; but asking a write-only transaction for it costs more than all else that
+a strategy does. A read version that was had at most a moment before the attempt serves as well: every later commit has
+a greater version.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from idempotent_txn.repeat import until_read
+
+FLOOR_SECONDS: Final = 0.25
+
+
+class VersionFloor:
+    """The last read version of a database that this process asked for. Shared by threads."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self._version = 0
+        self._due = 0.0
+
+    def version(self, deadline: float | None) -> int:
+        """A version that is at most a quarter of a second old, plus what the answer took."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._version = until_read(self._db, lambda tr: int(tr.get_read_version().wait()), deadline)
+            self._due = now + FLOOR_SECONDS
+        return self._version
