@@ -45,11 +45,8 @@ def test_age_is_judged_by_version_and_the_border_is_exact(memory_db: Any, monkey
     # What their timestamps say is for people: these would all be ancient, or of the future.
     put_rows(memory_db, [old, young], timestamp=0)
     put_rows(memory_db, [border], timestamp=2**60)
-    monkeypatch.setattr("idempotent_txn.cleaner.until_read", lambda db, body: now)
-    cleaner = Cleaner(memory_db, IDEMPOTENCY_IDS_MIN_AGE_SECONDS=1)
-    cleared = cleaner._clear_oldest(
-        __import__("idempotent_txn.lookup", fromlist=["USER_SPACE"]).USER_SPACE, now - 1_000_000
-    )
+    monkeypatch.setattr("idempotent_txn.cleaner.current_version", lambda db: now)
+    cleared = Cleaner(memory_db, IDEMPOTENCY_IDS_MIN_AGE_SECONDS=1).run_once()
     assert (cleared.rows, cleared.ids) == (2, 2)
     assert row_versions(memory_db) == [young]
     assert decode_expired_version(bytes(memory_db[EXPIRED_VERSION])) == border

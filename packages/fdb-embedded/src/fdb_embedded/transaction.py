@@ -864,7 +864,11 @@ class Transaction:
             if self.read_at is None:
                 # a blind write is validated too, against what fences it from now on: any later version is higher
                 self.read_at = self.engine.store.clock.now() - 1
-            self._insert_point(idempotency.SELF_CONFLICT + self.idempotency_id)
+            point = idempotency.SELF_CONFLICT + self.idempotency_id
+            self._insert_point(point)
+            if not automatic:
+                # two transactions in flight with one id of a caller's exclude each other; automatic ids are never shared
+                self.write_points = {point} if self.write_points is None else self.write_points | {point}
 
     def writes_ids(self) -> bool:
         """Whether the transaction changes the rows of idempotency ids."""

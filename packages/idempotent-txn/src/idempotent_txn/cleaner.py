@@ -81,15 +81,14 @@ class Cleaner:
 
     def run_once(self) -> Cleaned:
         """Clear all that is old enough now."""
-        now = until_read(self._db, lambda tr: int(tr.get_read_version().wait()))
+        now = current_version(self._db)
         rows = ids = size = 0
         for store in _cleaned_stores(self._db):
             horizon = now - int(self._min_age * VERSIONS_PER_SECOND)
-            while True:
-                cleared = self._clear_oldest(store, horizon)
+            begin = store.at(0)
+            while begin:
+                cleared, begin = self._clear_oldest(store, begin, horizon)
                 rows, ids, size = rows + cleared.rows, ids + cleared.ids, size + cleared.bytes
-                if cleared.rows < _ROWS_PER_TRANSACTION:
-                    break
         return Cleaned(rows, ids, size, self._clear_silent_clients(now))
 
     def run(self, stop: threading.Event | None = None, interval: float = POLLING_SECONDS) -> None:
@@ -99,26 +98,27 @@ class Cleaner:
             self.run_once()
             stop.wait(interval)
 
-    def _clear_oldest(self, store: IdStore, horizon: int) -> Cleaned:
-        """One transaction: the oldest rows up to version `horizon`, and the expired version."""
-        if horizon < 0:
-            return Cleaned()
+    def _clear_oldest(self, store: IdStore, begin: bytes, horizon: int) -> tuple[Cleaned, bytes]:
+        """One transaction: the oldest rows from `begin` up to version `horizon`, and the expired version.
 
-        def body(tr: Any) -> Cleaned:
+        Returns what it cleared, and where the next one begins (b"" where all is done).
+        """
+        if horizon < 0:
+            return Cleaned(), b""
+
+        def body(tr: Any) -> tuple[Cleaned, bytes]:
             store.allow_writes(tr)
-            found = read_range(tr, store.at(0), store.at(horizon + 1), limit=_ROWS_PER_TRANSACTION, snapshot=True)
+            found = read_range(tr, begin, store.at(horizon + 1), limit=_ROWS_PER_TRANSACTION, snapshot=True)
             if not found:
-                return Cleaned()
-            last = found[-1][0]
-            tr.clear_range(store.at(0), last + b"\0")
-            newest = decode_row(store.rows, last, found[-1][1]).version
-            if newest > decode_expired_version(tr.get(store.expired_version).value):
-                tr.set(store.expired_version, encode_expired_version(newest))
-            return Cleaned(
-                len(found),
-                sum(len(decode_row(store.rows, key, value).ids) for key, value in found),
-                sum(len(key) + len(value) for key, value in found),
-            )
+                return Cleaned(), b""
+            after = found[-1][0] + b"\0"
+            tr.clear_range(begin, after)
+            rows = [decode_row(store.rows, key, value) for key, value in found]
+            if rows[-1].version > decode_expired_version(tr.get(store.expired_version).value):
+                tr.set(store.expired_version, encode_expired_version(rows[-1].version))
+            size = sum(len(key) + len(value) for key, value in found)
+            cleaned = Cleaned(len(rows), sum(len(row.ids) for row in rows), size)
+            return cleaned, after if len(rows) == _ROWS_PER_TRANSACTION else b""
 
         return until_committed(self._db, body)[0]
 
@@ -153,9 +153,14 @@ class Cleaner:
         return until_committed(self._db, body)[0]
 
 
+def current_version(db: Any) -> int:
+    """The version that age is counted back from."""
+    return until_read(db, lambda tr: int(tr.get_read_version().wait()))
+
+
 def id_status(db: Any) -> list[IdStatus]:
     """What is kept of ids, per store."""
-    now = until_read(db, lambda tr: int(tr.get_read_version().wait()))
+    now = current_version(db)
     return [_status_of(db, store, now) for store in session_of(db).stores()]
 
 

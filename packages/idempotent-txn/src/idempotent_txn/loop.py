@@ -177,7 +177,8 @@ def _arm(tr: Any, deadline: float, attempt: int) -> None:
     remaining = deadline - time.monotonic()
     if remaining <= 0 and attempt > 1:
         raise TransactionTimedOut(f"the deadline passed after {attempt - 1} attempts; nothing committed")
-    tr.options.set_timeout(max(1, int(remaining * 1000)))
+    # Rounded up: an engine counts whole milliseconds, and the deadline is checked here, not there.
+    tr.options.set_timeout(max(1, int(remaining * 1000) + 1))
 
 
 def _check_deadline(deadline: float | None, attempt: int, fn: Any, cause: BaseException) -> None:

@@ -42,13 +42,18 @@ class Native:
     def __init__(self, db: Any) -> None:
         self._db = db
         self._floor: Final = VersionFloor(db)
+        # The embedded engine has both options in one call.
+        self._at_once: Final = hasattr(db.create_transaction(), "set_idempotency_id")
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
         floor = self._floor.version(deadline)
         if run_id is None:
             id = random_id()
-            tr._set_option(IDEMPOTENCY_ID, id, 16)
-            tr._set_option(AUTOMATIC_IDEMPOTENCY, None, 0)
+            if self._at_once:
+                tr.set_idempotency_id(id, True)
+            else:
+                tr._set_option(IDEMPOTENCY_ID, id, 16)
+                tr._set_option(AUTOMATIC_IDEMPOTENCY, None, 0)
         else:
             id = native_form(run_id)
             tr._set_option(IDEMPOTENCY_ID, id, len(id))
