@@ -7,6 +7,7 @@ futures. A commit that nobody waits for is led by the housekeeping thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import operator
 import threading
@@ -79,12 +80,12 @@ class Committer:
             housekeeper.unpark()
         return future
 
-    def abandon(self, transaction: CommitRequest) -> None:
+    def abandon(self, future: Future) -> None:
         """Take a commit out of the queue, if nobody has begun it."""
-        try:
-            self.queue.remove(transaction)
-        except ValueError:
-            return
+        for request in list(self.queue):
+            if request.commit_future is future:
+                with contextlib.suppress(ValueError):
+                    self.queue.remove(request)
 
     def _kick(self, block: bool) -> None:
         if block:
@@ -259,9 +260,25 @@ class Committer:
         if hit is None and (points or ranges):  # earlier members of the batch, none of which this one has seen
             hit = Record(version, points, ranges).hit(member.read_points, member.read_ranges)
         if hit is not None:
-            member.conflict_hit = hit
+            member.conflicts = [hit]
+            if member.reports_conflicts:
+                member.conflicts = self._all_conflicts(member, read, points, ranges)
             return errors.NOT_COMMITTED
         return 0
+
+    def _all_conflicts(
+        self, member: CommitRequest, read: int, points: Collection[bytes], ranges: list[Range]
+    ) -> list[Range]:
+        """Every range that the member read and others have written since: what option 712 asks for."""
+        batch = Record(0, points, ranges)
+        found = []
+        for key in member.read_points or ():
+            if self.window.check(read, {key}, []) or batch.hit({key}, []):
+                found.append((key, key + b"\0"))
+        for item in member.read_ranges:
+            if self.window.check(read, None, [item]) or batch.hit(None, [item]):
+                found.append(item)
+        return found
 
 
 def _done(member: CommitRequest) -> bool:

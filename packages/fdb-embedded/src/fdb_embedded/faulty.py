@@ -86,7 +86,7 @@ class FaultyCommits:
 
     def _fail(self, transaction: Transaction, future: Future, code: int, inner: Detached | None) -> None:
         if inner is not None:
-            transaction.conflict_hit = inner.conflict_hit
+            transaction.conflicts = inner.conflicts
         transaction.settle_failure(code)
         future.set(None, code)
 

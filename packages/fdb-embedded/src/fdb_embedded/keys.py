@@ -23,7 +23,7 @@ EMPTY = META + b"empty"
 FORMAT = META + b"format"
 CLOCK = META + b"clock"
 LONG_KEYS = META + b"long"
-EXPIRED = META + b"expired"
+IDENTITY = META + b"identity"
 LOG = b"\xff\xff\x01"
 LOG_END = b"\xff\xff\x02"
 

@@ -45,6 +45,7 @@ DATABASE_DEFAULTS = {
 }
 DATABASE_OPTIONS = frozenset({10, 20, 21, 22, 26, 27, 800, 900, 901}) | frozenset(DATABASE_DEFAULTS)
 # fmt: on
+WITHOUT_VALUE = frozenset({51, 52, 301, 302, 303, 505, 600, 601, 701, 712, 713, 714, 1100})
 MAX_WATCHES = 20
 DATABASE_SNAPSHOT_RYW_ENABLE = 26
 DATABASE_SNAPSHOT_RYW_DISABLE = 27
@@ -99,6 +100,8 @@ class TransactionOptions:
 
     def with_option(self, option: int, parameter: bytes | None) -> TransactionOptions:
         """These options and one more; raises `Code` 2006 for a bad value."""
+        if parameter and option in WITHOUT_VALUE:
+            raise Code(errors.INVALID_OPTION_VALUE)
         new = copy.copy(self)
         if option == TIMEOUT:
             new.timeout = integer(parameter, 0, MAX_INT) / 1000

@@ -101,6 +101,18 @@ class Overlay:
         clears[low:high] = [(begin, end)]
         return gone
 
+    def hide(self, begin: bytes, end: bytes) -> None:
+        """Make [begin, end) unreadable, with what was written there before: a stamped key may come to lie on it."""
+        self.unreadable.append((begin, end))
+        for key in [key for key in self.writes if begin <= key < end]:
+            entry = self.writes[key]
+            if not isinstance(entry, Stack):
+                stack = self.writes[key] = Stack(depends=False)
+                if entry is not None:
+                    stack.push(atomics.SET, entry)
+                entry = stack
+            entry.unreadable = True
+
     def cleared(self, key: bytes) -> bool:
         return covers(self.clears, key)
 

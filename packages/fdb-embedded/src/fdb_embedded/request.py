@@ -22,7 +22,10 @@ class CommitRequest(Protocol):
     idempotency_id: bytes | None
     id_ends: bool
     commit_future: Future | None
-    conflict_hit: Range | None
+    conflicts: list[Range] | None
+
+    @property
+    def reports_conflicts(self) -> bool: ...
 
     def written_points(self) -> Iterable[bytes]: ...
 
@@ -47,7 +50,8 @@ class Detached:
         self.idempotency_id = source.idempotency_id if source else None
         self.id_ends = source.id_ends if source else False
         self.commit_future: Future | None = None
-        self.conflict_hit: Range | None = None
+        self.conflicts: list[Range] | None = None
+        self.reports_conflicts = source.reports_conflicts if source else False
         self._writes_ids = source.writes_ids() if source else False
         self.version = -1
         self.index = 0

@@ -110,6 +110,8 @@ class Store:
                     if txn.stat()["entries"]:
                         raise NotADatabase(f"{self.path}: an LMDB environment of another program, not a database")
                     txn.put(keys.FORMAT, msgpack.packb({"format": FORMAT}))
+                    txn.put(keys.IDENTITY, os.urandom(16))
+                    txn.put(b"\xff/keyServers/", b"")  # one shard: what `locality.get_boundary_keys` reads
                     self.clock = Clock.open(txn)
                     txn.put(keys.log_key(self.clock.now()), conflict.pack_record((), [], [], 0))
                 else:

@@ -1,0 +1,299 @@
+"""Reads of a transaction: through its overlay, at its read version, and the conflict ranges they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from . import errors, special_keys
+from .errors import Code
+from .keys import Row
+from .overlay import Overlay, Stack
+from .snapshot import Snapshot
+from .state import KEY_LIMIT, METADATA_VERSION, SYSTEM_KEY_LIMIT, TransactionState
+
+
+class Reading(TransactionState):
+    """Reads raise `Code` at once."""
+
+    def _begin(self) -> Snapshot:
+        snap = self.snap
+        if snap is None:
+            wanted = self.wanted_version
+            if self.database.faulty is not None:
+                self.database.faulty.before_read()
+            snap = self.engine.snapshot() if wanted is None else self.engine.snapshot_at(wanted)
+            self.snap = snap
+        return snap
+
+    def get_read_version(self) -> int:
+        self._check()
+        snap = self._begin()
+        self.engine.pin(snap)
+        return snap.version
+
+    def set_read_version(self, version: int) -> None:
+        if self.committing:
+            self._defer(errors.USED_DURING_COMMIT)
+        elif version <= 0:
+            self._defer(errors.VERSION_INVALID)
+        elif self.snap is not None or self.wanted_version is not None:
+            self._defer(2010)
+        else:
+            self.wanted_version = version
+
+    def _limit_key(self) -> bytes:
+        return b"\xff\xff" if self.options.read_system else b"\xff"
+
+    def _overlay_for(self, snapshot: bool) -> Overlay | None:
+        """The overlay that a read sees, or None when it sees only the database."""
+        overlay = self.overlay
+        if not overlay or self.options.ryw_disabled or (snapshot and self.options.snapshot_ryw <= 0):
+            return None
+        return overlay
+
+    def get(self, key: bytes, snapshot: bool) -> bytes | None:
+        """The value of `key`, or None."""
+        if key >= b"\xff\xff":
+            self._check_deferred()
+            if key < b"\xff\xff\xff":
+                return special_keys.get(self, key)
+        if self.deferred or self.committing or self.dead or self.options.timeout:
+            self._check()
+        if key >= b"\xff":
+            if key >= self._limit_key() and key != METADATA_VERSION:
+                raise Code(errors.KEY_OUTSIDE_LEGAL_RANGE)
+            special = special_keys.system_get(self, key)
+            if special is not None:
+                return special[0]
+        if len(key) > KEY_LIMIT and len(key) > (SYSTEM_KEY_LIMIT if key.startswith(b"\xff") else KEY_LIMIT):
+            return None
+        overlay = self._overlay_for(snapshot)
+        if overlay is not None:
+            entry = overlay.writes.get(key, overlay)  # the overlay itself stands for "nothing"
+            if entry is not overlay:
+                if not isinstance(entry, Stack):
+                    return entry  # type: ignore[return-value]
+                if entry.unreadable and not self.options.bypass_unreadable:
+                    raise Code(errors.ACCESSED_UNREADABLE)
+                if not entry.depends:
+                    return entry.fold(None)
+                return entry.fold(self._read_point(key, snapshot))
+            if overlay.unreadable and not self.options.bypass_unreadable:
+                for begin, end in overlay.unreadable:
+                    if begin <= key < end:
+                        raise Code(errors.ACCESSED_UNREADABLE)
+            if overlay.clears and overlay.cleared(key):
+                return None
+        return self._read_point(key, snapshot)
+
+    def _read_point(self, key: bytes, snapshot: bool) -> bytes | None:
+        snap = self.snap or self._begin()
+        if not snapshot:
+            points = self.read_points
+            if points is None:
+                self.read_points = {key}
+            else:
+                points.add(key)
+        return snap.get(key)
+
+    def get_many(self, wanted: list[bytes], snapshot: bool) -> list[bytes | None]:
+        """The values of many keys, as one `get` each."""
+        if self.overlay or not wanted or max(wanted) >= b"\xff" or not min(wanted) or max(map(len, wanted)) > 510:
+            return [self.get(key, snapshot) for key in wanted]
+        self._check()
+        snap = self.snap or self._begin()
+        if not snapshot:
+            if self.read_points is None:
+                self.read_points = set(wanted)
+            else:
+                self.read_points.update(wanted)
+        return snap.get_many(wanted)
+
+    def _rows(self, begin: bytes, end: bytes, reverse: bool, snapshot: bool, first: int) -> Iterator[Row]:
+        """The rows of [begin, end) as this transaction sees them."""
+        overlay = self._overlay_for(snapshot)
+        snap = self.snap or self._begin()
+        if overlay is None:
+            return snap.stream(begin, end, reverse, first)
+        return overlay.merge(
+            begin,
+            end,
+            reverse,
+            self.options.bypass_unreadable,
+            lambda low, high: snap.stream(low, high, reverse, first),
+        )
+
+    def _resolve(self, key: bytes, or_equal: bool, offset: int, snapshot: bool) -> tuple[bytes, bool, bool]:
+        """A selector's key, and whether it ran off the beginning or the end."""
+        start = key + b"\0" if or_equal else key
+        limit = self._limit_key()
+        if offset > 0:
+            if start < limit:
+                for found, _ in islice(self._rows(start, limit, False, snapshot, min(offset, 256)), offset - 1, offset):
+                    return found, False, False
+            return limit, False, True
+        back = 1 - offset
+        for found, _ in islice(self._rows(b"", min(start, limit), True, snapshot, min(back, 256)), back - 1, back):
+            return found, False, False
+        return b"", True, False
+
+    def get_key(self, key: bytes, or_equal: bool, offset: int, snapshot: bool) -> bytes:
+        """Resolve a key selector."""
+        self._check()
+        if key > self._limit_key():
+            raise Code(errors.KEY_OUTSIDE_LEGAL_RANGE)
+        found, _, _ = self._resolve(key, or_equal, offset, snapshot)
+        if not snapshot:
+            edge = key + b"\0" if or_equal else key
+            if offset <= 0:
+                self._add_read_range(found, edge)
+            else:
+                self._add_read_range(edge, found + b"\0")
+        return found
+
+    def get_range(
+        self,
+        begin: tuple[bytes, bool, int],
+        end: tuple[bytes, bool, int],
+        limit: int,
+        target_bytes: int,
+        snapshot: bool,
+        reverse: bool,
+    ) -> tuple[list[Row], bool]:
+        """Rows between two selectors and whether there are more; 0 means no limit, of rows or of bytes."""
+        begin_key, begin_equal, begin_offset = begin
+        end_key, end_equal, end_offset = end
+        if begin_key.startswith(b"\xff\xff") and end_key.startswith(b"\xff\xff"):
+            self._check_deferred()
+            return special_keys.get_range(self, begin, end, limit, reverse), False
+        self._check()
+        edge = self._limit_key()
+        if begin_key > edge or end_key > edge:
+            raise Code(errors.KEY_OUTSIDE_LEGAL_RANGE)
+        if begin_equal:
+            begin_key += b"\0"
+        if end_equal:
+            end_key += b"\0"
+        if begin_offset >= end_offset and begin_key >= end_key:
+            return [], False
+        low, high = begin_key, end_key
+        to_begin = through_end = False
+        if begin_offset != 1:
+            low, to_begin, ran_off = self._resolve(begin_key, False, begin_offset, snapshot)
+            if ran_off:
+                through_end = True
+        if end_offset != 1:
+            high, ran_to_begin, through = self._resolve(end_key, False, end_offset, snapshot)
+            through_end = through_end or through
+            to_begin = to_begin or ran_to_begin
+        rows: list[Row] = []
+        more = False
+        if low < high:
+            overlay = self._overlay_for(snapshot)
+            if overlay is None and not target_bytes and limit:
+                rows = (self.snap or self._begin()).rows(low, high, limit, reverse)
+                more = len(rows) >= limit
+            else:
+                rows, more = self._collect(self._rows(low, high, reverse, snapshot, limit or 64), limit, target_bytes)
+        if not snapshot:
+            self._add_range_conflict(
+                begin_key, begin_offset, end_key, end_offset, rows, more, to_begin, through_end, reverse
+            )
+        return rows, more
+
+    @staticmethod
+    def _collect(source: Iterator[Row], limit: int, target_bytes: int) -> tuple[list[Row], bool]:
+        if not target_bytes:
+            rows = list(islice(source, limit)) if limit else list(source)
+            return rows, bool(limit) and len(rows) >= limit
+        rows = []
+        size = 0
+        for row in source:
+            rows.append(row)
+            size += len(row[0]) + len(row[1])
+            if size >= target_bytes or len(rows) == limit:
+                return rows, True
+        return rows, False
+
+    def _add_range_conflict(
+        self,
+        begin_key: bytes,
+        begin_offset: int,
+        end_key: bytes,
+        end_offset: int,
+        rows: list[Row],
+        more: bool,
+        to_begin: bool,
+        through_end: bool,
+        reverse: bool,
+    ) -> None:
+        """The conflict range of a range read, as `RYWImpl::addConflictRange` computes it."""
+        if begin_key < end_key:
+            low, high = begin_key, end_key
+            if reverse:
+                if begin_offset <= 1 and more:
+                    low = end_key
+            elif end_offset > 0 and more:
+                high = begin_key
+        else:
+            low, high = end_key, begin_key
+        if to_begin and begin_offset <= 0:
+            low = b""
+        if through_end and end_offset > 0:
+            high = self._limit_key()
+        if rows:
+            if reverse:
+                low = min(low, rows[-1][0])
+                if end_offset > 0 and high <= rows[0][0]:
+                    high = rows[0][0] + b"\0"
+            else:
+                if begin_offset <= 0:
+                    low = min(low, rows[0][0])
+                if high <= rows[-1][0]:
+                    high = rows[-1][0] + b"\0"
+        self._add_read_range(low, high)
+
+    def _add_read_range(self, begin: bytes, end: bytes) -> None:
+        """A read conflict, but for what this transaction wrote itself."""
+        if begin >= end:
+            return
+        overlay = self.overlay
+        if (overlay.writes or overlay.clears) and not self.options.ryw_disabled:
+            for low, high in overlay.unknown_parts(begin, end):
+                self._insert_read_range(low, high)
+        else:
+            self._insert_read_range(begin, end)
+
+    def _insert_point(self, key: bytes) -> None:
+        if self.read_points is None:
+            self.read_points = {key}
+        else:
+            self.read_points.add(key)
+
+    def _insert_read_range(self, begin: bytes, end: bytes) -> None:
+        if len(end) == len(begin) + 1 and end[-1] == 0 and end.startswith(begin):
+            self._insert_point(begin)
+        else:
+            self.read_ranges.append((begin, end))
+
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
+        if self.committing:
+            self._defer(errors.USED_DURING_COMMIT)
+            return
+        edge = self._limit_key()
+        if (begin > edge or end > edge) and not (begin == METADATA_VERSION and end == METADATA_VERSION + b"\0"):
+            self._defer(errors.KEY_OUTSIDE_LEGAL_RANGE)
+            return
+        self._add_read_range(begin, end)
+
+    def add_read_conflict_keys(self, keys: Iterable[bytes]) -> None:
+        """A read conflict for each key."""
+        if self.committing or self.overlay or self.options.ryw_disabled:
+            for key in keys:
+                self.add_read_conflict_range(key, key + b"\0")
+            return
+        if self.read_points is None:
+            self.read_points = set(keys)
+        else:
+            self.read_points.update(keys)

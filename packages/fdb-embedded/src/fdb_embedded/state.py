@@ -1,0 +1,162 @@
+"""What a transaction holds, and the states in which its operations fail: cancelled, timed out, committing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from . import errors
+from .conflict import Range
+from .errors import Code
+from .futures import Future
+from .overlay import Overlay
+from .snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from .engine import Database, Engine
+
+KEY_LIMIT = 10_000
+SYSTEM_KEY_LIMIT = 30_000
+VALUE_LIMIT = 100_000
+METADATA_VERSION = b"\xff/metadataVersion"
+METADATA_OPERAND = b"\0" * 14
+FIRST_BACKOFF = 0.0002
+CONFLICT_COST = 25
+MUTATION_COST = 28
+
+
+class TransactionState:
+    """The fields of a transaction. `Code`s are raised by `_check`, or kept by `_defer` until the next read or commit."""
+
+    # What most transactions never set lives on the class, so that creating one is cheap.
+    snap: Snapshot | None = None
+    wanted_version: int | None = None
+    dead = 0
+    deferred = 0
+    committing = False
+    plain = True
+    no_write_conflict = False
+    committed_version = -1
+    batch_index = 0
+    commit_future: Future | None = None
+    read_ranges: list[Range]
+    conflicts: list[Range] | None = None  # why the commit failed: the ranges that were read and written since
+    given_id: bytes | None = None
+    automatic_id = False
+    idempotency_id: bytes | None = None
+    id_ends = False
+    read_at: int | None = None
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.engine: Engine = database.engine
+        self.created = time.monotonic()
+        self.retries = 0
+        self.backoff = FIRST_BACKOFF
+        self.options = database.defaults
+        if self.options.plain is False:
+            self.plain = False
+        self._fresh()
+
+    def written_points(self) -> Iterable[bytes]:
+        """The keys that conflict as written."""
+        points: Iterable[bytes] = self.overlay.writes
+        if self.unconflicted:
+            points = [key for key in points if key not in self.unconflicted]
+        if self.write_points:
+            points = self.write_points.union(points)
+        return points
+
+    def _fresh(self) -> None:
+        self.overlay = Overlay()
+        self.writes = self.overlay.writes
+        self.read_points: set[bytes] | None = None
+        self.read_ranges = []
+        self.write_ranges: list[Range] = []
+        self.write_points: set[bytes] | None = None
+        self.unconflicted: set[bytes] | None = None
+        self.watches: list[tuple[bytes, bytes | None, Future]] | None = None
+        self.stamp_futures: list[Future] | None = None
+
+    def _check(self) -> None:
+        """Raise what a read or a commit of this transaction must raise."""
+        if self.deferred:
+            raise Code(self.deferred)
+        if self.committing:
+            self._used_during_commit()
+            raise Code(errors.USED_DURING_COMMIT)
+        if self.dead:
+            raise Code(self.dead)
+        deadline = self.options.deadline(self.created)
+        if deadline and time.monotonic() >= deadline:
+            self.fail(errors.TRANSACTION_TIMED_OUT)
+            raise Code(errors.TRANSACTION_TIMED_OUT)
+
+    def _check_deferred(self) -> None:
+        if self.deferred:
+            raise Code(self.deferred)
+
+    def _used_during_commit(self) -> None:
+        future = self.commit_future
+        if future is not None and not future.done and not self.options.commit_protection_disabled:
+            self.fail(errors.USED_DURING_COMMIT)
+
+    def _defer(self, code: int) -> None:
+        if not self.deferred:
+            self.deferred = code
+        self.plain = False
+
+    def fail(self, code: int) -> None:
+        """End everything that is pending with `code`; later reads and commits get it too."""
+        if not self.dead:
+            self.dead = code
+        self.plain = False
+        future = self.commit_future
+        if future is not None and not future.done:
+            self.engine.committer.abandon(future)
+            future.set(None, code)
+        self._fail_pending(code, code)
+
+    def _fail_pending(self, stamp_code: int, watch_code: int) -> None:
+        stamps, self.stamp_futures = self.stamp_futures, None
+        for future in stamps or ():
+            future.set(None, stamp_code)
+        watches, self.watches = self.watches, None
+        for _, _, future in watches or ():
+            future.set(None, watch_code)
+
+    def _release(self) -> None:
+        snap, self.snap = self.snap, None
+        if snap is not None:
+            self.engine.release(snap)
+
+    def _restart(self) -> None:
+        self._release()
+        for name in (
+            "wanted_version",
+            "dead",
+            "deferred",
+            "committing",
+            "plain",
+            "no_write_conflict",
+            "committed_version",
+            "batch_index",
+            "commit_future",
+            "conflicts",
+            "given_id",
+            "automatic_id",
+            "idempotency_id",
+            "id_ends",
+            "read_at",
+        ):
+            self.__dict__.pop(name, None)
+        if self.options.plain is False:
+            self.plain = False
+        self._fresh()
+
+    def __del__(self) -> None:
+        snap = self.snap
+        if snap is not None:
+            self.snap = None
+            self.engine.release(snap)
