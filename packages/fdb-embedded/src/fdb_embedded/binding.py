@@ -232,6 +232,12 @@ def _override(impl: types.ModuleType, capi: CApi) -> None:
     def nothing(self: Any) -> None:
         return None
 
+    def wait_for(self: Any, seconds: float) -> bool:
+        """Beyond the official binding: block the calling thread at most `seconds`; whether the future is ready."""
+        wait_directly = self.fpointer.wait_for
+        return wait_directly(seconds)  # type: ignore[no-any-return]
+
+    impl.Future.wait_for = wait_for
     impl.Future.block_until_ready = block_until_ready
     impl.Future.is_ready = impl.Future.done = is_ready
     impl.Future.on_ready = on_ready

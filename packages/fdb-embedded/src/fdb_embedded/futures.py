@@ -27,7 +27,7 @@ class Future:
     itself; with False it only asks that somebody does.
     """
 
-    __slots__ = ("__weakref__", "callbacks", "done", "error", "kick", "value")
+    __slots__ = ("__weakref__", "callbacks", "direct", "done", "error", "kick", "value")
 
     def __init__(self, kick: Callable[[bool], None] | None = None) -> None:
         self.value: Any = None
@@ -35,6 +35,7 @@ class Future:
         self.done = False
         self.callbacks: list[Callable[[], None]] | None = None
         self.kick = kick
+        self.direct: Callable[[Future, float], bool] | None = None  # how a thread may wait by itself
 
     def set(self, value: Any = None, error: int = 0) -> bool:
         """Finish; the first result stands. True when this call was the first."""
@@ -104,6 +105,11 @@ class Future:
         if not gate.acquire(timeout=max(0.0, seconds)):
             self.remove_callback(release)
         return self.done
+
+    def wait_for(self, seconds: float) -> bool:
+        """Block at most `seconds`; the calling thread looks for itself where it can (`direct`). True when done."""
+        direct = self.direct
+        return self.wait_until(seconds) if direct is None or self.done else direct(self, seconds)
 
     def result(self) -> Any:
         """The value; raises `Code`."""

@@ -1,9 +1,14 @@
-"""Watches: one thread of the process sleeps on its futex and looks at the watched keys when it is woken."""
+"""Watches: who waits for one sleeps on the process's futex and looks at the watched keys when it is woken.
+
+A thread that blocks on a watch does so itself (`wait_for`), so that a wake-up of another process reaches it without a
+change of threads. Callbacks are run by a thread of their own, which exists while somebody needs it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -11,7 +16,6 @@ import lmdb
 from . import errors, keys
 from .errors import Code
 from .futures import Future
-from .versions import last_version
 
 if TYPE_CHECKING:
     from .engine import Database, Engine
@@ -53,11 +57,32 @@ class Watches:
                     continue
                 live += 1
                 self.by_key.setdefault(key, []).append((value, future, database))
+                future.kick = self._kick
+                future.direct = self.wait_for
             if not live:
                 return
             self.engine.store.page.publish(self.by_key)
-            if self.thread is None:
-                self.stopping = False
+        # A callback that was added before `kick` was set asked nobody.
+        if self.thread is not None or any(future.callbacks for _, _, future in watches):
+            self._kick(False)
+
+    def wait_for(self, future: Future, seconds: float) -> bool:
+        """Block the calling thread until a watch fires, at most `seconds`; whether it has."""
+        deadline = time.monotonic() + seconds
+        page = self.engine.store.page
+        while not future.done:
+            word = page.word()
+            self._look()
+            left = deadline - time.monotonic()
+            if future.done or left <= 0 or self.engine.closed:
+                break
+            page.wait(word, min(left, POLL))
+        return future.done
+
+    def _kick(self, block: bool) -> None:
+        """Somebody wants to be called back: the thread has to look."""
+        with self.lock:
+            if self.thread is None and not self.stopping:
                 self.thread = threading.Thread(target=self._run, name="fdb-embedded-watches", daemon=True)
                 self.thread.start()
         self._wake()
@@ -69,12 +94,11 @@ class Watches:
 
     def _run(self) -> None:
         page = self.engine.store.page
-        seen = 0
         idle = 0
         while True:
             word = page.word()
             try:
-                seen = self._look(seen)
+                self._look()
             except lmdb.Error:
                 if self.stopping:
                     return
@@ -91,12 +115,11 @@ class Watches:
                     idle = 0
             page.wait(word, POLL)
 
-    def _look(self, seen: int) -> int:
-        """Fire the watches whose value differs now; returns the version that was looked at."""
+    def _look(self) -> None:
+        """Fire the watches whose value differs now."""
         fired: list[tuple[Future, Database]] = []
         txn = self.engine.store.begin_read()
         try:
-            version = last_version(txn)
             with self.lock:
                 gone: list[bytes] = []
                 for key, entries in self.by_key.items():
@@ -123,7 +146,6 @@ class Watches:
                 txn.abort()
         for future, _ in fired:
             future.set()
-        return version
 
     def stop(self, code: int = errors.TRANSACTION_CANCELLED) -> None:
         """End the thread; watches that are left end with `code`."""
