@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .descriptions import DESCRIPTIONS
+
 
 class EmbeddedError(Exception):
     """Base of what the embedded engine raises outside transactions (opening, closing, command line)."""
@@ -93,14 +95,10 @@ PREDICATE_RETRYABLE = 50000
 PREDICATE_MAYBE_COMMITTED = 50001
 PREDICATE_RETRYABLE_NOT_COMMITTED = 50002
 
-_DESCRIPTIONS = {
-    0: "Success",
-}
-
 
 def describe(code: int) -> str:
     """The text that FoundationDB gives with an error code."""
-    return _DESCRIPTIONS.get(code, "UNKNOWN_ERROR")
+    return DESCRIPTIONS.get(code, "UNKNOWN_ERROR")
 
 
 def predicate(which: int, code: int) -> bool:
