@@ -37,6 +37,8 @@ class Watches:
 
     def reserve(self, database: Database) -> None:
         """Count one more watch of a database handle; `Code` 1032 when there are too many."""
+        if database.watches >= database.max_watches:
+            self._look()  # cancelled ones make room
         with self.lock:
             if database.watches >= database.max_watches:
                 raise Code(errors.TOO_MANY_WATCHES)
