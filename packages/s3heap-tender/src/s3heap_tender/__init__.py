@@ -1,5 +1,6 @@
 """Tasks triggered by writes, no faster than a cadence: a heap on S3 and a sysdb on FoundationDB."""
 
+from s3heap_tender.describing import Description
 from s3heap_tender.errors import (
     ClaimLostError,
     ClaimRefusedError,
@@ -18,13 +19,22 @@ from s3heap_tender.errors import (
     UnconditionalStoreError,
     UnknownItemError,
 )
-from s3heap_tender.heap import Bucket, Heap, PruneStats, Summary
+from s3heap_tender.heap import Heap
+from s3heap_tender.heap_values import Bucket, PruneStats, Summary
+from s3heap_tender.inspection import Findings, Metrics, fsck, metrics
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import Backoff, Claim, DeadLetter, Task
 from s3heap_tender.scheduler import Scheduler, Trigger
 from s3heap_tender.stores import HeapStore
 from s3heap_tender.sysdb import SysDb
 from s3heap_tender.tender import Tender
+from s3heap_tender.triggers import (
+    TriggerError,
+    futures_trigger,
+    memoized_trigger,
+    run_key,
+    subprocess_trigger,
+)
 
 __all__ = [
     "Backoff",
@@ -35,12 +45,15 @@ __all__ = [
     "ConflictError",
     "CorruptObjectError",
     "DeadLetter",
+    "Description",
     "DuplicateWriterError",
+    "Findings",
     "Heap",
     "HeapItem",
     "HeapMismatchError",
     "HeapStore",
     "HeapTenderError",
+    "Metrics",
     "OutcomeUnknownError",
     "PruneStats",
     "Scheduler",
@@ -55,6 +68,13 @@ __all__ = [
     "Tender",
     "TransitionError",
     "Trigger",
+    "TriggerError",
     "UnconditionalStoreError",
     "UnknownItemError",
+    "fsck",
+    "futures_trigger",
+    "memoized_trigger",
+    "metrics",
+    "run_key",
+    "subprocess_trigger",
 ]

@@ -7,17 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from uuid import UUID
-
-import msgpack
 
 from fdb_schema import NewerFormatError
 from s3heap_tender import tending
-from s3heap_tender.errors import ConflictError, CorruptObjectError, HeapMismatchError
+from s3heap_tender.errors import ConflictError, CorruptObjectError
 from s3heap_tender.heap_io import Content, HeapIO
+from s3heap_tender.heap_values import Bucket, PruneStats, Summary
 from s3heap_tender.items import HeapItem, due_of
+from s3heap_tender.meta import open_meta
 from s3heap_tender.naming import META_KEY, QUARANTINE_PREFIX, ObjectName, shard_prefix
 from s3heap_tender.outbox import Verdict
 from s3heap_tender.records import Task
@@ -29,57 +27,6 @@ from s3heap_tender.writer import LINGER_SECONDS, MAX_OBJECT_ITEMS, ShardWriter
 T = TypeVar("T")
 U = TypeVar("U")
 BUCKET_SECONDS: Final = 60
-META_FORMAT: Final = 1
-_VERDICT_PAGE: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """One object of the heap."""
-
-    key: str
-    shard: int
-    start: int  # seconds of the cluster clock
-    part: int
-    size: int  # bytes
-    items: int
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What is on the heap."""
-
-    items: int
-    due: int  # items due by now
-    buckets: int
-    oldest: int | None  # start of the oldest bucket, seconds of the cluster clock
-    newest: int | None
-    by_shard: dict[int, int]
-    unreadable: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PruneStats:
-    """What a prune did."""
-
-    pruned: int = 0
-    retained: int = 0
-    deleted: int = 0  # objects
-    rewritten: int = 0
-    conflicts: int = 0  # objects left for the next time, because they changed
-    unknown: int = 0  # items of tasks the sysdb never had: retained
-    unreadable: tuple[str, ...] = ()
-
-    def __add__(self, other: PruneStats) -> PruneStats:
-        return PruneStats(
-            self.pruned + other.pruned,
-            self.retained + other.retained,
-            self.deleted + other.deleted,
-            self.rewritten + other.rewritten,
-            self.conflicts + other.conflicts,
-            self.unknown + other.unknown,
-            self.unreadable + other.unreadable,
-        )
 
 
 class Heap:
@@ -111,7 +58,7 @@ class Heap:
         self.store = store
         self.sysdb = sysdb
         self.io = HeapIO(store, sysdb.trace, self._read_version, writer=secrets.token_bytes(8), sleep=sleep)
-        self.bucket_seconds = _open_meta(store, sysdb, bucket_seconds)
+        self.bucket_seconds = open_meta(store, sysdb, bucket_seconds)
         self.shards = sysdb.shards
         self._linger = linger
         self._max_items = max_object_items
@@ -427,43 +374,3 @@ class Heap:
 
     def _read_version(self) -> int:
         return self.sysdb.read(lambda tr, _at: int(tr.get_read_version().wait()))
-
-
-def _open_meta(store: ObjectStore, sysdb: SysDb, bucket_seconds: int) -> int:
-    """Write or check the `meta` object; returns the heap's bucket length."""
-    wanted = {
-        "format": META_FORMAT,
-        "bucket_seconds": bucket_seconds,
-        "shards": sysdb.shards,
-        "sysdb": sysdb.id.bytes,
-    }
-    found = store.get(META_KEY)
-    if found is None:
-        try:
-            store.put(META_KEY, msgpack.packb(wanted), if_match=None)
-            return bucket_seconds
-        except ConflictError:
-            found = store.get(META_KEY)
-    if not isinstance(found, StoredObject):
-        raise HeapMismatchError(f"{store.url}: its meta object appeared and vanished; is something deleting the heap?")
-    try:
-        meta = msgpack.unpackb(found.body)
-        format_, seconds, shards, owner = (meta[name] for name in ("format", "bucket_seconds", "shards", "sysdb"))
-    except Exception as error:
-        raise HeapMismatchError(
-            f"{store.url}: its meta object can't be read ({error!r:.120}); is this a heap?"
-        ) from error
-    if format_ > META_FORMAT:
-        raise NewerFormatError(
-            f"{store.url}: the heap has format {format_}, this release reads up to {META_FORMAT}: upgrade s3heap-tender"
-        )
-    if owner != sysdb.id.bytes:
-        raise HeapMismatchError(
-            f"{store.url} is the heap of the sysdb {UUID(bytes=owner)}, not of {sysdb.id} (cluster {sysdb.cluster!r}): "
-            f"use another prefix"
-        )
-    if shards != sysdb.shards:
-        raise HeapMismatchError(
-            f"{store.url} has {shards} shards, its sysdb has {sysdb.shards}: one of them was replaced"
-        )
-    return int(seconds)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any, Final, Protocol
 
+from lease_locks import LeaseManager
 from s3heap_tender.sysdb_base import SysDbBase
 
 _SHARD: Final = "s3heap/shard/"
 _TENDER: Final = "s3heap/tender/"
+COUNT_SECONDS: Final = 1.0
 
 
 class Ownership(Protocol):
@@ -44,7 +47,7 @@ class Everything:
 
 
 class LeasedShards:
-    """A fair share of the shards, each under a lease `s3heap/shard/N` whose token is the epoch.
+    """A fair share of the shards, each under a lease `s3heap/shard/N`, the version of whose grant is the epoch.
 
     Every tender holds `s3heap/tender/ID` too, so that each can count the others and leave them their share.
     """
@@ -55,10 +58,12 @@ class LeasedShards:
         self._count = shards
         self._held: dict[int, Any] = {}
         self._me = locks.acquire(_TENDER + uuid.uuid4().hex, timeout=30)
+        self._counted_at = float("-inf")
+        self._last_share = shards
 
     def shards(self) -> dict[int, int]:
         for shard, lease in list(self._held.items()):
-            if lease.lost.is_set():
+            if not lease.held:
                 del self._held[shard]
         share = self._share()
         while len(self._held) > share:
@@ -74,30 +79,40 @@ class LeasedShards:
                 lease = self._locks.try_acquire(f"{_SHARD}{shard}")
                 if lease is not None:
                     self._held[shard] = lease
-        return {shard: int(lease.token) for shard, lease in self._held.items()}
+        return {shard: lease.token.version for shard, lease in self._held.items()}
 
     def step_down(self, shard: int) -> None:
         lease = self._held.pop(shard, None)
-        if lease is not None and not lease.lost.is_set():
+        if lease is not None and lease.held:
             lease.release()
 
     def close(self) -> None:
         for lease in [*self._held.values(), self._me]:
-            if not lease.lost.is_set():
+            if lease.held:
                 lease.release()
         self._held.clear()
         if self._owns_locks:
             self._locks.close()
 
     def _share(self) -> int:
-        if self._me.lost.is_set():
+        now = time.monotonic()
+        if not self._me.held:
             self._me = self._locks.acquire(_TENDER + uuid.uuid4().hex, timeout=30)
-        tenders = max(1, len(self._locks.list(prefix=_TENDER)))
-        return -(-self._count // tenders)
+        elif now < self._counted_at + COUNT_SECONDS:
+            return self._last_share
+        tenders = 0
+        for info in self._locks.list(prefix=_TENDER):
+            # Nobody waits for a dead tender's lease: to get it is to know that it is dead, and it goes.
+            lease = None if info.name == self._me.name else self._locks.try_acquire(info.name)
+            if lease is None:
+                tenders += 1
+            else:
+                lease.release()
+        self._counted_at = now
+        self._last_share = -(-self._count // max(1, tenders))
+        return self._last_share
 
 
 def leased_ownership(sysdb: SysDbBase) -> LeasedShards:
     """A share of the sysdb's shards, under leases of a session of its own."""
-    from lease_locks import LeaseManager
-
     return LeasedShards(LeaseManager(sysdb.db, cluster=sysdb.cluster), sysdb.shards, owns_locks=True)

@@ -164,7 +164,7 @@ class Scheduler:
         checked = self._alive.get(session)
         if checked is not None and time.monotonic() - checked < DEAD_CHECK_SECONDS:
             return False
-        if self.sysdb.sessions.is_dead(session):
+        if self.sysdb.read(lambda tr, _at: self.sysdb.sessions.is_dead(tr, session)):
             self._alive.pop(session, None)
             return True
         self._alive[session] = time.monotonic()

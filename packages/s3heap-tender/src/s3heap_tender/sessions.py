@@ -1,8 +1,7 @@
 """Who holds a claim, and whether that one is dead: the port to lease-locks, and what stands in for it in tests.
 
-A claim names a session. A session is one lease on a name of its own: while its process lives, the lease is renewed
-with all the process's others; when it is dead by the lease's rules (nothing but observation, no clocks compared),
-taking the lease succeeds, and only then may its claims be retaken.
+A claim names a session of lease-locks: while its process lives, its heartbeat goes on; whether it is dead is judged by
+the rules of leases (nothing but observation, no clocks compared), in the transaction that takes the claim over.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ class Sessions(Protocol):
         """The name of this process's session."""
         ...
 
-    def is_dead(self, session: str) -> bool:
-        """Whether `session` is dead for good. False while there is any doubt."""
+    def is_dead(self, tr: Any, session: str) -> bool:
+        """Whether `session` is dead, so that `tr` fails to commit if it shows life meanwhile. False in doubt."""
         ...
 
     def close(self) -> None:
@@ -42,7 +41,7 @@ class LocalSessions:
     def session(self) -> str:
         return self._session
 
-    def is_dead(self, session: str) -> bool:
+    def is_dead(self, tr: Any, session: str) -> bool:
         with self._lock:
             return session in self._ended
 
@@ -52,42 +51,21 @@ class LocalSessions:
 
 
 class LeaseSessions:
-    """Sessions as leases of lease-locks: `s3heap/session/NAME`."""
+    """Sessions of lease-locks: the session of a `LeaseManager`."""
 
-    PREFIX = "s3heap/session/"
-
-    def __init__(self, locks: Any) -> None:
+    def __init__(self, locks: Any, *, owned: bool = False) -> None:
         self._locks = locks
-        self._lease: Any = None
-        self._session = ""
-        self._lock = threading.Lock()
-        self._dead: set[str] = set()
+        self._owned = owned
 
     @property
     def session(self) -> str:
-        """This process's session; a new one where the lease of the last was lost (its claims are lost with it)."""
-        with self._lock:
-            if self._lease is None or self._lease.lost.is_set():
-                self._session = uuid.uuid4().hex
-                self._lease = self._locks.acquire(self.PREFIX + self._session, timeout=30)
-            return self._session
+        return str(self._locks.session_id.hex())
 
-    def is_dead(self, session: str) -> bool:
-        with self._lock:
-            if session == self._session and self._lease is not None and not self._lease.lost.is_set():
-                return False
-            if session in self._dead:
-                return True
-        lease = self._locks.try_acquire(self.PREFIX + session)
-        if lease is None:
+    def is_dead(self, tr: Any, session: str) -> bool:
+        if session == self.session:
             return False
-        lease.release()
-        with self._lock:
-            self._dead.add(session)
-        return True
+        return self._locks.session_dead(tr, bytes.fromhex(session)) is not None
 
     def close(self) -> None:
-        with self._lock:
-            if self._lease is not None and not self._lease.lost.is_set():
-                self._lease.release()
-            self._lease = None
+        if self._owned:
+            self._locks.close()

@@ -11,11 +11,11 @@ from uuid import UUID
 from fdb_schema import read_range
 from idempotent_txn import run_committed
 from s3heap_tender import core, outbox, transitions
-from s3heap_tender.errors import ClaimRefusedError, TaskNotFoundError, UnknownItemError
+from s3heap_tender.describing import Description, describe
+from s3heap_tender.errors import TaskNotFoundError, UnknownItemError
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import Backoff, Claim, DeadLetter, Task, TaskRow, task_of
 from s3heap_tender.settings import new_row, partition_id
-from s3heap_tender.states import State
 from s3heap_tender.sysdb_base import SysDbBase
 from s3heap_tender.transitions import Layout, Step
 
@@ -98,6 +98,10 @@ class SysDb(SysDbBase):
             return task_of(id, row, bytes(tr.get(at.keys.payload(id)).value or b""))
 
         return self.read(body)
+
+    def describe(self, id: UUID) -> Description:
+        """The task, and why it is not running. Raises `TaskNotFoundError`."""
+        return describe(self, id)
 
     def find(self, partition: UUID | str, name: str) -> Task:
         """The partition's task of that name. Raises `TaskNotFoundError`."""
@@ -223,15 +227,8 @@ class SysDb(SysDbBase):
         """
         wanted = item.item if isinstance(item, Task) else item
         self.tick()
-        try:
-            return self.commit("claim", transitions.claim, wanted, self.sessions.session, None)
-        except ClaimRefusedError as refusal:
-            if refusal.reason != "running":
-                raise
-            row = self.read(lambda tr, at: transitions.load(tr, at, wanted.task, snapshot=True))
-            if row is None or row.state is not State.RUNNING or not self.sessions.is_dead(row.session):
-                raise
-            return self.commit("claim", transitions.claim, wanted, self.sessions.session, (row.session, row.epoch))
+        sessions = self.sessions
+        return self.commit("claim", transitions.claim, wanted, sessions.session, sessions.is_dead)
 
     def finish(self, claim: Claim, upto_offset: int | None = None) -> None:
         """The run is over and read the log up to `upto_offset` (by default what the claim saw): exactly one effect.

@@ -12,6 +12,7 @@ from uuid import UUID
 from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, check_format, pack, read_clock, unpack
 from fdb_schema.clock import ADVANCE_SECONDS
 from idempotent_txn import run, run_committed
+from lease_locks import LeaseManager
 from s3heap_tender import failpoints
 from s3heap_tender.keys import FORMAT, SUBSPACE, HeapKeys
 from s3heap_tender.records import MICROSECONDS
@@ -62,7 +63,6 @@ class SysDbBase:
         self._clock_lock = threading.Lock()
         self._ticked = float("-inf")
         self._sessions = sessions
-        self._owned_locks: Any = None
         self._session_lock = threading.Lock()
         keys = HeapKeys(self.space)
         config = run(db, _open, self.space, keys, shards)
@@ -77,13 +77,10 @@ class SysDbBase:
 
     @property
     def sessions(self) -> Sessions:
-        """The port that names this process's claims; the first use opens a lease session."""
+        """The port that names this process's claims; the first use opens a session of lease-locks."""
         with self._session_lock:
             if self._sessions is None:
-                from lease_locks import LeaseManager
-
-                self._owned_locks = LeaseManager(self.db, cluster=self.cluster)
-                self._sessions = LeaseSessions(self._owned_locks)
+                self._sessions = LeaseSessions(LeaseManager(self.db, cluster=self.cluster), owned=True)
             return self._sessions
 
     def close(self) -> None:
@@ -91,9 +88,7 @@ class SysDbBase:
         with self._session_lock:
             if self._sessions is not None:
                 self._sessions.close()
-            if self._owned_locks is not None:
-                self._owned_locks.close()
-                self._owned_locks = self._sessions = None
+                self._sessions = None
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,8 @@ from uuid import UUID
 from fdb_schema import RecordError, fdb_error_code
 from s3heap_tender import outbox, tending
 from s3heap_tender.errors import ConflictError, DuplicateWriterError, HeapTenderError, StoreError
-from s3heap_tender.heap import Heap, PruneStats
+from s3heap_tender.heap import Heap
+from s3heap_tender.heap_values import PruneStats
 from s3heap_tender.items import HeapItem
 from s3heap_tender.ownership import Everything, Ownership, leased_ownership
 from s3heap_tender.records import Dirty, Intent, item_of

@@ -210,9 +210,9 @@ def sweep(tr: Any, at: Layout, marker: Dirty, after: UUID | None, limit: int) ->
 
 
 def claim(
-    tr: Any, at: Layout, item: HeapItem, session: str, dead_session: tuple[str, int] | None
+    tr: Any, at: Layout, item: HeapItem, session: str, is_dead: Callable[[Any, str], bool]
 ) -> tuple[Claim, list[Step]]:
-    """Start the item's generation, G1 enforced; or take it over from `dead_session` (its name and epoch).
+    """Start the item's generation, G1 enforced; or take it over from a session that `is_dead(tr, session)`.
 
     Raises `ClaimRefusedError`.
     """
@@ -223,7 +223,7 @@ def claim(
     try:
         core.refuse_claim(item.task, row, item, now)
     except ClaimRefusedError as refusal:
-        if refusal.reason != "running" or row is None or dead_session != (row.session, row.epoch):
+        if refusal.reason != "running" or row is None or not is_dead(tr, row.session):
             raise
         if row.paused:
             raise ClaimRefusedError(

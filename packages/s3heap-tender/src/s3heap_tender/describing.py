@@ -1,0 +1,100 @@
+"""Why a task is not running: its state and everything that may hold it back, as one transaction sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from fdb_schema import read_clock, read_range
+from s3heap_tender import core, transitions
+from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, Task, TaskRow, task_of
+from s3heap_tender.states import State
+from s3heap_tender.sysdb_base import SysDbBase
+from s3heap_tender.transitions import Layout
+
+LATE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A task, and why it is not running. Times are seconds of the cluster clock."""
+
+    task: Task
+    now: float
+    reasons: tuple[str, ...]  # empty while it runs
+    log_end: int
+    unread: int  # records
+    intent_pending: bool
+    dirty: bool
+    not_before: float | None  # when the scheduled generation may start
+    dead_letters: tuple[int, ...]  # generations
+
+
+def describe(sysdb: SysDbBase, id: UUID) -> Description:
+    """The task as one transaction sees it. Raises `TaskNotFoundError`."""
+
+    def body(tr: Any, at: Layout) -> Description:
+        keys = at.keys
+        row = transitions.load_existing(tr, at, id)
+        now = read_clock(tr, keys.space)
+        tail = transitions.read_counter(tr, keys.log(row.partition))
+        intent = tr.get(keys.intent(at.shard_of(id), id)).present()
+        dirty = tr.get(keys.dirty(at.shard_of(row.partition), row.partition)).present()
+        letters = tuple(keys.dead_letter_of(key)[1] for key, _ in read_range(tr, *keys.dlq_range(id)))
+        start = core.earliest_start(row) if row.state is State.SCHEDULED else None
+        return Description(
+            task=task_of(id, row),
+            now=now / MICROSECONDS,
+            reasons=tuple(_reasons(row, now, tail, intent, dirty)),
+            log_end=tail,
+            unread=max(0, tail - row.completion),
+            intent_pending=intent,
+            dirty=dirty,
+            not_before=None if start is None else start / MICROSECONDS,
+            dead_letters=letters,
+        )
+
+    return sysdb.read(body)
+
+
+def _reasons(row: TaskRow, now: int, tail: int, intent: bool, dirty: bool) -> list[str]:
+    if row.state is State.RUNNING:
+        return []
+    reasons = []
+    if row.dead:
+        reasons.append(
+            f"generation {row.gen} failed {row.failures} times ({row.last_error or 'no error text'}): "
+            f"redrive it to run again"
+        )
+    if row.paused:
+        reasons.append("it is paused: resume it to run again")
+    if row.state is State.WAITING:
+        if dirty:
+            reasons.append("it was written to and the tender has not swept that yet: is a tender running?")
+        elif tail <= row.completion:
+            reasons.append("it waits for a write: everything written so far was read")
+        return reasons
+    wait = (core.earliest_start(row) - now) / MICROSECONDS
+    if wait > 0:
+        floor = core.cadence_floor(row) - now
+        if row.waiting_for_records:
+            reasons.append(
+                f"{tail - row.completion} of {row.min_records} records are there: it runs in {wait:.1f} s (max_wait), "
+                f"or when there are enough"
+            )
+        elif row.failures and floor <= 0:
+            reasons.append(f"its last run failed ({row.last_error}): it runs again in {wait:.1f} s (back-off)")
+        elif row.last_start != NEVER_STARTED and floor > 0:
+            reasons.append(f"its cadence allows the next start in {wait:.1f} s")
+        else:
+            reasons.append(f"it is due in {wait:.1f} s")
+    elif not reasons:
+        late = -wait
+        if intent:
+            reasons.append("it is due and not on the heap yet: is a tender running?")
+        elif late > LATE_SECONDS:
+            reasons.append(f"it has been due for {late:.1f} s: is a scheduler running, and has it room?")
+        else:
+            reasons.append("it is due: a scheduler will start it")
+    return reasons

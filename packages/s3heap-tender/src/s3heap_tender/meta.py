@@ -1,0 +1,56 @@
+"""The heap's `meta` object: which sysdb it belongs to and how it is cut, written once and checked at every open."""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+import msgpack
+
+from fdb_schema import NewerFormatError
+from s3heap_tender.errors import ConflictError, HeapMismatchError
+from s3heap_tender.naming import META_KEY
+from s3heap_tender.stores.port import ObjectStore, StoredObject
+from s3heap_tender.sysdb_base import SysDbBase
+
+META_FORMAT: Final = 1
+
+
+def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int) -> int:
+    """Write or check the `meta` object; returns the heap's bucket length."""
+    wanted = {
+        "format": META_FORMAT,
+        "bucket_seconds": bucket_seconds,
+        "shards": sysdb.shards,
+        "sysdb": sysdb.id.bytes,
+    }
+    found = store.get(META_KEY)
+    if found is None:
+        try:
+            store.put(META_KEY, msgpack.packb(wanted), if_match=None)
+            return bucket_seconds
+        except ConflictError:
+            found = store.get(META_KEY)
+    if not isinstance(found, StoredObject):
+        raise HeapMismatchError(f"{store.url}: its meta object appeared and vanished; is something deleting the heap?")
+    try:
+        meta = msgpack.unpackb(found.body)
+        format_, seconds, shards, owner = (meta[name] for name in ("format", "bucket_seconds", "shards", "sysdb"))
+    except Exception as error:
+        raise HeapMismatchError(
+            f"{store.url}: its meta object can't be read ({error!r:.120}); is this a heap?"
+        ) from error
+    if format_ > META_FORMAT:
+        raise NewerFormatError(
+            f"{store.url}: the heap has format {format_}, this release reads up to {META_FORMAT}: upgrade s3heap-tender"
+        )
+    if owner != sysdb.id.bytes:
+        raise HeapMismatchError(
+            f"{store.url} is the heap of the sysdb {UUID(bytes=owner)}, not of {sysdb.id} (cluster {sysdb.cluster!r}): "
+            f"use another prefix"
+        )
+    if shards != sysdb.shards:
+        raise HeapMismatchError(
+            f"{store.url} has {shards} shards, its sysdb has {sysdb.shards}: one of them was replaced"
+        )
+    return int(seconds)
