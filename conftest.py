@@ -41,6 +41,9 @@ def _fresh_base() -> int:
     return int(os.environ.setdefault(_FRESH_BASE, str(secrets.randbelow(2**31))))
 
 
+_fresh_base()  # chosen when the run starts, before pytest-xdist starts its workers
+
+
 def seed_params(count: int, *, fresh: int = FRESH_SEEDS) -> list[int]:
     """Seeds of a randomized suite: fixed ones first, then `fresh` new ones, `count` in all.
 
