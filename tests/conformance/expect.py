@@ -42,6 +42,16 @@ def fdb_error(code: int) -> Iterator[None]:
     assert found == code, f"error {found} ({caught.value!r}) where {code} was expected"
 
 
+@contextmanager
+def suppress_error(code: int) -> Iterator[None]:
+    """The block may end with the FoundationDB error of this code, where both answers are right."""
+    try:
+        yield
+    except Exception as error:
+        if fdb_error_code(error) != code:
+            raise
+
+
 def commit_code(tr: Any) -> int:
     """Commit and return 0, or the code of the error."""
     try:

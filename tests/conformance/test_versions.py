@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.conformance.expect import TOO_OLD, commit_code, fdb_error, keys, value
+from tests.conformance.expect import TOO_OLD, commit_code, fdb_error, keys, suppress_error, value
 
 FUTURE = 0x7FFF_FFFF_FFFF_FFF0
 
@@ -66,14 +66,25 @@ def test_a_version_seen_before_can_be_read_again(any_db: Any) -> None:
 
 def test_a_committed_version_can_be_read(any_db: Any) -> None:
     version = committed(any_db, b"k", b"old")
-    any_db[b"k"] = b"new"
+    any_db[b"other"] = b"new"
     tr = any_db.create_transaction()
     tr.set_read_version(version)
     assert value(tr, b"k") == b"old"
+    assert tr.get_read_version().wait() == version
+
+
+def test_what_was_overwritten_since_a_committed_version_is_old_or_too_old(any_db: Any) -> None:
+    version = committed(any_db, b"k", b"old")
+    any_db[b"k"] = b"new"
+    tr = any_db.create_transaction()
+    tr.set_read_version(version)
+    with suppress_error(TOO_OLD):
+        assert value(tr, b"k") == b"old"
 
 
 def test_a_transaction_at_an_old_version_conflicts_with_what_came_since(any_db: Any) -> None:
-    version = committed(any_db, b"k", b"old")
+    any_db[b"k"] = b"old"
+    version = any_db.create_transaction().get_read_version().wait()
     any_db[b"k"] = b"new"
     tr = any_db.create_transaction()
     tr.set_read_version(version)

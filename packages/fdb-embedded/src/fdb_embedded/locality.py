@@ -22,6 +22,8 @@ def split_points(transaction: Transaction, begin: bytes, end: bytes, chunk: int,
     transaction._check()
     if begin > end:
         raise Code(errors.INVERTED_RANGE)
+    if end > transaction._limit_key():
+        raise Code(errors.KEY_OUTSIDE_LEGAL_RANGE)
     points = [begin]
     size = 0
     for key, value in transaction._rows(begin, end, False, True, 4096):

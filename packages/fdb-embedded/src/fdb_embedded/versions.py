@@ -66,6 +66,6 @@ class Clock:
             if stored == boot:
                 return cls(base)
         last = last_version(txn)
-        base = last + (RECOVERY_JUMP if last else VERSIONS_PER_SECOND) - time.monotonic_ns() // 1000
+        base = last + RECOVERY_JUMP - time.monotonic_ns() // 1000
         txn.put(CLOCK, msgpack.packb((boot, base)))
         return cls(base)
