@@ -27,10 +27,22 @@ class Reading(TransactionState):
         return snap
 
     def get_read_version(self) -> int:
+        if self.committing and not self.deferred and not self.dead:
+            return self._read_version_of_commit()
         self._check()
         snap = self._begin()
         self.engine.pin(snap)
         return snap.version
+
+    def _read_version_of_commit(self) -> int:
+        """The read version stays known after the commit; one that was never asked for is that of a blind write."""
+        if self.snap is not None:
+            return self.snap.version
+        if self.read_version is None:
+            snap = self.engine.snapshot()
+            self.read_version = snap.version if self.committed_version < 0 else self.committed_version - 1
+            self.engine.release(snap)
+        return self.read_version
 
     def set_read_version(self, version: int) -> None:
         if self.committing:

@@ -32,6 +32,7 @@ class TransactionState:
     # What most transactions never set lives on the class, so that creating one is cheap.
     snap: Snapshot | None = None
     wanted_version: int | None = None
+    read_version: int | None = None
     dead = 0
     deferred = 0
     committing = False
@@ -93,6 +94,12 @@ class TransactionState:
             self.fail(errors.TRANSACTION_TIMED_OUT)
             raise Code(errors.TRANSACTION_TIMED_OUT)
 
+    def _expire(self) -> None:
+        """End the transaction if its time is over: a timeout that has passed isn't taken back."""
+        deadline = self.options.deadline(self.created)
+        if deadline and not self.dead and not self.committing and time.monotonic() >= deadline:
+            self.fail(errors.TRANSACTION_TIMED_OUT)
+
     def _check_deferred(self) -> None:
         if self.deferred:
             raise Code(self.deferred)
@@ -125,16 +132,19 @@ class TransactionState:
         watches, self.watches = self.watches, None
         for _, _, future in watches or ():
             future.set(None, watch_code)
+            self.engine.watches.forget(self.database)
 
     def _release(self) -> None:
         snap, self.snap = self.snap, None
         if snap is not None:
+            self.read_version = snap.version
             self.engine.release(snap)
 
     def _restart(self) -> None:
         self._release()
         for name in (
             "wanted_version",
+            "read_version",
             "dead",
             "deferred",
             "committing",

@@ -49,8 +49,10 @@ class Transaction(Writing):
             self.plain = False
             return
         try:
-            if option == options.READ_YOUR_WRITES_DISABLE and (self.overlay or self.snap is not None):
+            if option == options.READ_YOUR_WRITES_DISABLE and (self.overlay or self.read_points or self.read_ranges):
                 raise Code(errors.CLIENT_INVALID_OPERATION)
+            if option == options.TIMEOUT:
+                self._expire()
             self.options = self.options.with_option(option, parameter)
             if option == options.TIMEOUT and (self.stamp_futures or self.watches):
                 self._arm_timeout()
@@ -92,8 +94,11 @@ class Transaction(Writing):
 
     def get_versionstamp(self) -> Future:
         """A future of the ten bytes that stamped operations of this transaction get."""
+        if self.deferred:
+            return failed(self.deferred)
         if self.committing:
             return failed(errors.USED_DURING_COMMIT)
+        self._expire()
         if self.dead:
             return failed(self.dead)
         future = Future(self._kick_commit)

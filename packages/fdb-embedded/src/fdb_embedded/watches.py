@@ -41,8 +41,22 @@ class Watches:
             self._look()  # cancelled ones make room
         with self.lock:
             if database.watches >= database.max_watches:
+                self._drop_ended()
+            if database.watches >= database.max_watches:
                 raise Code(errors.TOO_MANY_WATCHES)
             database.watches += 1
+
+    def _drop_ended(self) -> None:
+        """Make room: forget the watches that their holders cancelled."""
+        for key, entries in list(self.by_key.items()):
+            kept = [entry for entry in entries if not entry[1].done]
+            for entry in entries:
+                if entry[1].done:
+                    entry[2].watches -= 1
+            if kept:
+                self.by_key[key] = kept
+            else:
+                del self.by_key[key]
 
     def forget(self, database: Database) -> None:
         """A counted watch has ended."""

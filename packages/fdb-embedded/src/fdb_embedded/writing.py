@@ -124,9 +124,6 @@ class Writing(Reading):
         if key.startswith(b"\xff\xff"):
             special_keys.clear(self, key, key + b"\0")
             return
-        if key == METADATA_VERSION:
-            self._defer(errors.CLIENT_INVALID_OPERATION)
-            return
         if not self._may_write(key, key_limit_applies=False):
             return
         if len(key) > (SYSTEM_KEY_LIMIT if key.startswith(b"\xff") else KEY_LIMIT):
@@ -295,6 +292,8 @@ class Writing(Reading):
                 total += (
                     sum(len(o) + MUTATION_COST for _, o in value.operations) if isinstance(value, Stack) else len(value)
                 )
+        for key in self.unconflicted or ():
+            total -= 2 * len(key) + CONFLICT_COST
         for begin, end in self.overlay.clears:
             total += len(begin) + len(end) + MUTATION_COST
         for _, key, value in self.overlay.stamped_keys:
