@@ -120,7 +120,8 @@ class Engine:
         """End what is older than five seconds, so that LMDB can use its pages again; True while any are open."""
         if not self.live:
             return False
-        for number, snap in list(self.live.items()):
+        # A copy by one call: the collector may run a finalizer that releases a snapshot while a list is being built.
+        for number, snap in self.live.copy().items():
             if snap.born < born_before:
                 self.live.pop(number, None)
                 with contextlib.suppress(lmdb.Error):

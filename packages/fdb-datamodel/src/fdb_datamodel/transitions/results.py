@@ -179,7 +179,8 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
         return []
     if not f.exists:
         ch.raise_absent(f.id, deleted=False)
-    if not f.ended:
+    unfinished = not f.ended
+    if unfinished:
         running_on = withdraw(ch, f)
         if running_on is not None:
             ch.send(running_on.incarnation, f.id, "cancel", None, f.epoch)
@@ -189,7 +190,7 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
     copies = forget_results(ch, f)
     if f.listened:
         ch.ended.append(Ended(f.id, f.e, "failed", failure, f.epoch))
-    if not f.ended and f.session != NO_SESSION:
+    if unfinished and f.session != NO_SESSION:
         ch.send(f.session, f.id, "failed", failure, f.epoch)
     args = codec.unpack_args(f.rows.get(ARGS))[0]
     for name in list(f.rows):
