@@ -26,6 +26,7 @@ from fdb_schema.cli import ClusterOption, DbOption, JsonOption, command_app, fai
 from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from fdb_schema.keyspace import DEFAULT_CLUSTER
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
+from futures_worker.liveness import TTL_SECONDS
 from idempotent_txn import run as run_transaction
 
 app = command_app("futures-worker", "Run durable futures: worker processes, and what they are doing.")
@@ -62,6 +63,9 @@ def run(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that running tasks have to finish after SIGTERM.")
     ] = 30.0,
+    ttl: Annotated[
+        float, typer.Option(min=1, help="Seconds without a heartbeat after which this worker declares another dead.")
+    ] = TTL_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run a worker until SIGTERM. Prints one line when it is ready, with its address."""
@@ -83,6 +87,7 @@ def run(
         object_store=store_bytes,
         spill=spill,
         grace=grace,
+        ttl=ttl,
     )
     serve(config, as_json=as_json)
 

@@ -17,8 +17,8 @@ from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
 
-LOOK_SECONDS = 1.0
-"""Between looks at the heartbeats of all workers; jittered by a quarter."""
+LOOKS_PER_TTL = 6
+"""Looks at the heartbeats of all workers in one TTL; an observer that misses half a TTL starts to observe anew."""
 
 
 class Housekeeping:
@@ -38,6 +38,7 @@ class Housekeeping:
         self._space = space
         self._clock = ClusterClock(space)
         self._observer = WorkerObserver(ttl)
+        self._look_seconds = ttl / LOOKS_PER_TTL
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="housekeeping", daemon=True)
 
@@ -73,12 +74,12 @@ class Housekeeping:
         return declared
 
     def _loop(self) -> None:
-        next_look = time.monotonic() + LOOK_SECONDS * random.random()
-        while not self._stop.wait(ADVANCE_SECONDS):
+        next_look = time.monotonic() + self._look_seconds * random.random()
+        while not self._stop.wait(min(ADVANCE_SECONDS, self._look_seconds)):
             try:
                 self.tick()
                 if time.monotonic() >= next_look:
-                    next_look = time.monotonic() + LOOK_SECONDS * random.uniform(0.75, 1.25)
+                    next_look = time.monotonic() + self._look_seconds * random.uniform(0.75, 1.25)
                     self.look()
             except Exception as exc:
                 if fdb_error_code(exc) is None:
