@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POLL = 0.25  # seconds between looks when nothing wakes the thread
 DEFAULT_LIMIT = 10_000
-LOOK_AT_ALL = 64
+KEPT_PUBLISHED = 4  # keys without a watch that other processes may still wake this one for
 
 
 class Watches:
@@ -32,6 +32,7 @@ class Watches:
         self.engine = engine
         self.lock = threading.Lock()
         self.by_key: dict[bytes, list[tuple[bytes | None, Future, Database]]] = {}
+        self.published: frozenset[bytes] = frozenset()
         self.thread: threading.Thread | None = None
         self.stopping = False
 
@@ -77,7 +78,7 @@ class Watches:
                 future.direct = self.wait_for
             if not live:
                 return
-            self.engine.store.page.publish(self.by_key)
+            self._publish_new(watches)
         # A callback that was added before `kick` was set asked nobody.
         if self.thread is not None or any(future.callbacks for _, _, future in watches):
             self._kick(False)
@@ -94,6 +95,18 @@ class Watches:
                 break
             page.wait(word, min(left, POLL))
         return future.done
+
+    def _publish_new(self, watches: list[tuple[bytes, bytes | None, Future]]) -> None:
+        if not all(key in self.published for key, _, _ in watches):
+            self._publish()
+
+    def _publish(self) -> None:
+        """Tell other processes what to wake this one for. A key stays published for a while after its watch fired.
+
+        Most watches are set again on the same key at once, and a wake-up too many is cheaper than telling everybody.
+        """
+        self.published = frozenset(self.by_key)
+        self.engine.store.page.publish(self.published)
 
     def _kick(self, block: bool) -> None:
         """Somebody wants to be called back: the thread has to look."""
@@ -124,7 +137,7 @@ class Watches:
                 if not self.by_key:
                     idle += 1
                     if idle > 4:
-                        page.publish(())
+                        self._publish()
                         self.thread = None
                         return
                 else:
@@ -155,8 +168,8 @@ class Watches:
                         entries[:] = kept
                 for key in gone:
                     del self.by_key[key]
-                if gone:
-                    self.engine.store.page.publish(self.by_key)
+                if len(self.published) > 2 * len(self.by_key) + KEPT_PUBLISHED:
+                    self._publish()
         finally:
             with contextlib.suppress(lmdb.Error):
                 txn.abort()

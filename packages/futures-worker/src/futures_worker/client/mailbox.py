@@ -38,15 +38,19 @@ class Mailbox:
     def wait(self, timeout: float) -> int:
         """Deliver what is there, or else block until mail comes or `timeout` seconds passed; how many entries."""
         if self._watch is None:
-            entries, cursor, watch = run(self._db, self._read_and_watch, strategy="off")
-            self._watch = _Watch(watch)
-            delivered = self._take((entries, cursor))
+            delivered = self._read_and_rearm()
             if delivered:
                 return delivered
         # An outstanding watch was set in a transaction that also read the mailbox: no mail can be missed by blocking.
-        if self._watch.wait(timeout):
-            self._watch = None
-        return self.read()
+        if self._watch is not None and not self._watch.wait(timeout):
+            return self.read()  # should the watch have been lost
+        return self._read_and_rearm()
+
+    def _read_and_rearm(self) -> int:
+        """Read, and watch for what comes after, in one transaction: the next wait can block at once."""
+        entries, cursor, watch = run(self._db, self._read_and_watch, strategy="off")
+        self._watch = _Watch(watch)
+        return self._take((entries, cursor))
 
     def clear_delivered(self, tr: Any) -> Callable[[], None] | None:
         """Delete delivered mail within `tr`; what to call once it committed, or None if there is nothing to delete."""
