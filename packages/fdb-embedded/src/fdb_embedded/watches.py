@@ -79,8 +79,10 @@ class Watches:
             if not live:
                 return
             self._publish_new(watches)
+        if self.thread is not None:
+            self._look()  # what changed since the transaction read it woke nobody
         # A callback that was added before `kick` was set asked nobody.
-        if self.thread is not None or any(future.callbacks for _, _, future in watches):
+        elif any(future.callbacks for _, _, future in watches):
             self._kick(False)
 
     def wait_for(self, future: Future, seconds: float) -> bool:
@@ -109,12 +111,12 @@ class Watches:
         self.engine.store.page.publish(self.published)
 
     def _kick(self, block: bool) -> None:
-        """Somebody wants to be called back: the thread has to look."""
-        with self.lock:
-            if self.thread is None and not self.stopping:
-                self.thread = threading.Thread(target=self._run, name="fdb-embedded-watches", daemon=True)
-                self.thread.start()
-        self._wake()
+        """Somebody wants to be called back: there has to be a thread. It begins with a look."""
+        if self.thread is None:
+            with self.lock:
+                if self.thread is None and not self.stopping:
+                    self.thread = threading.Thread(target=self._run, name="fdb-embedded-watches", daemon=True)
+                    self.thread.start()
 
     def _wake(self) -> None:
         page = self.engine.store.page
