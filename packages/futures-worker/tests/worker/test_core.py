@@ -77,7 +77,7 @@ class Driver:
         seen: list[Instruction] = []
         pending: list[Event] = list(events)
         while True:
-            instructions = self.core.step(pending, self.now)
+            instructions = self.core.step(pending, self.now, self.now)
             pending = []
             for instruction in instructions:
                 if isinstance(instruction, SpawnChild):
@@ -145,7 +145,7 @@ def outcomes(instructions: Iterable[Instruction]) -> list[Outcome]:
 
 def test_it_forks_a_child_per_slot_and_asks_for_work_at_once() -> None:
     core = WorkerCore(ME, 3, Requirements(3))
-    assert core.step([Rang()], 0.0) == [SpawnChild(0), SpawnChild(1), SpawnChild(2), *core.out[3:]]
+    assert core.step([Rang()], 0.0, 0.0) == [SpawnChild(0), SpawnChild(1), SpawnChild(2), *core.out[3:]]
     (turn,) = [i for i in core.out if isinstance(i, RunTurn)]
     assert (turn.outcomes, turn.limit, turn.capacity.free) == ([], 3, Requirements(3))
 
@@ -671,3 +671,15 @@ def test_each_worker_prefers_its_own_stripe_of_the_pool() -> None:
     d = Driver()
     d.say(PeersSeen(2, 5))
     assert d.only(RunTurn, d.log)[0].capacity.stripe == (2, 5)
+
+
+def test_children_that_nobody_listened_to_are_not_taken_for_stuck() -> None:
+    d = Driver()
+    d.start(claim(1, run_timeout=1.0))
+    d.result(0, 0)
+    d.core.ambition = 50
+    d.claim(*[claim(i, run_timeout=1.0) for i in range(2, 40)])
+    looked, d.now = d.now, d.now + 5  # a long transaction
+    assert d.core.step([], d.now, looked) == []
+    assert TakeBack(0) not in d.core.step([Rang(again=True)], d.now + 5, looked)
+    assert KillChild(0) in d.core.step([], d.now, d.now)

@@ -58,9 +58,14 @@ class WorkerCore(WorkerState):
 
     __slots__ = ()
 
-    def step(self, events: Iterable[Event], now: float) -> list[Instruction]:
-        """Takes in what happened; returns what to do, in order."""
+    def step(self, events: Iterable[Event], now: float, looked: float) -> list[Instruction]:
+        """Takes in what happened; returns what to do, in order.
+
+        `looked`: all that the children had said by then is in these events or was in earlier ones. While a transaction
+        runs they say more that nobody reads yet, so how long they have been silent is judged by `looked`, not by `now`.
+        """
         self.now = now
+        self.looked = looked
         self.out = []
         for event in events:
             _HANDLERS[type(event)](self, event)

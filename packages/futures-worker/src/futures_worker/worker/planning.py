@@ -89,7 +89,7 @@ def _enforce_timeouts(state: WorkerState) -> None:
     for child in state.children.values():
         if child.queue:
             limit = child.queue[0].claim.run_timeout
-            if limit is not None and state.now - child.head_since >= limit:
+            if limit is not None and state.looked - child.head_since >= limit:
                 state.kill(child, "timeout")
 
 
@@ -156,7 +156,7 @@ def _rescue(state: WorkerState) -> None:
 
 
 def _stuck(state: WorkerState, child: Child) -> bool:
-    return len(child.queue) > 0 and state.now - child.head_since >= STUCK
+    return len(child.queue) > 0 and state.looked - child.head_since >= STUCK
 
 
 def _give_back_excess(state: WorkerState) -> None:
@@ -165,7 +165,9 @@ def _give_back_excess(state: WorkerState) -> None:
         return
     state.next_review = state.now + REVIEW
     expected = 0.0
-    longest = [state.now - c.head_since for c in state.children.values() if c.queue and c.state is ChildState.running]
+    longest = [
+        state.looked - c.head_since for c in state.children.values() if c.queue and c.state is ChildState.running
+    ]
     # If every slot has been busy with one task for that long, those in line will take as long, as far as is known.
     floor = min(longest) if len(longest) >= state.slots else 0.0
     keep = 0
@@ -232,7 +234,7 @@ def _ends_soon(state: WorkerState) -> bool:
     for child in state.children.values():
         if child.queue and child.state is ChildState.running:
             known = state.pace.of(child.queue[0].digest)
-            if known is not None and known <= SHORT and state.now - child.head_since < LINGER:
+            if known is not None and known <= SHORT and state.looked - child.head_since < LINGER:
                 return True
     return False
 

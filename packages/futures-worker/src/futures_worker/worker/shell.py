@@ -92,6 +92,7 @@ class Shell:
         self._next_beat = 0.0
         self._next_reread = 0.0
         self._finished = False
+        self._looked = 0.0  # when the children were last listened to
         self._started_us = int(time.time() * 1e6)
         self._oom_kills = _oom_kills()
 
@@ -144,7 +145,7 @@ class Shell:
         pending = events
         turns: deque[RunTurn] = deque()
         while True:
-            instructions = self.core.step(pending, now)
+            instructions = self.core.step(pending, now, self._looked)
             pending = []
             for instruction in instructions:
                 if type(instruction) is RunTurn:
@@ -182,6 +183,7 @@ class Shell:
             timeout = max(0.0, deadline - now)
         events: list[Event] = []
         exits = False
+        self._looked = time.monotonic() if timeout else now
         for descriptor, _ in self._epoll.poll(timeout):
             if descriptor == self._eventfd:
                 with contextlib.suppress(BlockingIOError):

@@ -55,6 +55,7 @@ class WorkerState:
     next_review: float = 0.0  # of how much work is in hand
     out: list[Instruction] = field(default_factory=list)  # of the step being made
     now: float = 0.0  # of the step being made
+    looked: float = 0.0  # all that the children had said by then was taken in: their silence is judged by this
 
     @property
     def free(self) -> Requirements:
