@@ -13,7 +13,7 @@ from fdb_schema.blobs import (
 )
 from fdb_schema.bulk import add_read_conflict_keys, clear_many, get_many, read_range, set_many
 from fdb_schema.clock import ClockReading, ClusterClock, read_clock
-from fdb_schema.database import DEFAULT_URL, database_url, open_database
+from fdb_schema.database import DEFAULT_URL, database_url, open_database, url_of
 from fdb_schema.engine import BulkTransaction, Database, KeyValue, ReadTransaction, Transaction
 from fdb_schema.errors import (
     BlobMissingError,
@@ -83,4 +83,5 @@ __all__ = [
     "set_many",
     "unpack",
     "unpin_blob",
+    "url_of",
 ]

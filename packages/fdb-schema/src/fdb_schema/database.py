@@ -27,6 +27,7 @@ from fdb_schema.errors import (
 DEFAULT_URL: Final = "embedded:./.mainspring"
 URL_VARIABLE: Final = "MAINSPRING_DB"
 API_VERSION: Final = 730
+_URL_ATTRIBUTE: Final = "_mainspring_url"
 PROBE_TIMEOUT_MS: Final = 10_000
 _FORMS: Final = "embedded:PATH, memory:, memory:NAME, fdb: or fdb:/path/fdb.cluster"
 
@@ -48,6 +49,19 @@ def open_database(url: str | None = None, *, durability: str | None = None) -> D
         DatabaseUnreachableError: the path can't be used, or the cluster doesn't answer.
     """
     text = database_url(url)
+    database = _open(text, durability)
+    scheme, _, rest = text.partition(":")
+    # What another process opens to reach the same database; it may run in another directory.
+    setattr(database, _URL_ATTRIBUTE, f"{scheme}:{Path(rest).expanduser().resolve()}" if scheme == "embedded" else text)
+    return database
+
+
+def url_of(database: Any) -> str | None:
+    """The URL under which `open_database` opened `database`, paths made absolute; None where it was opened otherwise."""
+    return getattr(database, _URL_ATTRIBUTE, None)
+
+
+def _open(text: str, durability: str | None) -> Database:
     scheme, colon, rest = text.partition(":")
     if not colon:
         raise DatabaseUrlError(f"database URL {text!r} has no scheme: use {_FORMS}")

@@ -1,0 +1,1 @@
+"""Runs that are never computed twice: the memoizing runner over leases."""

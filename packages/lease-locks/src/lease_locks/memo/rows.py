@@ -1,0 +1,377 @@
+"""What is known of invocations: every key of the memo, its records, and the transactions that change them.
+
+    (cluster, "memo", "m", pipeline, function, digest, "res")        → OutcomeRecord of the value: written once
+    (cluster, "memo", "m", pipeline, function, digest, "exc")        → OutcomeRecord of the last failure
+    (cluster, "memo", "m", pipeline, function, digest, "inv")        → InvocationRecord
+    (cluster, "memo", "m", pipeline, function, digest, "att", token) → AttemptRecord, one per grant that called a Shell
+    (cluster, "memo", "m", pipeline, function, digest, "wake")       → versionstamp, bumped by every outcome
+    (cluster, "memo", "run", run)                                    → RunRecord
+    (cluster, "memo", "run", run, pipeline, function, digest, kind)  → how often (8 bytes, little-endian)
+
+`digest` is the SHA-256 of pipeline, function and canonical arguments. Large payloads are content-addressed blobs
+(`fdb_schema.blobs`) whose referrer is the row's key. The lock of an invocation has the name `memo/DIGEST/FUNCTION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from fdb import tuple as fdb_tuple
+
+from fdb_schema import (
+    Record,
+    add_reference,
+    check_format,
+    collect_blob,
+    drop_reference,
+    get_blob,
+    put_blob,
+    read_range,
+    unpin_blob,
+)
+from idempotent_txn import run
+from lease_locks.errors import CannotMaintainLock
+from lease_locks.rows import read_grant
+from lease_locks.session import IDEMPOTENT, Session
+from lease_locks.space import LeaseSpace, LockKeys, stamped_value
+from lease_locks.tokens import FencingToken
+from lease_locks.transitions import guard, release
+
+FORMAT: Final = 1
+INLINE_BYTES: Final = 16_384
+_NAME_BYTES: Final = 150
+_ONE: Final = (1).to_bytes(8, "little")
+
+PENDING, STARTED, SUCCEEDED, FAILED, STOLEN, GONE = "pending", "started", "ok", "error", "stolen", "gone"
+KINDS: Final = ("executed", "hit", "awaited", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Payload(Record):
+    """Pickled bytes: here, or in a blob."""
+
+    size: int
+    data: bytes | None = None
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRecord(Record):
+    """How an invocation ended; `payload` is unpickled only where user code runs."""
+
+    payload: Payload
+    token: bytes = b""  # of the attempt that made it
+    at_us: int = 0  # wall clock, for people
+    by: str = ""
+    error: str = ""  # a failure's type and message
+    traceback: str = ""
+    late: bool = False  # published after the lock was lost, when there was no result yet
+    injected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationRecord(Record):
+    """What was called. `shown`: (parameter, its value for people, digest of its canonical bytes)."""
+
+    payload: Payload
+    shown: tuple[tuple[str, str, bytes], ...] = ()
+    at_us: int = 0
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord(Record):
+    """One grant's try: pending, started, ok, error, stolen (refused at its join) or gone (its Shell failed)."""
+
+    state: str
+    handle: str = ""  # of the Shell's work, for adoption
+    shell: str = ""
+    invoked_us: int = 0
+    started_us: int = 0
+    ended_us: int = 0
+    shell_exit_us: int = 0  # when the orchestrator saw the Shell exit
+    remote: str = ""  # host:pid
+    failure: OutcomeRecord | None = None
+    adopted_by: bytes = b""
+    note: str = ""
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord(Record):
+    """A process with a runner."""
+
+    started_us: int
+    by: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """The address of an invocation."""
+
+    pipeline: str
+    function: str
+    digest: bytes
+
+    @property
+    def uri(self) -> str:
+        """One text for a Shell's arguments and for people."""
+        return f"memo:{quote(self.pipeline, safe='')}/{quote(self.function, safe='')}/{self.digest.hex()}"
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Memo:
+        """The inverse of `uri`. Raises `CannotMaintainLock` for anything else."""
+        scheme, _, rest = uri.partition(":")
+        parts = rest.split("/")
+        if scheme != "memo" or len(parts) != 3:
+            raise CannotMaintainLock(f"{uri!r:.120} is no memo URI: memo:PIPELINE/FUNCTION/DIGEST")
+        return cls(unquote(parts[0]), unquote(parts[1]), bytes.fromhex(parts[2]))
+
+    @property
+    def lock_name(self) -> str:
+        tail = self.function.encode()[-_NAME_BYTES:].decode("utf-8", "ignore")
+        return f"memo/{self.digest.hex()}/{''.join(c if c.isprintable() else '?' for c in tail)}"
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}/{self.function}/{self.digest.hex()[:12]}"
+
+
+class MemoRows:
+    """The rows of the memo in one cluster."""
+
+    def __init__(self, space: LeaseSpace) -> None:
+        self.space = space
+        self._memo: bytes = space.cluster.pack(("memo", "m"))
+        self._runs: bytes = space.cluster.pack(("memo", "run"))
+
+    def keys(self, memo: Memo) -> MemoKeys:
+        return MemoKeys(self._memo + fdb_tuple.pack((memo.pipeline, memo.function, memo.digest)), memo)
+
+    def open(self, tr: Any) -> None:
+        check_format(tr, self.space.cluster, "memo", FORMAT)
+
+    def scan(self, db: Any, *prefix: str) -> Iterator[tuple[Memo, dict[str, bytes]]]:
+        """Every invocation under (pipeline[, function]) with its rows by column; attempts as "att:TOKEN". Paged."""
+        base = self._memo + fdb_tuple.pack(prefix)
+        begin, end = base, base + b"\xff"
+        memo: Memo | None = None
+        found: dict[str, bytes] = {}
+        while True:
+            rows = run(db, read_range, begin, end, limit=500, snapshot=True, strategy=IDEMPOTENT)
+            for key, value in rows:
+                parts = fdb_tuple.unpack(key[len(self._memo) :])
+                here = Memo(*parts[:3])
+                if here != memo:
+                    if memo is not None:
+                        yield memo, found
+                    memo, found = here, {}
+                found[parts[3] if parts[3] != "att" else f"att:{parts[4].hex()}"] = value
+            if len(rows) < 500:
+                break
+            begin = rows[-1][0] + b"\x00"
+        if memo is not None:
+            yield memo, found
+
+    # --- counts of a run
+
+    def run_key(self, run_id: str) -> bytes:
+        return self._runs + fdb_tuple.pack((run_id,))
+
+    def count_key(self, run_id: str, memo: Memo, kind: str) -> bytes:
+        return self._runs + fdb_tuple.pack((run_id, memo.pipeline, memo.function, memo.digest, kind))
+
+    def count(self, tr: Any, run_id: str, memo: Memo, kind: str, by: int = 1) -> None:
+        tr.add(self.count_key(run_id, memo, kind), by.to_bytes(8, "little"))
+
+    def runs(self, db: Any, run_id: str | None = None) -> Iterator[tuple[str, RunRecord | None, dict[Any, int]]]:
+        """Every run, or one, with {(memo, kind): how often}. Paged."""
+        base = self._runs if run_id is None else self.run_key(run_id)
+        begin, end = base, base + b"\xff"
+        current: str | None = None
+        record: RunRecord | None = None
+        counts: dict[Any, int] = {}
+        while True:
+            rows = run(db, read_range, begin, end, limit=1000, snapshot=True, strategy=IDEMPOTENT)
+            for key, value in rows:
+                parts = fdb_tuple.unpack(key[len(self._runs) :])
+                if parts[0] != current:
+                    if current is not None:
+                        yield current, record, counts
+                    current, record, counts = parts[0], None, {}
+                if len(parts) == 1:
+                    record = RunRecord.decode(value)
+                else:
+                    counts[Memo(*parts[1:4]), parts[4]] = int.from_bytes(value, "little")
+            if len(rows) < 1000:
+                break
+            begin = rows[-1][0] + b"\x00"
+        if current is not None:
+            yield current, record, counts
+
+
+class MemoKeys:
+    """The keys of one invocation."""
+
+    def __init__(self, prefix: bytes, memo: Memo) -> None:
+        self.memo = memo
+        self.prefix = prefix
+        self.result = prefix + fdb_tuple.pack(("res",))
+        self.failure = prefix + fdb_tuple.pack(("exc",))
+        self.invocation = prefix + fdb_tuple.pack(("inv",))
+        self.wake = prefix + fdb_tuple.pack(("wake",))
+
+    def attempt(self, token: bytes) -> bytes:
+        return self.prefix + fdb_tuple.pack(("att", token))
+
+    @property
+    def end(self) -> bytes:
+        return self.prefix + b"\xff"
+
+
+# --- payloads
+
+
+def store(session: Session, data: bytes, what: str) -> Payload:
+    """Upload what doesn't fit its row; pinned until `refer`."""
+    if len(data) <= INLINE_BYTES:
+        return Payload(len(data), data)
+    digest = put_blob(
+        lambda db, fn: run(db, fn, strategy=IDEMPOTENT),
+        session.db,
+        session.space.cluster,
+        data,
+        session=session.sid,
+        what=what,
+    )
+    return Payload(len(data), None, digest)
+
+
+def refer(tr: Any, session: Session, payload: Payload, key: bytes) -> None:
+    """In the transaction that writes the row `key` with `payload`: keep its blob, and let go of the upload."""
+    if payload.digest is not None:
+        add_reference(tr, session.space.cluster, payload.digest, key)
+        unpin_blob(tr, session.space.cluster, payload.digest, session.sid)
+
+
+def fetch(db: Any, space: LeaseSpace, payload: Payload) -> bytes:
+    """The bytes of a payload."""
+    if payload.data is not None:
+        return payload.data
+    return run(db, get_blob, space.cluster, payload.digest or b"", strategy=IDEMPOTENT)
+
+
+# --- transitions
+
+
+def _attempt(tr: Any, keys: MemoKeys, token: FencingToken) -> AttemptRecord | None:
+    data = tr.get(keys.attempt(bytes(token))).value
+    return None if data is None else AttemptRecord.decode(data)
+
+
+def change_attempt(tr: Any, keys: MemoKeys, token: FencingToken, **changes: Any) -> AttemptRecord:
+    """Write fields of an attempt's row; they are the same whenever it runs again."""
+    found = _attempt(tr, keys, token) or AttemptRecord(PENDING)
+    record = replace(found, **changes)
+    tr.set(keys.attempt(bytes(token)), record.encode())
+    return record
+
+
+def invoke(
+    tr: Any,
+    session: Session,
+    keys: MemoKeys,
+    lock: LockKeys,
+    token: FencingToken,
+    invocation: InvocationRecord,
+    attempt: AttemptRecord,
+) -> None:
+    """Before the Shell is called: the invocation and its attempt, guarded by the lock."""
+    guard(tr, lock, token)
+    if not tr.get(keys.invocation).present():
+        refer(tr, session, invocation.payload, keys.invocation)
+        tr.set(keys.invocation, invocation.encode())
+    elif invocation.payload.digest is not None:
+        unpin_blob(tr, session.space.cluster, invocation.payload.digest, session.sid)
+    tr.set(keys.attempt(bytes(token)), attempt.encode())
+
+
+def publish(
+    tr: Any,
+    session: Session,
+    keys: MemoKeys,
+    lock: LockKeys,
+    token: FencingToken,
+    attempt: FencingToken,
+    outcome: OutcomeRecord,
+    wall_us: int,
+) -> bool:
+    """The outcome, and the end of the lock, in one transaction: by the remote, orchestrator alive or not.
+
+    A value is written once: where there is a result, it stays. A value without the lock (it was stolen while the
+    function ran) is still published if there is none. A failure without the lock is the attempt's alone: it never
+    becomes the function's. True where it was written.
+    """
+    held = read_grant(tr, lock, token) is not None
+    failed = bool(outcome.error)
+    written = False
+    if failed:
+        if held:
+            _replace_outcome(tr, session, keys.failure, outcome)
+            written = True
+    elif not tr.get(keys.result).present():
+        refer(tr, session, outcome.payload, keys.result)
+        tr.set(keys.result, replace(outcome, late=not held).encode())
+        written = True
+    if outcome.payload.digest is not None and not written and not failed:
+        unpin_blob(tr, session.space.cluster, outcome.payload.digest, session.sid)
+    found = _attempt(tr, keys, attempt) or AttemptRecord(PENDING)
+    if found.state not in (SUCCEEDED, FAILED):
+        record = replace(
+            found,
+            state=FAILED if failed else SUCCEEDED,
+            ended_us=wall_us,
+            failure=outcome if failed else None,
+            note="" if held else "the lock was lost while it ran",
+        )
+        tr.set(keys.attempt(bytes(attempt)), record.encode())
+    if held:
+        release(tr, session.space, lock, token, session.sid, session.by, "failed" if failed else "done", wall_us)
+    tr.set_versionstamped_value(keys.wake, stamped_value())
+    return written
+
+
+def _replace_outcome(tr: Any, session: Session, key: bytes, outcome: OutcomeRecord) -> None:
+    old = tr.get(key).value
+    if old is not None:
+        payload = OutcomeRecord.decode(old).payload
+        if payload.digest is not None and payload.digest != outcome.payload.digest:
+            drop_reference(tr, session.space.cluster, payload.digest, key)
+    refer(tr, session, outcome.payload, key)
+    tr.set(key, outcome.encode())
+
+
+def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys) -> list[bytes]:
+    """Forget an invocation and its outcomes; the digests of blobs that nobody may need any more."""
+    blobs: list[bytes] = []
+    for key, value in read_range(tr, keys.prefix, keys.end):
+        payload: Payload | None = None
+        if key in (keys.result, keys.failure):
+            payload = OutcomeRecord.decode(value).payload
+        elif key == keys.invocation:
+            payload = InvocationRecord.decode(value).payload
+        if payload is not None and payload.digest is not None:
+            drop_reference(tr, space.cluster, payload.digest, key)
+            blobs.append(payload.digest)
+    tr.clear_range(keys.prefix, keys.end)
+    tr.set_versionstamped_value(keys.wake, stamped_value())
+    return blobs
+
+
+def collect(db: Any, space: LeaseSpace, digests: list[bytes]) -> None:
+    """Remove blobs that nobody needs."""
+    for digest in digests:
+        run(db, collect_blob, space.cluster, digest, strategy=IDEMPOTENT)
