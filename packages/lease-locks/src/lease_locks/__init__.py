@@ -15,12 +15,20 @@ from lease_locks.errors import (
 from lease_locks.info import LeaseEvent, LeaseInfo, Maintainer, Waiter
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
+from lease_locks.memo.canonical import MemoKeyError
+from lease_locks.memo.config import MAINTAIN_LOCKS
+from lease_locks.memo.functions import RemoteError, RemoteTraceback
+from lease_locks.memo.remote import main as run_remote
+from lease_locks.memo.runner import MemoizingPicklingRunner, NoResultAfterShell, RequiredResultNotFound, Unmemoized
+from lease_locks.memo.shells import DetachedSubprocessShell, Shell, detached_shell, samethread_shell, subprocess_shell
 from lease_locks.tokens import FencingToken
 
 __all__ = [
+    "MAINTAIN_LOCKS",
     "AcquireTimeout",
     "AsyncLeaseManager",
     "CannotMaintainLock",
+    "DetachedSubprocessShell",
     "FencingToken",
     "ForkedLeaseError",
     "Lease",
@@ -34,5 +42,17 @@ __all__ = [
     "LockReleased",
     "LockWasStolenError",
     "Maintainer",
+    "MemoKeyError",
+    "MemoizingPicklingRunner",
+    "NoResultAfterShell",
+    "RemoteError",
+    "RemoteTraceback",
+    "RequiredResultNotFound",
+    "Shell",
+    "Unmemoized",
     "Waiter",
+    "detached_shell",
+    "run_remote",
+    "samethread_shell",
+    "subprocess_shell",
 ]

@@ -58,12 +58,12 @@ def acquiring(
     timeout: float | None,
     *,
     look: Callable[[Any], Any] | None = None,
-    also_watch: tuple[bytes, ...] = (),
+    also_watch: Callable[[], tuple[tuple[bytes, bytes | None], ...]] | None = None,
 ) -> Generator[Step, Any, Any]:
     """Acquire `lock` for `claim` within `timeout` seconds (None: no limit, 0: one try); returns the Lease.
 
     `look(tr)` runs first in every attempt: anything but None that it returns ends the wait and is returned in place of
-    a lease (a memoized result). A change of a row of `also_watch` makes it look again.
+    a lease (a memoized result). A change of a row of `also_watch()`, (key, value as read) pairs, makes it look again.
 
     Nothing is left behind when it raises, or is closed because its caller was cancelled.
 
@@ -116,9 +116,8 @@ def acquiring(
             seconds = found.look_in + _SLACK
             if give_up is not None:
                 seconds = min(seconds, max(0.0, give_up - clocks.monotonic()))
-            yield Pause(
-                found.watch + tuple((key, None) for key in also_watch), seconds, _local(session, found.processes)
-            )
+            watch = found.watch if also_watch is None else found.watch + also_watch()
+            yield Pause(watch, seconds, _local(session, found.processes))
     finally:
         if staying:
             session.stay(-1)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from fdb_schema import DEFAULT_CLUSTER, open_database
+from fdb_schema import DEFAULT_CLUSTER, DatabaseUrlError, open_database, url_of
 from idempotent_txn import run, run_committed
 from lease_locks import sessions, transitions
 from lease_locks.acquiring import PRESENT, PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring
@@ -33,6 +33,7 @@ from lease_locks.transitions import Claim
 if TYPE_CHECKING:
     from lease_locks.aio import AsyncLock
 
+_LIVE: weakref.WeakValueDictionary[str, LeaseManager] = weakref.WeakValueDictionary()
 Mode = Literal["exclusive", "shared"]
 _PAGE = 1_000
 
@@ -57,15 +58,22 @@ class LeaseManager:
         clocks: Clocks | None = None,
     ) -> None:
         _check_seconds("ttl", ttl)
-        self.url: str | None = db if isinstance(db, str) else None
         self.db = open_database(db) if db is None or isinstance(db, str) else db
+        self.url = url_of(self.db)  # what another process opens to meet this one; None where nobody knows
         self.cluster = cluster
         self.ttl = float(ttl)
         self.space = LeaseSpace(cluster)
         self._session = Session(self.db, self.space, self.ttl, clocks or SystemClocks())
         self._own: weakref.WeakValueDictionary[tuple[str, Any], Lease] = weakref.WeakValueDictionary()
         self._pinned = False
+        self._before_close: weakref.WeakSet[Any] = weakref.WeakSet()
         weakref.finalize(self, _let_go, self._session)
+        self._live_id = self._session.sid.hex()
+        _LIVE[self._live_id] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In this process the manager itself; in another one a manager of its own over the same database."""
+        return _reopen, (self._live_id, self.url, self.cluster, self.ttl)
 
     # --- life
 
@@ -82,12 +90,18 @@ class LeaseManager:
         """Release every lease and end the session. In a child made by `fork()` it does nothing."""
         if self._session.forked:
             return
+        for part in list(self._before_close):
+            part.close()
         try:
             for lease in self._session.leases():
                 lease._depth = 1
                 lease.release()
         finally:
             self._session.stop()
+
+    def before_close(self, part: Any) -> None:
+        """Call `part.close()` when this manager is closed, if `part` still lives."""
+        self._before_close.add(part)
 
     @property
     def session_id(self) -> bytes:
@@ -360,6 +374,18 @@ def start_watches(tr: Any, rows: tuple[tuple[bytes, bytes | None], ...]) -> buil
 def any_gone(step: Pause) -> bool:
     """Whether all processes of one of the step's subjects have ended."""
     return any(all(v.record is not None and process_gone(v.record) for v in s.vitals) for s in step.processes)
+
+
+def _reopen(live_id: str, url: str | None, cluster: str, ttl: float) -> LeaseManager:
+    live = _LIVE.get(live_id)
+    if live is not None and not live._session.forked:
+        return live
+    if url is None or url.startswith("memory:"):
+        raise DatabaseUrlError(
+            f"a LeaseManager of cluster {cluster!r} can't be opened in another process: its database has "
+            f"{'the URL ' + repr(url) if url else 'no URL'}; open it with an embedded: or fdb: URL"
+        )
+    return LeaseManager(url, cluster, ttl)
 
 
 def _check_seconds(what: str, value: float) -> None:

@@ -36,7 +36,7 @@ class Child:
             [sys.executable, "-c", PROLOGUE + script, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=dict(os.environ),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         self._selector = selectors.DefaultSelector()
         assert self.process.stdout is not None

@@ -18,7 +18,7 @@ import cloudpickle
 
 from lease_locks.errors import LeaseError
 from lease_locks.memo.canonical import MemoKeyError, canonical, canonical_digest, logic_key
-from lease_locks.memo.rows import Memo
+from lease_locks.memo.rows import INLINE_BYTES, Memo
 
 _PICKLE_PROTOCOL: Final = 5
 _SHORT = reprlib.Repr()
@@ -91,9 +91,8 @@ def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     bound.apply_defaults()
     digest = hashlib.sha256()
     digest.update(canonical((pipeline, name, key)))
-    if "<locals>" in name or "<lambda>" in name or name.startswith("__main__--"):
-        if not key and "<" in name:
-            digest.update(canonical(plain))  # closures and lambdas go by their code and what they close over
+    if "<lambda>" in name and not key:
+        digest.update(canonical(plain.__code__))  # its name says nothing: a lambda goes by its code
     for parameter, value in bound.arguments.items():
         try:
             digest.update(canonical(parameter))
@@ -158,6 +157,8 @@ def dump_failure(error: BaseException) -> tuple[bytes, str, str]:
         pickle.loads(data)
     except Exception:
         data = b""
+    if len(data) > INLINE_BYTES:
+        data = b""  # carried as text: a failure is one row
     return data, name[:2_000], text[-12_000:]
 
 

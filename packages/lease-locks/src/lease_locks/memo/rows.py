@@ -140,6 +140,11 @@ class Memo:
         return f"{self.pipeline}/{self.function}/{self.digest.hex()[:12]}"
 
 
+def _pack(*elements: Any) -> bytes:
+    packed: bytes = fdb_tuple.pack(elements)
+    return packed
+
+
 class MemoRows:
     """The rows of the memo in one cluster."""
 
@@ -149,14 +154,14 @@ class MemoRows:
         self._runs: bytes = space.cluster.pack(("memo", "run"))
 
     def keys(self, memo: Memo) -> MemoKeys:
-        return MemoKeys(self._memo + fdb_tuple.pack((memo.pipeline, memo.function, memo.digest)), memo)
+        return MemoKeys(self._memo + _pack(memo.pipeline, memo.function, memo.digest), memo)
 
     def open(self, tr: Any) -> None:
         check_format(tr, self.space.cluster, "memo", FORMAT)
 
     def scan(self, db: Any, *prefix: str) -> Iterator[tuple[Memo, dict[str, bytes]]]:
         """Every invocation under (pipeline[, function]) with its rows by column; attempts as "att:TOKEN". Paged."""
-        base = self._memo + fdb_tuple.pack(prefix)
+        base = self._memo + _pack(*prefix)
         begin, end = base, base + b"\xff"
         memo: Memo | None = None
         found: dict[str, bytes] = {}
@@ -179,10 +184,10 @@ class MemoRows:
     # --- counts of a run
 
     def run_key(self, run_id: str) -> bytes:
-        return self._runs + fdb_tuple.pack((run_id,))
+        return self._runs + _pack(run_id)
 
     def count_key(self, run_id: str, memo: Memo, kind: str) -> bytes:
-        return self._runs + fdb_tuple.pack((run_id, memo.pipeline, memo.function, memo.digest, kind))
+        return self._runs + _pack(run_id, memo.pipeline, memo.function, memo.digest, kind)
 
     def count(self, tr: Any, run_id: str, memo: Memo, kind: str, by: int = 1) -> None:
         tr.add(self.count_key(run_id, memo, kind), by.to_bytes(8, "little"))
@@ -219,13 +224,13 @@ class MemoKeys:
     def __init__(self, prefix: bytes, memo: Memo) -> None:
         self.memo = memo
         self.prefix = prefix
-        self.result = prefix + fdb_tuple.pack(("res",))
-        self.failure = prefix + fdb_tuple.pack(("exc",))
-        self.invocation = prefix + fdb_tuple.pack(("inv",))
-        self.wake = prefix + fdb_tuple.pack(("wake",))
+        self.result = prefix + _pack("res")
+        self.failure = prefix + _pack("exc")
+        self.invocation = prefix + _pack("inv")
+        self.wake = prefix + _pack("wake")
 
     def attempt(self, token: bytes) -> bytes:
-        return self.prefix + fdb_tuple.pack(("att", token))
+        return self.prefix + _pack("att", token)
 
     @property
     def end(self) -> bytes:
@@ -320,7 +325,7 @@ def publish(
     written = False
     if failed:
         if held:
-            _replace_outcome(tr, session, keys.failure, outcome)
+            tr.set(keys.failure, outcome.encode())
             written = True
     elif not tr.get(keys.result).present():
         refer(tr, session, outcome.payload, keys.result)
@@ -342,16 +347,6 @@ def publish(
         release(tr, session.space, lock, token, session.sid, session.by, "failed" if failed else "done", wall_us)
     tr.set_versionstamped_value(keys.wake, stamped_value())
     return written
-
-
-def _replace_outcome(tr: Any, session: Session, key: bytes, outcome: OutcomeRecord) -> None:
-    old = tr.get(key).value
-    if old is not None:
-        payload = OutcomeRecord.decode(old).payload
-        if payload.digest is not None and payload.digest != outcome.payload.digest:
-            drop_reference(tr, session.space.cluster, payload.digest, key)
-    refer(tr, session, outcome.payload, key)
-    tr.set(key, outcome.encode())
 
 
 def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys) -> list[bytes]:

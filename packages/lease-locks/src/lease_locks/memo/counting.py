@@ -1,0 +1,95 @@
+"""What a process's calls came to, counted exactly: executed, hit, awaited, failed.
+
+Counts are added up here and written by atomic additions, every second and at exit, in transactions of which it is
+always found out whether they committed; a process that is killed loses at most its last second of hits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from idempotent_txn import run
+from lease_locks.memo.rows import Memo, MemoRows, RunRecord
+
+if TYPE_CHECKING:
+    from lease_locks.locks import LeaseManager
+
+log = logging.getLogger("lease_locks")
+FLUSH_SECONDS: Final = 1.0
+_PAGE: Final = 500
+
+
+class Counting:
+    """The counts of one runner of this process."""
+
+    def __init__(self, locks: LeaseManager, rows: MemoRows) -> None:
+        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+        self._locks = locks
+        self._rows = rows
+        self._counts: Counter[tuple[Memo, str]] = Counter()
+        self._mutex = threading.Lock()
+        self._flushing = threading.Lock()
+        self._registered = False
+        self._thread: threading.Thread | None = None
+        atexit.register(_at_exit, weakref.ref(self))
+        locks.before_close(self)
+
+    def add(self, memo: Memo, kind: str, *, flush: bool = False) -> None:
+        """Count one call."""
+        with self._mutex:
+            self._counts[memo, kind] += 1
+            if self._thread is None and not flush:
+                self._thread = threading.Thread(target=_flush_later, args=(weakref.ref(self),), daemon=True)
+                self._thread.start()
+        if flush:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was counted since the last time."""
+        with self._flushing:
+            while True:
+                with self._mutex:
+                    page = dict(list(self._counts.items())[:_PAGE])
+                if not page:
+                    return
+                run(self._locks.db, self._write, page)
+                with self._mutex:
+                    self._counts.subtract(page)
+                    self._counts = +self._counts
+
+    def _write(self, tr: Any, page: dict[tuple[Memo, str], int]) -> None:
+        key = self._rows.run_key(self.run_id)
+        if not self._registered and not tr.get(key).present():
+            session = self._locks._session
+            tr.set(key, RunRecord(session.clocks.wall_us(), session.by, " ".join(sys.argv[:1])[-200:]).encode())
+        for (memo, kind), count in page.items():
+            self._rows.count(tr, self.run_id, memo, kind, count)
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        except Exception as error:
+            log.warning("the counts of run %s were not written: %s", self.run_id, error)
+
+
+def _flush_later(reference: weakref.ref[Counting]) -> None:
+    time.sleep(FLUSH_SECONDS)
+    counting = reference()
+    if counting is not None:
+        with counting._mutex:
+            counting._thread = None
+        counting.close()
+
+
+def _at_exit(reference: weakref.ref[Counting]) -> None:
+    counting = reference()
+    if counting is not None and not counting._locks._session.forked:
+        counting.close()

@@ -1,0 +1,168 @@
+"""The remote's side of an invocation: join early or not at all, run the function, publish and free the lock at once.
+
+`python -m lease_locks.memo MEMO_URI --db=URL --cluster=NAME --writer-id=ID [--ttl=S]`
+
+Exit codes: 0 published, 1 the function failed (and its failure is published), 2 wrong arguments, 47 the lock was stolen
+before it started.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fdb_schema import MainspringError
+from fdb_schema.errors import EXIT_FAILED, EXIT_LOCK_STOLEN, EXIT_OK, EXIT_USAGE
+from idempotent_txn import run
+from lease_locks.errors import CannotMaintainLock, LockWasStolenError
+from lease_locks.lease import Lease
+from lease_locks.locks import LeaseManager
+from lease_locks.memo import functions
+from lease_locks.memo.rows import (
+    PENDING,
+    STARTED,
+    STOLEN,
+    InvocationRecord,
+    Memo,
+    MemoKeys,
+    MemoRows,
+    OutcomeRecord,
+    Payload,
+    change_attempt,
+    fetch,
+    publish,
+    store,
+)
+from lease_locks.session import IDEMPOTENT
+from lease_locks.tokens import FencingToken
+
+log = logging.getLogger("lease_locks")
+
+
+@dataclass(eq=False)
+class InProcess:
+    """What a remote that runs inside its orchestrator's process uses of it."""
+
+    locks: LeaseManager
+    calls: dict[bytes, Callable[..., Any]] = field(default_factory=dict)  # functions by their memo's digest
+
+
+IN_PROCESS: Final[weakref.WeakValueDictionary[str, InProcess]] = weakref.WeakValueDictionary()
+"""Runners of this process by a random id, for Shells that run the remote inside it."""
+
+Options = dict[str, str]
+
+
+def parse(args: Sequence[str]) -> tuple[Memo, Options]:
+    """(memo, options) of a remote's arguments; options it doesn't know are kept and ignored."""
+    if not args:
+        raise CannotMaintainLock("a remote is given a memo URI and options")
+    options: Options = {}
+    for arg in args[1:]:
+        name, equals, value = arg.partition("=")
+        if not equals or not name.startswith("--"):
+            raise CannotMaintainLock(f"a remote's option has the form --name=value, not {arg!r:.80}")
+        options[name[2:]] = value
+    if "writer-id" not in options:
+        raise CannotMaintainLock("a remote needs --writer-id: the writer id of the lock it may run under")
+    return Memo.from_uri(args[0]), options
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one invocation; returns the exit code. Raises nothing of the function's."""
+    given = list(sys.argv[1:] if args is None else args)
+    try:
+        memo, options = parse(given)
+        token = FencingToken.from_hex(options["writer-id"])
+    except (CannotMaintainLock, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    local = IN_PROCESS.get(options.get("in-process", ""))
+    if local is not None:
+        return _run(local.locks, memo, token, local.calls.get(memo.digest))
+    url = options.get("db", "")
+    if not url or url.startswith("memory:"):
+        print(
+            f"error: no other process can open the orchestrator's database ({url or 'its URL is unknown'}): "
+            f"open it with an embedded: or fdb: URL, or use samethread_shell",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    with LeaseManager(url, options.get("cluster") or "mainspring", float(options.get("ttl") or 15.0)) as locks:
+        return _run(locks, memo, token)
+
+
+def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: Callable[..., Any] | None = None) -> int:
+    session = locks._session
+    keys = MemoRows(locks.space).keys(memo)
+    try:
+        lease = _join(locks, keys, token)
+    except (LockWasStolenError, CannotMaintainLock) as error:
+        _refused(locks, keys, token, str(error))
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_LOCK_STOLEN
+    try:
+        try:
+            data = run(locks.db, lambda tr: tr.get(keys.invocation).value, strategy=IDEMPOTENT)
+            if data is None:
+                raise MainspringError(f"the invocation of {memo} was invalidated before its remote started")
+            record = InvocationRecord.decode(data)
+            function, arguments, named = functions.load_call(fetch(locks.db, locks.space, record.payload))
+            if live is not None:
+                function = live  # not its copy: in this process the function sees what it closes over
+            value = functions.dump_value(function(*arguments, **named))
+            payload = store(session, value, f"the result of {memo}")
+            outcome = OutcomeRecord(payload, bytes(token), session.clocks.wall_us(), session.by)
+        except BaseException as error:
+            outcome = failure_outcome(locks, token, error)
+            _publish(locks, keys, lease, token, outcome)
+            if not isinstance(error, Exception):
+                raise
+            log.info("the function of %s failed: %s", memo, outcome.error)
+            return EXIT_FAILED
+        _publish(locks, keys, lease, token, outcome)
+        return EXIT_OK
+    finally:
+        session.ended_elsewhere(lease)
+
+
+def _join(locks: LeaseManager, keys: MemoKeys, token: FencingToken) -> Lease:
+    session = locks._session
+    wall = session.clocks.wall_us()
+
+    def started(tr: Any, grant: Any) -> None:
+        change_attempt(tr, keys, token, state=STARTED, started_us=wall, remote=session.by)
+
+    locks._session.start()
+    return locks._join(keys.memo.lock_name, token, "remote", started)
+
+
+def _refused(locks: LeaseManager, keys: MemoKeys, token: FencingToken, why: str) -> None:
+    """Record a stolen lock on the attempt: never on the function's result or exception."""
+
+    def stolen(tr: Any) -> None:
+        found = tr.get(keys.attempt(bytes(token)))
+        if found.present() and change_attempt(tr, keys, token).state == PENDING:
+            change_attempt(tr, keys, token, state=STOLEN, ended_us=locks._session.clocks.wall_us(), note=why[:400])
+
+    run(locks.db, stolen, strategy=IDEMPOTENT)
+
+
+def failure_outcome(locks: LeaseManager, token: FencingToken, error: BaseException) -> OutcomeRecord:
+    """A function's exception as a row."""
+    data, name, text = functions.dump_failure(error)
+    session = locks._session
+    return OutcomeRecord(
+        Payload(len(data), data), bytes(token), session.clocks.wall_us(), session.by, error=name, traceback=text
+    )
+
+
+def _publish(locks: LeaseManager, keys: MemoKeys, lease: Lease, attempt: FencingToken, outcome: OutcomeRecord) -> None:
+    session = locks._session
+    lock = locks.space.lock(keys.memo.lock_name)
+    wall = session.clocks.wall_us()
+    run(locks.db, publish, session, keys, lock, lease.token, attempt, outcome, wall, strategy=IDEMPOTENT)

@@ -1,0 +1,489 @@
+"""`MemoizingPicklingRunner`: look for a memoized result, acquire, call the Shell; wait for whoever was first."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from idempotent_txn import run
+from lease_locks.acquiring import acquiring
+from lease_locks.errors import LeaseError, LeaseLost
+from lease_locks.lease import Lease
+from lease_locks.locks import LeaseManager
+from lease_locks.memo import functions
+from lease_locks.memo.config import MAINTAIN_LOCKS
+from lease_locks.memo.counting import Counting
+from lease_locks.memo.remote import IN_PROCESS, InProcess
+from lease_locks.memo.rows import (
+    FAILED,
+    GONE,
+    STOLEN,
+    AttemptRecord,
+    InvocationRecord,
+    Memo,
+    MemoKeys,
+    MemoRows,
+    OutcomeRecord,
+    change_attempt,
+    collect,
+    fetch,
+    invalidate,
+    invoke,
+    publish,
+    store,
+)
+from lease_locks.memo.shells import Shell, subprocess_shell
+from lease_locks.rows import read_grant, read_name
+from lease_locks.session import IDEMPOTENT
+from lease_locks.tokens import FencingToken
+from lease_locks.transitions import unadopt
+
+P = ParamSpec("P")
+T = TypeVar("T")
+log = logging.getLogger("lease_locks")
+
+_LOOK_SECONDS = 0.1
+
+
+class RequiredResultNotFound(LeaseError, LookupError):
+    """Inside `require_all`, a call had no memoized result."""
+
+
+class NoResultAfterShell(LeaseError):
+    """The Shell exited, and its remote had published neither a result nor a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmemoized:
+    """What `peek` returns for a call without a result; false in a condition."""
+
+    memo_uri: str
+    invoke: Callable[[], Any]
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An outcome that is there: a memoized one, or that of the attempt which was awaited."""
+
+    outcome: OutcomeRecord
+    awaited: bool
+
+
+class MemoizingPicklingRunner:
+    """Calls of functions, each computed once for all who call it with equal arguments, by remotes that a Shell starts.
+
+    Args:
+        locks: where the locks and the memo live.
+        shell: starts a remote; see `lease_locks.memo.shells`.
+        pipeline_id: results are shared within one pipeline.
+        rerun_exceptions: False also memoizes failures.
+        on_awaited_error: what a caller does whose wait for another's invocation ends with a failure: "rerun" runs the
+            function again, one after another; "share" raises the same exception.
+    """
+
+    def __init__(
+        self,
+        locks: LeaseManager,
+        shell: Shell = subprocess_shell,
+        pipeline_id: str = "default",
+        rerun_exceptions: bool = True,
+        on_awaited_error: Literal["rerun", "share"] = "rerun",
+    ) -> None:
+        if on_awaited_error not in ("rerun", "share"):
+            raise ValueError(f'on_awaited_error must be "rerun" or "share", not {on_awaited_error!r}')
+        self.locks = locks
+        self.shell = shell
+        self.pipeline_id = pipeline_id
+        self.rerun_exceptions = rerun_exceptions
+        self.on_awaited_error = on_awaited_error
+        self.rows = MemoRows(locks.space)
+        self._in_process_id = secrets.token_hex(16)
+        self._in_process = IN_PROCESS[self._in_process_id] = InProcess(locks)
+        self._counting = Counting(locks, self.rows)
+        self._required: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A function that closes over its runner takes it along: in another process a runner over the same memo."""
+        options = (self.pipeline_id, self.rerun_exceptions, self.on_awaited_error)
+        return MemoizingPicklingRunner, (self.locks, self.shell, *options)
+
+    @property
+    def run_id(self) -> str:
+        """The name under which this process's calls are counted; see `lease-locks runs`."""
+        return self._counting.run_id
+
+    # --- calling
+
+    def memoize(self, function: Callable[P, T]) -> Callable[P, T]:
+        """`@runner.memoize`: calls of the function go through the runner."""
+
+        @functools.wraps(function)
+        def memoized(*args: P.args, **kwargs: P.kwargs) -> T:
+            result: T = self.call(function, *args, **kwargs)
+            return result
+
+        return memoized
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """The function's value for these arguments: memoized, awaited or computed now. Raises what it raises."""
+        call = functions.bind(self.pipeline_id, function, args, kwargs)
+        waited = False
+        while True:
+            found = self._look_or_acquire(call)
+            if isinstance(found, _Found):
+                kind = "awaited" if waited or found.awaited else "hit"
+                self._counting.add(call.memo, kind)
+                return self._open(found.outcome)
+            outcome = self._execute(call, *found)
+            if outcome is not None:
+                return self._open(outcome)
+            waited = True  # the lock was lost to another, whose outcome is awaited
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """`call` in a thread of its own; the Future also has `memo_uri`."""
+        call = functions.bind(self.pipeline_id, function, args, kwargs)
+        future: Future[Any] = Future()
+        future.memo_uri = call.memo.uri  # type: ignore[attr-defined]
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(self.call(function, *args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name=f"memo-{call.memo.digest.hex()[:8]}", daemon=True).start()
+        return future
+
+    def peek(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """The memoized value, or `Unmemoized` (which is false) without calling anything."""
+        call = functions.bind(self.pipeline_id, function, args, kwargs)
+        outcome = run(self.locks.db, self._memoized, self.rows.keys(call.memo), strategy=IDEMPOTENT)
+        if outcome is None:
+            return Unmemoized(call.memo.uri, functools.partial(self.call, function, *args, **kwargs))
+        return self._open(outcome)
+
+    @contextmanager
+    def require_all(self, message: str = "", *, unless_env: str = "") -> Iterator[None]:
+        """Within the block a call without a memoized result raises `RequiredResultNotFound`, in every thread.
+
+        `unless_env`: an environment variable that switches this off where it is set.
+        """
+        before = self._required
+        if not (unless_env and os.environ.get(unless_env)):
+            self._required = message or "every result must be memoized here"
+        try:
+            yield
+        finally:
+            self._required = before
+
+    def inject(
+        self, function: Callable[..., Any], args: tuple[Any, ...], value: Any, kwargs: dict[str, Any] | None = None
+    ) -> bool:
+        """Make `value` the memoized result of a call, under its lock; False where there is one already."""
+        call = functions.bind(self.pipeline_id, function, args, kwargs or {})
+        found = self._look_or_acquire(call)
+        if isinstance(found, _Found):
+            return False
+        lease, _ = found
+        session = self.locks._session
+        try:
+            payload = store(session, functions.dump_value(value), f"the injected result of {call.memo}")
+            outcome = OutcomeRecord(payload, bytes(lease.token), session.clocks.wall_us(), session.by, injected=True)
+            keys = self.rows.keys(call.memo)
+            wall = session.clocks.wall_us()
+            return bool(
+                run(
+                    self.locks.db,
+                    publish,
+                    session,
+                    keys,
+                    self.locks.space.lock(call.memo.lock_name),
+                    lease.token,
+                    lease.token,
+                    outcome,
+                    wall,
+                    strategy=IDEMPOTENT,
+                )
+            )
+        finally:
+            self._give_back(lease)
+
+    def invalidate(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:
+        """Forget the memoized outcome of a call, or of every call of the function where no arguments are given.
+
+        Returns how many invocations were forgotten. One that runs now publishes its result afterwards.
+        """
+        if args or kwargs:
+            memos = [functions.bind(self.pipeline_id, function, args, kwargs).memo]
+        else:
+            name = functions.function_name(function)
+            memos = [memo for memo, _ in self.rows.scan(self.locks.db, self.pipeline_id, name)]
+        return sum(forget(self.locks, self.rows, memo) for memo in memos)
+
+    # --- looking and waiting
+
+    def _memoized(self, tr: Any, keys: MemoKeys) -> OutcomeRecord | None:
+        data = tr.get(keys.result).value
+        if data is None and not self.rerun_exceptions:
+            data = tr.get(keys.failure).value
+        return None if data is None else OutcomeRecord.decode(data)
+
+    def _look_or_acquire(self, call: functions.Call) -> _Found | tuple[Lease, tuple[FencingToken, ...]]:
+        """One transaction looks for the result and acquires; where the lock is another's, wait for either."""
+        locks, keys = self.locks, self.rows.keys(call.memo)
+        lock = locks.space.lock(call.memo.lock_name)
+        waited_for: list[FencingToken] = []
+        looks = 0
+        wake: bytes | None = None
+
+        def look(tr: Any) -> Any:
+            nonlocal looks, wake
+            looks += 1
+            outcome = self._memoized(tr, keys)
+            if outcome is not None:
+                return _Found(outcome, awaited=bool(waited_for))
+            if self._required is not None:
+                raise RequiredResultNotFound(f"{self._required}: {call.memo.uri} has no memoized result")
+            if looks > 1:
+                wake = tr.get(keys.wake).value
+                for token in waited_for if self.on_awaited_error == "share" else ():
+                    data = tr.get(keys.attempt(bytes(token))).value
+                    attempt = None if data is None else AttemptRecord.decode(data)
+                    if attempt is not None and attempt.state == FAILED and attempt.failure is not None:
+                        return _Found(attempt.failure, awaited=True)
+            holders = read_name(tr, lock).grants
+            if holders and holders[0].token not in waited_for:
+                waited_for.append(holders[0].token)
+            return None
+
+        claim = locks._claim(
+            None, "exclusive", 1, True, None, {"memo": call.memo.uri}, maintained=MAINTAIN_LOCKS(), adopt=True
+        )
+        locks._session.start()
+        found: Any = locks._drive(
+            acquiring(locks._session, lock, claim, None, look=look, also_watch=lambda: ((keys.wake, wake),))
+        )
+        return found  # type: ignore[no-any-return]
+
+    # --- executing
+
+    def _execute(self, call: functions.Call, lease: Lease, adopts: tuple[FencingToken, ...]) -> OutcomeRecord | None:
+        """Have the invocation computed under `lease`; None where the lock was lost and another's outcome is to be awaited."""
+        keys = self.rows.keys(call.memo)
+        try:
+            future = self._adopt(keys, lease, adopts) if adopts else None
+            try:
+                if future is None:
+                    future = self._invoke(call, keys, lease)
+            except LeaseLost:
+                return None  # lost before the Shell was called
+            except BaseException as error:
+                self._note(keys, lease, state=GONE, note=f"the Shell raised {error!r}"[:400])
+                raise
+            shell_error = self._wait(keys, lease, future)
+            return self._settle(call, keys, lease, adopts, shell_error)
+        finally:
+            self._in_process.calls.pop(call.memo.digest, None)
+            self._give_back(lease)
+
+    def _invoke(self, call: functions.Call, keys: MemoKeys, lease: Lease) -> Future[Any] | None:
+        session = self.locks._session
+        wall = session.clocks.wall_us()
+        payload = store(session, functions.dump_call(call), f"the arguments of {call.memo}")
+        invocation = InvocationRecord(payload, call.shown(), wall, session.by)
+        shell_name = getattr(self.shell, "__name__", type(self.shell).__name__)
+        attempt = AttemptRecord("pending", shell=shell_name, invoked_us=wall, run=self.run_id)
+        lock = self.locks.space.lock(lease.name)
+
+        def invoked(tr: Any) -> None:
+            self.rows.open(tr)
+            invoke(tr, session, keys, lock, lease.token, invocation, attempt)
+
+        run(self.locks.db, invoked, strategy=IDEMPOTENT)
+        self._counting.add(call.memo, "executed", flush=True)
+        args = [
+            call.memo.uri,
+            f"--writer-id={lease.writer_id}",
+            f"--db={self.locks.url or ''}",
+            f"--cluster={self.locks.cluster}",
+            f"--ttl={self.locks.ttl:g}",
+            f"--pipeline-id={self.pipeline_id}",
+            f"--invoked-at={wall}",
+            f"--invoked-by={session.by}",
+            f"--in-process={self._in_process_id}",
+        ]
+        self._in_process.calls[call.memo.digest] = call.function
+        future = self.shell(args)
+        handle = getattr(future, "handle", None)
+        if handle:
+            self._note(keys, lease, handle=str(handle))
+        return future
+
+    def _adopt(self, keys: MemoKeys, lease: Lease, adopts: tuple[FencingToken, ...]) -> Future[Any] | None:
+        """Take on the pending remote of a dead orchestrator; None where there is none and a Shell must be called."""
+        attach = getattr(self.shell, "attach", None)
+        for token in reversed(adopts):
+            data = run(
+                self.locks.db, lambda tr, token=token: tr.get(keys.attempt(bytes(token))).value, strategy=IDEMPOTENT
+            )
+            attempt = None if data is None else AttemptRecord.decode(data)
+            if attempt is None or not attempt.handle or attach is None:
+                continue
+            future: Future[Any] | None = attach(attempt.handle)
+            if future is not None:
+                log.info("%s: the remote of writer %s is adopted", keys.memo, token.hex)
+                self._note_of(keys, token, adopted_by=bytes(lease.token))
+                self._note(keys, lease, handle=attempt.handle, note=f"adopted the remote of {token.hex}")
+                return future
+        lock = self.locks.space.lock(lease.name)
+        if run(self.locks.db, unadopt, lock, lease.token, strategy=IDEMPOTENT):
+            return None
+        for token in adopts:
+            self._note_of(keys, token, adopted_by=bytes(lease.token))
+        return self._until_free(keys, lease)  # it joined while we looked: it runs
+
+    def _until_free(self, keys: MemoKeys, lease: Lease) -> Future[Any]:
+        """A Future for a remote that joined and can't be followed: ends when it frees the lock, or is dead."""
+        future: Future[Any] = Future()
+        locks = self.locks
+        lock = locks.space.lock(keys.memo.lock_name)
+
+        def runs(tr: Any) -> bool:
+            grant = read_grant(tr, lock, lease.token, snapshot=True)
+            joined = [] if grant is None else [sid for sid, _ in grant.joins if sid != locks._session.sid]
+            return any(locks.session_dead(tr, sid) is None for sid in joined)
+
+        def work() -> None:
+            try:
+                while run(locks.db, runs, strategy=IDEMPOTENT):
+                    time.sleep(_LOOK_SECONDS)
+                future.set_result(None)
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="memo-follow", daemon=True).start()
+        return future
+
+    def _wait(self, keys: MemoKeys, lease: Lease, future: Future[Any] | None) -> BaseException | None:
+        """Until the Shell exits, or the outcome is there; what the Shell raised."""
+        if future is None:
+            self._note(keys, lease, shell_exit_us=self.locks._session.clocks.wall_us())
+            return None
+        changed = threading.Event()
+        future.add_done_callback(lambda _: changed.set())
+
+        def look(tr: Any) -> Any:
+            attempt = tr.get(keys.attempt(bytes(lease.token))).value
+            record = None if attempt is None else AttemptRecord.decode(attempt)
+            over = tr.get(keys.result).present() or (record is not None and record.state in (FAILED, STOLEN))
+            return over, None if over else tr.watch(keys.wake)
+
+        while not future.done():
+            changed.clear()
+            over, watch = run(self.locks.db, look, strategy=IDEMPOTENT)
+            if over:
+                break  # the remote freed the lock with its outcome; its exit is only a matter of moments
+            watch.on_ready(lambda _: changed.set())
+            if future.done():
+                break
+            changed.wait(15.0)
+            watch.cancel()
+        if not future.done():
+            future.add_done_callback(lambda _: self._note_exit(keys, lease))
+            return None
+        self._note_exit(keys, lease)
+        return future.exception() if not future.cancelled() else None
+
+    def _note_exit(self, keys: MemoKeys, lease: Lease) -> None:
+        try:
+            self._note(keys, lease, shell_exit_us=self.locks._session.clocks.wall_us())
+        except Exception as error:
+            log.debug("the exit of the Shell of %s was not recorded: %s", keys.memo, error)
+
+    def _settle(
+        self,
+        call: functions.Call,
+        keys: MemoKeys,
+        lease: Lease,
+        adopts: tuple[FencingToken, ...],
+        shell_error: BaseException | None,
+    ) -> OutcomeRecord | None:
+        def read(tr: Any) -> tuple[bytes | None, list[bytes | None]]:
+            tokens = [lease.token, *adopts]
+            return tr.get(keys.result).value, [tr.get(keys.attempt(bytes(token))).value for token in tokens]
+
+        result, attempts = run(self.locks.db, read, strategy=IDEMPOTENT)
+        if result is not None:
+            return OutcomeRecord.decode(result)
+        mine = bytes(lease.token)
+        found = [None if data is None else AttemptRecord.decode(data) for data in attempts]
+        records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
+        for record in records:
+            if record.state == FAILED and record.failure is not None:
+                self._counting.add(call.memo, "failed")
+                return record.failure
+        if any(record.state == STOLEN for record in records) or not self._still_ours(lease):
+            return None
+        if any(record.adopted_by for record in records):
+            return None  # the adopted remote ended without an outcome: look again, and call a Shell this time
+        self._note(keys, lease, state=GONE, note=f"no outcome; the Shell said {shell_error!r}"[:400])
+        if shell_error is not None:
+            raise shell_error
+        raise NoResultAfterShell(
+            f"the Shell of {call.memo.uri} exited and its remote published nothing: "
+            f"see its output, and `lease-locks inspect {call.memo.uri}`"
+        )
+
+    def _still_ours(self, lease: Lease) -> bool:
+        lock = self.locks.space.lock(lease.name)
+        return bool(run(self.locks.db, lambda tr: tr.get(lock.holder(lease.token)).present(), strategy=IDEMPOTENT))
+
+    def _note(self, keys: MemoKeys, lease: Lease, **changes: Any) -> None:
+        self._note_of(keys, lease.token, **changes)
+
+    def _note_of(self, keys: MemoKeys, token: FencingToken, **changes: Any) -> None:
+        run(self.locks.db, change_attempt, keys, token, strategy=IDEMPOTENT, **changes)
+
+    def _give_back(self, lease: Lease) -> None:
+        """The Shell has exited, well or not: release at once. The remote may have freed the lock, or another hold it."""
+        try:
+            lease.release()
+        except LeaseLost as error:
+            log.info("%s", error)
+
+    def _open(self, outcome: OutcomeRecord) -> Any:
+        data = fetch(self.locks.db, self.locks.space, outcome.payload)
+        if outcome.error:
+            raise functions.load_failure(data, outcome.error, outcome.traceback)
+        return functions.load_value(data)
+
+    def flush(self) -> None:
+        """Write the counts of calls now; they are also written every second and at exit."""
+        self._counting.flush()
+
+
+def forget(locks: LeaseManager, rows: MemoRows, memo: Memo) -> bool:
+    """Invalidate one invocation; whether there was anything."""
+    keys = rows.keys(memo)
+
+    def body(tr: Any) -> tuple[bool, list[bytes]]:
+        known = tr.get(keys.invocation).present() or tr.get(keys.result).present() or tr.get(keys.failure).present()
+        return known, invalidate(tr, locks.space, keys)
+
+    known, blobs = run(locks.db, body, strategy=IDEMPOTENT)
+    collect(locks.db, locks.space, blobs)
+    return known
