@@ -8,10 +8,11 @@ futures. A commit that nobody waits for is led by the housekeeping thread.
 from __future__ import annotations
 
 import contextlib
-import errno
 import operator
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ import lmdb
 from . import atomics, errors, idempotency, keys
 from .conflict import ConflictWindow, Ids, Range, Record, pack_record
 from .futures import Future
-from .overlay import Stack
+from .journal import Change, Changes
+from .overlay import Entry, Stack
+from .shared import SharedPage
 from .versions import MAX_READ_AGE, VERSIONS_PER_SECOND, last_version
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ TRIM_RECORDS = 256
 class _Written:
     """What one LMDB commit holds."""
 
-    __slots__ = ("last", "members", "points", "ranges", "version")
+    __slots__ = ("last", "members", "points", "position", "ranges", "version")
 
     def __init__(
         self,
@@ -49,12 +52,24 @@ class _Written:
         members: list[tuple[CommitRequest, int]],
         points: Collection[bytes],
         ranges: list[Range],
+        position: int,
     ) -> None:
+        self.position = position  # of the journal, to be flushed before anybody is told; 0 without a journal
         self.version = version
         self.last = last
         self.members = members
         self.points = points
         self.ranges = ranges
+
+
+class _Outcome:
+    """What became of a batch."""
+
+    __slots__ = ("failures", "written")
+
+    def __init__(self) -> None:
+        self.written: list[_Written] = []
+        self.failures: list[tuple[CommitRequest, int]] = []
 
 
 class Committer:
@@ -67,6 +82,7 @@ class Committer:
         self.window = ConflictWindow()
         self._seen_commits = 0
         self._until_trim = TRIM_EVERY
+        self.unsettled: deque[_Outcome] = deque()
 
     def submit(self, transaction: CommitRequest) -> Future:
         """Queue a commit; its future does the work when somebody waits."""
@@ -94,36 +110,76 @@ class Committer:
             self.engine.housekeeper.unpark(now=True)
 
     def drive(self) -> None:
-        """Commit what is queued now, and return when what was queued before is done."""
+        """Commit what is queued now. Members that another thread has taken are its to finish."""
+        while self.queue:
+            outcome = _Outcome()
+            try:
+                with self.lead:
+                    batch = self._take()
+                    if batch:
+                        self._commit(batch, outcome)
+                self.settle(outcome)
+            except BaseException:
+                # an interrupt of this thread: the housekeeper finishes what is left
+                self.unsettled.append(outcome)
+                self.engine.housekeeper.unpark(now=True)
+                raise
+
+    def settle_left(self) -> None:
+        """Finish what an interrupted thread has left."""
+        while self.unsettled:
+            self.settle(self.unsettled.popleft())
+
+    def _take(self) -> list[CommitRequest]:
         queue = self.queue
-        with self.lead:
-            while queue:
-                batch: list[CommitRequest] = []
-                size = 0
-                while queue and len(batch) < BATCH_MEMBERS and size < BATCH_KEYS:
-                    transaction = queue.popleft()
-                    batch.append(transaction)
-                    size += len(transaction.writes)
-                self._commit(batch)
+        batch: list[CommitRequest] = []
+        size = 0
+        while queue and len(batch) < BATCH_MEMBERS and size < BATCH_KEYS:
+            request = queue.popleft()
+            batch.append(request)
+            size += len(request.writes)
+        return batch
+
+    def settle(self, outcome: _Outcome) -> None:
+        """Tell the members of a batch, and whoever watches what they wrote. Not under `lead`: callbacks run here."""
+        engine = self.engine
+        if outcome.written:
+            written = outcome.written[0]
+            if engine.flushing and written.position:
+                assert engine.store.flusher is not None
+                try:
+                    engine.store.flusher.wait(written.position)
+                except OSError:
+                    outcome.failures += ((member, errors.COMMIT_UNKNOWN_RESULT) for member, _ in written.members)
+                    written.members.clear()
+            for member, index in written.members:
+                if _done(member):
+                    continue
+                member.settle_success(written.version, index)
+                assert member.commit_future is not None
+                member.commit_future.set()
+            engine.store.page.ring(written.points, written.ranges)
+        for member, code in outcome.failures:
+            if not _done(member):
+                member.settle_failure(code)
+                assert member.commit_future is not None
+                member.commit_future.set(None, code)
 
     # --- one batch, under `lead` ---
 
-    def _commit(self, batch: list[CommitRequest]) -> None:
-        written: list[_Written] = []
+    def _commit(self, batch: list[CommitRequest], outcome: _Outcome) -> None:
         try:
-            self._commit_batch(batch, written)
+            self._commit_batch(batch, outcome)
         except BaseException as error:
-            if written:
-                self._publish(written[0])
+            if outcome.written:
+                raise
             code = self._code_of(error)
             if code is None:
-                # an interrupt of this thread: what it hasn't written goes back, for somebody else to lead
+                # nothing was written: somebody else may lead these members
+                outcome.failures.clear()
                 self.queue.extendleft(reversed([member for member in batch if not _done(member)]))
-                self.engine.housekeeper.unpark(now=True)
                 raise
-            for member in batch:
-                if not _done(member):
-                    _finish(member, code)
+            outcome.failures = [(member, code) for member in batch]
 
     @staticmethod
     def _code_of(error: BaseException) -> int | None:
@@ -131,47 +187,38 @@ class Committer:
         if isinstance(error, lmdb.Error | OSError):
             return errors.IO_ERROR
         if isinstance(error, Exception):
+            sys.stderr.write("fdb-embedded: a commit failed for a reason that isn't foreseen\n")
+            traceback.print_exception(error)
             return errors.INTERNAL_ERROR
         return None
 
-    def _commit_batch(self, batch: list[CommitRequest], written: list[_Written]) -> None:
+    def _commit_batch(self, batch: list[CommitRequest], outcome: _Outcome) -> None:
         store = self.engine.store
         if store.page.commits() - self._seen_commits > FAR_BEHIND:
             self._look_ahead(batch)
         while True:
             txn = store.begin_write()
             try:
-                results = self._write(txn, batch)
-                if results is None:
+                written = self._write(txn, batch, outcome)
+                if written is None:
                     txn.abort()
                     return
                 # in one C call, so that no signal handler comes between the commit and the note of it
-                deque(map(operator.call, (txn.commit, partial(written.append, results))), maxlen=0)
+                deque(map(operator.call, (txn.commit, partial(outcome.written.append, written))), maxlen=0)
             except lmdb.MapFullError:
                 txn.abort()
                 store.grow()
                 continue
             except BaseException:
-                if not written:
+                if not outcome.written:
                     txn.abort()
                 raise
             break
-        self._publish(results)
-
-    def _publish(self, results: _Written) -> None:
-        """After the LMDB commit: remember it, wake who watches, finish the futures."""
         window = self.window
-        version = results.version
-        if window.tail == results.last:
-            window.append(version, results.points, results.ranges)
+        if window.tail == written.last:
+            window.append(written.version, written.points, written.ranges)
             self._seen_commits += 1
-        window.prune(version - MAX_READ_AGE)
-        for member, index in results.members:
-            if not _done(member):
-                member.settle_success(version, index)
-                assert member.commit_future is not None
-                member.commit_future.set()
-        self.engine.store.page.ring(results.points, results.ranges)
+        window.prune(written.version - MAX_READ_AGE)
 
     def _look_ahead(self, batch: list[CommitRequest]) -> None:
         """Read what others committed, outside the writer section."""
@@ -182,7 +229,7 @@ class Committer:
             self.window.advance(txn, since, last)
         self._seen_commits = count
 
-    def _write(self, txn: Any, batch: list[CommitRequest]) -> _Written | None:
+    def _write(self, txn: Any, batch: list[CommitRequest], outcome: _Outcome) -> _Written | None:
         """Validate and write the batch; None when nothing is left to write."""
         store = self.engine.store
         last = last_version(txn)
@@ -191,6 +238,9 @@ class Committer:
             if version < last - VERSIONS_PER_SECOND:
                 store.clock.reload(txn)
             version = max(last + 1, store.clock.now())
+        outcome.failures.clear()
+        steps: list[Changes] | None = [] if store.page.journaled else None
+        store.make_room(20 + sum(len(member.writes) * 5 // 4 + 4 for member in batch))
         members: list[tuple[CommitRequest, int]] = []
         points: Any = ()
         ranges: list[Range] = []
@@ -203,13 +253,19 @@ class Committer:
                 continue
             code = self._validate(txn, member, version, last, points, ranges)
             if code:
-                _finish(member, code)
+                outcome.failures.append((member, code))
                 continue
             index = len(members)
             stamp = version.to_bytes(8, "big") + index.to_bytes(2, "big")
+            changes = None
+            if steps is not None:
+                changes = Changes()
+                steps.append(changes)
             if member.writes_ids():
                 idempotency.spill_all(txn, last)
-            stamped = apply_writes(txn, member, stamp, store.page)
+                if changes is not None:
+                    changes.spills = True
+            stamped = apply_writes(txn, member, stamp, store.page, changes)
             own: Any = member.written_points()
             if stamped:
                 own = [*own, *stamped]
@@ -225,13 +281,16 @@ class Committer:
         if not members:
             return None
         seconds = int(time.time()) if ids else 0
-        txn.put(keys.log_key(version), pack_record(points, ranges, ids, seconds), append=True)
+        record = pack_record(points, ranges, ids, seconds)
+        position = store.write_record(txn, last, version, record, steps or [])
         store.page.count_commit()
+        if position:
+            store.page.count_members(len(members))
         self._until_trim -= 1
         if self._until_trim <= 0:
             self._until_trim = TRIM_EVERY
             self.engine.trim(txn, version, TRIM_RECORDS)
-        return _Written(version, last, members, points, ranges)
+        return _Written(version, last, members, points, ranges, position)
 
     def _validate(
         self,
@@ -286,63 +345,63 @@ def _done(member: CommitRequest) -> bool:
     return future is None or future.done
 
 
-def _finish(member: CommitRequest, code: int) -> None:
-    member.settle_failure(code)
-    if member.commit_future is not None:
-        member.commit_future.set(None, code)
-
-
-def apply_writes(txn: Any, member: CommitRequest, stamp: bytes, page: Any) -> list[bytes]:
-    """Write a member's overlay; returns the keys that versionstamped keys have become."""
+def apply_writes(
+    txn: Any, member: CommitRequest, stamp: bytes, page: SharedPage, changes: Changes | None
+) -> list[bytes]:
+    """Write a member's overlay, noting it in `changes`; returns the keys that versionstamped keys have become."""
     overlay = member.overlay
     for begin, end in overlay.clears:
         keys.delete_range(txn, begin, end)
     writes = overlay.writes
+    rows: list[Change] = []
     if len(writes) == 1:
         for key, entry in writes.items():
-            _put(txn, key, entry, stamp, page)
+            rows.append((key, _put(txn, key, entry, stamp, page)))
     elif writes:
         order = overlay.order()
-        # system keys sort last; an empty or long key needs more than a put
+        # the empty key sorts first; it and long keys need more than a put
         if order[0] and max(map(len, order)) <= keys.DIRECT:
-            rows = []
-            for key in order:
-                entry = writes[key]
-                if isinstance(entry, bytes):
-                    rows.append((key, entry))
-                elif entry is None:
-                    txn.delete(key)
-                else:
-                    value = entry.fold(txn.get(key) if entry.depends else None, stamp)
-                    if value is None:
-                        txn.delete(key)
-                    else:
-                        rows.append((key, value))
-            if rows:
-                txn.cursor().putmulti(rows)
+            rows = _put_sorted(txn, order, writes, stamp, changes is not None)
         else:
-            for key in order:
-                _put(txn, key, writes[key], stamp, page)
+            rows = [(key, _put(txn, key, writes[key], stamp, page)) for key in order]
     stamped = []
     for _, parameter, value in overlay.stamped_keys:
         key = atomics.place_stamp(parameter, stamp)
-        _put(txn, key, value, stamp, page)
+        rows.append((key, _put(txn, key, value, stamp, page)))
         stamped.append(key)
+    if changes is not None:
+        changes.cleared = overlay.clears
+        changes.rows = rows
     return stamped
 
 
-def _put(txn: Any, key: bytes, entry: Any, stamp: bytes, page: Any) -> None:
+def _put_sorted(txn: Any, order: list[bytes], writes: dict[bytes, Entry], stamp: bytes, all_rows: bool) -> list[Change]:
+    """Write rows of plain keys in one call; returns them, with the deleted ones (value None) if asked."""
+    put: list[tuple[bytes, bytes]] = []
+    gone: list[Change] = []
+    for key in order:
+        entry = writes[key]
+        if isinstance(entry, Stack):
+            entry = entry.fold(txn.get(key) if entry.depends else None, stamp)
+        if entry is None:
+            txn.delete(key)
+            gone.append((key, None))
+        else:
+            put.append((key, entry))
+    if put:
+        txn.cursor().putmulti(put)
+    return [*put, *gone] if all_rows else []
+
+
+def _put(txn: Any, key: bytes, entry: Entry, stamp: bytes, page: SharedPage) -> bytes | None:
+    """Write one row; returns its new value."""
     if isinstance(entry, Stack):
         entry = entry.fold(keys.get(txn, key) if entry.depends else None, stamp)
     if entry is None:
         keys.delete(txn, key)
-        return
+        return None
     if len(key) > keys.DIRECT and not page.long_keys:
         page.set_long_keys()
         txn.put(keys.LONG_KEYS, b"1")
     keys.put(txn, key, entry)
-
-
-def disk_full(error: BaseException) -> bool:
-    """Whether an error means that there is no room."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -13,7 +14,8 @@ from typing import Any
 
 import lmdb
 
-from . import futures, idempotency, keys, options
+from . import durability as durable
+from . import futures, idempotency, journal, keys, options
 from .commit import Committer
 from .conflict import pack_record, read_log, unpack_record
 from .errors import Code, EngineClosed
@@ -42,7 +44,7 @@ class Engine:
         self.closed = False
         self.stale = False  # closed, or this is a forked child that hasn't attached yet
         self.forked = False
-        self.store = Store(path, sync=durability == "fsync", map_size=map_size)
+        self.store = Store(path, durable=durability == "fsync", map_size=map_size)
         self._start()
 
     def _start(self) -> None:
@@ -51,9 +53,15 @@ class Engine:
         self.lock = threading.Lock()
         self._known_id = -1
         self._known_version = 0
+        self.flushing = self.durability == "fsync" and self.path is not None
+        self._flushed: Snapshot | None = None
+        self._flushed_position = -1
+        if self.flushing and self.store.flusher is not None:
+            self.store.flusher.keep = self._keep_flushed
         self.housekeeper = Housekeeper(self)
         self.committer = Committer(self)
         self.watches = Watches(self)
+        self._checkpointing: threading.Thread | None = None
 
     # --- snapshots ---
 
@@ -61,7 +69,14 @@ class Engine:
         """A snapshot of the newest version."""
         if self.stale:
             self.check_open()
+        if self.flushing:
+            snap = self._flushed
+            if snap is not None and self._flushed_position == self.store.page.flushed() and not snap.ended:
+                snap.users += 1
+                return snap
         txn = self.store.begin_read()
+        if self.flushing:
+            self.await_flush(txn)
         number = txn.id()
         if number == self._known_id:
             version = self._known_version
@@ -74,6 +89,22 @@ class Engine:
         if self.housekeeper.parked:
             self.housekeeper.unpark()
         return snap
+
+    def await_flush(self, txn: Any) -> None:
+        """Return when everything that an LMDB transaction shows is on disk."""
+        at = journal.place(txn)
+        if at is not None and self.store.flusher is not None and self.store.page.flushed() < at[1]:
+            self.store.flusher.wait(at[1])
+
+    def _keep_flushed(self, txn: Any, position: int) -> None:
+        """A flush is done: its read transaction serves those who begin before the next one ends."""
+        version = last_version(txn)
+        snap = Snapshot(self, txn, version, version)
+        self.live[id(snap)] = snap
+        before, self._flushed = self._flushed, snap
+        self._flushed_position = position
+        if before is not None:
+            self.release(before)
 
     def snapshot_at(self, version: int) -> Snapshot:
         """A snapshot of a version that a caller names."""
@@ -155,7 +186,7 @@ class Engine:
             last = last_version(txn)
             store.clock.jump(txn, by)
             version = max(last + 1, store.clock.now())
-            txn.put(log_key(version), pack_record((), [], [], 0), append=True)
+            store.write_record(txn, last, version, pack_record((), [], [], 0), [])
             txn.commit()
         except BaseException:
             with contextlib.suppress(lmdb.Error):
@@ -182,6 +213,29 @@ class Engine:
             if not cursor.delete():
                 return
             count -= 1
+
+    # --- checkpoints ---
+
+    def checkpoint_if_due(self) -> None:
+        """Begin a checkpoint on a thread of its own when the journal has grown long."""
+        if self.path is None or not self.store.page.journaled or self._checkpointing is not None:
+            return
+        with self.store.begin_read() as txn:
+            at = journal.place(txn)
+        if at is None or at[1] - at[0] < durable.checkpoint_after(self.path):
+            return
+        thread = threading.Thread(target=self._checkpoint, name="fdb-embedded-checkpoint", daemon=True)
+        self._checkpointing = thread
+        thread.start()
+
+    def _checkpoint(self) -> None:
+        try:
+            assert self.path is not None
+            durable.checkpoint(self.store, self.path)
+        except (lmdb.Error, OSError) as error:
+            sys.stderr.write(f"fdb-embedded: no checkpoint of {self.path}: {error}; the journal goes on growing\n")
+        finally:
+            self._checkpointing = None
 
     # --- lifetime ---
 
@@ -216,7 +270,10 @@ class Engine:
         self.closed = self.stale = True
         self.watches.stop()
         self.housekeeper.stop()
-        for snap in list(self.live.values()):
+        checkpointing = self._checkpointing
+        if checkpointing is not None:
+            checkpointing.join()
+        for snap in self.live.copy().values():
             with contextlib.suppress(lmdb.Error):
                 snap.end()
         self.live.clear()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TICK = 0.01
 IDLE_TICKS = 50
 MAX_AGE = 5.0
+LOOK_EVERY = 1.0
 
 
 class Housekeeper:
@@ -31,6 +32,7 @@ class Housekeeper:
         self.stopping = False
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.count = itertools.count()
+        self._next_look = 0.0
 
     def unpark(self, now: bool = False) -> None:
         """Something began that may need the thread; with `now`, it is needed at once."""
@@ -83,9 +85,15 @@ class Housekeeper:
                 _, _, callback = heapq.heappop(self.timers)
             run_callback(callback)
             busy = True
+        if engine.committer.unsettled:
+            engine.committer.settle_left()
+            busy = True
         if engine.committer.queue:
             engine.committer.drive()
             busy = True
+        if now >= self._next_look:
+            self._next_look = now + LOOK_EVERY
+            engine.checkpoint_if_due()
         return engine.end_old_snapshots(now - MAX_AGE) or busy
 
     def stop(self) -> None:

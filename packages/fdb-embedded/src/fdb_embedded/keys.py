@@ -24,6 +24,7 @@ FORMAT = META + b"format"
 CLOCK = META + b"clock"
 LONG_KEYS = META + b"long"
 IDENTITY = META + b"identity"
+JOURNAL = META + b"journal"
 LOG = b"\xff\xff\x01"
 LOG_END = b"\xff\xff\x02"
 

@@ -3,6 +3,12 @@
     0      magic(8)
     8      commits(8)             raised inside LMDB's writer section
     16     long keys(1)           1 once a bucket of long keys was ever written
+    17     journaled(1)           1 when commits must be journaled
+    24     members(8)             transactions committed, under a journal
+    32     flushed(8)             the journal's position up to which everything is on disk
+    40     flushed members(8)     how many transactions that were
+    52     room(4)                pages of the data file that are certain to have blocks
+    48     flush word(4)          futex: rung after each flush
     64     watching(128)          1 for each process slot that watches something
     256    word(4) * 128, 64 apart: futex words
     12288  region(4096) * 128     sequence(4), count(4) or OVERFLOW, then (length(2), key)*
@@ -14,11 +20,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import platform
 import struct
+import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -40,6 +48,21 @@ FUTEX_WAKE = 1
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
+
+
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+KEEP_SIZE = 1
+
+
+def allocate(fd: int, offset: int, length: int) -> None:
+    """Give a file disk blocks without touching its contents; `OSError` when there are none. Some file systems can't."""
+    while _fallocate(fd, KEEP_SIZE, offset, length) != 0:
+        number = ctypes.get_errno()
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
 
 
 class _Timespec(ctypes.Structure):
@@ -82,6 +105,50 @@ class SharedPage:
 
     def set_long_keys(self) -> None:
         self.map[16] = 1
+
+    # --- flushing (durability.py) ---
+
+    @property
+    def journaled(self) -> bool:
+        return self.map[17] != 0
+
+    def set_journaled(self) -> None:
+        self.map[17] = 1
+
+    def members(self) -> int:
+        return int.from_bytes(self.map[24:32], "little")
+
+    def count_members(self, count: int) -> None:
+        """Count committed transactions; only inside the writer section."""
+        self.map[24:32] = (self.members() + count).to_bytes(8, "little")
+
+    def flushed(self) -> int:
+        return int.from_bytes(self.map[32:40], "little")
+
+    def flushed_members(self) -> int:
+        return int.from_bytes(self.map[40:48], "little")
+
+    def set_flushed(self, position: int, members: int) -> None:
+        """Only who holds the flush lock."""
+        self.map[32:40] = position.to_bytes(8, "little")
+        self.map[40:48] = members.to_bytes(8, "little")
+
+    def flush_word(self) -> int:
+        return int.from_bytes(self.map[48:52], "little")
+
+    def wait_flush(self, word: int, seconds: float) -> None:
+        """Sleep until a flush after `word` was read, or about `seconds`."""
+        self._wait_at(48, word, seconds)
+
+    def wake_flush(self) -> None:
+        self._wake_at(48)
+
+    def room(self) -> int:
+        return int.from_bytes(self.map[52:56], "little")
+
+    def set_room(self, pages: int) -> None:
+        """Only in the writer section."""
+        self.map[52:56] = min(pages, 0xFFFFFFFF).to_bytes(4, "little")
 
     # --- watching ---
 
@@ -173,7 +240,10 @@ class SharedPage:
             slot = watching.find(1, slot + 1)
 
     def wake(self, slot: int) -> None:
-        at = WORDS + 64 * slot
+        """Wake a slot's process."""
+        self._wake_at(WORDS + 64 * slot)
+
+    def _wake_at(self, at: int) -> None:
         word = int.from_bytes(self.map[at : at + 4], "little")
         self.map[at : at + 4] = ((word + 1) & 0xFFFFFFFF).to_bytes(4, "little")
         if _FUTEX:
@@ -189,13 +259,17 @@ class SharedPage:
     def wait(self, word: int, seconds: float) -> None:
         """Sleep until the word changes, or about `seconds`."""
         if self.slot is None or not _FUTEX:
-            import time
-
             time.sleep(min(seconds, 0.002))
             return
+        self._wait_at(WORDS + 64 * self.slot, word, seconds)
+
+    def _wait_at(self, at: int, word: int, seconds: float) -> None:
+        if not _FUTEX:
+            time.sleep(min(seconds, 0.0005))
+            return
         limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-        at = self._base + WORDS + 64 * self.slot
-        _syscall(_FUTEX, ctypes.c_void_p(at), FUTEX_WAIT, ctypes.c_uint32(word), ctypes.byref(limit), None, 0)
+        place = ctypes.c_void_p(self._base + at)
+        _syscall(_FUTEX, place, FUTEX_WAIT, ctypes.c_uint32(word), ctypes.byref(limit), None, 0)
 
     def close(self) -> None:
         """Give up the slot and the mapping; nobody may be in `wait`."""

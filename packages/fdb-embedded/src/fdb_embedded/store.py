@@ -14,14 +14,17 @@ from typing import Any
 import lmdb
 import msgpack
 
-from . import conflict, keys
+from . import conflict, durability, journal, keys
+from .durability import Flusher
 from .errors import DamagedDatabase, EmbeddedError, NewerFormat, NotADatabase
-from .shared import SIZE, SharedPage
+from .journal import Changes
+from .shared import SIZE, SharedPage, allocate
 from .versions import Clock, last_version
 
 FORMAT = 1
-MAP_SIZE = 1 << 30
+MAP_SIZE = 128 << 20  # to begin with; it doubles when it is full
 MAX_READERS = 1024
+ROOM_PAGES = 2048
 DATA = "data.mdb"
 LOCK = "lock.mdb"
 PAGE = "shared"
@@ -33,9 +36,11 @@ class Store:
     With `path` None they are anonymous memory: processes forked from this one share it, and it ends with the last.
     """
 
-    def __init__(self, path: Path | None, *, sync: bool = False, map_size: int = MAP_SIZE) -> None:
+    def __init__(self, path: Path | None, *, durable: bool = False, map_size: int = MAP_SIZE) -> None:
         self.path = path
-        self.sync = sync
+        self.durable = durable and path is not None
+        self.flusher: Flusher | None = None
+        self._data_fd = -1
         self.map_size = map_size
         self.growing = threading.Lock()
         self._memory: tuple[int, int, int] | None = None
@@ -51,7 +56,16 @@ class Store:
         self.env: Any = None
         self.page: SharedPage
         self.clock: Clock
-        self._attach(again=False)
+        if path is None:
+            self._attach(again=False)
+            return
+        with durability.locked(path / durability.OPEN_LOCK):
+            if durability.is_durable(path) and durability.needs_recovery(path):
+                durability.recover(path)
+                durability.note_boot(path)
+            self._attach(again=False)
+            if self.durable:
+                durability.make_durable(self, path)
 
     def _attach(self, again: bool) -> None:
         directory = self.path
@@ -67,9 +81,8 @@ class Store:
                     map_size=self._initial_map_size(directory),
                     max_dbs=0,
                     max_readers=MAX_READERS,
-                    sync=self.sync,
-                    writemap=not self.sync,
-                    metasync=self.sync,
+                    sync=False,
+                    writemap=True,
                     max_spare_txns=8,
                 )
         except lmdb.VersionMismatchError as error:
@@ -91,6 +104,9 @@ class Store:
             else:
                 self.page = SharedPage(None, self._memory[2])
             self._prepare()
+            if self.path is not None:
+                self.flusher = Flusher(self, self.path)
+                self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
         except BaseException:
             self.env.close()
             raise
@@ -127,6 +143,8 @@ class Store:
                     self.clock = Clock.open(txn)
                 if txn.get(keys.LONG_KEYS) is not None:
                     self.page.set_long_keys()
+                if journal.place(txn) is not None:
+                    self.page.set_journaled()
         except lmdb.Error as error:
             raise DamagedDatabase(f"{self.path}: {DATA} can't be read ({error})") from error
 
@@ -162,6 +180,35 @@ class Store:
             size = self.env.info()["map_size"]
             self.env.set_mapsize(size * 2)
 
+    def make_room(self, pages: int) -> None:
+        """Have disk blocks for what a commit may write, before it writes: a full disk is an error, not a signal.
+
+        Only in the writer section. Raises `OSError` when the disk is full.
+        """
+        room = self.page.room() - pages
+        if room < 0 and self._data_fd >= 0:
+            info = self.env.info()
+            size = self.env.stat()["psize"]
+            used = (info["last_pgno"] + 1) * size
+            wanted = min((pages + ROOM_PAGES) * size, info["map_size"] - used)
+            if wanted > 0:
+                allocate(self._data_fd, used, wanted)
+            room = ROOM_PAGES
+        self.page.set_room(max(0, room))
+
+    def write_record(self, txn: Any, last: int, version: int, record: bytes, steps: list[Changes]) -> int:
+        """Put the commit record of `version` and, under a journal, journal it; returns the journal's new end."""
+        txn.put(keys.log_key(version), record, append=True)
+        if not self.page.journaled or self.flusher is None:
+            return 0
+        at = journal.place(txn)
+        if at is None:
+            return 0
+        start, end = at
+        end = self.flusher.segments.append(start, end, journal.pack(last, version, steps, record))
+        journal.set_place(txn, start, end)
+        return end
+
     def last_version(self) -> int:
         with self.begin_read() as txn:
             return last_version(txn)
@@ -170,11 +217,16 @@ class Store:
 
     def reattach(self) -> None:
         """In a forked child: take the files again; nothing of the parent's LMDB environment may be touched."""
-        _inherited.append((self.env, self.page))
+        _inherited.append((self.env, self.page, self.flusher))
         self.growing = threading.Lock()
         self._attach(again=True)
 
     def close(self) -> None:
+        if self.flusher is not None:
+            self.flusher.close()
+        if self._data_fd >= 0:
+            os.close(self._data_fd)
+            self._data_fd = -1
         self.page.close()
         self.env.close()
         if self._memory is not None:
@@ -209,7 +261,7 @@ def _check_directory(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise NotADatabase(f"{path} is a file; a database is a directory")
     if path.is_dir() and not (path / DATA).exists():
-        strange = sorted(entry.name for entry in path.iterdir() if entry.name not in (LOCK, PAGE))
+        strange = sorted(entry.name for entry in path.iterdir() if entry.name not in (LOCK, PAGE, *durability.NAMES))
         if strange:
             raise NotADatabase(
                 f"{path} isn't a database: it holds {', '.join(strange[:3])}"

@@ -151,6 +151,8 @@ class Watches:
         fired: list[tuple[Future, Database]] = []
         txn = self.engine.store.begin_read()
         try:
+            if self.engine.flushing:
+                self.engine.await_flush(txn)
             with self.lock:
                 gone: list[bytes] = []
                 for key, entries in self.by_key.items():

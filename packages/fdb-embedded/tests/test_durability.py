@@ -1,0 +1,199 @@
+"""Durability `fsync`: what was acknowledged is there after a power loss, played by losing everything that wasn't flushed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fdb_embedded
+from fdb_embedded import durability, journal
+
+
+def power_loss(directory: Path, image: Path, journal_bytes: int | None = None, torn: bool = False) -> int:
+    """A copy of the directory as after a restart: the data file is garbage, the journal cut. Returns its whole length."""
+    shutil.copytree(directory, image, ignore=shutil.ignore_patterns("data.mdb", "shared"))
+    (image / "data.mdb").write_bytes(random.Random(1).randbytes(65536))
+    (image / "boot").write_text("another boot")
+    _, path = journal.segments(image)[-1]
+    data = path.read_bytes()
+    at, end = 0, 0
+    while (found := journal.unpack(data, at)) is not None:
+        at = end = found[3]
+    if journal_bytes is not None:
+        cut = bytearray(data[:journal_bytes])
+        if torn and cut:
+            cut[-1] ^= 0xFF
+        path.write_bytes(cut)
+    return end
+
+
+def numbers(db: Any) -> list[int]:
+    return [int(row.value) for row in db.get_range(b"n", b"o")]
+
+
+def test_everything_acknowledged_survives(tmp_path: Path) -> None:
+    fdb = fdb_embedded.load()
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    for number in range(50):
+        db[b"n%03d" % number] = b"%d" % number
+    db.add(b"count", (7).to_bytes(8, "little"))
+    db.clear_range(b"n010", b"n020")
+    db[b"k" * 3000] = b"long"
+    tr = db.create_transaction()
+    tr.set_versionstamped_key(b"s" + bytes(10) + (1).to_bytes(4, "little"), b"stamped")
+    stamp = tr.get_versionstamp()
+    tr.commit().wait()
+    power_loss(tmp_path / "db", tmp_path / "image")
+    fdb_embedded.close(db)
+    found = fdb_embedded.open(tmp_path / "image", durability="fsync")
+    assert numbers(found) == [*range(10), *range(20, 50)]
+    assert found[b"count"] == (7).to_bytes(8, "little")
+    assert found[b"k" * 3000] == b"long"
+    assert found[b"s" + stamp.value] == b"stamped"
+    version = found.create_transaction().get_read_version().wait()
+    assert version >= int.from_bytes(stamp.value[:8], "big")
+    found[b"n999"] = b"999"
+    power_loss(tmp_path / "image", tmp_path / "again")
+    fdb_embedded.close(found)
+    again = fdb_embedded.open(tmp_path / "again", durability="fsync")
+    assert numbers(again)[-1] == 999
+    fdb_embedded.close(again)
+    assert fdb is not None
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_cut_or_torn_journal_gives_a_prefix(tmp_path: Path, torn: bool) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    for number in range(40):
+        db[b"n%03d" % number] = b"%d" % number
+    end = power_loss(tmp_path / "db", tmp_path / "whole")
+    fdb_embedded.close(db)
+    seed = 11
+    chance = random.Random(seed)
+    seen = set()
+    for trial in range(12):
+        image = tmp_path / f"image{trial}"
+        cut = chance.randrange(end + 1)
+        power_loss(tmp_path / "db", image, cut, torn)
+        found = fdb_embedded.open(image, durability="fsync")
+        assert numbers(found) == list(range(len(numbers(found)))), f"seed {seed}, cut at {cut}"
+        seen.add(len(numbers(found)))
+        found[b"n%03d" % 900] = b"900"
+        assert numbers(found)[-1] == 900
+        fdb_embedded.close(found)
+    assert len(seen) > 3
+
+
+def test_a_checkpoint_takes_the_place_of_the_journal(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    store = db.dpointer.engine.store
+    for number in range(30):
+        db[b"n%03d" % number] = b"%d" % number
+        if number % 10 == 9:
+            assert durability.checkpoint(store, tmp_path / "db")
+    assert len(journal.segments(tmp_path / "db")) == 1
+    for number in range(30, 35):
+        db[b"n%03d" % number] = b"%d" % number
+    power_loss(tmp_path / "db", tmp_path / "image")
+    fdb_embedded.close(db)
+    found = fdb_embedded.open(tmp_path / "image")
+    assert numbers(found) == list(range(35))
+    fdb_embedded.close(found)
+
+
+def test_a_process_that_does_not_flush_still_journals(tmp_path: Path) -> None:
+    fdb_embedded.close(fdb_embedded.open(tmp_path / "db", durability="fsync"))
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"n1"] = b"1"
+    power_loss(tmp_path / "db", tmp_path / "image")
+    fdb_embedded.close(db)
+    found = fdb_embedded.open(tmp_path / "image")
+    assert numbers(found) == [1]
+    fdb_embedded.close(found)
+
+
+def test_a_missing_checkpoint_is_reported(tmp_path: Path) -> None:
+    fdb_embedded.close(fdb_embedded.open(tmp_path / "db", durability="fsync"))
+    power_loss(tmp_path / "db", tmp_path / "image")
+    (tmp_path / "image" / "checkpoint.mdb").unlink()
+    with pytest.raises(fdb_embedded.DamagedDatabase, match=r"checkpoint\.mdb is missing"):
+        fdb_embedded.open(tmp_path / "image")
+
+
+def test_a_read_version_never_shows_what_is_not_flushed(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    engine = db.dpointer.engine
+    stop = threading.Event()
+
+    def write(number: int) -> None:
+        while not stop.is_set():
+            db[b"w%d" % number] = b"v"
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(200):
+            snap = engine.snapshot()
+            position = journal.place(snap.txn)
+            assert position is not None
+            assert engine.store.page.flushed() >= position[1]
+            engine.release(snap)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    fdb_embedded.close(db)
+
+
+WRITER = """
+import sys, fdb_embedded
+db = fdb_embedded.open(sys.argv[1], durability="fsync")
+name = sys.argv[2].encode()
+for number in range(100000):
+    db[b"p" + name + b"%06d" % number] = b"v"
+    print(number, flush=True)
+"""
+
+
+def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / "db"), str(n)], stdout=subprocess.PIPE, text=True
+        )
+        for n in range(3)
+    ]
+    last = {}
+    try:
+        for n, writer in enumerate(writers):
+            assert writer.stdout is not None
+            for line in writer.stdout:
+                last[n] = int(line)
+                if last[n] >= 30:
+                    break
+        for n, writer in enumerate(writers):
+            writer.kill()
+            assert writer.stdout is not None
+            for line in writer.stdout:
+                if line.endswith("\n"):
+                    last[n] = int(line)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+            assert writer.stdout is not None
+            writer.stdout.close()
+    power_loss(tmp_path / "db", tmp_path / "image")
+    for directory in (tmp_path / "db", tmp_path / "image"):
+        db = fdb_embedded.open(directory)
+        for n, count in last.items():
+            found = [int(row.key[-6:]) for row in db.get_range(b"p%d" % n, b"p%d" % (n + 1))]
+            assert found[: count + 1] == list(range(count + 1)), f"writer {n} lost a row in {directory.name}"
+        fdb_embedded.close(db)
