@@ -19,6 +19,8 @@ from futures_worker.errors import MainspringError
 from futures_worker.worker.messages import MAX_PACKET
 
 PIPE_BYTES = 1 << 20
+READ_BYTES = 1 << 16
+"""Of a pipe at a time: larger buffers cost a system call to allocate, for every message."""
 START_TIMEOUT = 60.0
 """Seconds that the template has to load its modules."""
 
@@ -64,7 +66,7 @@ class ChildProcess:
         messages: list[Any] = []
         while True:
             try:
-                data = os.read(self.results, PIPE_BYTES)
+                data = os.read(self.results, READ_BYTES)
             except BlockingIOError:
                 break
             if not data:
@@ -72,7 +74,7 @@ class ChildProcess:
                 break
             self.unpacker.feed(data)
             messages.extend(self.unpacker)
-            if len(data) < PIPE_BYTES:
+            if len(data) < READ_BYTES:
                 break
         return messages
 

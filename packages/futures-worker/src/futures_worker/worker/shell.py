@@ -54,6 +54,8 @@ log = logging.getLogger("futures_worker")
 HEARTBEAT_SECONDS = 0.5
 REREAD_SECONDS = 2.0
 """A bell that was missed costs at most this long (a jittered re-read backs every watch)."""
+AT_MOST = 0.001
+"""Seconds that the bells stay unarmed after tasks were sent."""
 DEFAULT_GRACE = 30.0
 """Seconds that running tasks have to finish after SIGTERM."""
 
@@ -92,6 +94,7 @@ class Shell:
         self._next_beat = 0.0
         self._next_reread = 0.0
         self._finished = False
+        self._sent = False  # whether tasks were sent since bells were armed
         self._looked = 0.0  # when the children were last listened to
         self._started_us = int(time.time() * 1e6)
         self._oom_kills = _oom_kills()
@@ -137,6 +140,10 @@ class Shell:
             events = self._keep_time(now)
             if self.fenced:
                 break
+            if not events and self._sent:
+                # A short task ends sooner than bells are armed: they are armed if nothing comes within a moment.
+                self._sent = False
+                events = self._wait(now, AT_MOST)
             events = events or self._arm() or self._wait(now)
             self._handle(events, time.monotonic())
 
@@ -172,7 +179,7 @@ class Shell:
             self._be_fenced(exc)
         return events
 
-    def _wait(self, now: float) -> list[Event]:
+    def _wait(self, now: float, at_most: float = 60.0) -> list[Event]:
         if self._posted:
             timeout = 0.0
         else:
@@ -180,7 +187,7 @@ class Shell:
             core_deadline = self.core.deadline()
             if core_deadline is not None and core_deadline < deadline:
                 deadline = core_deadline
-            timeout = max(0.0, deadline - now)
+            timeout = min(at_most, max(0.0, deadline - now))
         events: list[Event] = []
         exits = False
         self._looked = time.monotonic() if timeout else now
@@ -345,6 +352,7 @@ class Shell:
     def _send_tasks(self, instruction: SendTasks) -> list[Event]:
         child = self._children.get(instruction.child)
         tasks, per_packet = instruction.tasks, instruction.per_packet
+        self._sent = True
         if child is None:
             return [TasksReturned(instruction.child, tuple(task.seq for task in tasks))]
         position = 0
