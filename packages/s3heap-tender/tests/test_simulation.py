@@ -11,27 +11,6 @@ from conftest import seed_params
 
 from fdb_schema import open_database
 
-COMMITS = (
-    "create",
-    "delete",
-    "pause",
-    "resume",
-    "run_now",
-    "backfill",
-    "redrive",
-    "sweep",
-    "claim",
-    "finish",
-    "fail",
-    "clear",
-    "boundary",
-)
-FAILPOINTS = [f"sysdb.{name}.{side}" for name in COMMITS for side in ("before", "after")] + [
-    f"heap.{name}.{side}" for name in ("list", "get", "put", "delete") for side in ("before", "after")
-]
-_seen: set[str] = set()
-_crashed: set[str] = set()
-
 
 def new_world(seed: int) -> Any:
     world = sys.modules["s3heap_tender_tests_world"]
@@ -48,5 +27,3 @@ def test_a_cluster_that_crashes_anywhere_keeps_every_guarantee(seed: int) -> Non
         store_faults=(0.0, 0.1, 0.3)[seed // 3 % 3],
         failures=(0.0, 0.3)[seed // 9 % 2],
     )
-    _seen.update(world.hit)
-    _crashed.update(world.crashes)

@@ -34,7 +34,6 @@ from s3heap_tender import (
     history,
 )
 from s3heap_tender.errors import SimulatedCrash
-from s3heap_tender.naming import META_KEY
 from s3heap_tender.sessions import LocalSessions
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.trace import Trace
@@ -300,7 +299,7 @@ class World:
                 assert gen == next_gen or next_clock - clock >= cadence, f"G1: task {id} {ordered}"
             epochs = [epoch for _, _, epoch in starts]
             assert len(set(epochs)) == len(epochs), f"G3: task {id} {ordered}"
-        left = [listed.key for listed in self.memory.list("") if listed.key != META_KEY]
+        left = [listed.key for listed in self.memory.list("") if not listed.key.startswith(("meta", "quarantine-"))]
         assert left == [], f"the heap is not empty: {left}"
         rows = self._rows("intent") + self._rows("dirty") + self._rows("active")
         assert rows == [], f"left in the sysdb: {rows}"

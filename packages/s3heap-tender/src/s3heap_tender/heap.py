@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import secrets
 import threading
 import time
@@ -285,10 +287,12 @@ class Heap:
             self.unreadable.pop(key, None)
             self.corrupt.pop(key, None)
             return None
-        moved_to = f"{QUARANTINE_PREFIX}{key}-{secrets.token_hex(4)}"
+        # Named by its content, so that one who died half-way is continued, and bytes are never overwritten.
+        moved_to = f"{QUARANTINE_PREFIX}{key}-{hashlib.blake2b(found.body, digest_size=8).hexdigest()}"
         name = ObjectName.parse(key)
-        try:
+        with contextlib.suppress(ConflictError):
             self.store.put(moved_to, found.body, if_match=None)
+        try:
             self.store.delete(key, if_match=found.etag)
         except ConflictError:
             return None

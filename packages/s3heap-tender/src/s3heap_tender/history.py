@@ -243,6 +243,11 @@ def _was_done(history: list[Line], gen: int, due_ms: int, version: int) -> bool:
                     return True
             elif gen < view["live"] or (gen == view["gen"] and due_ms != view["due_ms"]):
                 return True
+    last = history[-1]["after"] if history else None
+    if last is not None and last["state"] != State.WAITING.value and (last["gen"], last["due_ms"]) == (gen, due_ms):
+        # The line of the step that ended this generation may have been lost, and no other followed. Had the item
+        # been needed, its run never comes, and the writes it was for are found uncovered.
+        return True
     # The line that made it so may have been lost; the next one's row before shows it, read after the removal.
     return any(
         line["before"] is not None
