@@ -36,8 +36,8 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim
     """Write the claim rows of futures that hold no place any more; the claims, in order.
 
     The caller has read the worker's incarnation, and each future's entry or edge serializably: whatever else changes a
-    future's rows writes that too, so they are read by snapshot. A future whose input was lost meanwhile goes back to
-    Waiting (or ends) and gives no claim.
+    future's rows writes that too, so they are read by snapshot; the inputs' results are read serializably. A future whose
+    input was lost meanwhile goes back to Waiting (or ends) and gives no claim.
     """
     if not chosen:
         return []
@@ -120,7 +120,7 @@ def _read_rows(ch: Changes, chosen: Sequence[Chosen]) -> dict[bytes, bytes]:
 def _fill_inputs(ch: Changes, starting: Sequence[tuple[Chosen, Claim]]) -> set[bytes]:
     """Put the dependencies' results into claims; the ids of futures that lack one and were put back."""
     wanted = list(dict.fromkeys(upstream for _, claim in starting for upstream in claim.dependencies))
-    values = ch.get_many([ch.keys.future(encode_id(upstream), LATEST_RESULT) for upstream in wanted], snapshot=True)
+    values = ch.get_many([ch.keys.future(encode_id(upstream), LATEST_RESULT) for upstream in wanted])
     inputs: dict[bytes, FutureResult] = {
         upstream: codec.unpack_latest_result(value)
         for upstream, value in zip(wanted, values, strict=True)
