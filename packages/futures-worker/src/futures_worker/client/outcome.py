@@ -62,6 +62,12 @@ class Status(str):
     def __reduce__(self) -> tuple[Any, ...]:
         return (Status, (self.state, self.reason))
 
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     __hash__ = str.__hash__
 
 

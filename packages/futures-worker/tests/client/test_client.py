@@ -1,0 +1,160 @@
+"""The client against a worker in the same process, on every engine."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fdb_datamodel import FutureState, read_mailbox, validate
+from fdb_schema import MainspringError, open_database
+from futures_worker import Client, Status, wait
+from idempotent_txn import run
+
+WAIT = 60.0
+
+
+@pytest.fixture
+def client(any_db: Any, thread_worker: Callable[..., Any]) -> Any:
+    thread_worker(any_db, "test")
+    with Client(any_db, "test") as client:
+        yield client
+    assert validate(any_db, "test") == []
+
+
+def square(n: int) -> int:
+    return n * n
+
+
+def test_submit_map_gather(client: Client) -> None:
+    assert client.submit(square, 3).result(WAIT) == 9
+    assert client.gather(client.map(square, range(700))) == [n * n for n in range(700)]
+    chain = client.submit(square, 2)
+    for _ in range(3):
+        chain = client.submit(square, chain)
+    assert chain.result(WAIT) == 2**16
+
+
+def test_submit_within_the_users_transaction(client: Client, any_db: Any) -> None:
+    made: list[Any] = []
+
+    def order(tr: Any, fails: bool) -> None:
+        tr.set(b"order", b"17")
+        made.append(client.submit(square, 17, tr=tr))
+        if fails:
+            raise RuntimeError("out of stock")
+
+    with pytest.raises(RuntimeError, match="out of stock"):
+        run(any_db, order, True)
+    run(any_db, order, False)
+    never, done = made[0], made[-1]
+    assert done.result(WAIT) == 289
+    assert done.state() == FutureState.realized
+    with pytest.raises(MainspringError):
+        client.get_future(never._id).state()
+
+
+def test_a_refused_future_says_why_and_harms_no_other(client: Client) -> None:
+    unknown = client.get_future(uuid.uuid4())
+    good = [client.submit(square, n) for n in range(3)]
+    bad = client.submit(square, unknown)
+    more = [client.submit(square, n) for n in range(3)]
+    assert client.gather(good + more) == [0, 1, 4, 0, 1, 4]
+    with pytest.raises(MainspringError, match="isn't there"):
+        bad.result(WAIT)
+    with pytest.raises(MainspringError, match="isn't there"):
+        bad.state()
+    assert bad.done()
+    assert wait([bad, *good]).not_done == set()
+
+
+def test_delivered_mail_is_deleted(client: Client, any_db: Any) -> None:
+    session = client._live
+
+    def mail(tr: Any) -> int:
+        return len(read_mailbox(tr, session.space, session.id)[0])
+
+    for n in range(20):
+        assert client.submit(square, n).result(WAIT) == n * n
+    assert run(any_db, mail) <= 2  # what came since the last submit
+
+
+def test_two_handles_of_one_future_in_one_client(client: Client) -> None:
+    future = client.submit(square, 4)
+    again = client.get_future(future.id)
+    third = client._attach(future._id, "")
+    assert {again.result(WAIT), third.result(WAIT), future.result(WAIT)} == {16}
+
+
+def test_the_callback_of_an_ended_future_runs_at_once(client: Client) -> None:
+    future = client.submit(square, 5)
+    assert future.result(WAIT) == 25
+    told: list[Any] = []
+    future.add_done_callback(told.append)
+    assert told == [future]
+
+
+def test_a_callback_that_fails_doesnt_stop_the_others(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    told = threading.Event()
+    future = client.submit(square, 6)
+    future.add_done_callback(lambda _: 1 / 0)
+    future.add_done_callback(lambda _: told.set())
+    assert told.wait(WAIT)
+    assert "a callback of" in caplog.text
+
+
+def test_a_closed_client_says_so(any_db: Any) -> None:
+    client = Client(any_db, "test")
+    future = client.submit(square, 1)
+    client.close()
+    client.close()
+    for call in (lambda: client.submit(square, 1), future.state, lambda: future.result(1), client.flush):
+        with pytest.raises(MainspringError, match="closed"):
+            call()
+
+
+def test_closing_wakes_whoever_waits(any_db: Any) -> None:
+    client = Client(any_db, "test")
+    future = client.submit(square, 1)
+    trouble: list[BaseException] = []
+    waiting = threading.Event()
+
+    def waits() -> None:
+        waiting.set()
+        try:
+            future.result(WAIT)
+        except BaseException as error:
+            trouble.append(error)
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    assert waiting.wait(WAIT)
+    client.close()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    assert isinstance(trouble[0], MainspringError)
+
+
+def test_a_pickled_client_is_another_client_of_its_cluster(database_dir: Any) -> None:
+    with Client(f"embedded:{database_dir}", "test") as client:
+        other = pickle.loads(pickle.dumps(client))
+        assert (other.cluster, other._url) == (client.cluster, client._url)
+        other.close()
+    with Client(open_database("memory:"), "test") as opened, pytest.raises(TypeError, match="URL"):
+        pickle.dumps(opened)
+
+
+def test_a_status_equals_its_state_and_tells_the_reason() -> None:
+    status = Status(FutureState.unclaimed, "no worker has 8 gpus")
+    assert status == FutureState.unclaimed == status
+    assert status == "unclaimed"
+    assert status != FutureState.claimed
+    assert {status: 1}["unclaimed"] == 1
+    assert status.state is FutureState.unclaimed
+    assert "8 gpus" in str(status)
+    again = pickle.loads(pickle.dumps(status))
+    assert (again, again.reason) == (status, status.reason)
