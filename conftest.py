@@ -58,7 +58,7 @@ def seed_params(count: int, *, fresh: int = FRESH_SEEDS) -> list[int]:
 
 
 def pytest_report_header() -> str:
-    engines = ", ".join(_ENGINES)
+    engines = ", ".join(ENGINES)
     return f"mainspring: engines {engines}; fresh seeds from {_FRESH_BASE}={_fresh_base()}"
 
 
@@ -75,8 +75,9 @@ def _cluster_offered() -> bool:
     return True
 
 
-_SHARED_ENGINES = ["fdb"] if _cluster_offered() else ["embedded"]
-_ENGINES = ["fdb"] if _cluster_offered() else ["memory", "embedded"]
+SHARED_ENGINES = ["fdb"] if _cluster_offered() else ["embedded"]
+ENGINES = ["fdb"] if _cluster_offered() else ["memory", "embedded"]
+"""What `any_url` runs over, here and now."""
 
 
 def _erase_cluster() -> None:
@@ -107,13 +108,13 @@ def _url(engine: str, request: pytest.FixtureRequest) -> str:
     return "fdb:"
 
 
-@pytest.fixture(params=_ENGINES)
+@pytest.fixture(params=ENGINES)
 def any_url(request: pytest.FixtureRequest) -> str:
     """The URL of an empty database, once per engine."""
     return _url(request.param, request)
 
 
-@pytest.fixture(params=_SHARED_ENGINES)
+@pytest.fixture(params=SHARED_ENGINES)
 def shared_url(request: pytest.FixtureRequest) -> str:
     """The URL of an empty database that several processes may open at once, once per engine that allows it."""
     return _url(request.param, request)

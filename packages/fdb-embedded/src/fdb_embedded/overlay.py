@@ -126,8 +126,11 @@ class Overlay:
     def unknown_parts(self, begin: bytes, end: bytes) -> list[Range]:
         """The parts of [begin, end) whose contents depend on the database."""
         parts = [(begin, end)]
-        low = bisect.bisect_right(self.clears, begin, key=_end)
-        for low_key, high_key in self.clears[low:]:
+        clears = self.clears
+        for hidden in self.unreadable:  # a stamped key makes unknown again what was cleared where it may fall
+            clears = [part for item in clears for part in subtract(item, *hidden)]
+        low = bisect.bisect_right(clears, begin, key=_end)
+        for low_key, high_key in clears[low:]:
             if low_key >= end:
                 break
             tail_begin, tail_end = parts.pop()
