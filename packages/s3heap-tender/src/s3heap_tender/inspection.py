@@ -43,6 +43,7 @@ class Metrics:
 def metrics(sysdb: SysDbBase, heap: Heap | None = None) -> Metrics:
     """Reads every marker, intent and active row, page by page, by snapshot."""
     keys = sysdb.layout.keys
+    sysdb.tick()
     now = sysdb.now_micro()
     boundaries = sysdb.read(
         lambda tr, at: [transitions.read_counter(tr, keys.boundary(shard)) for shard in range(at.shards)]

@@ -101,6 +101,7 @@ class SysDb(SysDbBase):
 
     def describe(self, id: UUID) -> Description:
         """The task, and why it is not running. Raises `TaskNotFoundError`."""
+        self.tick()
         return describe(self, id)
 
     def find(self, partition: UUID | str, name: str) -> Task:

@@ -1,0 +1,249 @@
+"""A demonstration with real processes: writes at random while tender, scheduler and S3 server are killed in turn.
+
+    python -m s3heap_tender.demo --partitions 1000 --seconds 30
+
+ends with every write covered, no cadence broken and the heap empty, or exits with 1 and says what went wrong. Each
+process is ended by SIGKILL, at any moment, and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from fdb_schema import open_database
+from idempotent_txn import run
+from s3heap_tender import history
+from s3heap_tender.devserver import BUCKET, DevServer
+from s3heap_tender.heap import Heap
+from s3heap_tender.records import Task
+from s3heap_tender.scheduler import Scheduler
+from s3heap_tender.stores import HeapStore
+from s3heap_tender.sysdb import SysDb
+from s3heap_tender.tender import Tender
+from s3heap_tender.trace import VARIABLE
+
+CLUSTER: Final = "demo"
+BUCKET_SECONDS: Final = 2
+SHARDS: Final = 4
+
+
+@dataclass
+class Report:
+    """What a demonstration ended with."""
+
+    writes: int = 0
+    runs: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+def do_nothing(task: Task, gen: int, epoch: int) -> None:
+    """The demonstration's task."""
+
+
+def serve(role: str, url: str, store: str, endpoint: str | None) -> None:
+    """One service process: "tender" or "scheduler". It meets a store that is down at its start by trying again."""
+    while True:
+        try:
+            heap = open_heap(url, store, endpoint)
+            break
+        except ConnectionError:
+            time.sleep(0.2)
+    with heap.sysdb, heap:
+        if role == "tender":
+            Tender(heap, heap.sysdb, poll=0.05, prune_every=1.0).run()
+        else:
+            Scheduler(heap, heap.sysdb, do_nothing, concurrency=8, poll=0.05).run()
+
+
+def open_heap(url: str, store: str, endpoint: str | None) -> Heap:
+    """The demonstration's sysdb and heap."""
+    from s3heap_tender.devserver import ACCESS_KEY, SECRET_KEY
+
+    options: dict[str, Any] = {}
+    if endpoint is not None:
+        options = {"endpoint_url": endpoint, "access_key": ACCESS_KEY, "secret_key": SECRET_KEY, "timeout": 5.0}
+    sysdb = SysDb(open_database(url), CLUSTER, shards=SHARDS)
+    return Heap(HeapStore(store, **options), sysdb, bucket_seconds=BUCKET_SECONDS)
+
+
+class Services:
+    """The processes, each killed and started again by name."""
+
+    def __init__(self, directory: Path, url: str, store: str, server: DevServer | None) -> None:
+        self.directory = directory
+        self.server = server
+        self.trace = directory / "trace.jsonl"
+        self._arguments = [url, store, *([] if server is None else [server.endpoint_url])]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        if name == "s3":
+            assert self.server is not None
+            self.server.start()
+            return
+        code = "import sys; from s3heap_tender.demo import serve; serve(*sys.argv[1:4], (sys.argv[4:] or [None])[0])"
+        with open(self.directory / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-c", code, name, *self._arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, VARIABLE: str(self.trace)},
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        if name == "s3":
+            assert self.server is not None
+            self.server.kill()
+            return
+        process = self.processes.pop(name, None)
+        if process is not None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        if self.server is not None:
+            self.server.kill()
+
+
+def demonstrate(
+    directory: Path,
+    *,
+    partitions: int = 1000,
+    seconds: float = 30.0,
+    cadence: float = 1.0,
+    seed: int = 0,
+    s3: bool = True,
+    kill_every: float = 2.0,
+    drain_seconds: float = 300.0,
+    say: Callable[[str], None] = print,
+) -> Report:
+    """Write at random for `seconds` while services are killed, then wait until nothing is left, and check."""
+    rng = random.Random(seed)
+    report = Report()
+    began = time.monotonic()
+    server = DevServer(directory / "s3").start() if s3 else None
+    url = f"embedded:{directory / 'db'}"
+    store = f"s3://{BUCKET}/demo" if s3 else f"file:{directory / 'heap'}"
+    services = Services(directory, url, store, server)
+    os.environ[VARIABLE] = str(services.trace)
+    names = ["tender", "scheduler", *(["s3"] if s3 else [])]
+    try:
+        heap = open_heap(url, store, None if server is None else server.endpoint_url)
+        sysdb = heap.sysdb
+        for number in range(partitions):
+            sysdb.create_task(f"p{number}", "demo", cadence=cadence)
+        services.start("tender")
+        services.start("scheduler")
+        say(f"{partitions} partitions, one task each, cadence {cadence:g} s; writing for {seconds:g} s (seed {seed})")
+        end = time.monotonic() + seconds
+        kill_at = time.monotonic() + kill_every
+        turn = 0
+        while time.monotonic() < end:
+            chosen = [f"p{rng.randrange(partitions)}" for _ in range(10)]
+            run(sysdb.db, _write, sysdb, chosen)
+            report.writes += len(chosen)
+            time.sleep(rng.random() * 0.04)
+            if time.monotonic() >= kill_at:
+                name = names[turn % len(names)]
+                turn += 1
+                services.kill(name)
+                report.kills[name] += 1
+                services.start(name)
+                kill_at = time.monotonic() + kill_every * rng.uniform(0.5, 1.5)
+        say(f"{report.writes} writes; killed: {dict(report.kills)}; draining")
+        _drain(heap, time.monotonic() + drain_seconds, report, say)
+        for name in ("scheduler", "tender"):
+            services.kill(name)
+        report.runs = sysdb.stats().get("starts", 0)
+        heap.prune()
+        left = heap.summary().items
+        if left:
+            report.problems.append(f"{left} items are left on the heap")
+        for task in sysdb.tasks():
+            unread = sysdb.log_end(task.partition) - task.completion_offset
+            if task.state != "waiting" or unread:
+                report.problems.append(f"task {task.id} is {task.state} with {unread} writes uncovered")
+        with services.trace.open(encoding="utf-8") as lines:
+            report.problems.extend(map(str, history.check(lines)))
+        heap.close()
+        sysdb.close()
+        heap.store.close()
+    finally:
+        os.environ.pop(VARIABLE, None)
+        services.close()
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _write(tr: Any, sysdb: SysDb, names: list[str]) -> None:
+    for name in names:
+        sysdb.record_write(tr, name)
+
+
+def _drain(heap: Heap, deadline: float, report: Report, say: Callable[[str], None]) -> None:
+    """Wait until every task waits, nothing is dirty or pending, and the heap is empty."""
+    from s3heap_tender.inspection import metrics
+
+    while True:
+        found = metrics(heap.sysdb)
+        if not (found.active or found.dirty_partitions or found.outbox_depth) and heap.summary().items == 0:
+            return
+        if time.monotonic() > deadline:
+            report.problems.append(f"not drained in time: {found}")
+            return
+        say(f"  {found.active} active, {found.dirty_partitions} dirty, {found.outbox_depth} to be pushed")
+        time.sleep(1.0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demonstration; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="demo heap", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--partitions", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long to write")
+    parser.add_argument("--cadence", type=float, default=1.0, help="seconds between the starts of a task")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--file", action="store_true", help="a heap in a directory instead of an S3 server")
+    chosen = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="s3heap-demo-") as directory:
+        report = demonstrate(
+            Path(directory),
+            partitions=chosen.partitions,
+            seconds=chosen.seconds,
+            cadence=chosen.cadence,
+            seed=chosen.seed,
+            s3=not chosen.file,
+        )
+    print(
+        f"{report.writes} writes caused {report.runs} runs in {report.seconds:.0f} s; "
+        f"killed: {', '.join(f'{name} {count}×' for name, count in report.kills.items()) or 'nothing'}"
+    )
+    for problem in report.problems[:20]:
+        print(f"PROBLEM: {problem}")
+    print("every write is covered, no cadence was broken, the heap is empty" if not report.problems else "FAILED")
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

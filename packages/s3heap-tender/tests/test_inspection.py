@@ -1,0 +1,179 @@
+"""What people ask: describe, metrics, what is next, summaries, and the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3heap_tender import fsck, metrics
+from s3heap_tender.inspection import next_due
+
+
+def why(bench: Any, id: Any) -> str:
+    return " / ".join(bench.sysdb.describe(id).reasons)
+
+
+def test_describe_says_why_a_task_is_not_running(quick: Any) -> None:
+    sysdb = quick.sysdb
+    id = sysdb.create_task("p", "t", cadence=60, min_records=3, max_wait=600, max_attempts=1).id
+    assert "not on the heap yet: is a tender running?" in why(quick, id)
+    quick.tend()
+    assert "a scheduler will start it" in why(quick, id)
+    quick.clock.sleep(30)
+    assert "is a scheduler running" in why(quick, id)
+    claim = sysdb.claim(sysdb.get(id))
+    assert sysdb.describe(id).reasons == ()
+    sysdb.finish(claim)
+    assert "waits for a write" in why(quick, id)
+    quick.write("p")
+    assert "tender has not swept" in why(quick, id)
+    quick.tend()
+    assert "1 of 3 records" in why(quick, id)
+    quick.write("p", 2)
+    quick.tend()
+    assert "cadence allows the next start in 60.5 s" in why(quick, id)
+    sysdb.pause(id)
+    assert "paused" in why(quick, id)
+    sysdb.resume(id)
+    quick.clock.sleep(61)
+    sysdb.fail(sysdb.claim(sysdb.get(id)), "disk full")
+    assert "failed 1 times (disk full): redrive" in why(quick, id)
+    found = sysdb.describe(id)
+    assert (found.dead_letters, found.log_end, found.unread) == ((2,), 3, 3)
+
+
+def test_describe_names_the_back_off(quick: Any) -> None:
+    task = quick.sysdb.create_task("p", "t", cadence=0, backoff=30.0)
+    quick.sysdb.fail(quick.sysdb.claim(task), "busy")
+    assert "its last run failed (busy)" in why(quick, task.id)
+
+
+def test_metrics_say_how_far_behind_the_system_is(quick: Any) -> None:
+    empty = metrics(quick.sysdb, quick.heap)
+    assert (empty.outbox_depth, empty.dirty_partitions, empty.active, empty.oldest_due_age) == (0, 0, 0, 0.0)
+    for number in range(3):
+        quick.sysdb.create_task("p", f"t{number}", cadence=0)
+    quick.clock.sleep(10)
+    behind = metrics(quick.sysdb, quick.heap)
+    assert (behind.outbox_depth, behind.active) == (3, 3)
+    assert behind.oldest_due_age == pytest.approx(10, abs=0.01)
+    quick.tend()
+    quick.settle(lambda task, gen, epoch: None, seconds=3)
+    quick.write("p")
+    later = metrics(quick.sysdb, quick.heap)
+    assert (later.outbox_depth, later.dirty_partitions, later.starts, later.finishes) == (0, 1, 3, 3)
+    assert later.dirty_lag >= 0
+    assert later.requests["put"] >= 1
+
+
+def test_a_start_long_after_its_due_is_a_missed_deadline(quick: Any) -> None:
+    quick.sysdb.create_task("p", "t", cadence=1)
+    quick.tend()
+    quick.clock.sleep(300)
+    quick.settle(lambda task, gen, epoch: None, seconds=2)
+    assert metrics(quick.sysdb).missed_deadlines == 1
+
+
+def test_next_is_what_starts_next(quick: Any) -> None:
+    for number, cadence in enumerate((30, 10, 20)):
+        quick.sysdb.finish(quick.sysdb.claim(quick.sysdb.create_task("p", f"t{number}", cadence=cadence)))
+    quick.write("p")
+    quick.tend()
+    assert [task.cadence for task in next_due(quick.sysdb, 2)] == [10, 20]
+    assert [item.task for item in quick.heap.peek(2)] == [task.id for task in next_due(quick.sysdb, 2)]
+    assert quick.heap.peek(before=quick.clock.value / 1e6 + 15)[0].due == quick.clock.value / 1e6 + 10
+    assert quick.heap.peek(before=quick.clock.value / 1e6 + 5) == []
+
+
+def test_summary_and_buckets_count_what_is_there(quick: Any) -> None:
+    for number in range(5):
+        quick.sysdb.create_task("p", f"t{number}", cadence=0)
+    quick.tend()
+    found = quick.heap.summary()
+    assert (found.items, found.due, sum(found.by_shard.values())) == (5, 5, 5)
+    assert found.buckets == len(quick.heap.buckets()) <= 2
+    assert fsck(quick.heap, quick.sysdb).clean
+
+
+def test_idle_tasks_cost_no_heap_item_and_no_request_beyond_the_poll(quick: Any) -> None:
+    for number in range(30):
+        quick.sysdb.create_task("p", f"t{number}", cadence=0)
+    quick.settle(lambda task, gen, epoch: None, seconds=3)
+    quick.clock.sleep(120)
+    quick.heap.prune()
+    assert quick.heap.summary().items == 0
+    before = dict(quick.heap.io.requests)
+    scheduler = quick.new_scheduler(lambda task, gen, epoch: None)
+    for _ in range(10):
+        quick.tend()
+        scheduler.turn()
+    after = quick.heap.io.requests
+    assert {kind: after[kind] - before[kind] for kind in after} == {
+        **dict.fromkeys(after, 0),
+        "list": 10 * quick.sysdb.shards,
+    }
+
+
+def test_a_due_scan_reads_an_object_once_and_again_only_when_it_changed(quick: Any) -> None:
+    quick.sysdb.create_task("p", "t", cadence=0)
+    quick.tend()
+    quick.heap.peek()
+    before = dict(quick.heap.io.requests)
+    for _ in range(5):
+        quick.heap.peek()
+    assert quick.heap.io.requests["get"] == before["get"]
+
+
+class Command:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "s3heap_tender", *words],
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, (words, done.returncode, done.stderr)
+        return done.stdout if code in (0, 1) else done.stderr
+
+
+def test_the_command_makes_shows_and_ends_a_task(tmp_path: Path) -> None:
+    run = Command(tmp_path)
+    made = json.loads(run("create", "orders", "index", "--cadence", "5", "--json"))
+    id = made["id"]
+    assert [row["id"] for row in json.loads(run("tasks", "--json"))] == [id]
+    assert json.loads(run("describe", id, "--json"))["reasons"]
+    assert json.loads(run("next", "--json"))[0]["name"] == "index"
+    assert json.loads(run("pause", id, "--json"))["paused"] is True
+    assert json.loads(run("resume", id, "--json"))["paused"] is False
+    assert json.loads(run("run-now", id, "--json"))["gen"] == 1
+    assert json.loads(run("backfill", id, "2", "--json"))["pending_runs"] == 2
+    assert json.loads(run("summary", "--json"))["outbox_depth"] == 1
+    assert json.loads(run("dlq", "--json")) == []
+    assert json.loads(run("fsck", "--json"))["clean"] is True
+    assert json.loads(run("prune", "--dry-run", "--json"))[0]["pruned"] == 0
+    assert json.loads(run("peek", "--json")) == json.loads(run("buckets", "--json")) == []
+    assert json.loads(run("delete", id, "--json")) == {"task": id, "deleted": True}
+    assert "was deleted" in run("describe", id, code=3)
+
+
+def test_the_commands_exit_codes_say_what_went_wrong(tmp_path: Path) -> None:
+    run = Command(tmp_path)
+    assert "max_wait" in run("create", "p", "t", "--min-records", "5", code=2)
+    assert "no task" in run("pause", "00000000-0000-0000-0000-000000000001", code=3)
+    assert "unknown scheme" in run("peek", "--store", "gs://x", code=2)
+    assert "error" in run("tasks", "--db", "fdb:/none/fdb.cluster", code=4)
+    trace = tmp_path / "trace"
+    trace.write_text("nonsense\n")
+    assert json.loads(run("check", str(trace), "--json", code=1))[0]["kind"] == "format"
+    trace.write_text("")
+    run("check", str(trace))
