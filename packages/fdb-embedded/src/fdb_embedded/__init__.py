@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .aio import aio
 from .binding import load
 from .errors import (
     DamagedDatabase,
@@ -26,6 +27,7 @@ __all__ = [
     "NewerFormat",
     "NotADatabase",
     "__version__",
+    "aio",
     "close",
     "load",
     "open",

@@ -6,6 +6,7 @@ import builtins
 import ctypes
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import threading
 import traceback
@@ -161,17 +162,31 @@ class _Copy:
 
 
 def _parent(location: str) -> str:
-    import os
-
     return os.path.dirname(location)
 
 
-_settings: dict[str, Any] = {"durability": "process", "faults": None, "path": None}
+URL_VARIABLE = "MAINSPRING_DB"
+DEFAULT_PATH = ".mainspring"
+_everything: str | None = None
+
+
+def default_name() -> str:
+    """What is opened when no name is given: MAINSPRING_DB where it names an embedded database, else ./.mainspring."""
+    url = os.environ.get(URL_VARIABLE, "")
+    if url.startswith("embedded:"):
+        return url.removeprefix("embedded:") or DEFAULT_PATH
+    return url if url.startswith("memory:") else DEFAULT_PATH
+
+
+def serve_everything_from(name: str) -> None:
+    """From now on `fdb.open` opens the database `name` whatever it is asked for."""
+    global _everything
+    _everything = name.removeprefix("embedded:")
 
 
 def open_handle(name: str | None, capi: CApi) -> engine.Database:
     """A handle for what a program passes to `fdb.open`."""
-    return engine.open_database(name, capi.api_version or DEFAULT_API_VERSION)
+    return engine.open_database(_everything or name or default_name(), capi.api_version or DEFAULT_API_VERSION)
 
 
 def _override(impl: types.ModuleType, capi: CApi) -> None:

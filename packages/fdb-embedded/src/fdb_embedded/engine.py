@@ -239,6 +239,17 @@ class Engine:
 
     # --- lifetime ---
 
+    def make_durable(self) -> None:
+        """From now on this process's commits are flushed before they are acknowledged."""
+        if self.flushing or self.path is None:
+            return
+        with durable.locked(self.path / durable.OPEN_LOCK):
+            durable.make_durable(self.store, self.path)
+        self.durability = "fsync"
+        if self.store.flusher is not None:
+            self.store.flusher.keep = self._keep_flushed
+        self.flushing = True
+
     def check_open(self) -> None:
         """In a forked child attach to the database; raise `EngineClosed` when the engine was closed."""
         if self.closed:
@@ -360,6 +371,8 @@ def open_database(
             engine = _engines[key] = Engine(path, durability=durability, map_size=map_size)
         else:
             engine.check_open()
+            if durability == "fsync":
+                engine.make_durable()
         return Database(engine, api_version, faults if faults is not None else Faults.from_environment())
 
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from . import engine
-from .binding import DEFAULT_API_VERSION, load
+from .binding import DEFAULT_API_VERSION, default_name, load
 from .errors import InvalidOption
 from .faults import Faults
 
@@ -18,7 +18,7 @@ def open(
 ) -> Any:
     """Open a database and return the official binding's `Database`.
 
-    `path` is a directory, created when it doesn't exist (default `./.mainspring`); `:memory:` is a new database in
+    `path` is a directory, created when it doesn't exist (default: MAINSPRING_DB, else `./.mainspring`); `:memory:` is a new database in
     memory, `memory:NAME` one that all callers in this process share. `durability` says what a commit survives once
     acknowledged: `process` (default) the death of any process, `fsync` power loss too, `memory` nothing.
     `faults` injects failures for tests (default: the environment variable MAINSPRING_FAULTS).
@@ -27,7 +27,7 @@ def open(
     if durability not in DURABILITIES:
         raise InvalidOption(f"durability {durability!r}: expected one of {', '.join(DURABILITIES)}")
     fdb = load()
-    name = None if path is None else os.fspath(path)
+    name = default_name() if path is None else os.fspath(path)
     handle = engine.open_database(
         name, fdb.get_api_version() or DEFAULT_API_VERSION, durability=durability, faults=faults
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ ROOM_PAGES = 2048
 DATA = "data.mdb"
 LOCK = "lock.mdb"
 PAGE = "shared"
+ATTACHED = "attached.lock"
 
 
 class Store:
@@ -41,6 +43,7 @@ class Store:
         self.durable = durable and path is not None
         self.flusher: Flusher | None = None
         self._data_fd = -1
+        self._attached_fd = -1
         self.map_size = map_size
         self.growing = threading.Lock()
         self._memory: tuple[int, int, int] | None = None
@@ -106,6 +109,8 @@ class Store:
             self._prepare()
             if self.path is not None:
                 self.flusher = Flusher(self, self.path)
+                self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
                 self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
         except BaseException:
             self.env.close()
@@ -221,7 +226,21 @@ class Store:
         self.growing = threading.Lock()
         self._attach(again=True)
 
+    def alone(self) -> bool:
+        """Whether no other process is attached. Under the lock of opening, so that none comes."""
+        if self._attached_fd < 0:
+            return True
+        try:
+            fcntl.flock(self._attached_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
+            return False
+        return True
+
     def close(self) -> None:
+        if self._attached_fd >= 0:
+            os.close(self._attached_fd)
+            self._attached_fd = -1
         if self.flusher is not None:
             self.flusher.close()
         if self._data_fd >= 0:
@@ -261,7 +280,9 @@ def _check_directory(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise NotADatabase(f"{path} is a file; a database is a directory")
     if path.is_dir() and not (path / DATA).exists():
-        strange = sorted(entry.name for entry in path.iterdir() if entry.name not in (LOCK, PAGE, *durability.NAMES))
+        strange = sorted(
+            entry.name for entry in path.iterdir() if entry.name not in (LOCK, PAGE, ATTACHED, *durability.NAMES)
+        )
         if strange:
             raise NotADatabase(
                 f"{path} isn't a database: it holds {', '.join(strange[:3])}"

@@ -1,0 +1,207 @@
+"""The command `fdb-embedded`: look at a database and look after it.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 the database can't be opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from . import __version__, archive, maintenance, status
+from .binding import default_name, load
+from .errors import EmbeddedError, InvalidOption
+from .opening import close
+from .opening import open as open_database
+from .text import parse, show
+
+app = typer.Typer(
+    help="Look at an embedded FoundationDB database and look after it. Keys are text with \\xNN escapes, or tuples: ('a', 1).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+FAILED, USAGE, NOT_FOUND, UNREACHABLE = 1, 2, 3, 4
+
+Db = Annotated[
+    str | None,
+    typer.Option(
+        "--db", metavar="PATH", help="Directory of the database [default: MAINSPRING_DB, else ./.mainspring]."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Never show bytes as tuples.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fdb-embedded {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Look at an embedded FoundationDB database and look after it."""
+
+
+@contextlib.contextmanager
+def _database(name: str | None, create: bool = False) -> Iterator[Any]:
+    """The database of --db, closed afterwards; errors end the command with their exit code."""
+    name = name or default_name()
+    name = name.removeprefix("embedded:")
+    if not create and not name.startswith(("memory:", ":memory:")) and not (Path(name) / "data.mdb").exists():
+        _fail(f"there is no database in {name}", UNREACHABLE)
+    try:
+        database = open_database(name)
+    except EmbeddedError as error:
+        _fail(str(error), UNREACHABLE)
+    try:
+        yield database
+    except EmbeddedError as error:
+        _fail(str(error), USAGE if isinstance(error, InvalidOption) else FAILED)
+    except load().FDBError as error:
+        text = error.description
+        _fail(f"{text.decode() if isinstance(text, bytes) else text} ({error.code})", FAILED)
+    finally:
+        close(database)
+
+
+def _fail(text: str, code: int) -> Any:
+    typer.echo(f"error: {text}", err=True)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[int], None]]:
+    """Count rows on a terminal's standard error; silent elsewhere."""
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda rows: bar.advance(task, rows)
+
+
+@app.command("status")
+def status_(db: Db = None, as_json: Json = False) -> None:
+    """Version, sizes, readers, and what the log holds."""
+    with _database(db) as database:
+        engine = database.dpointer.engine
+        figures = {
+            "path": str(engine.path or ":memory:"),
+            **status.measure(engine),
+            "journaled": engine.store.page.journaled,
+        }
+        if as_json:
+            typer.echo(json.dumps(figures))
+        else:
+            for name, value in figures.items():
+                typer.echo(f"{name:<14} {value}")
+
+
+@app.command()
+def get(key: str, db: Db = None, as_json: Json = False, raw: Raw = False) -> None:
+    """Print the value of KEY; exit code 3 when it isn't there."""
+    tuples = load().tuple
+    with _database(db) as database:
+        value = database[parse(key, tuples)]
+        if value is None:
+            _fail(f"no key {key}", NOT_FOUND)
+        typer.echo(json.dumps({"key": key, "value": show(value, tuples, raw)}) if as_json else show(value, tuples, raw))
+
+
+@app.command("set")
+def set_(key: str, value: str, db: Db = None) -> None:
+    """Set KEY to VALUE, in a database that is created if it doesn't exist."""
+    tuples = load().tuple
+    with _database(db, create=True) as database:
+        database[parse(key, tuples)] = parse(value, tuples)
+
+
+@app.command("range")
+def range_(
+    begin: Annotated[str, typer.Argument()] = "",
+    end: Annotated[str, typer.Argument(help="Without it: all keys that start with BEGIN.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="At most so many rows; 0 for all.")] = 100,
+    reverse: Annotated[bool, typer.Option("--reverse", help="From the end.")] = False,
+    db: Db = None,
+    as_json: Json = False,
+    raw: Raw = False,
+) -> None:
+    """Print the rows of [BEGIN, END)."""
+    fdb = load()
+    with _database(db) as database:
+        low = parse(begin, fdb.tuple)
+        high = parse(end, fdb.tuple) if end else (fdb.impl.strinc(low) if low.strip(b"\xff") else b"\xff")
+        for row in database.create_transaction().snapshot.read_range(low, high, limit, reverse):
+            key, value = show(row[0], fdb.tuple, raw), show(row[1], fdb.tuple, raw)
+            typer.echo(json.dumps({"key": key, "value": value}) if as_json else f"{key}\t{value}")
+
+
+@app.command()
+def dump(
+    file: Annotated[str, typer.Argument(help="Where to write; - for standard output.")] = "-",
+    prefix: Annotated[str, typer.Option(help="Only keys that start so.")] = "",
+    db: Db = None,
+) -> None:
+    """Write all rows, at one version, as lines of JSON."""
+    fdb = load()
+    with _database(db) as database, _progress("rows") as progress:
+        low = parse(prefix, fdb.tuple)
+        high = fdb.impl.strinc(low) if low.strip(b"\xff") else b"\xff"
+        with contextlib.ExitStack() as stack:
+            out = sys.stdout if file == "-" else stack.enter_context(Path(file).open("w"))
+            rows = archive.dump(database.dpointer.engine, low, high, out, progress)
+        typer.echo(f"{rows} rows", err=True)
+
+
+@app.command("load")
+def load_(
+    file: Annotated[str, typer.Argument(help="What to read; - for standard input.")] = "-",
+    db: Db = None,
+    force: Annotated[bool, typer.Option("--force", help="Load into a database that isn't empty.")] = False,
+) -> None:
+    """Set the rows of a dump."""
+    with _database(db, create=True) as database, _progress("rows") as progress:
+        if not force and database.get_range(b"", b"\xff", limit=1):
+            raise EmbeddedError("the database isn't empty; --force loads into it all the same")
+        with contextlib.ExitStack() as stack:
+            source = sys.stdin if file == "-" else stack.enter_context(Path(file).open())
+            rows = archive.load(database, archive.read(source), progress)
+        typer.echo(f"{rows} rows", err=True)
+
+
+@app.command()
+def compact(db: Db = None) -> None:
+    """Rewrite the data file without its free pages; nobody else may have the database open."""
+    with _database(db) as database:
+        before, after = maintenance.compact(database.dpointer.engine)
+        typer.echo(f"{before} -> {after} bytes")
+
+
+@app.command()
+def check(db: Db = None, as_json: Json = False) -> None:
+    """Read everything and report what is damaged; exit code 1 when anything is."""
+    with _database(db) as database:
+        report = maintenance.check(database.dpointer.engine)
+        if as_json:
+            typer.echo(json.dumps(report))
+        else:
+            for name, value in report.items():
+                if name != "problems":
+                    typer.echo(f"{name:<14} {value}")
+            for problem in report["problems"]:
+                typer.echo(f"problem: {problem}", err=True)
+        if report["problems"]:
+            raise typer.Exit(FAILED)
+
+
+def main() -> None:
+    """The console script."""
+    app()

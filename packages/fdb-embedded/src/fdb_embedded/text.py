@@ -1,0 +1,38 @@
+"""Keys and values as people type and read them: tuples where they are tuples, else text with `\\xNN` escapes."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from .errors import InvalidOption
+
+
+def parse(text: str, tuples: Any) -> bytes:
+    """Bytes of `('a', 1)` (a packed tuple) or of text with escapes as Python's; raises `InvalidOption`."""
+    if text.startswith("(") and text.endswith(")"):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError) as error:
+            raise InvalidOption(f"{text!r} isn't a tuple of literals: {error}") from error
+        if not isinstance(value, tuple):
+            value = (value,)
+        packed: bytes = tuples.pack(value)
+        return packed
+    try:
+        return text.encode("utf8").decode("unicode_escape").encode("latin1") if "\\" in text else text.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise InvalidOption(f"{text!r} has a broken escape: {error}") from error
+
+
+def show(data: bytes, tuples: Any, raw: bool = False) -> str:
+    """What `parse` takes back: a tuple where the bytes are one, else text with escapes."""
+    if data and not raw:
+        try:
+            value = tuples.unpack(data)
+            plain = ast.literal_eval(repr(value)) == value and tuples.pack(value) == data
+        except Exception:
+            plain = False
+        if plain and value:
+            return repr(value)
+    return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,153 @@
+"""The command line, and running other programs with the engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import fdb_embedded
+from fdb_embedded.cli import app
+
+runner = CliRunner()
+
+
+def command(*arguments: str, db: Path) -> Result:
+    return runner.invoke(app, [*arguments, "--db", str(db)])
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    fdb = fdb_embedded.load()
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"plain"] = b"value"
+    db[b"\x00\xff"] = b"\x01\x02"
+    db[b""] = b"empty"
+    db[b"k" * 2000] = b"long"
+    for number in range(5):
+        db[fdb.tuple.pack(("rows", number))] = fdb.tuple.pack((number * number,))
+    fdb_embedded.close(db)
+    return tmp_path / "db"
+
+
+def test_get_and_set_take_tuples_and_escapes(filled: Path) -> None:
+    assert command("get", "('rows', 3)", db=filled).stdout == "(9,)\n"
+    assert command("get", "plain", db=filled).stdout == "value\n"
+    assert command("get", r"\x00\xff", db=filled).stdout == "\\x01\\x02\n"
+    assert command("set", "('new', 1)", r"a\x00b", db=filled).exit_code == 0
+    assert (
+        command("get", "('new', 1)", "--json", db=filled).stdout
+        == json.dumps({"key": "('new', 1)", "value": "a\\x00b"}) + "\n"
+    )
+
+
+def test_exit_codes(filled: Path, tmp_path: Path) -> None:
+    assert command("get", "absent", db=filled).exit_code == 3
+    assert command("get", "x", db=tmp_path / "nowhere").exit_code == 4
+    assert command("get", "(a", "--bad", db=filled).exit_code == 2
+    assert command("get", "(not a literal)", db=filled).exit_code == 2
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "data.mdb").write_bytes(b"x" * 100)
+    result = command("status", db=tmp_path / "other")
+    assert result.exit_code == 4
+    assert "cut off" in result.stderr
+
+
+def test_range_in_both_directions(filled: Path) -> None:
+    shown = command("range", "('rows',)", "--limit", "2", db=filled).stdout.splitlines()
+    assert shown == ["('rows', 0)\t(0,)", "('rows', 1)\t(1,)"]
+    shown = command("range", "('rows',)", "--limit", "2", "--reverse", db=filled).stdout.splitlines()
+    assert shown == ["('rows', 4)\t(16,)", "('rows', 3)\t(9,)"]
+
+
+def test_a_dump_loads_into_another_database(filled: Path, tmp_path: Path) -> None:
+    assert command("dump", str(tmp_path / "dump"), db=filled).exit_code == 0
+    assert command("load", str(tmp_path / "dump"), db=tmp_path / "copy").exit_code == 0
+    one, two = fdb_embedded.open(filled), fdb_embedded.open(tmp_path / "copy")
+    rows = [[(row.key, row.value) for row in db.get_range(b"", b"\xff")] for db in (one, two)]
+    fdb_embedded.close(one)
+    fdb_embedded.close(two)
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 9
+    assert command("load", str(tmp_path / "dump"), db=tmp_path / "copy").exit_code == 1
+    assert command("load", str(tmp_path / "dump"), "--force", db=tmp_path / "copy").exit_code == 0
+
+
+@pytest.mark.parametrize("cut", ["short", "changed", "other"])
+def test_a_damaged_dump_is_refused(filled: Path, tmp_path: Path, cut: str) -> None:
+    command("dump", str(tmp_path / "dump"), db=filled)
+    lines = (tmp_path / "dump").read_text().splitlines()
+    if cut == "short":
+        lines = lines[:-1]
+    elif cut == "changed":
+        lines[2] = lines[3]
+    else:
+        lines = ["something else"]
+    (tmp_path / "dump").write_text("\n".join(lines) + "\n")
+    result = command("load", str(tmp_path / "dump"), db=tmp_path / "copy")
+    assert result.exit_code == (2 if cut == "other" else 1)
+    assert {"short": "cut off", "changed": "damaged", "other": "isn't a dump"}[cut] in result.stderr
+
+
+def test_check_and_compact(filled: Path) -> None:
+    db = fdb_embedded.open(filled)
+    for number in range(200):
+        tr = db.create_transaction()
+        tr.set_many([(b"bulk%d" % n, bytes(1000)) for n in range(50)])
+        tr.commit().wait()
+        assert number >= 0
+    db.clear_range(b"bulk", b"bulm")
+    assert command("compact", db=filled).exit_code == 1
+    fdb_embedded.close(db)
+    before, _, after, _ = command("compact", db=filled).stdout.split()
+    assert int(after) < int(before)
+    report = json.loads(command("check", "--json", db=filled).stdout)
+    assert report["problems"] == []
+    assert report["rows"] == 10  # and the row of locality
+
+
+def test_check_finds_damage(filled: Path) -> None:
+    db = fdb_embedded.open(filled)
+    with db.dpointer.engine.store.env.begin(write=True) as txn:
+        txn.put(b"z" * 511, b"no bucket")
+    fdb_embedded.close(db)
+    result = command("check", db=filled)
+    assert result.exit_code == 1
+    assert "bucket" in result.stderr
+
+
+def test_status_counts(filled: Path) -> None:
+    figures = json.loads(command("status", "--json", db=filled).stdout)
+    assert figures["version"] > 0
+    assert figures["bytes_used"] > 0
+    assert figures["journaled"] is False
+
+
+SCRIPT = """
+import sys
+import fdb
+fdb.api_version(int(sys.argv[1]))
+db = fdb.open("/etc/foundationdb/fdb.cluster")
+db[b"from"] = b"script"
+assert fdb.directory.exists(db, ("x",)) is False
+print(db[b"from"].decode(), fdb.get_api_version())
+"""
+
+
+def test_any_script_runs_unchanged(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT)
+    for version in (610, 730):
+        done = subprocess.run(
+            [sys.executable, "-m", "fdb_embedded", "run", "--db", str(tmp_path / "db"), str(script), str(version)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"script {version}\n", "")
+    assert command("get", "from", db=tmp_path / "db").stdout == "script\n"

@@ -1,0 +1,231 @@
+"""Many processes on one database: killed, forked, opening at once, watching each other."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fdb_embedded
+
+SEEDS = int(os.environ.get("MAINSPRING_SEEDS", "12"))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def run(code: str, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "db"), *arguments], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+COUNT = """
+import sys, fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+import fdb
+@fdb.transactional
+def step(tr, name):
+    total = int.from_bytes(tr[b"total"].value or b"", "little")
+    own = int.from_bytes(tr[b"own" + name].value or b"", "little")
+    tr[b"total"] = (total + 1).to_bytes(8, "little")
+    tr[b"own" + name] = (own + 1).to_bytes(8, "little")
+    tr[b"row" + name + b"%08d" % own] = bytes(100)
+    if own >= 50:
+        del tr[b"row" + name + b"%08d" % (own - 50)]
+print("ready", flush=True)
+name = sys.argv[2].encode()
+for number in range(int(sys.argv[3])):
+    step(db, name)
+    if number % 10 == 9:
+        print(number + 1, flush=True)
+"""
+
+
+def number(db: Any, key: bytes) -> int:
+    return int.from_bytes(db[key] or b"", "little")
+
+
+def test_increments_of_processes_are_all_counted(start: Callable[..., Any], tmp_path: Path) -> None:
+    processes = [start(COUNT, str(n), "400") for n in range(3)]
+    for process in processes:
+        assert process.wait(120) == 0
+    db = fdb_embedded.open(tmp_path / "db")
+    assert number(db, b"total") == 1200
+    assert len(db.get_range(b"row", b"rox")) == 150
+    fdb_embedded.close(db)
+
+
+def test_sigkill_at_any_instant_loses_nothing_acknowledged_and_blocks_nobody(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    db = fdb_embedded.open(tmp_path / "db")
+    acknowledged: dict[str, int] = {}
+    for seed in range(SEEDS):
+        chance = random.Random(seed)
+        process = start(COUNT, str(seed), "1000000")
+        told = threading.Event()
+
+        def follow(process: Any = process, name: str = str(seed), told: threading.Event = told) -> None:
+            for line in process.stdout:
+                if line.strip().isdigit():
+                    acknowledged[name] = int(line)
+                    told.set()
+
+        reader = threading.Thread(target=follow)
+        reader.start()
+        assert told.wait(60), f"seed {seed}: no progress"
+        time.sleep(chance.random() * 0.03)
+        process.kill()
+        process.wait()
+        reader.join()
+        own = {name: number(db, b"own" + name.encode()) for name in acknowledged}
+        assert number(db, b"total") == sum(own.values()), f"seed {seed}"
+        for name, count in acknowledged.items():
+            assert own[name] >= count, f"seed {seed}: process {name} lost commits"
+            rows = db.get_range(b"row" + name.encode(), b"row" + name.encode() + b"\xff")
+            assert len([row for row in rows if len(row.key) == 11 + len(name)]) == 50, f"seed {seed}"
+    from fdb_embedded import maintenance
+
+    assert maintenance.check(db.dpointer.engine)["problems"] == []
+    fdb_embedded.close(db)
+
+
+def test_many_processes_create_one_database(start: Callable[..., Any], tmp_path: Path) -> None:
+    code = "import sys, fdb_embedded; db = fdb_embedded.open(sys.argv[1]); db[b'p' + sys.argv[2].encode()] = b''"
+    processes = [start(code, str(n)) for n in range(8)]
+    assert [process.wait(120) for process in processes] == [0] * 8
+    db = fdb_embedded.open(tmp_path / "db")
+    assert len(db.get_range(b"p", b"q")) == 8
+    fdb_embedded.close(db)
+
+
+WATCH = """
+import sys, fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+tr = db.create_transaction()
+seen = tr[b"k"].value
+watch = tr.watch(b"k")
+tr.commit().wait()
+print("watching", flush=True)
+watch.wait()
+print(db[b"k"].decode(), flush=True)
+"""
+
+
+def test_a_watch_wakes_in_another_process(start: Callable[..., Any], tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db")
+    processes = [start(WATCH) for _ in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "watching\n"
+    db[b"k"] = b"changed"
+    for process in processes:
+        assert process.stdout.readline() == "changed\n"
+        assert process.wait(60) == 0
+    fdb_embedded.close(db)
+
+
+def in_child(body: Callable[[], None]) -> int:
+    """Run `body` in a forked child; its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("where", ["memory", "directory"])
+def test_a_forked_child_goes_on_with_its_own_attachment(tmp_path: Path, where: str) -> None:
+    fdb = fdb_embedded.load()
+    db = fdb_embedded.open(":memory:" if where == "memory" else tmp_path / "db")
+    db[b"k"] = b"parent"
+    under_way = db.create_transaction()
+    assert under_way[b"k"] == b"parent"
+    watched = db.create_transaction()
+    watch = watched.watch(b"from child")
+    watched.commit().wait()
+
+    def child() -> None:
+        assert db[b"k"] == b"parent"
+        with pytest.raises(fdb.FDBError, match="1007"):
+            under_way[b"other"].wait()
+        for turn in range(200):
+            db[b"child%d" % turn] = b""
+        db[b"from child"] = b"1"
+
+    assert in_child(child) == 0
+    watch.wait()
+    assert under_way[b"other"] is None or under_way[b"other"].value is None
+    assert len(db.get_range(b"child", b"chile")) == 200
+    assert in_child(child) == 0
+    fdb_embedded.close(db)
+
+
+def test_an_interpreter_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:
+    code = """
+import sys, fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+db[b"k"] = b"v"
+tr = db.create_transaction()
+tr[b"left"] = b"committed though nobody waits"
+future = tr.commit()
+w = db.create_transaction(); watch = w.watch(b"k"); w.commit().wait(); watch.on_ready(print)
+open_reader = db.create_transaction(); open_reader[b"k"].wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code, str(tmp_path / "db")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    db = fdb_embedded.open(tmp_path / "db")
+    assert db[b"left"] is not None
+    fdb_embedded.close(db)
+
+
+def test_closing_gives_back_threads_and_files(tmp_path: Path) -> None:
+    def fds() -> set[str]:
+        return {
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        }
+
+    before = threading.active_count(), {name for name in fds() if "fdb-embedded" in name or str(tmp_path) in name}
+    for name in (":memory:", str(tmp_path / "db")):
+        db = fdb_embedded.open(name)
+        db[b"k"] = b"v"
+        tr = db.create_transaction()
+        watch = tr.watch(b"k")
+        tr.commit().wait()
+        watch.on_ready(lambda future: None)
+        fdb_embedded.close(db)
+        with pytest.raises(fdb_embedded.EngineClosed):
+            db[b"k"]
+    after = threading.active_count(), {name for name in fds() if "fdb-embedded" in name or str(tmp_path) in name}
+    assert after == before
