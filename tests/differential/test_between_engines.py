@@ -36,5 +36,5 @@ def test_memory_and_a_directory_give_the_same(database_dir: Path, seed: int) -> 
 
 @pytest.mark.skipif("fdb" not in ENGINES, reason="no disposable cluster is offered")
 @pytest.mark.parametrize("seed", seed_params(200))
-def test_a_cluster_and_memory_give_the_same(any_url: str, seed: int) -> None:
-    compare(open_database(any_url), fdb_embedded.load(private=True).open(":memory:"), seed)
+def test_a_cluster_and_memory_give_the_same(shared_url: str, seed: int) -> None:
+    compare(open_database(shared_url), fdb_embedded.load(private=True).open(":memory:"), seed)
