@@ -16,6 +16,10 @@ MAX_IDLE_CONNECTIONS = 4
 """Authenticated connections kept per worker for the next request."""
 
 
+class ObjectAbsentError(ObjectLostError):
+    """The worker answered, and does not hold the object."""
+
+
 class ObjectFetcher:
     """Fetches objects by (address, name). Connections are kept and reused; safe for use by several threads."""
 
@@ -32,13 +36,13 @@ class ObjectFetcher:
     def fetch(self, address: tuple[str, int], name: str, *, by_file: bool = True) -> memoryview:
         """The object's bytes: a shared read-only mapping on the same host (zero-copy), else a copy from the network.
 
-        Raises `ObjectLostError` if the worker can't be reached or no longer holds it, `AuthenticationError` if it does
-        not know the secret.
+        Raises `ObjectLostError` if the worker can't be reached, `ObjectAbsentError` if it answers that it does not hold the
+        object, `AuthenticationError` if it does not know the secret.
         """
         if by_file and self._boot:
             answer, body = self._request(address, {"op": "get", "name": name, "boot": self._boot})
             if not answer.get("ok"):
-                raise ObjectLostError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
+                raise ObjectAbsentError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
             path = answer.get("path")
             if not isinstance(path, str):
                 return body
@@ -48,7 +52,7 @@ class ObjectFetcher:
                 pass  # moved to disk in between, or another file system namespace: ask for the bytes
         answer, body = self._request(address, {"op": "get", "name": name})
         if not answer.get("ok"):
-            raise ObjectLostError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
+            raise ObjectAbsentError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
         return body
 
     def fetch_file(self, address: tuple[str, int], name: str, target: Path | str) -> int:

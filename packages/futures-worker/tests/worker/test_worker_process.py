@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.clusters import ClusterFactory, LocalCluster
 
-from fdb_datamodel import FutureState, list_workers
+from fdb_datamodel import FutureState, list_workers, read_results
 from fdb_schema import ClusterSpace, open_database
 from futures_worker import (
     FutureFailedError,
@@ -26,6 +26,8 @@ from futures_worker import (
     WorkerLostError,
     wait,
 )
+from futures_worker.store_client import ObjectFetcher
+from futures_worker.store_secret import cluster_secret
 from idempotent_txn import run
 
 PATIENCE = 60.0
@@ -216,6 +218,22 @@ def test_an_input_lost_with_its_worker_is_computed_again(cluster: ClusterFactory
     demo.start("--slots", "1")
     assert client.submit(len, big).result(timeout=PATIENCE) == 300_000
     assert len(big.result(timeout=PATIENCE)) == 300_000
+    demo.check()
+
+
+def test_an_object_that_its_live_holder_no_longer_has_is_computed_again(cluster: ClusterFactory) -> None:
+    demo = cluster(workers=2)
+    client = demo.client()
+    big = [client.submit(bytes, 300_000 + i) for i in range(4)]
+    wait(big, timeout=PATIENCE)
+    db, space = open_database(demo.url), ClusterSpace(demo.name)
+    fetcher = ObjectFetcher(cluster_secret(db, space))
+    for result in run(db, read_results, space, [f.id.bytes for f in big]):
+        assert fetcher.delete((result.worker.ip, result.worker.port), result.name)
+    fetcher.close()
+    sizes = [client.submit(len, f) for f in big]
+    assert client.gather(sizes) == [300_000 + i for i in range(4)]
+    assert [len(f.result(timeout=PATIENCE)) for f in big] == [300_000 + i for i in range(4)]
     demo.check()
 
 

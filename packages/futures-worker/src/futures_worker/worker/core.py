@@ -155,7 +155,7 @@ class WorkerCore(WorkerState):
         if event.task.cancelled:
             self.close(event.task)
         else:
-            self.end(event.task, Outcome.missed_inputs(event.task.claim, event.lost))
+            self.end(event.task, Outcome.missed_inputs(event.task.claim, event.lost, event.absent))
 
     def _inputs_broken(self, event: InputsBroken) -> None:
         self.preparing -= 1

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgpack
 
-from fdb_datamodel import Claim, CodeDigest, FutureResult, WorkerId, get_code
+from fdb_datamodel import CodeDigest, FutureResult, WorkerId, get_code, live_copies
 from fdb_schema import BlobMissingError, ClusterSpace
-from futures_worker.errors import AuthenticationError, ObjectLostError
+from futures_worker.errors import AuthenticationError, FutureDeletedError, ObjectLostError, UnknownFutureError
 from futures_worker.store import ObjectStore, write_file
-from futures_worker.store_client import ObjectFetcher
+from futures_worker.store_client import ObjectAbsentError, ObjectFetcher
 from futures_worker.worker.instructions import Event, InputsBroken, InputsLost, InputsReady
 from futures_worker.worker.messages import PARCEL_BYTES
 from futures_worker.worker.tasks import Task
@@ -92,7 +92,7 @@ class Inputs:
             return InputsBroken(task, "oversize", f"no room for the arguments of {task.label}: {exc}")
         if not claim.dependencies:
             return InputsReady([task])
-        if any(_is_remote(_input(claim, i), me) for i in claim.dependencies):
+        if any(self._takes_time(claim.inputs.get(i), me) for i in claim.dependencies):
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(FETCH_THREADS, "fetch-inputs")
             self._threads.submit(self._bring_and_post, task, me)
@@ -115,19 +115,18 @@ class Inputs:
         claim = task.claim
         found: list[bytes | str] = []
         lost: list[bytes] = []
+        absent: list[tuple[bytes, WorkerId]] = []
         inline = 0
         try:
             for dependency in claim.dependencies:
-                result = _input(claim, dependency)
-                try:
-                    value = self._bring(task, result, me)
-                except ObjectLostError:
+                value = self._bring_any(task, dependency, me, absent)
+                if value is None:
                     lost.append(dependency)
                     continue
                 inline += len(value)
                 found.append(value)
             if lost:
-                return InputsLost(task, tuple(lost))
+                return InputsLost(task, tuple(lost), tuple(absent))
             task.dependencies = found
             if inline + len(task.args) > PARCEL_BYTES:
                 task.dependencies = self._parcel(task, msgpack.packb(found))
@@ -139,22 +138,55 @@ class Inputs:
             return InputsBroken(task, "error", f"preparing {task.label} failed: {type(exc).__name__}: {exc}")
         return InputsReady([task])
 
-    def _bring(self, task: Task, result: FutureResult | None, me: WorkerId) -> bytes | str:
-        if result is None:
-            raise ObjectLostError("no result is stored")
+    def _bring_any(
+        self, task: Task, dependency: bytes, me: WorkerId, absent: list[tuple[bytes, WorkerId]]
+    ) -> bytes | str | None:
+        """A dependency's result from its latest holder, else from any live one; None if it can't be had."""
+        latest = task.claim.inputs.get(dependency)
+        tried: set[WorkerId | None] = set()
+        copies = [] if latest is None else [latest]
+        for again in (False, True):
+            for copy in copies:
+                tried.add(copy.worker)
+                try:
+                    return self._bring(task, copy, me)
+                except ObjectAbsentError:
+                    if copy.worker is not None:
+                        absent.append((dependency, copy.worker))
+                except ObjectLostError:
+                    pass
+            if not again:
+                copies = [c for c in self._live_copies(dependency) if c.worker not in tried]
+        return None
+
+    def _live_copies(self, dependency: bytes) -> list[FutureResult]:
+        try:
+            copies: list[FutureResult] = run(self._db, live_copies, self._space, dependency)
+        except (UnknownFutureError, FutureDeletedError):
+            return []
+        return copies
+
+    def _bring(self, task: Task, result: FutureResult, me: WorkerId) -> bytes | str:
         if result.inline is not None:
             return result.inline
         path = self._parcel_path(task)
         if result.worker == me:
             located = self._store.locate(result.name)
             if located is None:
-                raise ObjectLostError(f"object {result.name} is not in this worker's store")
+                raise ObjectAbsentError(f"object {result.name} is not in this worker's store")
             _link_or_copy(str(located[0]), path, result.name, self._store)
         elif result.worker is None:
             raise ObjectLostError(f"object {result.name} names no worker")
         else:
             self._fetcher.fetch_file((result.worker.ip, result.worker.port), result.name, path)
         return path
+
+    def _takes_time(self, result: FutureResult | None, me: WorkerId) -> bool:
+        """Whether to bring a result by a thread: from another worker, or from the disk of this one."""
+        if result is None or result.inline is not None:
+            return False
+        located = self._store.locate(result.name) if result.worker == me else None
+        return located is None or located[0].parent != self._store.directory.objects
 
     def _parcel_path(self, task: Task) -> str:
         path = f"{self._store.directory.parcels}/{next(self._parcel_numbers)}"
@@ -169,21 +201,13 @@ class Inputs:
         return path
 
 
-def _input(claim: Claim, dependency: bytes) -> FutureResult | None:
-    return claim.inputs.get(dependency)
-
-
-def _is_remote(result: FutureResult | None, me: WorkerId) -> bool:
-    return result is not None and result.inline is None and result.worker is not None and result.worker != me
-
-
 def _link_or_copy(source: str, target: str, name: str, store: ObjectStore) -> None:
     with contextlib.suppress(OSError):
         os.link(source, target)
         return
     opened = store.open(name)  # spilled: another file system
     if opened is None:
-        raise ObjectLostError(f"object {name} left this worker's store meanwhile")
+        raise ObjectAbsentError(f"object {name} left this worker's store meanwhile")
     descriptor, _ = opened
     with open(descriptor, "rb") as file:
         while True:

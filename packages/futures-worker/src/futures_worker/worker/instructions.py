@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fdb_datamodel import Capacity, Claims, MailEntry, Outcome
+from fdb_datamodel import Capacity, Claims, MailEntry, Outcome, WorkerId
 from futures_worker.worker.tasks import Task
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -43,10 +43,14 @@ class InputsReady:
 
 @dataclass(frozen=True, slots=True)
 class InputsLost:
-    """No live worker holds the results of these dependencies of a task."""
+    """The results of these dependencies of a task can't be had.
+
+    `absent`: holders that answered, and don't have what the database says they hold.
+    """
 
     task: Task
     lost: tuple[bytes, ...]
+    absent: tuple[tuple[bytes, WorkerId], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
