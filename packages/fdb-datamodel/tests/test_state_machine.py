@@ -19,11 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from fdb_schema import open_database
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent))
 
 from conftest import seed_params
-from drawing import Drawing
-from world import MODES, World
+from datamodel_lab.drawing import Drawing
+from datamodel_lab.world import MODES, World
 
 EXAMPLES = int(os.environ.get("MAINSPRING_SEEDS") or 200)
 STEPS = 60

@@ -124,7 +124,8 @@ def add_edges(
             if failure is not None:
                 return waits, upstream_failure(f.id, upstream, codec.unpack_failure(failure))
             if code is None:
-                gone = Failure("deleted" if deleted is not None else "unknown", f"future {upstream.hex()} is not there")
+                reason, state = ("unknown", "isn't there") if deleted is None else ("deleted", "was deleted")
+                gone = Failure(reason, f"future {upstream.hex()} {state}")
                 return waits, upstream_failure(f.id, upstream, gone)
             if result is not None:
                 continue

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from model import Future
-from world import SESSIONS, Op, World
-
+from datamodel_lab.model import Future
+from datamodel_lab.world import SESSIONS, Op, World
 from fdb_datamodel import Backoff, Claim, Failure, FutureResult, FutureSpec, Locality, Outcome, WorkerId
 
 Choose = Callable[[str, Sequence[Any]], Any]

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from model import ENDED, Future, Model
-
 import fdb_datamodel as dm
+from datamodel_lab.model import ENDED, Future, Model
 from fdb_datamodel import (
     Capacity,
     Claim,

@@ -1,0 +1,1 @@
+"""What the data model's tests share: a cluster in memory, the model, and the world that acts on both."""

@@ -1,0 +1,134 @@
+"""What a no-op future costs in rows and commits, against a budget: on a real cluster this is what limits throughput."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from datamodel_lab.lab import Lab
+
+import fdb_datamodel as dm
+from fdb_datamodel import Outcome
+
+BATCH = 100
+
+
+class Counting:
+    """A transaction that counts the rows it changes and reads."""
+
+    def __init__(self, tr: Any) -> None:
+        self.tr = tr
+        self.changed = self.read = self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tr, name)
+
+    @property
+    def snapshot(self) -> Any:
+        return self.tr.snapshot
+
+    def set_many(self, items: Any) -> None:
+        items = list(items)
+        self.changed += len(items)
+        self.tr.set_many(items)
+
+    def clear_many(self, keys: Any) -> None:
+        keys = list(keys)
+        self.changed += len(keys)
+        self.tr.clear_many(keys)
+
+    def get_many(self, keys: Any, snapshot: bool = False) -> Any:
+        self.read += len(keys)
+        self.calls += 1
+        return self.tr.get_many(keys, snapshot)
+
+    def read_range(
+        self, begin: bytes, end: bytes, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> Any:
+        rows = self.tr.read_range(begin, end, limit, reverse, snapshot)
+        self.read += len(rows)
+        self.calls += 1
+        return rows
+
+    def add_read_conflict_keys(self, keys: Any) -> None:
+        self.tr.add_read_conflict_keys(keys)
+
+    def add(self, key: bytes, value: bytes) -> None:
+        self.changed += 1
+        self.tr.add(key, value)
+
+    def set_versionstamped_key(self, key: bytes, value: bytes) -> None:
+        self.changed += 1
+        self.tr.set_versionstamped_key(key, value)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self.changed += 1
+        self.tr.set(key, value)
+
+
+@pytest.fixture
+def counted(lab: Lab) -> Any:
+    costs: dict[str, Counting] = {}
+
+    def run(stage: str, fn: Any, *args: Any) -> Any:
+        tr = costs[stage] = Counting(lab.db.create_transaction())
+        value = fn(tr, lab.space, *args)
+        tr.tr.commit().wait()
+        return value
+
+    run.costs = costs  # type: ignore[attr-defined]
+    return run
+
+
+def test_rows_and_commits_of_a_noop_future(lab: Lab, counted: Any) -> None:
+    worker = lab.worker()
+    specs = [lab.spec(args=b"a") for _ in range(BATCH)]
+    counted("submit", dm.submit_futures, specs)
+    claims = counted("claim", dm.claim_futures, worker, dm.Capacity(), BATCH)
+    later = [lab.spec(args=b"a") for _ in range(BATCH)]
+    lab.submit(*later)
+    outcomes = [Outcome.realized(claim, b"r") for claim in claims]
+    again = counted("turn", dm.finish_turn, worker, outcomes, dm.Capacity(), BATCH)
+    assert len(again) == BATCH
+    costs = counted.costs
+    # code, args, three index entries; a bell
+    assert costs["submit"].changed == 5 * BATCH + 1
+    assert costs["submit"].read == BATCH
+    # three index entries cleared; claim, num_attempts, the worker's row
+    assert costs["claim"].changed == 6 * BATCH
+    # and latest_result, the results row, the worker's row cleared; one mailbox row and its bell
+    assert costs["turn"].changed == 6 * BATCH + 3 * BATCH + 2
+    assert costs["turn"].calls <= 5, "reads are in bulk"
+    assert costs["claim"].calls <= 4
+
+
+def test_a_pushed_future_costs_less(lab: Lab, counted: Any) -> None:
+    worker = lab.worker()
+    claims = counted("push", dm.submit_claimed, [lab.spec(args=b"a") for _ in range(BATCH)], worker)
+    assert len(claims) == BATCH
+    assert counted.costs["push"].changed == 5 * BATCH, "code, args, claim, num_attempts, the worker's row"
+
+
+def test_an_edge_costs_four_rows_and_a_hint(lab: Lab, counted: Any) -> None:
+    worker = lab.worker()
+    up = lab.spec()
+    lab.submit(up)
+    counted("submit", dm.submit_futures, [lab.spec(dependencies=(up.id,))])
+    assert counted.costs["submit"].changed == 2 + 3, "code, args; both ends of the edge, the hint"
+    (claim,) = lab.claim(worker)
+    counted("turn", dm.finish_turn, worker, [Outcome.realized(claim, b"r")], dm.Capacity(), 1)
+    # result, its row, worker's row; edge ends, hint, unsettled cleared; the dependent's claim; mail row and bell
+    assert counted.costs["turn"].changed <= 3 + 4 + 3 + 2
+
+
+def test_nothing_is_left_of_a_deleted_future_but_its_tombstone(lab: Lab) -> None:
+    worker = lab.worker()
+    before = len(lab.rows())
+    specs = [lab.spec(args=b"a") for _ in range(10)]
+    lab.submit(*specs)
+    lab(dm.realize_futures, [(claim, b"r") for claim in lab.claim(worker)])
+    _, cursor = lab(dm.read_mailbox, lab.session)
+    lab(dm.clear_mailbox, lab.session, cursor)
+    for spec in specs:
+        lab(dm.delete_future, spec.id)
+    assert len(lab.rows()) - before <= 10 + 2, "tombstones, and two bells"
