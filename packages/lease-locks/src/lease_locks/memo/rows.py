@@ -362,7 +362,6 @@ def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys) -> list[bytes]:
             drop_reference(tr, space.cluster, payload.digest, key)
             blobs.append(payload.digest)
     tr.clear_range(keys.prefix, keys.end)
-    tr.set_versionstamped_value(keys.wake, stamped_value())
     return blobs
 
 

@@ -1,0 +1,244 @@
+"""Commands that look at leases and end them: ls, show, history, watch, wait, force-release, sessions, doctor."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
+from idempotent_txn import run
+from lease_locks.acquiring import Pause
+from lease_locks.errors import AcquireTimeout, LeaseNotFoundError
+from lease_locks.info import LeaseEvent, LeaseInfo, wall_time
+from lease_locks.locks import LeaseManager
+from lease_locks.observer import Dead
+from lease_locks.rows import grant_subject, read_name
+from lease_locks.session import IDEMPOTENT
+from lease_locks.tokens import STAMP_BYTES
+from lease_locks.transitions import PRESENT
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The lease's name.")]
+_WATCH_SECONDS = 0.25
+
+
+def lease_row(info: LeaseInfo) -> dict[str, Any]:
+    """A lease as a row of a listing."""
+    row = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+    row["token"] = info.token.hex
+    row["holder"] = f"{info.host}:{info.pid}"
+    row["maintainers"] = [dataclasses.asdict(m) for m in info.maintainers]
+    row["waiters"] = [dataclasses.asdict(w) for w in info.waiters]
+    row["waiting"] = len(info.waiters)
+    row["held_for"] = _ago(info.acquired_at)
+    row["renewed"] = _ago(info.updated_at)
+    return row
+
+
+def event_row(event: LeaseEvent) -> dict[str, Any]:
+    """An event as a row of a listing."""
+    return {**dataclasses.asdict(event), "token": event.token.hex}
+
+
+def _ago(at: datetime | None) -> str:
+    if at is None:
+        return ""
+    seconds = max(0.0, (datetime.now(UTC) - at).total_seconds())
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _show(column: str, value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    return "" if value is None else str(value)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("ls")(list_leases)
+    app.command("show")(show)
+    app.command("history")(show_history)
+    app.command("watch")(watch)
+    app.command("wait")(wait)
+    app.command("force-release")(force_release)
+    app.command("sessions")(list_sessions)
+    app.command("doctor")(doctor)
+
+
+def list_leases(
+    prefix: Annotated[str, typer.Argument(help="Only names that start with this.")] = "",
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
+    """List the leases that are held."""
+    rows = [lease_row(info) for info in LeaseManager(db, cluster).list(prefix)]
+    columns = ["name", "holder", "mode", "ttl", "held_for", "renewed", "waiting"]
+    print_rows(rows, columns, as_json=json, empty="no lease is held", show=_show)
+
+
+def show(
+    name: NameArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False
+) -> None:
+    """Show who holds a lease, who maintains it, and who waits for it. Exit code 3 where nobody holds it."""
+    info = LeaseManager(db, cluster).read(name)
+    if info is None:
+        raise LeaseNotFoundError(f"nobody holds lease {name!r} in cluster {cluster!r}")
+    row = lease_row(info)
+    if json:
+        print_json(row)
+        return
+    for field in ("name", "holder", "token", "mode", "slots", "ttl", "max_hold", "held_for", "renewed", "meta"):
+        typer.echo(f"{field.replace('_', ' '):<12}{_show(field, row[field])}")
+    for maintainer in info.maintainers:
+        renewed = _ago(maintainer.updated_at)
+        typer.echo(f"maintainer  {maintainer.role} {maintainer.host}:{maintainer.pid}, renewed {renewed} ago")
+    for place, waiter in enumerate(info.waiters, 1):
+        typer.echo(f"waiter {place:<5}{waiter.host}:{waiter.pid} {waiter.mode}, for {_ago(waiter.since)}")
+
+
+def show_history(
+    name: NameArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False
+) -> None:
+    """Show the last 64 events of a name: acquired, joined, released, expired, stolen, forced; by whom; why."""
+    rows = [event_row(event) for event in LeaseManager(db, cluster).history(name)]
+    if not rows:
+        raise LeaseNotFoundError(f"lease {name!r} of cluster {cluster!r} has no history: it was never granted")
+    print_rows(rows, ["at", "kind", "token", "by", "why"], as_json=json, show=_show)
+
+
+def watch(
+    name: NameArgument,
+    seconds: Annotated[float | None, typer.Option("--for", help="Stop after so many seconds.")] = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
+    """Print a name's events as they happen, until interrupted; with --json one document per line."""
+    locks = LeaseManager(db, cluster)
+    until = None if seconds is None else time.monotonic() + seconds
+    seen = max((event.version for event in locks.history(name)), default=0)
+    while until is None or time.monotonic() < until:
+        for event in locks.history(name):
+            if event.version > seen:
+                row = event_row(event)
+                if json:
+                    print_json(row)
+                else:
+                    typer.echo(f"{event.at:%H:%M:%S} {event.kind:<9}{event.by}  {event.why}")
+        seen = max([seen, *(event.version for event in locks.history(name))])
+        time.sleep(_WATCH_SECONDS)
+
+
+def wait(
+    name: NameArgument,
+    timeout: Annotated[float | None, typer.Option(help="Seconds; exit code 75 afterwards.")] = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+) -> None:
+    """Wait until nobody holds a lease, without taking it."""
+    locks = LeaseManager(db, cluster)
+    lock = locks.space.lock(name)
+    until = None if timeout is None else time.monotonic() + timeout
+    while True:
+        grants = run(locks.db, read_name, lock, strategy=IDEMPOTENT).grants
+        if not grants:
+            return
+        left = 15.0 if until is None else until - time.monotonic()
+        if left <= 0:
+            info = locks.read(name)
+            if info is None:
+                return
+            raise AcquireTimeout(f"lease {name!r} is still held after {timeout:g} s by {info.describe()}")
+        locks._pause(Pause(tuple((grant.key, PRESENT) for grant in grants), min(left, 15.0), ()))
+
+
+def force_release(
+    name: NameArgument,
+    reason: Annotated[str, typer.Option(help="Goes to the history; the holder sees it.")],
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+) -> None:
+    """End a lease by your word. Its holder learns it in under a second; its guarded commits fail at once."""
+    ended = LeaseManager(db, cluster).force_release(name, reason=reason)
+    if not ended:
+        raise LeaseNotFoundError(f"nobody holds lease {name!r} in cluster {cluster!r}")
+    for token in ended:
+        typer.echo(f"released {name} (token {token.hex})")
+
+
+def list_sessions(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False) -> None:
+    """List the processes that hold or wait for leases, and what each holds."""
+    locks = LeaseManager(db, cluster)
+    held: dict[str, int] = {}
+    for info in locks.list():
+        for maintainer in info.maintainers:
+            held[maintainer.session] = held.get(maintainer.session, 0) + 1
+    rows = []
+    for sid, record, heartbeat in locks.sessions():
+        us = int.from_bytes((heartbeat or b"")[STAMP_BYTES : STAMP_BYTES + 8], "big")
+        at = wall_time(us) if us else None
+        rows.append(
+            {
+                "session": sid.hex(),
+                "process": f"{record.host}:{record.pid}",
+                "command": record.command,
+                "ttl": record.ttl_ms / 1000,
+                "started_at": wall_time(record.started_us),
+                "updated_at": at,
+                "renewed": _ago(at),
+                "leases": held.get(sid.hex(), 0),
+            }
+        )
+    columns = ["session", "process", "command", "ttl", "renewed", "leases"]
+    print_rows(rows, columns, as_json=json, empty="no session", show=_show)
+
+
+def doctor(
+    clean: Annotated[bool, typer.Option("--clean", help="Remove the rows of sessions that are proved dead.")] = False,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
+    """Look for what dead processes left behind. Exit code 1 where something is found that isn't cleaned.
+
+    What is found harms nobody: a dead holder's lease is taken over by whoever wants it.
+    """
+    locks = LeaseManager(db, cluster)
+    findings: list[dict[str, Any]] = []
+    alive = 0
+    for sid, record, _ in locks.sessions():
+        why = run(locks.db, locks.session_dead, sid, strategy=IDEMPOTENT)
+        if why is None:
+            alive += 1
+            continue
+        what = f"session {sid.hex()} of {record.host}:{record.pid} is dead: {why}"
+        findings.append({"what": what, "do": "lease-locks doctor --clean", "cleanable": True})
+    for info in locks.list():
+
+        def dead(tr: Any, name: str = info.name) -> list[str]:
+            lock = locks.space.lock(name)
+            version = tr.get_read_version().wait()
+            verdicts = [
+                locks._session.observer.judge(grant_subject(tr, locks.space, lock, grant), version)
+                for grant in read_name(tr, lock).grants
+            ]
+            return [verdict.why for verdict in verdicts if isinstance(verdict, Dead)]
+
+        for why in run(locks.db, dead, strategy=IDEMPOTENT):
+            what = f"lease {info.name!r} of {info.host}:{info.pid} is dead: {why}"
+            do = f"nothing: who acquires it takes it over; or lease-locks force-release {info.name} --reason …"
+            findings.append({"what": what, "do": do, "cleanable": False})
+    cleaned = locks.clear_dead_sessions() if clean else 0
+    left = [f for f in findings if not (clean and f["cleanable"])]
+    if json:
+        print_json({"sessions_alive": alive, "findings": findings, "cleaned": cleaned})
+    else:
+        typer.echo(f"{alive} sessions alive, {len(findings)} findings, {cleaned} cleaned")
+        for finding in findings:
+            typer.echo(f"- {finding['what']}\n  {finding['do']}")
+    if left:
+        raise typer.Exit(1)

@@ -1,0 +1,203 @@
+"""Commands on the memo: runs, inspect, summarize, diff, invalidate. They read metadata and never unpickle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
+from lease_locks.errors import LeaseNotFoundError
+from lease_locks.info import wall_time
+from lease_locks.locks import LeaseManager
+from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord
+from lease_locks.memo.runner import forget
+
+UriArgument = Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("runs")(list_runs)
+    app.command("summarize")(summarize)
+    app.command("inspect")(inspect)
+    app.command("diff")(diff)
+    app.command("invalidate")(invalidate)
+
+
+def _totals(counts: dict[Any, int]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for (_, kind), count in counts.items():
+        totals[kind] += count
+    executed, hit, awaited = totals["executed"], totals["hit"], totals["awaited"]
+    return {
+        "calls": executed + hit + awaited,
+        "executed": executed,
+        "hit": hit,
+        "awaited": awaited,
+        "failed": totals["failed"],
+    }
+
+
+def list_runs(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False) -> None:
+    """List the processes that called memoized functions, and what their calls came to."""
+    locks = LeaseManager(db, cluster)
+    rows = []
+    for run_id, record, counts in MemoRows(locks.space).runs(locks.db):
+        rows.append(
+            {
+                "run": run_id,
+                "by": record.by if record else "",
+                "command": record.command if record else "",
+                "started_at": wall_time(record.started_us) if record else None,
+                **_totals(counts),
+            }
+        )
+    print_rows(
+        rows,
+        ["run", "by", "command", "calls", "executed", "hit", "awaited", "failed"],
+        as_json=json,
+        empty="no function was called through a runner",
+    )
+
+
+def summarize(
+    run_id: Annotated[str | None, typer.Argument(metavar="[RUN]", help="One run; without it, all of them.")] = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
+    """Per function: how many calls there were, and how many of them were executed, found or awaited."""
+    locks = LeaseManager(db, cluster)
+    functions: dict[tuple[str, str], dict[Any, int]] = {}
+    found = False
+    for _, _, counts in MemoRows(locks.space).runs(locks.db, run_id):
+        found = True
+        for (memo, kind), count in counts.items():
+            into = functions.setdefault((memo.pipeline, memo.function), {})
+            into[memo, kind] = into.get((memo, kind), 0) + count
+    if run_id is not None and not found:
+        raise LeaseNotFoundError(f"there is no run {run_id!r} in cluster {cluster!r}: see `lease-locks runs`")
+    rows = [
+        {
+            "pipeline": pipeline,
+            "function": function,
+            "invocations": len({memo for memo, _ in counts}),
+            **_totals(counts),
+        }
+        for (pipeline, function), counts in sorted(functions.items())
+    ]
+    print_rows(
+        rows,
+        ["pipeline", "function", "invocations", "calls", "executed", "hit", "awaited", "failed"],
+        as_json=json,
+        empty="no function was called through a runner",
+    )
+
+
+def describe(locks: LeaseManager, memo: Memo) -> dict[str, Any]:
+    """Everything known of an invocation. Raises `LeaseNotFoundError`."""
+    rows = next(
+        (found for here, found in MemoRows(locks.space).scan(locks.db, memo.pipeline, memo.function) if here == memo),
+        None,
+    )
+    if rows is None:
+        raise LeaseNotFoundError(f"nothing is known of {memo.uri}")
+    described: dict[str, Any] = {"memo_uri": memo.uri, "lock": memo.lock_name, "arguments": [], "attempts": []}
+    for column, data in sorted(rows.items()):
+        if column == "inv":
+            record = InvocationRecord.decode(data)
+            described["arguments"] = [
+                {"parameter": name, "value": value, "digest": digest.hex()} for name, value, digest in record.shown
+            ]
+            described["invoked_at"], described["invoked_by"] = wall_time(record.at_us), record.by
+        elif column in ("res", "exc"):
+            outcome = OutcomeRecord.decode(data)
+            described["result" if column == "res" else "exception"] = {
+                "bytes": outcome.payload.size,
+                "at": wall_time(outcome.at_us),
+                "by": outcome.by,
+                "error": outcome.error,
+                "late": outcome.late,
+                "injected": outcome.injected,
+            }
+        elif column.startswith("att:"):
+            attempt = AttemptRecord.decode(data)
+            row = {field.name: getattr(attempt, field.name) for field in dataclasses.fields(attempt)}
+            row.pop("extra")
+            row["failure"] = attempt.failure.error if attempt.failure else ""
+            row["writer_id"] = column[4:]
+            described["attempts"].append(row)
+    info = locks.read(memo.lock_name)
+    described["held_by"] = None if info is None else info.describe()
+    return described
+
+
+def inspect(
+    memo_uri: UriArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False
+) -> None:
+    """Show an invocation: its arguments, attempts, result or exception. Nothing is unpickled."""
+    described = describe(LeaseManager(db, cluster), Memo.from_uri(memo_uri))
+    if json:
+        print_json(described)
+        return
+    typer.echo(described["memo_uri"])
+    for argument in described["arguments"]:
+        typer.echo(f"  {argument['parameter']} = {argument['value']}")
+    for attempt in described["attempts"]:
+        note = attempt["failure"] or attempt["note"]
+        typer.echo(f"attempt {attempt['writer_id']} {attempt['state']} {attempt['shell']} {attempt['remote']} {note}")
+    for kind in ("result", "exception"):
+        outcome = described.get(kind)
+        if outcome is not None:
+            typer.echo(
+                f"{kind}: {outcome['bytes']:,} bytes by {outcome['by']} at {outcome['at']:%F %T} {outcome['error']}"
+            )
+    if described["held_by"]:
+        typer.echo(f"lock held by {described['held_by']}")
+
+
+def diff(
+    left: UriArgument,
+    right: UriArgument,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
+    """Show why two invocations are two: what differs in pipeline, function or arguments. Exit code 1 where any does."""
+    locks = LeaseManager(db, cluster)
+    memos = [Memo.from_uri(left), Memo.from_uri(right)]
+    sides = [describe(locks, memo) for memo in memos]
+    rows: list[dict[str, Any]] = []
+    for what in ("pipeline", "function"):
+        values = [getattr(memo, what) for memo in memos]
+        if values[0] != values[1]:
+            rows.append({"what": what, "left": values[0], "right": values[1]})
+    arguments = [{a["parameter"]: a for a in side["arguments"]} for side in sides]
+    for parameter in dict.fromkeys([*arguments[0], *arguments[1]]):
+        found = [side.get(parameter) for side in arguments]
+        if (found[0] or {}).get("digest") != (found[1] or {}).get("digest"):
+            values = [f["value"] if f else None for f in found]
+            rows.append({"what": parameter, "left": values[0], "right": values[1]})
+    print_rows(rows, ["what", "left", "right"], as_json=json, empty="no difference")
+    if rows:
+        raise typer.Exit(1)
+
+
+def invalidate(
+    memo_uri: Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION[/DIGEST]")],
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+) -> None:
+    """Forget the outcome of an invocation, or of all invocations of a function."""
+    locks = LeaseManager(db, cluster)
+    rows = MemoRows(locks.space)
+    parts = memo_uri.count("/")
+    memo = Memo.from_uri(memo_uri if parts == 2 else f"{memo_uri}/00")
+    memos = [memo] if parts == 2 else [here for here, _ in rows.scan(locks.db, memo.pipeline, memo.function)]
+    count = sum(forget(locks, rows, here) for here in memos)
+    if not count:
+        raise LeaseNotFoundError(f"nothing is known of {memo_uri}")
+    typer.echo(f"forgot {count} invocation{'s' if count != 1 else ''}")
