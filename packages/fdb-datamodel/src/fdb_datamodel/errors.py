@@ -39,4 +39,4 @@ class FutureDeletedError(MainspringError, LookupError):
 
 
 class FutureStateError(MainspringError):
-    """A transition isn't allowed from the state the future is in (`states.TRANSITIONS` has the table)."""
+    """A transition isn't allowed from the state the future is in (`TRANSITIONS` has the table)."""

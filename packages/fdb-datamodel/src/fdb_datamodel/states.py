@@ -32,7 +32,7 @@ def _row(event: str, sources: tuple[FutureState | None, ...], targets: tuple[Fut
     return Transition(event, frozenset(sources), frozenset(targets))
 
 
-#: event → row. Functions of `transitions` name their row; `check` refuses what isn't here.
+#: event → row. Functions of `transitions` name their row; a test drives every event from every state and compares.
 TRANSITIONS: dict[str, Transition] = {
     row.event: row
     for row in (
