@@ -102,10 +102,8 @@ def _execute(
         attempt += 1
         token: Any = None
         try:
-            tr = db.create_transaction()
+            tr = db.create_transaction() if deadline is None else _armed(db, deadline, attempt)
             token = strategy.begin(tr, run_id, deadline)
-            if deadline is not None:
-                _arm(tr, deadline, attempt)
             value = fn(tr, *args, **kwargs)
             if type(value) is GeneratorType:
                 raise TypeError(f"{_name(fn)} is a generator: its transaction would be over before its body ran")
@@ -172,13 +170,14 @@ def _outcome(value: T, commit: Committed | bool, stamp: Any, attempts: int, tr: 
     return Outcome(value, commit or None, attempts)
 
 
-def _arm(tr: Any, deadline: float, attempt: int) -> None:
-    """Let the body's reads fail at the deadline."""
-    remaining = deadline - time.monotonic()
-    if remaining <= 0 and attempt > 1:
+def _armed(db: Any, deadline: float, attempt: int) -> Any:
+    """A transaction whose reads fail at the deadline, not before: timeouts count whole milliseconds from its creation."""
+    created = time.monotonic()
+    if created >= deadline and attempt > 1:
         raise TransactionTimedOut(f"the deadline passed after {attempt - 1} attempts; nothing committed")
-    # Rounded up: an engine counts whole milliseconds, and the deadline is checked here, not there.
-    tr.options.set_timeout(max(1, int(remaining * 1000) + 1))
+    tr = db.create_transaction()
+    tr.options.set_timeout(max(1, int((deadline - created) * 1000) + 1))
+    return tr
 
 
 def _check_deadline(deadline: float | None, attempt: int, fn: Any, cause: BaseException) -> None:
