@@ -32,12 +32,13 @@ _numbers = itertools.count()
 class World:
     """One database in this process: a handle that meets faults, and one that doesn't."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, seed: int, faulty: bool = True) -> None:
         name = f"memory:faults-{uuid.uuid4().hex}"
         self.db = fdb_embedded.open(
             name,
-            faults=Faults(
+            faults=Faults(seed=seed)
+            if not faulty
+            else Faults(
                 seed=seed,
                 not_committed=0.05,
                 too_old=0.03,
@@ -72,11 +73,11 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[Callable[[int], World]]:
+def world() -> Iterator[Callable[..., World]]:
     worlds: list[World] = []
 
-    def make(seed: int) -> World:
-        worlds.append(World(seed))
+    def make(seed: int, faulty: bool = True) -> World:
+        worlds.append(World(seed, faulty))
         return worlds[-1]
 
     yield make
@@ -138,7 +139,7 @@ def one_call(world: World, strategy: Any, rng: random.Random, batcher: Batcher) 
 
 @pytest.mark.parametrize("seed", seed_params(200))
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_exactly_as_many_effects_as_calls(world: Callable[[int], World], strategy: Any, seed: int) -> None:
+def test_exactly_as_many_effects_as_calls(world: Callable[..., World], strategy: Any, seed: int) -> None:
     print(f"seed {seed}")
     here = world(seed)
     batcher = Batcher(here.db, strategy=strategy)
@@ -173,12 +174,16 @@ class Interruption(BaseException):
 
 
 @pytest.mark.parametrize("seed", seed_params(30))
+@pytest.mark.parametrize("faulty", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_interruption_at_any_moment_leaves_no_doubt(world: Callable[[int], World], strategy: Any, seed: int) -> None:
+def test_an_interruption_at_any_moment_leaves_no_doubt(
+    world: Callable[..., World], strategy: Any, faulty: bool, seed: int
+) -> None:
     """After it came out of `run`, the effect is there once or not at all, as its note says, and nothing comes later."""
     print(f"seed {seed}")
-    here = world(seed)
+    here = world(seed, faulty)
     rng = random.Random(seed)
+    db = here.db if faulty else here.clean
     noted: dict[int, bool] = {}
     seen: Counter[int] = Counter()
 
@@ -192,7 +197,7 @@ def test_an_interruption_at_any_moment_leaves_no_doubt(world: Callable[[int], Wo
             try:
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * 0.002)
-                    run(here.db, rng.choice((blind, read_modify_write)), call, strategy=strategy)
+                    run(db, rng.choice((blind, read_modify_write)), call, strategy=strategy)
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
             except Interruption as error:
@@ -211,7 +216,7 @@ def test_an_interruption_at_any_moment_leaves_no_doubt(world: Callable[[int], Wo
     assert {call: bool(effects[call]) for call in noted} == noted
 
 
-def test_a_late_commit_of_a_blind_write_never_lands_after_its_call_returned(world: Callable[[int], World]) -> None:
+def test_a_late_commit_of_a_blind_write_never_lands_after_its_call_returned(world: Callable[..., World]) -> None:
     for seed in range(40):
         here = world(seed)
         for strategy in STRATEGIES:

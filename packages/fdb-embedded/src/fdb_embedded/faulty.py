@@ -44,7 +44,8 @@ class FaultyCommits:
                 self._run(transaction, fate, future)
 
         def kick(block: bool) -> None:
-            if block:
+            # signal handlers raise into the main thread, and a fate can't be taken up again halfway
+            if block and threading.current_thread() is not threading.main_thread():
                 run()
             else:
                 self.engine.housekeeper.call_at(0.0, run)
