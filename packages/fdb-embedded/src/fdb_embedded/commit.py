@@ -65,9 +65,10 @@ class _Written:
 class _Outcome:
     """What became of a batch."""
 
-    __slots__ = ("failures", "written")
+    __slots__ = ("batch", "failures", "written")
 
     def __init__(self) -> None:
+        self.batch: list[CommitRequest] = []
         self.written: list[_Written] = []
         self.failures: list[tuple[CommitRequest, int]] = []
 
@@ -115,12 +116,14 @@ class Committer:
             outcome = _Outcome()
             try:
                 with self.lead:
-                    batch = self._take()
-                    if batch:
-                        self._commit(batch, outcome)
+                    self._take(outcome.batch)
+                    if outcome.batch:
+                        self._commit(outcome.batch, outcome)
                 self.settle(outcome)
             except BaseException:
-                # an interrupt of this thread: the housekeeper finishes what is left
+                # an interrupt of this thread: the housekeeper finishes what is left; what wasn't begun is anybody's
+                if not outcome.written and not outcome.failures:
+                    self.queue.extendleft(reversed([member for member in outcome.batch if not _done(member)]))
                 self.unsettled.append(outcome)
                 self.engine.housekeeper.unpark(now=True)
                 raise
@@ -130,15 +133,15 @@ class Committer:
         while self.unsettled:
             self.settle(self.unsettled.popleft())
 
-    def _take(self) -> list[CommitRequest]:
+    def _take(self, batch: list[CommitRequest]) -> None:
+        """Move what is queued to `batch`."""
         queue = self.queue
-        batch: list[CommitRequest] = []
         size = 0
-        while queue and len(batch) < BATCH_MEMBERS and size < BATCH_KEYS:
-            request = queue.popleft()
-            batch.append(request)
-            size += len(request.writes)
-        return batch
+        with contextlib.suppress(IndexError):  # `abandon` may have emptied the queue meanwhile
+            while queue and len(batch) < BATCH_MEMBERS and size < BATCH_KEYS:
+                # in one C call, so that no signal handler comes when a commit is in neither of them
+                batch.extend(map(operator.call, (queue.popleft,)))
+                size += len(batch[-1].writes)
 
     def settle(self, outcome: _Outcome) -> None:
         """Tell the members of a batch, and whoever watches what they wrote. Not under `lead`: callbacks run here."""
@@ -177,7 +180,6 @@ class Committer:
             if code is None:
                 # nothing was written: somebody else may lead these members
                 outcome.failures.clear()
-                self.queue.extendleft(reversed([member for member in batch if not _done(member)]))
                 raise
             outcome.failures = [(member, code) for member in batch]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,30 @@ MAX_AGE = 5.0
 LOOK_EVERY = 1.0
 
 
+class Bell:
+    """An event that a signal handler can interrupt anywhere, and leaves usable: all of it is in C."""
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        if self._rings.empty():
+            self._rings.put(None)
+
+    def is_set(self) -> bool:
+        return not self._rings.empty()
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait for a ring, and take it."""
+        with contextlib.suppress(queue.Empty):
+            self._rings.get(timeout=seconds)
+
+    def clear(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._rings.get_nowait()
+
+
 class Housekeeper:
     """Parked while the engine is idle, so that an idle process uses no time."""
 
@@ -28,7 +54,7 @@ class Housekeeper:
         self.parked = True
         self.thread: threading.Thread | None = None
         self.lock = threading.Lock()
-        self.bell = threading.Event()
+        self.bell = Bell()
         self.stopping = False
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.count = itertools.count()

@@ -75,7 +75,8 @@ class StoredIds:
             tr.clear(key)
 
     def committed(self, tr: Any, token: _Attempt) -> None:
-        if token.stamp is not None:
+        # After an interruption it may never come; then the row is left to the cleaner.
+        if token.stamp is not None and token.stamp.is_ready():
             self._due.append(ROWS + bytes(token.stamp.value))
 
     def abandoned(self, token: _Attempt) -> None:
