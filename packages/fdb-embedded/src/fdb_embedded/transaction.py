@@ -165,14 +165,14 @@ class Transaction(Writing):
         if automatic or self.given_id is not None:
             self.idempotency_id = self.given_id or os.urandom(16)
             self.id_ends = automatic
-            if self.read_at is None:
-                # a blind write is validated too, against what fences it from now on: any later version is higher
-                self.read_at = self.engine.store.clock.now() - 1
             point = idempotency.SELF_CONFLICT + self.idempotency_id
             self._insert_point(point)
             if not automatic:
                 # two transactions in flight with one id of a caller's exclude each other; automatic ids are never shared
                 self.write_points = {point} if self.write_points is None else self.write_points | {point}
+        if self.read_at is None and (self.read_points or self.read_ranges):
+            # a blind write is validated too, against what fences it from now on: any later version is higher
+            self.read_at = self.engine.store.clock.now() - 1
 
     def _finish_read_only(self) -> None:
         stamps, self.stamp_futures = self.stamp_futures, None
