@@ -147,3 +147,9 @@ def test_on_error_raises_what_no_retry_mends(any_db: Any, code: int) -> None:
         tr.commit().wait()
     tr.reset()
     tr.commit().wait()
+
+
+def test_on_error_without_an_error_is_a_bad_call(any_db: Any) -> None:
+    tr = any_db.create_transaction()
+    with fdb_error(2000):
+        tr.on_error(0).wait()

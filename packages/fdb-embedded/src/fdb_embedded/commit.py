@@ -155,6 +155,8 @@ class Committer:
                 except OSError:
                     outcome.failures += ((member, errors.COMMIT_UNKNOWN_RESULT) for member, _ in written.members)
                     written.members.clear()
+            if engine.versions_are_asked_for:
+                engine.pin_committed(written.version)
             for member, index in written.members:
                 if _done(member):
                     continue

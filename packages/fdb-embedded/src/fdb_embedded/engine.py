@@ -50,6 +50,7 @@ class Engine:
     def _start(self) -> None:
         self.live: dict[int, Snapshot] = {}
         self.pinned: OrderedDict[int, Snapshot] = OrderedDict()
+        self.versions_are_asked_for = False  # committed versions are kept from the first `set_read_version` on
         self.lock = threading.Lock()
         self._known_id = -1
         self._known_version = 0
@@ -135,6 +136,13 @@ class Engine:
             oldest = self.pinned.popitem(last=False)[1] if len(self.pinned) > PINNED else None
         if oldest is not None:
             self.release(oldest)
+
+    def pin_committed(self, version: int) -> None:
+        """Keep the state of a version just committed, if it is still the newest, for who may ask for it again."""
+        snap = self.snapshot()
+        if snap.version == version:
+            self.pin(snap)
+        self.release(snap)
 
     def release(self, snap: Snapshot) -> None:
         """A user of the snapshot is done with it."""

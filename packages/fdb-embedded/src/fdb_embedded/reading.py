@@ -53,6 +53,7 @@ class Reading(TransactionState):
             self._defer(2010)
         else:
             self.wanted_version = version
+            self.engine.versions_are_asked_for = True
 
     def _limit_key(self) -> bytes:
         return b"\xff\xff" if self.options.read_system else b"\xff"

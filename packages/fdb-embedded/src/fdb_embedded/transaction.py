@@ -214,6 +214,8 @@ class Transaction(Writing):
         limit = self.options.retry_limit
         hit = limit >= 0 and self.retries >= limit
         self.retries += 1
+        if code == 0:
+            code = errors.CLIENT_INVALID_OPERATION
         if hit or code not in errors.RETRYABLE_ON_ERROR:
             self.dead = errors.TRANSACTION_CANCELLED
             self.plain = False
