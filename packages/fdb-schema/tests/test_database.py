@@ -50,6 +50,12 @@ def test_a_file_is_not_a_database(tmp_path: Path) -> None:
         open_database(f"embedded:{file}")
 
 
+@pytest.mark.parametrize("path", ["/proc/none", "/dev/null/db"])
+def test_a_path_that_cannot_be_used_is_named(path: str) -> None:
+    with pytest.raises((DatabaseUnreachableError, NotADatabaseError), match=path):
+        open_database(f"embedded:{path}")
+
+
 def test_a_missing_cluster_file_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "fdb.cluster"
     with pytest.raises(DatabaseUnreachableError, match="no cluster file"):

@@ -84,7 +84,9 @@ def _open_embedded(path: str, url: str, durability: str | None) -> Database:
     try:
         database: Database = engine.open(path, **options)
     except Exception as error:
-        translated = _TRANSLATED.get(type(error).__name__)
+        translated = next(
+            (_TRANSLATED[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TRANSLATED), None
+        )
         if translated is not None:
             raise translated(f"{url}: {error}") from error
         if isinstance(error, OSError):
@@ -101,6 +103,7 @@ _TRANSLATED: Final[dict[str, type[Exception]]] = {
     "DamagedDatabase": NotADatabaseError,
     "NewerFormat": NewerFormatError,
     "InvalidOption": DatabaseUrlError,
+    "EmbeddedError": DatabaseUnreachableError,
 }
 
 
