@@ -683,3 +683,20 @@ def test_children_that_nobody_listened_to_are_not_taken_for_stuck() -> None:
     assert d.core.step([], d.now, looked) == []
     assert TakeBack(0) not in d.core.step([Rang(again=True)], d.now + 5, looked)
     assert KillChild(0) in d.core.step([], d.now, d.now)
+
+
+def test_a_turn_carries_no_more_bytes_than_a_transaction_should() -> None:
+    d = Driver(slots=1)
+    d.start(claim(0))
+    (turn,) = d.only(RunTurn, d.result(0, 0))
+    d.core.ambition = 100
+    d.say(TurnEnded(claims(*[claim(i) for i in range(1, 61)]), turn))
+    said = [[messages.RESULT, t.seq, 10, bytes(16_000)] for t in d.core.children[0].queue]
+    (turn,) = d.only(RunTurn, d.say(ChildSaid(0, said), after=planning.LINGER))
+    carried = []
+    while turn is not None:
+        assert 1 <= len(turn.outcomes) * 16_000 <= planning.TURN_BYTES
+        carried += turn.outcomes
+        turns = d.only(RunTurn, d.say(TurnEnded(claims(), turn)))
+        turn = next((t for t in turns if t.outcomes), None)
+    assert len(carried) == 60

@@ -23,6 +23,9 @@ from futures_worker.failure import may_retry
 from futures_worker.store import map_file, write_file
 from futures_worker.worker import messages, task_context
 
+MOST_FUNCTIONS = 1000
+"""Functions kept loaded by a child; the one loaded first goes first."""
+
 
 class ChildLoop:
     """Runs tasks from `tasks` and writes results to the descriptor `results`.
@@ -107,6 +110,8 @@ class ChildLoop:
     def _load_function(self, digest: bytes) -> tuple[Callable[..., Any], str, str]:
         data = Path(self._code, digest.hex()).read_bytes()
         function = (payload.load_code(data), payload.code_name(data), payload.code_python(data))
+        if len(self._functions) >= MOST_FUNCTIONS:
+            del self._functions[next(iter(self._functions))]
         self._functions[digest] = function
         return function
 

@@ -40,6 +40,7 @@ class Housekeeping:
         self._observer = WorkerObserver(ttl)
         self._look_seconds = ttl / LOOKS_PER_TTL
         self._stop = threading.Event()
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="housekeeping", daemon=True)
 
     def start(self) -> None:
@@ -49,8 +50,13 @@ class Housekeeping:
     def close(self) -> None:
         """Ends; returns when the thread has."""
         self._stop.set()
+        self._hurry.set()
         if self._thread.is_alive():
             self._thread.join(10)
+
+    def hurry(self) -> None:
+        """There is something to advance: do it now; callable from any thread."""
+        self._hurry.set()
 
     def tick(self) -> None:
         """Advances the clock and fires what is due."""
@@ -75,7 +81,11 @@ class Housekeeping:
 
     def _loop(self) -> None:
         next_look = time.monotonic() + self._look_seconds * random.random()
-        while not self._stop.wait(min(ADVANCE_SECONDS, self._look_seconds)):
+        while not self._stop.is_set():
+            if self._hurry.wait(min(ADVANCE_SECONDS, self._look_seconds)):
+                self._hurry.clear()
+                if self._stop.is_set():
+                    return
             try:
                 self.tick()
                 if time.monotonic() >= next_look:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,6 +23,8 @@ from futures_worker.worker.messages import PARCEL_BYTES
 from futures_worker.worker.tasks import Task
 from idempotent_txn import run
 
+MOST_CODES = 1000
+"""Different functions whose code is kept as a file; a child keeps as many loaded."""
 FETCH_THREADS = 8
 """Dependencies fetched from other workers at the same time."""
 
@@ -36,13 +39,15 @@ class Inputs:
         store: ObjectStore,
         fetcher: ObjectFetcher,
         post: Callable[[Event], None],
+        digests_in_hand: Callable[[], set[bytes]],
     ) -> None:
+        self._digests_in_hand = digests_in_hand
         self._db = db
         self._space = space
         self._store = store
         self._fetcher = fetcher
         self._post = post
-        self._codes: dict[bytes, bytes] = {}  # claim.code -> digest, of codes whose file is written
+        self._codes: OrderedDict[bytes, bytes] = OrderedDict()  # claim.code -> digest, of codes whose file is written
         self._parcel_numbers = itertools.count()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -109,7 +114,18 @@ class Inputs:
         if not path.exists():
             write_file(path, [data])
         self._codes[code] = digest
+        if len(self._codes) > MOST_CODES:
+            self._forget_codes()
         return digest
+
+    def _forget_codes(self) -> None:
+        """Removes the older half of the codes, but for what tasks in hand need."""
+        needed = self._digests_in_hand()
+        for code, digest in list(self._codes.items())[: MOST_CODES // 2]:
+            if digest not in needed:
+                del self._codes[code]
+                with contextlib.suppress(FileNotFoundError):
+                    (self._store.directory.code / digest.hex()).unlink()
 
     def _bring_dependencies(self, task: Task, me: WorkerId) -> Event:
         claim = task.claim

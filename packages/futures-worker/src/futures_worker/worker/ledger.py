@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from fdb_datamodel import (
     Claims,
+    Failure,
     Heartbeat,
     MailEntry,
+    Outcome,
     WorkerFencedError,
     WorkerId,
     clear_mailbox,
@@ -24,6 +27,8 @@ from fdb_schema import ClusterSpace, get_many
 from futures_worker.worker.bells import Bells
 from futures_worker.worker.instructions import RunTurn
 from idempotent_txn import run
+
+log = logging.getLogger("futures_worker")
 
 
 class Ledger:
@@ -50,6 +55,28 @@ class Ledger:
         claims, seen = run(self._db, body)
         if turn.limit:
             self._bells.saw(pool, seen)
+        return claims
+
+    def take_turn_apart(self, turn: RunTurn, why: Exception) -> Claims:
+        """`take_turn` again after it failed with `why`: each outcome by itself, so that one bad one harms no other.
+
+        An outcome that can't be recorded becomes a permanent failure that says so. Raises `WorkerFencedError`.
+        """
+        stale: list[bytes] = []
+        for outcome in turn.outcomes:
+            failure = Failure("error", f"how it ended can't be recorded: {type(why).__name__}: {why}"[:500])
+            for attempt in (outcome, Outcome.failed(outcome.claim, failure, permanently=True)):
+                try:
+                    claims = self.take_turn(RunTurn([attempt], turn.capacity, 0))
+                    stale.extend(claims.stale)
+                    break
+                except WorkerFencedError:
+                    raise
+                except Exception as exc:
+                    why = exc
+                    log.error("the outcome of future %s can't be recorded: %s", outcome.claim.future_id, exc)
+        claims = self.take_turn(RunTurn([], turn.capacity, turn.limit)) if turn.limit else Claims()
+        claims.stale = (*claims.stale, *stale)
         return claims
 
     def beat(self, load: Callable[[int], Heartbeat]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from fdb_datamodel import Capacity
+from fdb_datamodel import Capacity, Outcome
 from futures_worker.worker.instructions import (
     Finish,
     RetireChild,
@@ -26,6 +26,8 @@ MOST_IN_HAND = 2000
 """Tasks in hand at most, however short."""
 MOST_PER_TURN = 500
 """Claims of one transaction, and outcomes, at most."""
+TURN_BYTES = 300_000
+"""Bytes of inline results and failures of one transaction, about: each is written twice, for the future and its waiter."""
 WINDOW = 0.004
 """Seconds of work sent to a child ahead of what it runs."""
 MOST_SENT = 128
@@ -215,18 +217,29 @@ def claim_limit(state: WorkerState) -> int:
 
 def _turn(state: WorkerState) -> None:
     limit = claim_limit(state)
-    outcomes = state.outcomes
-    if outcomes:
-        if len(outcomes) < MOST_PER_TURN // 2 and state.now - state.first_outcome < LINGER and _ends_soon(state):
+    if state.outcomes:
+        if state.now - state.first_outcome < LINGER and len(state.outcomes) < MOST_PER_TURN // 2 and _ends_soon(state):
             return
         if limit:
             state.wants_claim = False
-        state.outcomes = outcomes[MOST_PER_TURN:]
+        outcomes = _fitting(state.outcomes)
+        state.outcomes = state.outcomes[len(outcomes) :]
         state.first_outcome = state.now - LINGER
-        state.out.append(RunTurn(outcomes[:MOST_PER_TURN], _capacity(state), limit))
+        state.out.append(RunTurn(outcomes, _capacity(state), limit))
     elif limit and state.wants_claim and state.now >= state.claim_after:
         state.wants_claim = False
         state.out.append(RunTurn([], _capacity(state), limit))
+
+
+def _fitting(outcomes: list[Outcome]) -> list[Outcome]:
+    """The first outcomes, as many as one transaction should carry; at least one."""
+    size = 0
+    for count, outcome in enumerate(outcomes[:MOST_PER_TURN]):
+        result, failure = outcome.result, outcome.failure
+        size += len(result) if type(result) is bytes else len(failure.payload) if failure is not None else 0
+        if size > TURN_BYTES and count:
+            return outcomes[:count]
+    return outcomes[:MOST_PER_TURN]
 
 
 def _ends_soon(state: WorkerState) -> bool:

@@ -80,12 +80,13 @@ class WorkerService:
         self._cleanup.callback(self.shell.close)
         fetcher = ObjectFetcher(secret)
         self._cleanup.callback(fetcher.close)
-        self.shell.inputs = Inputs(self.db, self.space, self.store, fetcher, self.shell.post)
+        self.shell.inputs = Inputs(self.db, self.space, self.store, fetcher, self.shell.post, self.core.digests_in_hand)
         self._server = StoreServer(sock, secret, self.store, self._about)
         self._server.start()
         self._cleanup.callback(self._server.close)
         self.shell.join(join(self.db, self.space, ip, port, self._info, ttl=config.ttl))
         self._housekeeping = Housekeeping(self.db, self.space, ttl=config.ttl, on_peers=self._on_peers)
+        self.shell.on_unsettled = self._housekeeping.hurry
         self._housekeeping.start()
         self._cleanup.callback(self._housekeeping.close)
 

@@ -10,13 +10,15 @@ import select
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from fdb_datamodel import Heartbeat, MailEntry, WorkerFencedError, WorkerId
-from fdb_schema import ClusterSpace
+from fdb_schema import ClusterSpace, fdb_error_code
+from fdb_schema.errors import TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE
 from futures_worker.errors import ObjectLostError
 from futures_worker.store import ObjectStore
 from futures_worker.worker import messages
@@ -75,6 +77,7 @@ class Shell:
         object_store: int = 0,
     ) -> None:
         self.core = core
+        self.on_unsettled: Callable[[], None] = lambda: None  # called when edges or timers are left to be advanced
         self.fenced = False  # set when this incarnation was declared dead and everything it held was dropped
         self._joined: Ledger | None = None
         self._db = db
@@ -237,10 +240,21 @@ class Shell:
 
     def _run_turn(self, turn: RunTurn) -> list[Event]:
         try:
-            return [TurnEnded(self._ledger.take_turn(turn), turn)]
+            try:
+                claims = self._ledger.take_turn(turn)
+            except WorkerFencedError:
+                raise
+            except Exception as exc:
+                if not turn.outcomes or fdb_error_code(exc) not in (None, TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE):
+                    raise
+                log.error("a turn of %d outcomes failed, taking it apart: %s", len(turn.outcomes), exc)
+                claims = self._ledger.take_turn_apart(turn, exc)
         except WorkerFencedError as exc:
             self._be_fenced(exc)
             return []
+        if claims.unsettled:
+            self.on_unsettled()
+        return [TurnEnded(claims, turn)]
 
     def _be_fenced(self, why: WorkerFencedError) -> None:
         log.warning("worker %s was declared dead by others: %s", self._ledger.worker, why)

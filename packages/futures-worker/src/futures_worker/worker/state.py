@@ -74,9 +74,9 @@ class WorkerState:
         """Whether nothing is in hand and nothing waits to be reported."""
         return not self.tasks and not self.outcomes
 
-    def has_idle_child(self) -> bool:
-        """Whether a child has nothing to do."""
-        return any(c.state is ChildState.running and not c.queue for c in self.children.values())
+    def digests_in_hand(self) -> set[bytes]:
+        """The codes that tasks in hand need."""
+        return {task.digest for task in self.tasks.values()}
 
     def end(self, task: Task, outcome: Outcome) -> None:
         """The task ended here with an outcome to report."""

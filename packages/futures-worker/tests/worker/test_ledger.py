@@ -1,0 +1,261 @@
+"""The database's side of the worker: turns, bells, mail and signs of life, on every engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fdb_datamodel import (
+    Capacity,
+    Claim,
+    Claims,
+    ClusterSpace,
+    FutureSpec,
+    FutureState,
+    Heartbeat,
+    Outcome,
+    Requirements,
+    WorkerFencedError,
+    WorkerId,
+    WorkerSighting,
+    advance,
+    cancel_future,
+    declare_dead,
+    describe_future,
+    get_future_state,
+    list_workers,
+    new_future_id,
+    put_code,
+    reap,
+    sightings,
+    submit_future,
+    validate,
+)
+from futures_worker.worker import ledger as ledger_module
+from futures_worker.worker.housekeeping import Housekeeping
+from futures_worker.worker.instructions import RunTurn
+from futures_worker.worker.ledger import Ledger
+from futures_worker.worker.registration import describe_self, join, leave
+from idempotent_txn import run
+
+PATIENCE = 60.0
+SPACE = ClusterSpace("test")
+ROOM = Capacity(Requirements(4, "1GiB"))
+
+
+class Site:
+    """A database with one worker registered, and somebody who submits."""
+
+    def __init__(self, db: Any) -> None:
+        self.db = db
+        self.woken = threading.Event()
+        self.worker = self.join(7001)
+        self.ledger = Ledger(db, SPACE, self.worker, self.woken.set)
+
+    def join(self, port: int) -> WorkerId:
+        return join(self.db, SPACE, "127.0.0.1", port, describe_self(1, Requirements(4), 0), ttl=0.5)
+
+    def submit(self) -> bytes:
+        def body(tr: Any) -> bytes:
+            spec = FutureSpec(code=put_code(tr, SPACE, b"code"), id=future_id, session=b"c" * 16)
+            return submit_future(tr, SPACE, spec).bytes
+
+        future_id = new_future_id()
+        return run(self.db, body)
+
+    def state(self, future_id: bytes) -> FutureState:
+        return run(self.db, get_future_state, SPACE, future_id)
+
+    def claim(self, limit: int = 10) -> Claims:
+        return self.ledger.take_turn(RunTurn([], ROOM, limit))
+
+    def check(self) -> None:
+        assert validate(self.db, SPACE) == []
+
+
+@pytest.fixture
+def site(any_db: Any) -> Iterator[Site]:
+    site = Site(any_db)
+    yield site
+    site.ledger.close()
+
+
+def test_a_turn_reports_and_claims(site: Site) -> None:
+    first, second = site.submit(), site.submit()
+    (claim,) = site.claim(1)
+    assert claim.id == first
+    (following,) = site.ledger.take_turn(RunTurn([Outcome.realized(claim, b"result")], ROOM, 1))
+    assert following.id == second
+    assert (site.state(first), site.state(second)) == (FutureState.realized, FutureState.claimed)
+    site.check()
+
+
+def test_one_bad_outcome_harms_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [site.submit() for _ in range(4)]
+    claims = site.claim()
+    genuine = ledger_module.finish_turn
+
+    def refuses(tr: Any, space: Any, worker: Any, outcomes: list[Outcome], *rest: Any) -> Claims:
+        if any(o.result == b"bad" for o in outcomes):
+            raise ValueError("can't be written")
+        return genuine(tr, space, worker, outcomes, *rest)
+
+    monkeypatch.setattr(ledger_module, "finish_turn", refuses)
+    outcomes = [Outcome.realized(c, b"bad" if c.id == ids[2] else b"good") for c in claims]
+    turn = RunTurn(outcomes, ROOM, 5)
+    with pytest.raises(ValueError, match="can't be written") as caught:
+        site.ledger.take_turn(turn)
+    more = site.submit()
+    assert [c.id for c in site.ledger.take_turn_apart(turn, caught.value)] == [more]
+    assert [site.state(i) for i in ids] == [*[FutureState.realized] * 2, FutureState.failed, FutureState.realized]
+    info = run(site.db, describe_future, SPACE, ids[2])
+    assert info.failure is not None
+    assert "can't be recorded: ValueError: can't be written" in info.failure.message
+    site.check()
+
+
+def test_a_claim_lost_to_somebody_else_is_named_even_when_a_turn_is_taken_apart(site: Site) -> None:
+    ids = [site.submit() for _ in range(2)]
+    claims = site.claim()
+    run(site.db, cancel_future, SPACE, ids[0])
+    turn = RunTurn([Outcome.realized(c, b"r") for c in claims], ROOM, 0)
+    assert site.ledger.take_turn_apart(turn, ValueError("x")).stale == (ids[0],)
+    assert site.state(ids[1]) == FutureState.realized
+    site.check()
+
+
+def test_a_ring_wakes_and_what_happened_before_arming_is_not_missed(site: Site) -> None:
+    site.claim()
+    changed, mail = site.ledger.arm(pool_matters=True)
+    assert (changed, mail) == (False, [])
+    site.submit()
+    assert site.woken.wait(PATIENCE)
+    assert site.ledger.rung() == (True, [])
+    assert len(site.claim()) == 1
+    site.submit()  # between the look and the arming
+    assert site.ledger.arm(pool_matters=True) == (True, [])
+    assert site.ledger.rung() == (False, [])
+
+
+def test_a_bell_of_the_pool_is_not_armed_while_it_does_not_matter(site: Site) -> None:
+    site.claim()
+    site.ledger.arm(pool_matters=False)
+    site.submit()
+    assert site.ledger.rung() == (False, [])
+    assert site.ledger.arm(pool_matters=True) == (True, [])
+
+
+def test_mail_tells_of_cancellations_once(site: Site) -> None:
+    site.ledger.arm(pool_matters=False)
+    future_id = site.submit()
+    site.claim()
+    run(site.db, cancel_future, SPACE, future_id)
+    assert site.woken.wait(PATIENCE)
+    rung, mail = site.ledger.rung()
+    assert rung
+    assert [(entry.id, entry.kind) for entry in mail] == [(future_id, "cancel")]
+    assert site.ledger.read_mail() == []
+    site.check()
+
+
+def test_a_worker_that_was_declared_dead_learns_it_from_everything_it_does(site: Site) -> None:
+    site.submit()
+    (claim,) = site.claim()
+    site.ledger.beat(lambda counter: Heartbeat(counter=counter))
+    (sighting,) = run(site.db, sightings, SPACE)
+    assert run(site.db, declare_dead, SPACE, sighting)
+    while run(site.db, reap, SPACE):
+        pass
+    with pytest.raises(WorkerFencedError):
+        site.ledger.beat(lambda counter: Heartbeat(counter=counter))
+    with pytest.raises(WorkerFencedError):
+        site.ledger.take_turn(RunTurn([Outcome.realized(claim, b"late")], ROOM, 0))
+    with pytest.raises(WorkerFencedError):
+        site.ledger.take_turn_apart(RunTurn([Outcome.realized(claim, b"late")], ROOM, 0), ValueError("x"))
+    assert site.state(claim.id) == FutureState.unclaimed
+    site.check()
+
+
+def test_every_start_is_another_incarnation_and_gives_back_what_the_last_one_held(site: Site) -> None:
+    future_id = site.submit()
+    site.claim()
+    again = site.join(7001)  # the same process: its earlier incarnation is known to be gone
+    assert (again.ip, again.port) == (site.worker.ip, site.worker.port)
+    assert again.incarnation != site.worker.incarnation
+    assert site.state(future_id) == FutureState.unclaimed
+    with pytest.raises(WorkerFencedError):
+        site.claim()
+    leave(site.db, SPACE, again)
+    assert run(site.db, list_workers, SPACE) == []
+    site.check()
+
+
+def test_leaving_gives_back_what_is_still_held_at_no_charge(site: Site) -> None:
+    future_id = site.submit()
+    site.claim()
+    leave(site.db, SPACE, site.worker)
+    info = run(site.db, describe_future, SPACE, future_id)
+    assert (info.state, info.attempts, info.charged, info.losses) == (FutureState.unclaimed, 1, 0, 0)
+    site.check()
+
+
+def test_housekeeping_reaps_the_silent_and_names_the_living(site: Site) -> None:
+    future_id = site.submit()
+    site.claim()
+    other = site.join(7002)
+    seen: list[list[WorkerId]] = []
+    keeper = Housekeeping(site.db, SPACE, ttl=1.0, on_peers=seen.append)
+    stop = threading.Event()
+    beats = Ledger(site.db, SPACE, other, lambda: None)
+
+    def beat() -> None:
+        while not stop.wait(0.1):
+            beats.beat(lambda counter: Heartbeat(counter=counter))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    keeper.start()
+    try:
+        done = threading.Event()
+        for _ in range(int(PATIENCE / 0.05)):
+            if seen and seen[-1] == [other]:
+                break
+            done.wait(0.05)
+        assert seen[-1] == [other]
+    finally:
+        keeper.close()
+        stop.set()
+        thread.join()
+    assert site.state(future_id) == FutureState.unclaimed
+    assert run(site.db, sightings, SPACE)[0].id == other
+    site.check()
+
+
+def test_housekeeping_hurries_when_edges_are_left(site: Site) -> None:
+    upstream = site.submit()
+
+    def many(tr: Any) -> None:
+        for _ in range(300):
+            submit_future(tr, SPACE, FutureSpec(code=put_code(tr, SPACE, b"code"), dependencies=(upstream,)))
+
+    run(site.db, many)
+    claims: list[Claim] = list(site.claim(1))
+    turned = site.ledger.take_turn(RunTurn([Outcome.realized(claims[0], b"r")], ROOM, 0))
+    assert turned.unsettled
+    keeper = Housekeeping(site.db, SPACE, ttl=1.0)
+    keeper.tick()
+    assert not run(site.db, advance, SPACE, 0).more
+    assert len(site.claim(400)) + len(site.claim(400)) == 300
+    site.check()
+
+
+def test_sightings_are_what_the_observer_compares(site: Site) -> None:
+    (first,) = run(site.db, sightings, SPACE)
+    site.ledger.beat(lambda counter: Heartbeat(counter=counter))
+    (second,) = run(site.db, sightings, SPACE)
+    assert isinstance(first, WorkerSighting)
+    assert first.id == second.id == site.worker
+    assert first.counter != second.counter
