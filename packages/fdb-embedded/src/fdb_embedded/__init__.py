@@ -12,6 +12,7 @@ from .errors import (
     InvalidOption,
     NewerFormat,
     NotADatabase,
+    PathUnusable,
 )
 from .faults import Faults
 from .opening import close, open
@@ -26,6 +27,7 @@ __all__ = [
     "InvalidOption",
     "NewerFormat",
     "NotADatabase",
+    "PathUnusable",
     "__version__",
     "aio",
     "close",

@@ -200,24 +200,24 @@ class Committer:
         store = self.engine.store
         if store.page.commits() - self._seen_commits > FAR_BEHIND:
             self._look_ahead(batch)
-        while True:
-            txn = store.begin_write()
-            try:
-                written = self._write(txn, batch, outcome)
-                if written is None:
+        with store.writing:
+            while True:
+                txn = store.begin_write()
+                try:
+                    written = self._write(txn, batch, outcome)
+                    if written is None:
+                        txn.abort()
+                        return
+                    # in one C call, so that no signal handler comes between the commit and the note of it
+                    deque(map(operator.call, (txn.commit, partial(outcome.written.append, written))), maxlen=0)
+                    break
+                except lmdb.MapFullError:
                     txn.abort()
-                    return
-                # in one C call, so that no signal handler comes between the commit and the note of it
-                deque(map(operator.call, (txn.commit, partial(outcome.written.append, written))), maxlen=0)
-            except lmdb.MapFullError:
-                txn.abort()
-                store.grow()
-                continue
-            except BaseException:
-                if not outcome.written:
-                    txn.abort()
-                raise
-            break
+                    store.grow()
+                except BaseException:
+                    if not outcome.written:
+                        txn.abort()
+                    raise
         window = self.window
         if window.tail == written.last:
             window.append(written.version, written.points, written.ranges)
@@ -227,10 +227,13 @@ class Committer:
     def _look_ahead(self, batch: list[CommitRequest]) -> None:
         """Read what others committed, outside the writer section."""
         count = self.engine.store.page.commits()
-        with self.engine.store.begin_read() as txn:
+
+        def advance(txn: Any) -> None:
             last = last_version(txn)
             since = min((member.read_at for member in batch if member.read_at is not None), default=last)
             self.window.advance(txn, since, last)
+
+        self.engine.store.read(advance)
         self._seen_commits = count
 
     def _write(self, txn: Any, batch: list[CommitRequest], outcome: _Outcome) -> _Written | None:

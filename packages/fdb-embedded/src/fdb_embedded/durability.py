@@ -80,8 +80,7 @@ class Flusher:
         page = self.store.page
         self._gather()
         members = page.members()
-        txn = self.store.begin_read()
-        at = journal.place(txn)
+        txn, at = self._newest()
         if at is None:
             txn.abort()
             return
@@ -98,6 +97,17 @@ class Flusher:
         else:
             txn.abort()
         page.wake_flush()
+
+    def _newest(self) -> tuple[Any, tuple[int, int] | None]:
+        """A read transaction and where the journal ends in it."""
+        while True:
+            generation = self.store.generation
+            txn = self.store.begin_read()
+            try:
+                return txn, journal.place(txn)
+            except lmdb.Error:
+                if generation == self.store.generation:
+                    raise
 
     def _gather(self) -> None:
         """Wait a little for those who committed with the last flush to come again, so that all share this one."""
@@ -235,6 +245,11 @@ def checkpoint(store: Store, directory: Path) -> bool:
 
 def _new_segment(store: Store, directory: Path) -> int:
     """Let the journal go on in a new segment; everything before is flushed first."""
+    with store.writing:
+        return _switch_segment(store, directory)
+
+
+def _switch_segment(store: Store, directory: Path) -> int:
     txn = store.begin_write()
     try:
         at = journal.place(txn)
@@ -265,9 +280,7 @@ def checkpoint_after(directory: Path) -> int:
 
 def make_durable(store: Store, directory: Path) -> None:
     """Begin to journal: a first checkpoint, then the note that tells every process. Under the lock of opening."""
-    with store.begin_read() as txn:
-        started = journal.place(txn) is not None
-    if not started:
+    if store.read(journal.place) is None:
         checkpoint(store, directory)
         note_boot(directory)
     store.page.set_journaled()

@@ -75,16 +75,23 @@ class Engine:
             if snap is not None and self._flushed_position == self.store.page.flushed() and not snap.ended:
                 snap.users += 1
                 return snap
-        txn = self.store.begin_read()
-        if self.flushing:
-            self.await_flush(txn)
-        number = txn.id()
-        if number == self._known_id:
-            version = self._known_version
-        else:
-            version = last_version(txn)
-            self._known_version = version
-            self._known_id = number
+        while True:
+            generation = self.store.generation
+            txn = self.store.begin_read()
+            try:
+                if self.flushing:
+                    self.await_flush(txn)
+                number = txn.id()
+                if number == self._known_id:
+                    version = self._known_version
+                else:
+                    version = last_version(txn)
+                    self._known_version = version
+                    self._known_id = number
+                break
+            except lmdb.Error:  # the map grew just now
+                if generation == self.store.generation:
+                    raise
         snap = Snapshot(self, txn, version, version)
         self.live[id(snap)] = snap
         if self.housekeeper.parked:
@@ -173,14 +180,10 @@ class Engine:
 
     def written_between(self, since: int, until: int, begin: bytes, end: bytes) -> bool:
         """Whether a commit of a version in (since, until] wrote in [begin, end)."""
-        txn = self.store.begin_read()
-        try:
-            for record in read_log(txn, since, until):
-                if record.hit_by_ranges([(begin, end)]) is not None:
-                    return True
-        finally:
-            txn.abort()
-        return False
+        return any(
+            record.hit_by_ranges([(begin, end)]) is not None
+            for record in self.store.read(lambda txn: read_log(txn, since, until))
+        )
 
     def busy(self) -> bool:
         """Whether anything is open that the housekeeping thread must look after."""
@@ -189,17 +192,18 @@ class Engine:
     def jump_version(self, by: int) -> None:
         """Advance the version as a recovery of a cluster does: transactions under way become too old."""
         store = self.store
-        txn = store.begin_write()
-        try:
-            last = last_version(txn)
-            store.clock.jump(txn, by)
-            version = max(last + 1, store.clock.now())
-            store.write_record(txn, last, version, pack_record((), [], [], 0), [])
-            txn.commit()
-        except BaseException:
-            with contextlib.suppress(lmdb.Error):
-                txn.abort()
-            raise
+        with store.writing:
+            txn = store.begin_write()
+            try:
+                last = last_version(txn)
+                store.clock.jump(txn, by)
+                version = max(last + 1, store.clock.now())
+                store.write_record(txn, last, version, pack_record((), [], [], 0), [])
+                txn.commit()
+            except BaseException:
+                with contextlib.suppress(lmdb.Error):
+                    txn.abort()
+                raise
 
     # --- the log ---
 
@@ -228,8 +232,7 @@ class Engine:
         """Begin a checkpoint on a thread of its own when the journal has grown long."""
         if self.path is None or not self.store.page.journaled or self._checkpointing is not None:
             return
-        with self.store.begin_read() as txn:
-            at = journal.place(txn)
+        at = self.store.read(journal.place)
         if at is None or at[1] - at[0] < durable.checkpoint_after(self.path):
             return
         thread = threading.Thread(target=self._checkpoint, name="fdb-embedded-checkpoint", daemon=True)

@@ -21,6 +21,10 @@ class DamagedDatabase(NotADatabase):
     """The files of the database can't be read as what they should be."""
 
 
+class PathUnusable(EmbeddedError):
+    """The directory can't be created, read or written, or there is no room in it."""
+
+
 class EngineConflict(EmbeddedError):
     """Another implementation already serves the module `fdb` in this process."""
 

@@ -99,9 +99,9 @@ class FaultyCommits:
         """As the C client with an id: make sure nothing is in flight any more, then look for the id."""
         since = read_at if read_at is not None else self.engine.store.last_version()
         self.fence(name)
-        with self.engine.store.begin_read() as txn:
-            expired = txn.get(idempotency.EXPIRED_VERSION)
-            found = idempotency.find(txn, name, since)
+        expired, found = self.engine.store.read(
+            lambda txn: (txn.get(idempotency.EXPIRED_VERSION), idempotency.find(txn, name, since))
+        )
         if found is not None:
             self._succeed(transaction, future, *found)
         elif expired is not None and int.from_bytes(expired[:8], "little", signed=True) >= since:

@@ -27,7 +27,7 @@ import os
 import platform
 import struct
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from .conflict import Range
@@ -40,6 +40,7 @@ REGIONS = 12288
 REGION = 4096
 SIZE = REGIONS + SLOTS * REGION
 OVERFLOW = 0xFFFFFFFF
+MAP_LOCK = 200  # the byte of the file whose lock it is; those before are the slots'
 _NOBODY = bytes(SLOTS)
 _TWO = struct.Struct("<II")
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine(), 0)
@@ -84,7 +85,8 @@ class SharedPage:
         self.map = mmap.mmap(descriptor, SIZE)
         self._words = (ctypes.c_char * SIZE).from_buffer(self.map)
         self._base = ctypes.addressof(self._words)
-        self.map[:8] = MAGIC
+        if self.map[:8] != MAGIC:  # new, or not a page that anybody can be using
+            self.map[:] = MAGIC.ljust(SIZE, b"\0")
         self.slot: int | None = None
         self._seen: dict[int, tuple[int, frozenset[bytes] | None]] = {}
         self._watched: frozenset[bytes] = frozenset()
@@ -105,6 +107,15 @@ class SharedPage:
 
     def set_long_keys(self) -> None:
         self.map[16] = 1
+
+    @contextlib.contextmanager
+    def map_lock(self) -> Iterator[None]:
+        """Held by whoever opens the store or changes its map: LMDB cuts the file to the map's size when it maps it."""
+        fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, MAP_LOCK)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, MAP_LOCK)
 
     # --- flushing (durability.py) ---
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,8 @@ class Snapshot:
         if self.ended:
             raise Code(errors.TRANSACTION_TOO_OLD)
         self.txn = self.engine.store.begin_read()
-        self.shown = last_version(self.txn)
+        with contextlib.suppress(lmdb.Error):  # the map may grow again: then whoever reads comes here again
+            self.shown = last_version(self.txn)
 
     def _unchanged(self, begin: bytes, end: bytes) -> None:
         if self.engine.written_between(self.version, self.shown, begin, end):

@@ -24,8 +24,7 @@ def location(engine: Engine) -> bytes:
 
 def cluster_id(engine: Engine) -> bytes:
     """The identity given to the database when it was created, in hexadecimal."""
-    with engine.store.begin_read() as txn:
-        found: bytes = txn.get(keys.IDENTITY)
+    found: bytes = engine.store.read(lambda txn: txn.get(keys.IDENTITY))
     return found.hex().encode()
 
 

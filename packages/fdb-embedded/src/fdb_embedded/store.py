@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lmdb
 import msgpack
 
 from . import conflict, durability, journal, keys
 from .durability import Flusher
-from .errors import DamagedDatabase, EmbeddedError, NewerFormat, NotADatabase
+from .errors import DamagedDatabase, NewerFormat, NotADatabase, PathUnusable
 from .journal import Changes
 from .shared import SIZE, SharedPage, allocate
 from .versions import Clock, last_version
+
+T = TypeVar("T")
 
 FORMAT = 1
 MAP_SIZE = 128 << 20  # to begin with; it doubles when it is full
@@ -45,7 +49,7 @@ class Store:
         self._data_fd = -1
         self._attached_fd = -1
         self.map_size = map_size
-        self.growing = threading.Lock()
+        self._locks()
         self._memory: tuple[int, int, int] | None = None
         if path is None:
             self._memory = (
@@ -70,6 +74,11 @@ class Store:
             if self.durable:
                 durability.make_durable(self, path)
 
+    def _locks(self) -> None:
+        self.writing = threading.RLock()  # held while this process is in the writer section: the map must not change
+        self.growing = threading.Lock()  # held while the map changes
+        self.generation = 0  # raised before the map changes, which ends all transactions of this process
+
     def _attach(self, again: bool) -> None:
         directory = self.path
         if self._memory is not None:
@@ -77,8 +86,9 @@ class Store:
             os.symlink(f"/proc/self/fd/{self._memory[0]}", directory / DATA)
             os.symlink(f"/proc/self/fd/{self._memory[1]}", directory / LOCK)
         assert directory is not None
+        self.page = SharedPage(None, self._memory[2]) if self._memory is not None else SharedPage(directory / PAGE)
         try:
-            with _forget_open_environments(again):
+            with _forget_open_environments(again), self.page.map_lock():
                 self.env = lmdb.open(
                     str(directory),
                     map_size=self._initial_map_size(directory),
@@ -95,25 +105,23 @@ class Store:
                 f"{directory}: {DATA} is damaged ({error}); restore it from a dump or a copy"
             ) from error
         except (lmdb.LockError, lmdb.DiskError, lmdb.ReadonlyError) as error:
-            raise EmbeddedError(f"can't open the database in {directory}: {error}") from error
+            raise PathUnusable(f"can't open the database in {directory}: {error}") from error
         except lmdb.Error as error:
-            raise EmbeddedError(f"can't open the database in {directory}: {error}") from error
+            raise PathUnusable(f"can't open the database in {directory}: {error}") from error
         finally:
+            if self.env is None or (again and self.env is _inherited[-1][0]):
+                self.page.close()
             if self._memory is not None:
                 shutil.rmtree(directory, ignore_errors=True)
         try:
-            if self._memory is None:
-                self.page = SharedPage(directory / PAGE)
-            else:
-                self.page = SharedPage(None, self._memory[2])
-            self._prepare()
             if self.path is not None:
                 self.flusher = Flusher(self, self.path)
                 self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
                 self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
+            self._prepare()
         except BaseException:
-            self.env.close()
+            self.close()
             raise
 
     def _initial_map_size(self, directory: Path) -> int:
@@ -125,7 +133,7 @@ class Store:
         """Check the format, create what a new database has, learn the clock."""
         try:
             self.env.reader_check()
-            with self.env.begin(write=True) as txn:
+            with self.writing, self.begin_write() as txn:
                 data = txn.get(keys.FORMAT)
                 if data is None:
                     if txn.stat()["entries"]:
@@ -157,33 +165,53 @@ class Store:
 
     def begin_read(self) -> Any:
         """An LMDB read transaction: the snapshot itself."""
-        while True:
+        for attempt in itertools.count():
             try:
                 return self.env.begin()
             except lmdb.MapResizedError:
                 self.adopt_map()
+            except lmdb.InvalidParameterError:
+                self._while_growing(attempt)
             except lmdb.ReadersFullError:
                 if not self.env.reader_check():
                     raise
+        raise AssertionError
 
     def begin_write(self) -> Any:
-        """An LMDB write transaction; waits for the writer lock."""
-        while True:
+        """An LMDB write transaction; waits for the writer lock. The caller holds `writing` until it has ended."""
+        for attempt in itertools.count():
             try:
                 return self.env.begin(write=True)
             except lmdb.MapResizedError:
                 self.adopt_map()
+            except lmdb.InvalidParameterError:
+                self._while_growing(attempt)
+        raise AssertionError
+
+    def _while_growing(self, attempt: int) -> None:
+        """A transaction couldn't begin because another thread changes the map: wait. Called in an except clause."""
+        if attempt >= 1000:
+            raise  # noqa: PLE0704 - the error being handled
+        with self.growing:
+            pass
+        time.sleep(0.0001)
 
     def adopt_map(self) -> None:
         """Another process has grown the map: follow it. Read transactions of this process end."""
-        with self.growing:
-            self.env.set_mapsize(0)
+        with self.writing, self.growing, self.page.map_lock():
+            self.generation += 1
+            self.env.set_mapsize(self._file_size())
 
     def grow(self) -> None:
         """Double the map. Read transactions of this process end; snapshots take theirs again when they are used."""
-        with self.growing:
+        with self.writing, self.growing, self.page.map_lock():
+            self.generation += 1
             size = self.env.info()["map_size"]
-            self.env.set_mapsize(size * 2)
+            self.env.set_mapsize(max(size * 2, self._file_size()))
+
+    def _file_size(self) -> int:
+        """Bytes of the data file, which has the size of the largest map: a smaller one would cut it."""
+        return os.fstat(self._memory[0] if self._memory is not None else self._data_fd).st_size
 
     def make_room(self, pages: int) -> None:
         """Have disk blocks for what a commit may write, before it writes: a full disk is an error, not a signal.
@@ -214,16 +242,29 @@ class Store:
         journal.set_place(txn, start, end)
         return end
 
+    def read(self, function: Callable[[Any], T]) -> T:
+        """What `function` gives of a read transaction; it is called again if the map changed meanwhile."""
+        while True:
+            generation = self.generation
+            txn = self.begin_read()
+            try:
+                return function(txn)
+            except lmdb.Error:
+                if generation == self.generation:
+                    raise
+            finally:
+                txn.abort()
+
     def last_version(self) -> int:
-        with self.begin_read() as txn:
-            return last_version(txn)
+        """The version of the newest commit."""
+        return self.read(last_version)
 
     # --- lifetime ---
 
     def reattach(self) -> None:
         """In a forked child: take the files again; nothing of the parent's LMDB environment may be touched."""
         _inherited.append((self.env, self.page, self.flusher))
-        self.growing = threading.Lock()
+        self._locks()
         self._attach(again=True)
 
     def alone(self) -> bool:
@@ -291,10 +332,10 @@ def _check_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EmbeddedError(f"can't create the database directory {path}: {error.strerror}") from error
+        raise PathUnusable(f"can't create the database directory {path}: {error.strerror}") from error
     if (path / DATA).exists():
         size = (path / DATA).stat().st_size
         if 0 < size < 8192:
             raise DamagedDatabase(f"{path}: {DATA} is cut off after {size} bytes; restore it from a dump or a copy")
     if not os.access(path, os.W_OK):
-        raise EmbeddedError(f"can't write in the database directory {path}: permission denied")
+        raise PathUnusable(f"can't write in the database directory {path}: permission denied")

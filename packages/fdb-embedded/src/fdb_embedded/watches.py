@@ -6,10 +6,9 @@ change of threads. Callbacks are run by a thread of their own, which exists whil
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 
@@ -148,37 +147,37 @@ class Watches:
 
     def _look(self) -> None:
         """Fire the watches whose value differs now."""
-        fired: list[tuple[Future, Database]] = []
-        txn = self.engine.store.begin_read()
-        try:
-            if self.engine.flushing:
-                self.engine.await_flush(txn)
-            with self.lock:
-                gone: list[bytes] = []
-                for key, entries in self.by_key.items():
-                    value = keys.get(txn, key)
-                    kept = []
-                    for entry in entries:
-                        if entry[1].done:
-                            entry[2].watches -= 1
-                        elif entry[0] != value:
-                            entry[2].watches -= 1
-                            fired.append((entry[1], entry[2]))
-                        else:
-                            kept.append(entry)
-                    if not kept:
-                        gone.append(key)
-                    elif len(kept) != len(entries):
-                        entries[:] = kept
-                for key in gone:
-                    del self.by_key[key]
-                if len(self.published) > 2 * len(self.by_key) + KEPT_PUBLISHED:
-                    self._publish()
-        finally:
-            with contextlib.suppress(lmdb.Error):
-                txn.abort()
-        for future, _ in fired:
+        fired: list[Future] = []
+        with self.lock:
+            # the values are read under the lock: a watch that is added later may know newer ones
+            values = self.engine.store.read(self._values)
+            gone: list[bytes] = []
+            for key, entries in self.by_key.items():
+                value = values[key]
+                kept = []
+                for entry in entries:
+                    if entry[1].done:
+                        entry[2].watches -= 1
+                    elif entry[0] != value:
+                        entry[2].watches -= 1
+                        fired.append(entry[1])
+                    else:
+                        kept.append(entry)
+                if not kept:
+                    gone.append(key)
+                elif len(kept) != len(entries):
+                    entries[:] = kept
+            for key in gone:
+                del self.by_key[key]
+            if len(self.published) > 2 * len(self.by_key) + KEPT_PUBLISHED:
+                self._publish()
+        for future in fired:
             future.set()
+
+    def _values(self, txn: Any) -> dict[bytes, bytes | None]:
+        if self.engine.flushing:
+            self.engine.await_flush(txn)
+        return {key: keys.get(txn, key) for key in self.by_key}
 
     def stop(self, code: int = errors.TRANSACTION_CANCELLED) -> None:
         """End the thread; watches that are left end with `code`."""

@@ -103,6 +103,7 @@ _TRANSLATED: Final[dict[str, type[Exception]]] = {
     "DamagedDatabase": NotADatabaseError,
     "NewerFormat": NewerFormatError,
     "InvalidOption": DatabaseUrlError,
+    "PathUnusable": DatabaseUnreachableError,
     "EmbeddedError": DatabaseUnreachableError,
 }
 

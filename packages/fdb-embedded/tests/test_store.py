@@ -1,0 +1,262 @@
+"""The files: bad ones are named, the map grows under open transactions, the file doesn't grow under old readers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgpack
+import pytest
+
+import fdb_embedded
+from fdb_embedded import engine as engines
+from fdb_embedded import keys, store
+
+
+def small(path: Path, map_size: int = 1 << 20) -> Any:
+    handle = engines.open_database(str(path), 730, map_size=map_size)
+    return fdb_embedded.load().impl.Database(handle)
+
+
+# --- bad input ---
+
+
+def test_a_directory_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(fdb_embedded.NotADatabase, match=r"letter\.txt"):
+        fdb_embedded.open(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "db").write_text("x")
+    with pytest.raises(fdb_embedded.NotADatabase, match="is a file"):
+        fdb_embedded.open(tmp_path / "db")
+
+
+def test_a_foreign_lmdb_environment(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
+        txn.put(b"theirs", b"1")
+    with pytest.raises(fdb_embedded.NotADatabase, match="another program"):
+        fdb_embedded.open(tmp_path)
+
+
+def test_a_newer_format(tmp_path: Path) -> None:
+    fdb_embedded.close(fdb_embedded.open(tmp_path / "db"))
+    with lmdb.open(str(tmp_path / "db")) as env, env.begin(write=True) as txn:
+        txn.put(keys.FORMAT, msgpack.packb({"format": store.FORMAT + 1, "also": "unknown"}))
+    with pytest.raises(fdb_embedded.NewerFormat, match="upgrade fdb-embedded"):
+        fdb_embedded.open(tmp_path / "db")
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "pages"])
+def test_a_damaged_file(tmp_path: Path, damage: str) -> None:
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"k"] = b"v"
+    fdb_embedded.close(db)
+    data = tmp_path / "db" / "data.mdb"
+    if damage == "cut":
+        data.write_bytes(data.read_bytes()[:4000])
+    elif damage == "garbage":
+        data.write_bytes(b"\xa5" * 65536)
+    else:
+        with data.open("r+b") as file:
+            file.write(bytes(8192))
+    with pytest.raises(fdb_embedded.DamagedDatabase, match=r"data\.mdb"):
+        fdb_embedded.open(tmp_path / "db")
+
+
+def test_a_path_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(fdb_embedded.PathUnusable, match="/proc/none"):
+        fdb_embedded.open("/proc/none")
+
+
+def test_an_unknown_durability(tmp_path: Path) -> None:
+    with pytest.raises(fdb_embedded.InvalidOption, match="process, fsync, memory"):
+        fdb_embedded.open(tmp_path / "db", durability="eventually")
+
+
+def test_a_stale_lock_file_of_another_machine(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"k"] = b"v"
+    fdb_embedded.close(db)
+    (tmp_path / "db" / "lock.mdb").unlink()
+    (tmp_path / "db" / "shared").write_bytes(b"\xff" * 100)
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"k2"] = b"v"
+    assert len(db.get_range(b"", b"\xff")) == 2
+    fdb_embedded.close(db)
+
+
+# --- the map ---
+
+
+def test_the_map_grows_under_open_transactions(tmp_path: Path) -> None:
+    db = small(tmp_path / "db")
+    db[b"before"] = b"v"
+    reader = db.create_transaction()
+    assert reader[b"before"] == b"v"
+    size = db.dpointer.engine.store.env.info()["map_size"]
+    for number in range(40):
+        tr = db.create_transaction()
+        tr.set_many([(b"%04d%04d" % (number, row), bytes(1000)) for row in range(100)])
+        tr.commit().wait()
+    assert db.dpointer.engine.store.env.info()["map_size"] > size
+    assert reader[b"before"] == b"v"
+    assert reader[b"not written"].value is None
+    with pytest.raises(fdb_embedded.load().FDBError, match="1007"):
+        reader[b"00000001"].wait()  # written since, and its old value is gone
+    assert len(db.get_range(b"0", b"1")) == 4000
+    fdb_embedded.close(db)
+
+
+def test_every_process_follows_a_grown_map(tmp_path: Path) -> None:
+    db = small(tmp_path / "db")
+    code = """
+import sys
+from fdb_embedded import engine, load
+handle = engine.open_database(sys.argv[1], 730, map_size=1 << 20)
+db = load().impl.Database(handle)
+for number in range(int(sys.argv[2]), 60, 2):
+    tr = db.create_transaction()
+    tr.set_many([(b"%04d%04d" % (number, row), bytes(1000)) for row in range(100)])
+    tr.commit().wait()
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "db"), str(n)]) for n in range(2)]
+    try:
+        while any(writer.poll() is None for writer in writers):
+            assert len(db.get_range(b"0", b"1")) % 100 == 0
+        assert [writer.wait() for writer in writers] == [0, 0]
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    assert len(db.get_range(b"0", b"1")) == 6000
+    fdb_embedded.close(db)
+
+
+def test_threads_read_and_write_while_the_map_grows(tmp_path: Path) -> None:
+    db = small(tmp_path / "db")
+    fdb = fdb_embedded.load()
+    wrong: list[BaseException] = []
+
+    @fdb.transactional  # type: ignore[untyped-decorator]
+    def write(tr: Any, name: int, number: int) -> None:
+        tr.set_many([(b"%02d%04d%02d" % (name, number, row), bytes(500)) for row in range(50)])
+        tr[b"last%d" % name] = b"%d" % number
+
+    @fdb.transactional  # type: ignore[untyped-decorator]
+    def read(tr: Any) -> None:
+        for name in range(3):
+            last = int(tr[b"last%d" % name].value or -1)
+            assert len(tr.read_range(b"%02d" % name, b"%02d" % (name + 1))) == 50 * (last + 1)
+
+    def run(name: int) -> None:
+        try:
+            for number in range(40):
+                write(db, name, number)
+                read(db)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    fdb_embedded.close(db)
+
+
+def test_an_old_snapshot_ends_and_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = small(tmp_path / "db", 64 << 20)
+    engine = db.dpointer.engine
+    old = db.create_transaction()
+    assert old[b"k"].value is None
+    engine.end_old_snapshots(float("inf"))
+    with pytest.raises(fdb_embedded.load().FDBError, match="1007"):
+        old[b"k"].wait()
+    for turn in range(300):
+        tr = db.create_transaction()
+        tr.set_many([(b"%04d" % row, b"%d" % turn * 100) for row in range(50)])
+        tr.commit().wait()
+        engine.store.clock.base += 1_000_000  # a second passes: the log is trimmed
+    assert engine.store.env.info()["last_pgno"] * 4096 < 4 << 20
+    fdb_embedded.close(db)
+
+
+def test_a_full_disk_fails_the_commit_and_loses_nothing(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+import fdb_embedded
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+fdb = fdb_embedded.load()
+db = fdb_embedded.open(sys.argv[1])
+db[b"kept"] = b"v"
+engine = db.dpointer.engine
+from fdb_embedded import store
+def full(fd, offset, length):
+    raise OSError(28, "No space left on device")
+store.allocate = full
+engine.store.page.set_room(0)
+try:
+    for number in range(100000):
+        tr = db.create_transaction()
+        tr[b"%d" % number] = bytes(90000)
+        tr.commit().wait()
+except fdb.FDBError as error:
+    print(error.code, db[b"kept"].decode())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "db")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "1510 v\n", done.stderr
+    db = fdb_embedded.open(tmp_path / "db")
+    assert db[b"kept"] == b"v"
+    fdb_embedded.close(db)
+
+
+def test_a_clock_that_stands_still_or_goes_back(tmp_path: Path) -> None:
+    db = small(tmp_path / "db")
+    clock = db.dpointer.engine.store.clock
+    versions = []
+    for number in range(50):
+        clock.base -= 10_000_000
+        tr = db.create_transaction()
+        tr[b"k"] = b"%d" % number
+        tr.commit().wait()
+        versions.append(tr.get_committed_version())
+    assert versions == sorted(set(versions))
+    fdb_embedded.close(db)
+
+
+# --- keys ---
+
+
+def test_long_and_empty_keys_keep_their_order(tmp_path: Path) -> None:
+    db = small(tmp_path / "db", 64 << 20)
+    stem = b"s" * 505
+    wanted = sorted(
+        [b"", b"\x00", stem]
+        + [stem + bytes([low]) * count for low in (0, 1, 255) for count in (1, 5, 6, 7, 8, 300, 9000)]
+        + [b"t" * 511, b"t" * 510, b"t" * 512]
+    )
+    for key in reversed(wanted):
+        db[key] = b"%d" % len(key)
+    assert [row.key for row in db.get_range(b"", b"\xff")] == wanted
+    assert [row.key for row in db.get_range(b"", b"\xff", reverse=True)] == wanted[::-1]
+    for low in range(0, len(wanted), 3):
+        for high in range(low, len(wanted), 2):
+            begin, end = wanted[low], wanted[high]
+            assert [row.key for row in db.get_range(begin, end)] == wanted[low:high]
+            assert [row.key for row in db.get_range(begin, end, limit=2, reverse=True)] == wanted[low:high][::-1][:2]
+    del db[wanted[7]]
+    del db[wanted[2] : wanted[6]]
+    left = wanted[:2] + wanted[6:7] + wanted[8:]
+    assert [row.key for row in db.get_range(b"", b"\xff")] == left
+    assert db[wanted[-1]] == b"%d" % len(wanted[-1])
+    fdb_embedded.close(db)
