@@ -17,6 +17,7 @@ from fdb_datamodel import (
     WorkerFencedError,
     WorkerId,
     WorkerSighting,
+    claims_of,
     declare_dead,
     finish_turn,
     get_code,
@@ -49,7 +50,8 @@ class ThreadWorker(threading.Thread):
         try:
             while not self.ended.is_set():
                 try:
-                    claims = run(self.db, finish_turn, self.space, self.me, outcomes, Capacity(), 4)
+                    claims = list(run(self.db, finish_turn, self.space, self.me, outcomes, Capacity(), 4))
+                    claims = claims or run(self.db, claims_of, self.space, self.me)  # pushed by a client
                 except WorkerFencedError:
                     self.me, outcomes = self._register(), []
                     continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from uuid import UUID
 
 from fdb_schema import ClusterSpace, Transaction, add_read_conflict_keys
@@ -136,16 +136,19 @@ def _less(free: Shape, shape: Shape) -> Shape:
     return free[0] - shape[0], free[1] - shape[1], free[2] - shape[2]
 
 
-def claims_of(tr: Transaction, space: ClusterSpace, worker: WorkerId, limit: int = 1000) -> list[Claim]:
-    """The claims this incarnation holds: what a worker that lost track (or was pushed to) has to run."""
+def claims_of(
+    tr: Transaction, space: ClusterSpace, worker: WorkerId, limit: int = 1000, known: Set[bytes] = frozenset()
+) -> list[Claim]:
+    """The claims this incarnation holds, but those of the futures in `known`: what it was pushed, or lost track of."""
     ch = Changes(tr, space)
     prefix = ch.keys.claim_rows(worker.ip, worker.port)
     claims: list[Claim] = []
     for key, value in ch.read(prefix, prefix + b"\xff", limit=limit):
         token, incarnation = codec.unpack(value)[:2]
-        if incarnation != worker.incarnation:
+        future_id = decode_id(key[len(prefix) :])
+        if incarnation != worker.incarnation or future_id in known:
             continue
-        f = ch.load(decode_id(key[len(prefix) :]))
+        f = ch.load(future_id)
         found = f.claim
         if found is not None and found[0] == token and f.claimed:
             claims.append(describe_claim(ch, f, found[1], token, found[3]))

@@ -90,7 +90,7 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
 def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureSpec], worker: WorkerId) -> list[Claim]:
     """Submit futures already claimed by `worker`, which granted the slots (push); no index entry is written.
 
-    Execution starts after the commit. An id that exists already gives no second claim: its claim is returned if it is
+    Execution starts after the commit, which rings the worker's bell. An id that exists already gives no second claim: its claim is returned if it is
     this worker's, else it is left out.
 
     Raises WorkerFencedError if the worker's incarnation isn't the live one: submit to the pool then. Specs with
@@ -143,6 +143,8 @@ def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
                 spec.call_options,
             )
         )
+    if claims:
+        ch.ring_session(worker.incarnation)
     finish(ch)
     return claims
 

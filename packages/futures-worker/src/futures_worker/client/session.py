@@ -21,11 +21,14 @@ from fdb_datamodel import (
     FutureSpec,
     FutureState,
     MailEntry,
+    WorkerFencedError,
+    WorkerId,
     cancel_future,
     close_session,
     describe_future,
     put_code,
     recover_result,
+    submit_claimed,
     submit_futures,
     subscribe,
 )
@@ -89,6 +92,7 @@ class Session:
         self._pump: threading.Thread | None = None
         self._observer = WorkerObserver()
         self._looked = 0.0
+        self._idle: WorkerId | None = None  # a worker that probably waits for work
 
     # --- submits ------------------------------------------------------------------------------------------------------
 
@@ -137,17 +141,26 @@ class Session:
                 spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {spec.id.hex()}"))
                 uploaded.append(spec.args)
 
-        def body(tr: Any) -> Callable[[], None] | None:
+        idle, self._idle = self._idle, None
+        push_to = idle if len(specs) == len(self._pending) == 1 and _may_be_pushed(specs[0]) else None
+
+        def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:
             for data in codes.values():
                 put_code(tr, self.space, data)
             for digest in large_codes:
                 add_reference(tr, self.space, digest, specs[0].id)
-            submit_futures(tr, self.space, specs)
+            if worker is not None:
+                submit_claimed(tr, self.space, specs, worker)
+            else:
+                submit_futures(tr, self.space, specs)
             for digest in uploaded:
                 unpin_blob(tr, self.space, digest, self.id)
             return self._mailbox.clear_delivered(tr)
 
-        committed = run(self.db, body, strategy="off")  # the ids make a submit safe to repeat
+        try:
+            committed = run(self.db, body, push_to, strategy="off")  # the ids make a submit safe to repeat
+        except WorkerFencedError:  # it died, or ended
+            committed = run(self.db, body, None, strategy="off")
         if committed is not None:
             committed()
         self._stored_code.update(codes, large_codes)
@@ -295,6 +308,10 @@ class Session:
                     for twin in self._twins.pop(entry.id, ()):
                         twin._entry = entry
                         ended.append(twin)
+        if entries:
+            # A worker that ended the only thing we wait for has a free slot, as far as we can know.
+            last = entries[-1].result
+            self._idle = last.worker if last is not None and not pending else None
         self._tell_groups(ended)
         return [future for future in ended if future._callbacks]
 
@@ -442,6 +459,11 @@ class Session:
     def _check_open(self) -> None:
         if self.closed:
             raise MainspringError(f"this client of cluster {self.space.cluster!r} is closed: make a new one")
+
+
+def _may_be_pushed(spec: FutureSpec) -> bool:
+    """Whether any worker with a free slot will do."""
+    return not spec.dependencies and spec.requirements is None and spec.locality is None
 
 
 def code_digest(code: Code) -> CodeDigest:

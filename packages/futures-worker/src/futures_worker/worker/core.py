@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fdb_datamodel import Failure, FutureResult, Outcome
+from fdb_datamodel import Claim, Failure, FutureResult, Outcome
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages, planning
 from futures_worker.worker.instructions import (
@@ -35,6 +35,7 @@ from futures_worker.worker.instructions import (
     MailArrived,
     PeersSeen,
     PrepareInputs,
+    Pushed,
     Rang,
     TakeBack,
     TasksReturned,
@@ -81,6 +82,10 @@ class WorkerCore(WorkerState):
         """Whether there is room for more claims: then the pool's bell matters."""
         return self.now >= self.claim_after and planning.claim_limit(self) > 0
 
+    def in_hand(self) -> set[bytes]:
+        """Ids whose claims this worker knows of, those that only wait to be reported included."""
+        return self.tasks.keys() | {outcome.claim.id for outcome in self.outcomes}
+
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _rang(self, event: Rang) -> None:
@@ -116,7 +121,29 @@ class WorkerCore(WorkerState):
                 self.ambition = min(MOST_IN_HAND, max(self.ambition, self.slots, limit) * 2)
             elif not claims and not self.tasks:
                 self.ambition = self.slots
+        self._take_on(claims)
+
+    def _pushed(self, event: Pushed) -> None:
+        """Work for an idle worker. If it is idle no more, the pool is the better place for it."""
+        fresh = [claim for claim in event.claims if claim.id not in self.tasks]
+        room = max(0, self.slots - len(self.tasks))
+        self._take_on(fresh[:room])
+        for task in self._accept(fresh[room:]):
+            self.give_back(task, "not idle")
+
+    def _take_on(self, claims: Iterable[Claim]) -> None:
         prepare = []
+        for task in self._accept(claims):
+            if self.draining:
+                self.give_back(task, "drained")
+            else:
+                prepare.append(task)
+        if prepare:
+            self.preparing += len(prepare)
+            self.out.append(PrepareInputs(prepare))
+
+    def _accept(self, claims: Iterable[Claim]) -> list[Task]:
+        tasks = []
         for claim in claims:
             cpu, ram, gpu = claim.shape
             task = Task(claim, cpu, ram, gpu)
@@ -125,13 +152,8 @@ class WorkerCore(WorkerState):
             self.used[2] += gpu
             self.tasks[claim.id] = task
             self.counters.claimed += 1
-            if self.draining:
-                self.give_back(task, "drained")
-            else:
-                prepare.append(task)
-        if prepare:
-            self.preparing += len(prepare)
-            self.out.append(PrepareInputs(prepare))
+            tasks.append(task)
+        return tasks
 
     def _forget_stale(self, event: TurnEnded) -> None:
         """Somebody else decided these futures: results of ours that were stored for them are of no use."""
@@ -330,6 +352,7 @@ _HANDLERS: dict[type[Event], Callable[[WorkerCore, Any], None]] = {
     TasksReturned: WorkerCore._tasks_returned,
     ChildEnded: WorkerCore._child_ended,
     MailArrived: WorkerCore._mail,
+    Pushed: WorkerCore._pushed,
     DrainAsked: WorkerCore._drain,
     Fenced: WorkerCore._fenced,
 }

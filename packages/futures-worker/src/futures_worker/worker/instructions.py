@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fdb_datamodel import Capacity, Claims, MailEntry, Outcome, WorkerId
+from fdb_datamodel import Capacity, Claim, Claims, MailEntry, Outcome, WorkerId
 from futures_worker.worker.tasks import Task
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -104,6 +104,13 @@ class MailArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Pushed:
+    """Futures that clients submitted already claimed by this worker, because they saw it idle."""
+
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """Finish what runs within `grace` seconds, give back the rest, end."""
 
@@ -127,6 +134,7 @@ Event = (
     | TasksReturned
     | ChildEnded
     | MailArrived
+    | Pushed
     | DrainAsked
     | Fenced
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from fdb_datamodel import (
+    Claim,
     Claims,
     Failure,
     Heartbeat,
@@ -15,6 +16,7 @@ from fdb_datamodel import (
     Outcome,
     WorkerFencedError,
     WorkerId,
+    claims_of,
     clear_mailbox,
     finish_turn,
     heartbeat,
@@ -93,34 +95,45 @@ class Ledger:
         if not run(self._db, body, strategy="off"):
             raise WorkerFencedError(f"worker {self.worker} was declared dead: its incarnation is gone")
 
-    def arm(self, pool_matters: bool) -> tuple[bool, list[MailEntry]]:
-        """Arms the bells that have to wake us; whether to look for work at once, and mail."""
+    def arm(self, pool_matters: bool, in_hand: Callable[[], Set[bytes]]) -> tuple[bool, list[MailEntry], list[Claim]]:
+        """Arms the bells that have to wake us; whether to look for work at once, mail, and what was pushed."""
         keys = [] if self._bells.armed(self._own) else [self._own]
         if pool_matters and not self._bells.armed(self._pool):
             keys.append(self._pool)
         if not keys:
-            return False, []
-        changed = self._bells.arm(*keys)
-        return bool(changed), self.read_mail() if self._own in changed else []
+            return False, [], []
+        return self._news(self._bells.arm(*keys), in_hand)
 
-    def rung(self) -> tuple[bool, list[MailEntry]]:
-        """Whether a bell rang since the last call, and mail."""
-        rung = self._bells.take_rung()
-        return bool(rung), self.read_mail() if self._own in rung else []
+    def rung(self, in_hand: Callable[[], Set[bytes]]) -> tuple[bool, list[MailEntry], list[Claim]]:
+        """Whether a bell that tells of work in the pool rang since the last call, mail, and what was pushed."""
+        return self._news(self._bells.take_rung(), in_hand)
 
-    def read_mail(self) -> list[MailEntry]:
-        """New mail of this incarnation, removed from the database."""
+    def _news(self, rung: Set[bytes], in_hand: Callable[[], Set[bytes]]) -> tuple[bool, list[MailEntry], list[Claim]]:
+        if self._own not in rung:
+            return bool(rung), [], []
+        mail, pushed = self.read_own(in_hand())
+        # Our own bell rings for mail, for assignments, and for pushed work, which needs no look at the pool.
+        return self._pool in rung or not pushed, mail, pushed
+
+    def read_own(self, in_hand: Set[bytes]) -> tuple[list[MailEntry], list[Claim]]:
+        """New mail of this incarnation, removed from the database, and claims that others made for it."""
         session = self.worker.incarnation
         entries: list[MailEntry] = []
-        while True:
-            page, cursor = run(self._db, read_mailbox, self._space, session, self._cursor, strategy="off")
-            if not page:
-                break
+
+        def body(tr: Any) -> tuple[bytes | None, list[MailEntry], bytes, list[Claim]]:
+            page, cursor = read_mailbox(tr, self._space, session, self._cursor)
+            pushed = [] if entries else claims_of(tr, self._space, self.worker, known=in_hand)
+            return get_many(tr, [self._own], snapshot=True)[0], page, cursor, pushed
+
+        bell, page, cursor, pushed = run(self._db, body, strategy="off")
+        while page:
             entries.extend(page)
             self._cursor = cursor
+            bell, page, cursor, _ = run(self._db, body, strategy="off")
+        self._bells.saw(self._own, bell)
         if entries:
             run(self._db, clear_mailbox, self._space, session, self._cursor, strategy="off")
-        return entries
+        return entries, pushed
 
     def close(self) -> None:
         """Lets the watches go."""

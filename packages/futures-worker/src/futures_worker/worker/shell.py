@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack
 
-from fdb_datamodel import Heartbeat, MailEntry, WorkerFencedError, WorkerId
+from fdb_datamodel import Claim, Heartbeat, MailEntry, WorkerFencedError, WorkerId
 from fdb_schema import ClusterSpace, fdb_error_code
 from fdb_schema.errors import TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE
 from futures_worker.errors import ObjectLostError
@@ -39,6 +39,7 @@ from futures_worker.worker.instructions import (
     KillChild,
     MailArrived,
     PrepareInputs,
+    Pushed,
     Rang,
     RetireChild,
     RunTurn,
@@ -177,7 +178,7 @@ class Shell:
             if now >= self._next_reread:
                 self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
                 events.append(Rang(again=True))
-                self._deliver(self._ledger.read_mail(), events)
+                self._deliver(*self._ledger.read_own(self.core.in_hand()), events)
         except WorkerFencedError as exc:
             self._be_fenced(exc)
         return events
@@ -206,10 +207,10 @@ class Shell:
                     self._hear(child, events)
         if exits:
             self._reap_children(events)
-        rung, mail = self._ledger.rung()
+        rung, mail, pushed = self._ledger.rung(self.core.in_hand)
         if rung:
             events.append(Rang())
-        self._deliver(mail, events)
+        self._deliver(mail, pushed, events)
         while self._posted:
             events.append(self._posted.popleft())
         return events
@@ -226,17 +227,19 @@ class Shell:
 
     def _arm(self) -> list[Event]:
         """Bells that have to wake us are armed before we wait; what changed since the last look counts as a ring."""
-        changed, mail = self._ledger.arm(self.core.hungry)
+        changed, mail, pushed = self._ledger.arm(self.core.hungry, self.core.in_hand)
         events: list[Event] = [Rang()] if changed else []
-        self._deliver(mail, events)
+        self._deliver(mail, pushed, events)
         return events
 
-    def _deliver(self, mail: list[MailEntry], events: list[Event]) -> None:
+    def _deliver(self, mail: list[MailEntry], pushed: list[Claim], events: list[Event]) -> None:
         for entry in mail:
             if entry.kind == "free" and entry.result is not None and entry.result.name:
                 self._store.delete(entry.result.name)
         if mail:
             events.append(MailArrived(tuple(mail)))
+        if pushed:
+            events.append(Pushed(tuple(pushed)))
 
     def _run_turn(self, turn: RunTurn) -> list[Event]:
         try:
