@@ -174,14 +174,28 @@ class Heap:
             raise ValueError(f"limit must be 1 or more, not {limit}")
         cut = None if before is None else int(before * 1000)
         found: list[HeapItem] = []
-        last_bucket: int | None = None
+        group: list[bytes] = []
+        bucket: int | None = None
         for content in self.scan(None if before is None else int(before) + 1):
-            if len(found) >= limit and last_bucket is not None and content.name.bucket > last_bucket:
-                break
-            last_bucket = content.name.bucket
-            records = [r for r in content.records if cut is None or due_of(r) < cut]
-            found.extend(self.live(records))
+            if bucket is not None and content.name.bucket > bucket:
+                found.extend(self._first_live(group, limit))
+                group = []
+                if len(found) >= limit:
+                    break
+            bucket = content.name.bucket
+            group.extend(r for r in content.records if cut is None or due_of(r) < cut)
+        found.extend(self._first_live(group, limit))
         return sorted(set(found), key=lambda item: (item.due_ms, item))[:limit]
+
+    def _first_live(self, records: list[bytes], limit: int) -> list[HeapItem]:
+        """The first live items of a bucket; no more rows are read than it takes to find them."""
+        records.sort(key=lambda record: record[40:48])
+        found: list[HeapItem] = []
+        for at in range(0, len(records), 1000):
+            found.extend(self.live(records[at : at + 1000]))
+            if len(found) >= limit:
+                break
+        return found
 
     def live(self, records: Sequence[bytes]) -> list[HeapItem]:
         """The items among packed records that are not done."""
