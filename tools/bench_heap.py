@@ -81,7 +81,7 @@ class Bench:
 
     def items(self, heap: Heap, shard: int, count: int, rng: random.Random, due_ms: int) -> list[HeapItem]:
         """Items of one shard."""
-        found = []
+        found: list[HeapItem] = []
         while len(found) < count:
             task = uuid.UUID(int=rng.getrandbits(128))
             if heap.sysdb.layout.shard_of(task) == shard:
@@ -91,6 +91,7 @@ class Bench:
     def put(self, threads: int, size: int) -> float:
         """Objects of `size` bytes per second, each thread replacing its own under its ETag."""
         store = self.store()
+        seconds: float = self.options.seconds
         counts = [0] * threads
         end = time.monotonic() + self.options.seconds
 
@@ -104,7 +105,7 @@ class Bench:
             counts[index] = sequence
 
         self._threads(threads, work)
-        return sum(counts) / self.options.seconds
+        return sum(counts) / seconds
 
     def push(self, shards: int, group: int) -> tuple[float, float, float]:
         """Items per second, the 99th percentile of a push in ms, and the mean size of the objects written."""
@@ -143,7 +144,7 @@ class Bench:
             started.setdefault(task.partition, []).append(time.monotonic())
 
         tasks = [sysdb.create_task(f"p{n}", "t", cadence=cadence) for n in range(partitions)]
-        services = [Tender(heap, sysdb), Scheduler(heap, sysdb, trigger)]
+        services: list[Any] = [Tender(heap, sysdb), Scheduler(heap, sysdb, trigger)]
         threads = [threading.Thread(target=service.run) for service in services]
         for thread in threads:
             thread.start()
@@ -300,10 +301,10 @@ def main() -> int:
         print(json.dumps({"rows": rows, "missed": missed, "cpus": os.cpu_count(), "python": platform.python_version()}))
     else:
         for name, value in rows.items():
-            comparison, target = GATES.get(name, ("", None))
-            verdict = (
-                "" if target is None else f"  target {comparison} {target:g}: {'MISSED' if name in missed else 'met'}"
-            )
+            verdict = ""
+            if name in GATES:
+                comparison, target = GATES[name]
+                verdict = f"  target {comparison} {target:g}: {'MISSED' if name in missed else 'met'}"
             print(f"{name:22} {value:12,.3f}{verdict}")
     return 1 if missed else 0
 
