@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 pytest_plugins = ["support.clusters"]
@@ -44,17 +45,21 @@ def _fresh_base() -> int:
 _fresh_base()  # chosen when the run starts, before pytest-xdist starts its workers
 
 
-def seed_params(count: int, *, fresh: int = FRESH_SEEDS) -> list[int]:
+def seed_params(count: int, *, fresh: int = FRESH_SEEDS, most: int | None = None) -> list[ParameterSet]:
     """Seeds of a randomized suite: fixed ones first, then `fresh` new ones, `count` in all.
 
-    `MAINSPRING_SEEDS=N` replaces `count` (the soak sessions use it). The fixed seeds are 0, 1, 2, …; the fresh ones
-    come from `MAINSPRING_FRESH_SEED`, which the head of the run prints; each is part of its test's name, and to repeat
-    one is to run the test of that name with the printed number in the environment.
+    `MAINSPRING_SEEDS=N` replaces `count` (the soak session uses it), by no more than `most` where a seed takes seconds.
+    The fixed seeds are 0, 1, 2, …; the fresh ones come from `MAINSPRING_FRESH_SEED`, which the head of the run prints;
+    each is part of its test's name, and to repeat one is to run the test of that name with the printed number in the
+    environment.
     """
     total = int(os.environ.get("MAINSPRING_SEEDS") or count)
+    if most is not None:
+        total = min(total, most)
     fresh = min(fresh, total)
     rng = random.Random(_fresh_base())
-    return [*range(total - fresh), *(rng.randrange(1_000_000, 2**31) for _ in range(fresh))]
+    seeds = [*range(total - fresh), *(rng.randrange(1_000_000, 2**31) for _ in range(fresh))]
+    return [pytest.param(seed, id=f"seed-{seed}") for seed in seeds]
 
 
 def pytest_report_header() -> str:

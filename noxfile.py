@@ -63,6 +63,18 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("binding", ["7.3", "7.4", "8.0"])
+def bindings(session: nox.Session, binding: str) -> None:
+    """The conformance and differential suites and the engine's own tests over each official binding supported."""
+    install(session, "fdb-embedded", "fdb-schema")
+    session.install(*TEST_TOOLS, f"foundationdb~={binding}.0")
+    session.run(
+        "python", "-m", "pytest", "-q", "tests/conformance", "tests/differential", "packages/fdb-embedded",
+        *session.posargs,
+    )  # fmt: skip
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """The tests under coverage, subprocesses included, and the report."""
     install(session)

@@ -63,7 +63,7 @@ def test_the_transaction_itself_sees_the_same_result(any_db: Any, name: str) -> 
         assert [(bytes(k), bytes(v)) for k, v in any_db[:]] == seen
 
 
-@pytest.mark.parametrize("seed", seed_params(12, fresh=2))
+@pytest.mark.parametrize("seed", seed_params(12, fresh=2, most=1000))
 def test_stacks_of_operations_give_what_they_give_one_by_one(any_db: Any, seed: int) -> None:
     rng = random.Random(seed)
     names = list(OPERATIONS)

@@ -126,7 +126,7 @@ def balance(db: Any) -> int:
     return sum(int(bytes(row.value)) for row in db.get_range(b"account/", b"account0"))
 
 
-@pytest.mark.parametrize("seed", seed_params(4, fresh=1))
+@pytest.mark.parametrize("seed", seed_params(4, fresh=1, most=100))
 def test_money_is_kept_by_threads(any_db: Any, seed: int) -> None:
     total = open_accounts(any_db, 8)
 
@@ -137,7 +137,7 @@ def test_money_is_kept_by_threads(any_db: Any, seed: int) -> None:
     assert balance(any_db) == total
 
 
-@pytest.mark.parametrize("seed", seed_params(2, fresh=1))
+@pytest.mark.parametrize("seed", seed_params(2, fresh=1, most=50))
 def test_money_is_kept_by_processes(shared_url: str, spawn: Any, seed: int) -> None:
     db = open_database(shared_url)
     total = open_accounts(db, 6)
@@ -180,7 +180,7 @@ def test_the_check_of_histories_sees_what_is_wrong(history: list[Event]) -> None
         check_history(history)
 
 
-@pytest.mark.parametrize("seed", seed_params(4, fresh=1))
+@pytest.mark.parametrize("seed", seed_params(4, fresh=1, most=100))
 def test_the_history_of_a_register_between_threads(any_db: Any, seed: int) -> None:
     events: list[Event] = []
     in_threads(4, lambda name: events.extend(workers.use_register(any_db, name + 1, 60, seed * 10 + name)))
@@ -188,7 +188,7 @@ def test_the_history_of_a_register_between_threads(any_db: Any, seed: int) -> No
     check_history(events)
 
 
-@pytest.mark.parametrize("seed", seed_params(2, fresh=1))
+@pytest.mark.parametrize("seed", seed_params(2, fresh=1, most=50))
 def test_the_history_of_a_register_between_processes(shared_url: str, spawn: Any, seed: int) -> None:
     open_database(shared_url)
     pipes = [spawn(workers.register, shared_url, name, 120, seed * 10 + name)[1] for name in (1, 2, 3)]

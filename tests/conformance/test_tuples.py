@@ -64,7 +64,7 @@ def random_item(rng: random.Random, depth: int = 0) -> Any:
     return tuple(random_item(rng, depth + 1) for _ in range(rng.randrange(3)))
 
 
-@pytest.mark.parametrize("seed", seed_params(20, fresh=2))
+@pytest.mark.parametrize("seed", seed_params(20, fresh=2, most=1000))
 def test_keys_sort_as_their_tuples(any_db: Any, seed: int) -> None:
     rng = random.Random(seed)
     tuples = [tuple(random_item(rng) for _ in range(rng.randrange(4))) for _ in range(60)]
