@@ -1,7 +1,7 @@
 """What one transaction reads and is about to write: rows gathered and written in bulk, mail and bells once per session.
 
-`Changes` keeps the latest value per key, so that the order in which transitions say things doesn't matter, and flushes
-before every read, so that a transition sees what earlier ones in the same transaction did.
+`Changes` keeps the latest value per key and lays it over what is read, so that a transition sees what earlier ones in the
+same transaction did, and the order in which they say things doesn't matter.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from .space import (
 
 _ONE = (1).to_bytes(8, "little")
 _MAIL_ROW_BYTES = 80_000
+_PENDING = 64  # rows kept back at most when something is read: fewer are laid over what is read here, more by the engine
 
 
 class FutureRows:
@@ -217,14 +218,30 @@ class Changes:
     # --- reads
 
     def get_many(self, keys: Sequence[bytes], snapshot: bool = False) -> list[bytes | None]:
-        if self.writes:
+        writes = self.writes
+        if not writes:
+            return get_many(self.tr, keys, snapshot)
+        if len(writes) > _PENDING:
             self.flush_rows()
-        return get_many(self.tr, keys, snapshot)
+            return get_many(self.tr, keys, snapshot)
+        unknown = [key for key in keys if key not in writes]
+        found = dict(zip(unknown, get_many(self.tr, unknown, snapshot), strict=True)) if unknown else {}
+        return [writes[key] if key in writes else found[key] for key in keys]
 
     def read(self, begin: bytes, end: bytes, limit: int = 0, snapshot: bool = False) -> list[tuple[bytes, bytes]]:
-        if self.writes:
+        writes = self.writes
+        if writes and len(writes) > _PENDING:
             self.flush_rows()
-        return read_range(self.tr, begin, end, limit=limit, snapshot=snapshot)
+        pending = [key for key in writes if begin <= key < end] if self.writes else []
+        if not pending:
+            return read_range(self.tr, begin, end, limit=limit, snapshot=snapshot)
+        # Each pending key hides at most one stored row, so that many more rows suffice.
+        rows = read_range(self.tr, begin, end, limit=limit and limit + len(pending), snapshot=snapshot)
+        merged: dict[bytes, bytes | None] = dict(rows)
+        reached = rows[-1][0] if limit and len(rows) == limit + len(pending) else end
+        merged.update((key, writes[key]) for key in pending if key <= reached)
+        found = sorted((key, value) for key, value in merged.items() if value is not None)
+        return found[:limit] if limit else found
 
     def load(self, future_id: bytes, snapshot: bool = False) -> FutureRows:
         """Every row of one future."""
