@@ -37,6 +37,7 @@ _SUBSPACES = {
     "worker_assignments": "Futures that should, or must (`pinned`), run on one worker.",
     "dependencies": "Edges, from the future that waits.",
     "listeners": "Edges from the future waited for, and sessions that asked to be told of its end.",
+    "waits": "Followed, with `dependencies`, to find a cycle of waits when it closes.",
     "unsettled": "Work left over by an end with more listeners than one transaction settles.",
     "timers": "Never disarmed: a timer that has become stale does nothing when it fires.",
     "mailboxes": "What sessions are told; a worker's session is its incarnation (cancel, free).",

@@ -19,6 +19,7 @@ from fdb_datamodel import (
     WorkerId,
     WorkerSighting,
 )
+from fdb_schema import NewerFormatError, pack
 
 
 def test_an_address_has_one_live_incarnation(lab: Lab) -> None:
@@ -405,3 +406,12 @@ def test_failure_reasons_are_told_apart(lab: Lab) -> None:
     info = lab.info(one)
     assert "crash: exit code -11" in info.reason
     assert info.last_failure is not None and info.last_failure.attempt == 1
+
+
+def test_a_newer_format_is_refused(broken_lab: Lab) -> None:
+    broken_lab(dm.open_cluster)
+    broken_lab.worker()
+    broken_lab.set_row(broken_lab.space.format.pack(("futures",)), pack(99))
+    for act in (lambda: broken_lab(dm.open_cluster), lambda: broken_lab.worker(2)):
+        with pytest.raises(NewerFormatError, match="upgrade"):
+            act()

@@ -59,6 +59,7 @@ from .transitions.results import (
     transfer_result,
 )
 from .transitions.submit import get_code, put_code, submit_claimed, submit_future, submit_futures
+from .transitions.waits import begin_wait, end_wait
 from .transitions.workers import (
     WorkerSighting,
     declare_dead,
@@ -67,6 +68,7 @@ from .transitions.workers import (
     is_live,
     list_workers,
     new_incarnation,
+    open_cluster,
     reap,
     register_worker,
     sightings,
@@ -113,6 +115,7 @@ __all__ = [
     "advance",
     "as_id",
     "assign_future",
+    "begin_wait",
     "cancel_future",
     "claim_future",
     "claim_futures",
@@ -124,6 +127,7 @@ __all__ = [
     "delete_future",
     "describe_future",
     "drop_copy",
+    "end_wait",
     "fail_future",
     "find_worker",
     "finish_turn",
@@ -139,6 +143,7 @@ __all__ = [
     "new_future_id",
     "new_future_ids",
     "new_incarnation",
+    "open_cluster",
     "parse_size",
     "pool_bell",
     "put_code",

@@ -40,7 +40,8 @@ from .space import (
 
 _ONE = (1).to_bytes(8, "little")
 _MAIL_ROW_BYTES = 80_000
-_PENDING = 64  # rows kept back at most when something is read: fewer are laid over what is read here, more by the engine
+# Rows kept back at most when something is read: so few are laid over what is read here, more by the engine.
+_PENDING = 64
 
 
 class FutureRows:

@@ -96,9 +96,11 @@ def set_timer(ch: Changes, e: bytes, kind: str, seconds: float) -> int:
 
 
 def release_claim(ch: Changes, f: FutureRows) -> None:
-    """Clear `claim` and the worker's row of it."""
+    """Clear `claim`, the worker's row of it, and what the attempt blocked on."""
     claim = f.claim
     if claim is not None:
+        waits = ch.keys.waits + f.e
+        ch.tr.clear_range(waits, waits + b"\xff")
         ch.clear(ch.keys.claim_rows(claim[1].ip, claim[1].port) + f.e)
         ch.put(f, CLAIM, None)
 

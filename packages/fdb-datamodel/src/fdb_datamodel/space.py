@@ -87,6 +87,7 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc("dependencies", "(id, upstream)", "epoch asked for", "what a Waiting future waits for"),
     KeyDoc("listeners", "(id, 'edge', downstream)", "epoch asked for", "the other end of `dependencies`"),
     KeyDoc("listeners", "(id, 'session', session)", "empty", "who, besides the submitter, is mailed when it ends"),
+    KeyDoc("waits", "(id, upstream)", "token", "a running future blocks on another; of the attempt with this token"),
     KeyDoc("unsettled", "(id)", "empty", "ended futures with more listeners than one transaction settles"),
     KeyDoc(
         "timers", "(due µs, id, kind)", "empty", "back-offs, waits for locality, timeouts; fire on the cluster clock"
@@ -104,6 +105,8 @@ KEYS: tuple[KeyDoc, ...] = (
 )
 
 SUBSPACES: tuple[str, ...] = tuple(dict.fromkeys(doc.subspace for doc in KEYS))
+
+FORMAT = 1  # of all subspaces of KEYS together, checked under the name "futures"
 
 _INDEX_PREFIXES_KEPT = 4096
 _STAMP_PLACE = b"\xff" * 10  # replaced by the transaction's versionstamp at commit
@@ -187,6 +190,7 @@ class Layout:
         self.worker_assignments = subspace("worker_assignments")
         self.dependencies = subspace("dependencies")
         self.listeners = subspace("listeners")
+        self.waits = subspace("waits")
         self.unsettled = subspace("unsettled")
         self.timers = subspace("timers")
         self.mailboxes = subspace("mailboxes")
@@ -260,6 +264,9 @@ class Layout:
 
     def edge(self, e: bytes, downstream: bytes) -> bytes:
         return self.listeners + e + EDGE + downstream
+
+    def wait(self, e: bytes, upstream: bytes) -> bytes:
+        return self.waits + e + upstream
 
     def subscription(self, e: bytes, session: bytes) -> bytes:
         return self.listeners + e + SESSION + encode_id(session)

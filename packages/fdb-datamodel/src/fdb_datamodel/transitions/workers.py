@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction, read_range
+from fdb_schema import ClusterSpace, Transaction, check_format, read_range
 
 from .. import codec
 from ..attempts import end_attempt
@@ -14,7 +14,7 @@ from ..endings import fail_for_good, finish
 from ..errors import AddressInUseError
 from ..placement import lost_pinned
 from ..records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
-from ..space import HEARTBEAT, INCARNATION, decode_id, layout_of, span
+from ..space import FORMAT, HEARTBEAT, INCARNATION, decode_id, layout_of, span
 from .assign import is_unclaimed, relocate
 
 _FIRST_BEAT = Heartbeat()
@@ -25,6 +25,14 @@ class WorkerSighting(NamedTuple):
 
     id: WorkerId
     counter: int
+
+
+def open_cluster(tr: Transaction, space: ClusterSpace) -> None:
+    """Check that this release can read the cluster's futures; what clients and services call first.
+
+    Raises NewerFormatError where a newer release wrote them.
+    """
+    check_format(tr, space, "futures", FORMAT)
 
 
 def new_incarnation() -> bytes:
@@ -44,10 +52,11 @@ def register_worker(
     `replaces` is the incarnation the caller judged dead (its pid is gone on this boot, or its counter stood still for a
     TTL). What that one held is then given back by `reap`. Again with the same incarnation: nothing.
 
-    Raises AddressInUseError if another incarnation is registered, or has beaten since it was seen.
+    Raises AddressInUseError if another incarnation is registered, or has beaten since it was seen; NewerFormatError.
     """
     if len(worker.incarnation) != 16:
         raise ValueError(f"an incarnation is 16 bytes (new_incarnation()), not {len(worker.incarnation)}")
+    open_cluster(tr, space)
     ch = Changes(tr, space)
     info = info or WorkerInfo(wall_us=ch.wall_us)
     live = ch.live_incarnation(worker.ip, worker.port)

@@ -1,0 +1,84 @@
+"""Tasks that block on other futures while they run: who waits for whom, so that a cycle is found when it closes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fdb_schema import ClusterSpace, Transaction
+
+from .. import codec
+from ..changes import Changes, FutureRows
+from ..records import Claim
+from ..space import decode_id, encode_id, split_id
+
+MOST_WAITS_FOLLOWED = 1000
+
+
+def begin_wait(tr: Transaction, space: ClusterSpace, claim: Claim, ids: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Record that a running future blocks on others, before it does; () or the cycle that this would close.
+
+    A cycle is told as the ids from the claim's future round to itself, and nothing is recorded: the wait can't end, so the
+    caller raises. Waits and dependencies are followed, all read serializably, so of two that close a cycle together one sees
+    the other. Ended futures wait for nothing. Again: nothing new. Raises WorkerFencedError.
+    """
+    ch = Changes(tr, space)
+    ch.fence(claim.worker)
+    cycle = _find_path(ch, ids, claim.id)
+    if cycle:
+        return (claim.id, *cycle)
+    e = encode_id(claim.id)
+    for one in ids:
+        ch.set(ch.keys.wait(e, encode_id(one)), codec.pack(claim.token))
+    ch.flush()
+    return ()
+
+
+def end_wait(tr: Transaction, space: ClusterSpace, claim: Claim, ids: Sequence[bytes] | None = None) -> None:
+    """Forget waits of a running future: those for `ids`, by default all. Call it when the wait or the attempt is over."""
+    ch = Changes(tr, space)
+    e = encode_id(claim.id)
+    if ids is None:
+        prefix = ch.keys.waits + e
+        tr.clear_range(prefix, prefix + b"\xff")
+        return
+    for one in ids:
+        ch.clear(ch.keys.wait(e, encode_id(one)))
+    ch.flush()
+
+
+def _find_path(ch: Changes, begin: Sequence[bytes], goal: bytes) -> tuple[bytes, ...]:
+    """A path of waits from one of `begin` to `goal`, ends included; () if there is none within bounds."""
+    came_from: dict[bytes, bytes | None] = dict.fromkeys(begin)
+    queue = list(came_from)
+    for one in queue:
+        if one == goal:
+            return _path(came_from, one)
+        if len(came_from) > MOST_WAITS_FOLLOWED:
+            return ()
+        f = ch.load(one)
+        if f.ended or not f.exists:
+            continue
+        for upstream in _waited_for(ch, f):
+            if upstream not in came_from:
+                came_from[upstream] = one
+                queue.append(upstream)
+    return ()
+
+
+def _waited_for(ch: Changes, f: FutureRows) -> list[bytes]:
+    """What a future waits for: by its edges, or while it runs by the waits of this attempt."""
+    claim = f.claim
+    prefix = (ch.keys.dependencies if claim is None else ch.keys.waits) + f.e
+    rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED)
+    if claim is not None:
+        rows = [(key, value) for key, value in rows if codec.unpack(value) == claim[0]]
+    return [decode_id(split_id(key, len(prefix))[0]) for key, _ in rows]
+
+
+def _path(came_from: dict[bytes, bytes | None], last: bytes) -> tuple[bytes, ...]:
+    path: list[bytes] = []
+    at: bytes | None = last
+    while at is not None:
+        path.append(at)
+        at = came_from[at]
+    return tuple(reversed(path))

@@ -1,0 +1,69 @@
+"""Tasks that block on others: a cycle is told to whoever would close it, and only then."""
+
+from __future__ import annotations
+
+import pytest
+from datamodel_lab.lab import Lab
+
+import fdb_datamodel as dm
+from fdb_schema import fdb_error_code
+
+
+def test_a_cycle_is_told_as_its_path(lab: Lab) -> None:
+    worker = lab.worker()
+    a, b, c = (lab.spec() for _ in range(3))
+    lab.submit(a, b, c)
+    claims = {claim.id: claim for claim in lab.claim(worker)}
+    assert lab(dm.begin_wait, claims[a.id], [b.id]) == ()
+    assert lab(dm.begin_wait, claims[a.id], [b.id]) == (), "again"
+    assert lab(dm.begin_wait, claims[b.id], [c.id]) == ()
+    assert lab(dm.begin_wait, claims[c.id], [a.id]) == (c.id, a.id, b.id, c.id)
+    assert lab(dm.begin_wait, claims[c.id], [c.id]) == (c.id, c.id)
+    lab(dm.end_wait, claims[a.id], [b.id])
+    assert lab(dm.begin_wait, claims[c.id], [a.id]) == (), "nobody waits for it now"
+    lab(dm.end_wait, claims[c.id])
+    lab(dm.end_wait, claims[b.id])
+    assert not any(row[0] == "waits" for row in lab.rows())
+
+
+def test_dependencies_are_part_of_a_cycle(lab: Lab) -> None:
+    worker = lab.worker()
+    a = lab.spec()
+    b = lab.spec(dependencies=(a.id,))
+    c = lab.spec(dependencies=(b.id,))
+    lab.submit(a, b, c)
+    (claim,) = lab.claim(worker)
+    assert lab(dm.begin_wait, claim, [c.id]) == (a.id, c.id, b.id, a.id)
+
+
+def test_waits_of_an_attempt_end_with_it(lab: Lab) -> None:
+    worker = lab.worker()
+    a, b = lab.spec(), lab.spec()
+    lab.submit(a, b)
+    claims = {claim.id: claim for claim in lab.claim(worker)}
+    lab(dm.begin_wait, claims[a.id], [b.id])
+    lab(dm.relinquish_claim, claims[a.id])
+    assert not any(row[0] == "waits" for row in lab.rows())
+    again = lab(dm.claim_future, a.id, worker)
+    assert lab(dm.begin_wait, claims[b.id], [a.id]) == ()
+    assert lab(dm.begin_wait, again, [b.id]) == (a.id, b.id, a.id)
+    lab(dm.realize_future, claims[b.id], b"")
+    assert lab(dm.begin_wait, again, [b.id]) == (), "it has ended"
+    lab(dm.end_wait, claims[b.id])
+    lab(dm.end_wait, again)
+
+
+def test_of_two_that_close_a_cycle_together_one_is_told(lab: Lab) -> None:
+    worker = lab.worker()
+    a, b = lab.spec(), lab.spec()
+    lab.submit(a, b)
+    claims = {claim.id: claim for claim in lab.claim(worker)}
+    one, two = lab.db.create_transaction(), lab.db.create_transaction()
+    assert dm.begin_wait(one, lab.space, claims[a.id], [b.id]) == ()
+    assert dm.begin_wait(two, lab.space, claims[b.id], [a.id]) == ()
+    one.commit().wait()
+    with pytest.raises(Exception) as conflict:
+        two.commit().wait()
+    assert fdb_error_code(conflict.value) == 1020
+    assert lab(dm.begin_wait, claims[b.id], [a.id]) == (b.id, a.id, b.id)
+    lab(dm.end_wait, claims[a.id])
