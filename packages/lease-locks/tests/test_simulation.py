@@ -1,10 +1,23 @@
-"""No two believers, tokens monotone, every live waiter served: in seeded schedules of everything that goes wrong."""
+"""No two believers, tokens monotone, results write-once, every live waiter served, whatever goes wrong.
+
+Each seed is a schedule of stops, suspends, crashes, partitions, clock offsets, drift up to 10 %, lost, doubled and late
+commits and version jumps. `MAINSPRING_SEEDS=10000` runs as many.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from conftest import seed_params
 from lease_simulation.holders import simulate
+from lease_simulation.invocations import simulate_invocations
+
+from lease_locks import holding, observer, transitions
+from lease_locks.holding import Holding
+from lease_locks.observer import Observer
+from lease_locks.states import News
 
 
 @pytest.mark.parametrize("seed", seed_params(200))
@@ -12,3 +25,59 @@ def test_no_two_believers_and_every_live_waiter_is_served(seed: int) -> None:
     print(f"seed {seed}")
     model = simulate(seed)
     assert model.acquired > 0
+
+
+@pytest.mark.parametrize("seed", seed_params(200))
+def test_results_are_write_once_and_every_live_caller_gets_one(seed: int) -> None:
+    print(f"seed {seed}")
+    model = simulate_invocations(seed)
+    assert model.computing > 0 or all(session.process.crashed for session in model.sessions)
+
+
+# --- the simulation finds what is planted
+
+
+def _fences_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "FENCE", 1.2)
+
+
+def _observes_no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(self: Observer, subject: Any, now: float) -> Any:
+        return observer._Sighting((), self._seen.setdefault(subject.key, now), now)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Observer, "_look", look)
+
+
+def _grants_without_reading_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = transitions._grant
+
+    def grant(tr: Any, *args: Any) -> Any:
+        tr.reads.clear()
+        return original(tr, *args)
+
+    monkeypatch.setattr(transitions, "_grant", grant)
+
+
+def _revives_by_late_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def renewed(self: Holding, started: float, now: float) -> None:
+        self.learn(News.RENEWED)
+        self.deadline = max(self.deadline, now + 0.8 * self.ttl)
+
+    monkeypatch.setattr(Holding, "renewed", renewed)
+    monkeypatch.setattr(transitions, "add_read_conflict_keys", lambda tr, keys: None)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [_fences_late, _observes_no_heartbeats, _grants_without_reading_the_last, _revives_by_late_acknowledgement],
+    ids=lambda plant: plant.__name__.strip("_"),
+)
+def test_a_planted_defect_is_found(plant: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    for seed in range(120):
+        try:
+            simulate(seed)
+        except AssertionError as found:
+            if "believers" in str(found) or "shared" in str(found) or "older token" in str(found):
+                return
+    pytest.fail("120 seeds found no two believers")

@@ -16,7 +16,7 @@ from lease_locks import transitions
 from lease_locks.errors import AcquireTimeout
 from lease_locks.holding import Holding
 from lease_locks.info import lease_infos
-from lease_locks.lease import Lease
+from lease_locks.lease import HOLDER, Lease
 from lease_locks.observer import Subject
 from lease_locks.rows import read_name
 from lease_locks.session import Session
@@ -98,7 +98,7 @@ def acquiring(
             if isinstance(found, Granted):
                 token = yield from _token(found, outcome, lock, claim)
                 holding = Holding(claim.ttl, started, max_hold=claim.max_hold, maintained=claim.maintained)
-                lease = Lease(session, lock, token, holding, claim.owner, claim.mode, "orchestrator")
+                lease = Lease(session, lock, token, holding, claim.owner, claim.mode, HOLDER)
                 session.adopt(lease, claim.owner, holding)
                 done = True
                 return lease if look is None else (lease, found.adopts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lease_locks.errors import ForkedLeaseError, LeaseLost
 from lease_locks.holding import Holding
@@ -15,6 +15,10 @@ from lease_locks.transitions import guard
 
 if TYPE_CHECKING:
     from lease_locks.session import Session
+
+
+HOLDER: Final = "orchestrator"
+"""The role of who acquired the lease; any other is that of a remote which joined it."""
 
 
 class Lease:

@@ -21,7 +21,7 @@ from lease_locks.errors import AcquireTimeout
 from lease_locks.holding import Holding
 from lease_locks.host import process_gone
 from lease_locks.info import LeaseEvent, LeaseInfo, held_names, history, lease_infos
-from lease_locks.lease import Lease
+from lease_locks.lease import HOLDER, Lease
 from lease_locks.observer import Dead
 from lease_locks.records import MaintainerRecord
 from lease_locks.rows import session_subject
@@ -285,6 +285,8 @@ class LeaseManager:
             CannotMaintainLock: there never was such a lock, or `writer_id` isn't one.
         """
         token = FencingToken.from_hex(writer_id)
+        if not role or role == HOLDER:
+            raise ValueError(f"a remote's role must be a text other than {HOLDER!r}, not {role!r}")
         self._session.start()
         return self._join(name, token, role, None)
 

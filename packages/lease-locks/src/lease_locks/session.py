@@ -21,7 +21,7 @@ from lease_locks.clocks import Clocks
 from lease_locks.errors import ForkedLeaseError, LeaseLost
 from lease_locks.holding import Holding, SessionCore
 from lease_locks.host import describe_session, process_gone
-from lease_locks.lease import Lease
+from lease_locks.lease import HOLDER, Lease
 from lease_locks.observer import LOOK_EVERY, Observer
 from lease_locks.space import LeaseSpace, LockKeys
 from lease_locks.states import Belief, News
@@ -267,13 +267,27 @@ class Session:
         callbacks, lease._callbacks = lease._callbacks, []
         reason = lease._holding.reason or ""
         self._forget(lease)
-        if lease._holding.maintained and reason in ("unreachable", "max_hold"):
+        joined = lease.role != HOLDER
+        # Two joins of one session are one row: it stays while either is held.
+        shared = joined and any(
+            x.token == lease.token and x.name == lease.name and x.role != HOLDER for x in self._leases.values()
+        )
+        if lease._holding.maintained and not shared and reason in ("unreachable", "max_hold"):
             whole = reason == "max_hold"
 
             def leave(tr: Any) -> Any:
                 wall = self.clocks.wall_us()
                 return transitions.leave(
-                    tr, self.space, lease._lock, lease.token, self.sid, self.by, reason, wall, whole=whole
+                    tr,
+                    self.space,
+                    lease._lock,
+                    lease.token,
+                    self.sid,
+                    self.by,
+                    reason,
+                    wall,
+                    joined=joined,
+                    whole=whole,
                 )
 
             self._chores.append(leave)

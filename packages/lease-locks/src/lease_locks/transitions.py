@@ -332,20 +332,27 @@ def leave(
     why: str,
     wall_us: int,
     *,
+    joined: bool = False,
     whole: bool = False,
 ) -> bool:
     """HELD ─left─▶ HELD: stop counting as a maintainer; ─expired─▶ ENDED where nobody else maintains it, or `whole`.
+
+    `joined`: the part to leave is that of a remote, otherwise the holder's own; a session may have both.
 
     For a session that lost the lease but lives on: its heartbeats must not keep the grant. True where it ended.
     """
     grant = read_grant(tr, lock, token)
     if grant is None:
         return True
-    others = [sid for sid, _ in grant.joins if sid != session]
-    if not whole and (others or (grant.record.session != session and grant.record.maintained)):
+    if joined:
+        others = grant.record.maintained or any(sid != session for sid, _ in grant.joins)
+    else:
+        others = bool(grant.joins)  # a remote of this very session is another maintainer
+    if others and not whole:
         next_grant(Grant.HELD, Event.LEFT)
-        tr.clear(lock.maintainer(token, session))
-        if grant.record.session == session and grant.record.maintained:
+        if joined:
+            tr.clear(lock.maintainer(token, session))
+        else:
             tr.set(grant.key, replace(grant.record, maintained=False).encode())
         return False
     next_grant(Grant.HELD, Event.EXPIRED)

@@ -32,6 +32,7 @@ class Held:
     mode: str
     slots: int
     claim: t.Claim
+    joined: bool = False
 
 
 @dataclass
@@ -82,6 +83,8 @@ class Model:
     def check(self) -> None:
         for name in self.names:
             believers = self.believers(name)
+            if len(believers) > 1:
+                believers = [held for held in believers if not self.handed_back(held)]
             if len(believers) < 2:
                 continue
             modes = {held.mode for held in believers}
@@ -91,6 +94,10 @@ class Model:
             tokens = {held.token for held in believers}
             assert modes == {"exclusive"}, f"{name}: exclusive beside shared: {believers}"
             assert len(tokens) <= slots, f"{name}: {len(tokens)} believers for {slots} slots: {believers}"
+
+    def handed_back(self, held: Held) -> bool:
+        """Whether another maintainer of the same lease, to whom it was handed, has released it."""
+        return False
 
     def granted(self, name: str, token: FencingToken) -> None:
         self.acquired += 1
@@ -117,8 +124,7 @@ def renewer(model: Model, session: Session) -> Actor:
     while True:
         now = process.boottime()
         for key, holding in core.lost_by(now):
-            model.lost += 1
-            session.to_leave.append(session.held[key])
+            lost(model, session, key)
             assert holding.reason in ("unreachable", "max_hold")
         yield from _clean_up(model, session)
         now = process.boottime()
@@ -142,8 +148,16 @@ def renewer(model: Model, session: Session) -> Actor:
         session.known = known
         ended = [(key, reason) for key, (reason, _) in gone.items()]
         for key, _ in core.renewal_done(renewal, process.boottime(), ended):
-            model.lost += 1
-            session.to_leave.append(session.held[key])
+            lost(model, session, key)
+
+
+def lost(model: Model, session: Session, key: Any) -> None:
+    """As Session._lose: the database is owed the end of what this session alone kept alive."""
+    model.lost += 1
+    held = session.held[key]
+    parts = [h for h in session.held.values() if h.token == held.token and h.joined and held.joined]
+    if held.holding.maintained and not any(h.holding.state is Belief.HELD for h in parts):
+        session.to_leave.append(held)
 
 
 def _clean_up(model: Model, session: Session) -> Actor:
@@ -153,7 +167,7 @@ def _clean_up(model: Model, session: Session) -> Actor:
         assert held.holding.state is not Belief.HELD
 
         def gone(tr: Any, held: Held = held) -> bool:
-            return t.leave(tr, SPACE, held.lock, held.token, process.sid, "simulation", "lost", 0)
+            return t.leave(tr, SPACE, held.lock, held.token, process.sid, "simulation", "lost", 0, joined=held.joined)
 
         try:
             yield from run(gone, process, rng, attempts=2)
