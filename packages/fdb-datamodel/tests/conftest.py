@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,16 @@ from datamodel_lab.lab import Lab
 
 
 @pytest.fixture
-def lab() -> Iterator[Lab]:
-    """An empty cluster; at the end of the test every invariant holds."""
+def lab(any_db: Any) -> Iterator[Lab]:
+    """An empty cluster, once per engine; at the end of the test every invariant holds."""
+    found = Lab(any_db)
+    yield found
+    assert found.validate() == []
+
+
+@pytest.fixture
+def memory_lab() -> Iterator[Lab]:
+    """The same in memory only."""
     found = Lab()
     yield found
     assert found.validate() == []
@@ -23,5 +32,5 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def broken_lab() -> Lab:
-    """An empty cluster that the test will break."""
+    """An empty cluster in memory that the test will break."""
     return Lab()

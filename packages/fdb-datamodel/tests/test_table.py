@@ -81,7 +81,8 @@ EVENTS: dict[str, Callable[[Setting], Any]] = {
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("event", EVENTS)
-def test_event_from_state(lab: Lab, event: str, state: str | None) -> None:
+def test_event_from_state(memory_lab: Lab, event: str, state: str | None) -> None:
+    lab = memory_lab
     setting = Setting(lab, state)
     before = setting.state()
     refused = False
@@ -105,8 +106,9 @@ def test_event_from_state(lab: Lab, event: str, state: str | None) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("event", EVENTS)
-def test_event_twice_from_state(lab: Lab, event: str, state: str | None) -> None:
+def test_event_twice_from_state(memory_lab: Lab, event: str, state: str | None) -> None:
     """As after a commit whose outcome wasn't known: the second run changes nothing."""
+    lab = memory_lab
     setting = Setting(lab, state)
     results = []
     for _ in range(2):

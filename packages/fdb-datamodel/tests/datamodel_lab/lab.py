@@ -1,4 +1,4 @@
-"""A cluster in memory for unit tests: run transitions, count what they cost, look at rows."""
+"""A cluster for unit tests: run transitions, count what they cost, look at rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from idempotent_txn import run
 class Lab:
     """`lab(fn, …)` runs `fn(tr, space, …)` in a transaction."""
 
-    def __init__(self) -> None:
-        self.db = open_database("memory:datamodel-tests")
+    def __init__(self, db: Any = None) -> None:
+        self.db = db or open_database("memory:datamodel-tests")
         self.space = ClusterSpace(f"lab-{uuid.uuid4().hex}")
         self.commits = 0
         self.session = os.urandom(16)
