@@ -14,7 +14,7 @@ import pytest
 from conftest import seed_params
 from tests.conformance import workers
 from tests.conformance.expect import WAIT, value
-from tests.conformance.workers import Event, number
+from tests.conformance.workers import Committed, Event, number
 
 from fdb_schema import open_database
 
@@ -43,6 +43,15 @@ def spawn() -> Iterator[Callable[..., tuple[Any, Any]]]:
 def received(pipe: Any) -> Any:
     assert pipe.poll(WAIT), "the process says nothing"
     return pipe.recv()
+
+
+def together(pipes: list[Any]) -> list[Any]:
+    """Let the processes begin when all are ready."""
+    for pipe in pipes:
+        assert received(pipe) == "ready"
+    for pipe in pipes:
+        pipe.send("go")
+    return pipes
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -76,7 +85,7 @@ def test_no_update_is_lost_between_threads(any_db: Any) -> None:
 
 def test_no_update_is_lost_between_processes(shared_url: str, spawn: Any) -> None:
     db = open_database(shared_url)
-    pipes = [spawn(workers.increment, shared_url, 60)[1] for _ in range(3)]
+    pipes = together([spawn(workers.increment, shared_url, 60)[1] for _ in range(3)])
     for pipe in pipes:
         for _ in range(60):
             assert received(pipe) == "counted"
@@ -141,7 +150,7 @@ def test_money_is_kept_by_threads(any_db: Any, seed: int) -> None:
 def test_money_is_kept_by_processes(shared_url: str, spawn: Any, seed: int) -> None:
     db = open_database(shared_url)
     total = open_accounts(db, 6)
-    pipes = [spawn(workers.transfer, shared_url, 6, 60, seed * 10 + name)[1] for name in range(3)]
+    pipes = together([spawn(workers.transfer, shared_url, 6, 60, seed * 10 + name)[1] for name in range(3)])
     for pipe in pipes:
         while (seen := received(pipe)) is not None:
             assert seen == total
@@ -191,10 +200,49 @@ def test_the_history_of_a_register_between_threads(any_db: Any, seed: int) -> No
 @pytest.mark.parametrize("seed", seed_params(2, fresh=1, most=50))
 def test_the_history_of_a_register_between_processes(shared_url: str, spawn: Any, seed: int) -> None:
     open_database(shared_url)
-    pipes = [spawn(workers.register, shared_url, name, 120, seed * 10 + name)[1] for name in (1, 2, 3)]
+    pipes = together([spawn(workers.register, shared_url, name, 120, seed * 10 + name)[1] for name in (1, 2, 3)])
     events = [event for pipe in pipes for event in received(pipe)]
     assert sum(kind == "write" for kind, *_ in events) > 30
     check_history(events)
+
+
+def replay(committed: list[Committed]) -> dict[bytes, bytes]:
+    """Run the transactions one after another in the order of their stamps: each must read what it read."""
+    state: dict[bytes, bytes] = {}
+    for stamp, reads, writes in sorted(committed, key=lambda one: one[0]):
+        for what, answer in reads:
+            if isinstance(what, bytes):
+                assert state.get(what) == answer, (stamp, what)
+            else:
+                begin, end, limit = what
+                rows = [(key, state[key]) for key in sorted(state) if begin <= key < end]
+                assert rows[: limit or None] == answer, (stamp, what)
+        for kind, key, operand in writes:
+            if kind == "set":
+                state[key] = operand
+            elif kind == "append_if_fits":
+                state[key] = state.get(key, b"") + operand
+            else:
+                for gone in [k for k in state if key <= k < operand]:
+                    del state[gone]
+    return state
+
+
+@pytest.mark.parametrize("seed", seed_params(6, fresh=2, most=500))
+def test_transactions_of_threads_could_have_run_one_by_one(any_db: Any, seed: int) -> None:
+    committed: list[Committed] = []
+    in_threads(5, lambda name: committed.extend(workers.random_transactions(any_db, 60, seed * 10 + name)))
+    assert len({stamp for stamp, _, _ in committed}) == len(committed) > 50
+    assert replay(committed) == {bytes(k): bytes(v) for k, v in any_db.get_range(b"", b"\xff")}
+
+
+@pytest.mark.parametrize("seed", seed_params(3, fresh=1, most=100))
+def test_transactions_of_processes_could_have_run_one_by_one(shared_url: str, spawn: Any, seed: int) -> None:
+    db = open_database(shared_url)
+    pipes = together([spawn(workers.run_transactions, shared_url, 400, seed * 10 + name)[1] for name in range(3)])
+    committed = [one for pipe in pipes for one in received(pipe)]
+    assert len({stamp for stamp, _, _ in committed}) == len(committed) > 100
+    assert replay(committed) == {bytes(k): bytes(v) for k, v in db.get_range(b"", b"\xff")}
 
 
 def test_a_killed_process_loses_no_acknowledged_commit_and_blocks_nobody(shared_url: str, spawn: Any) -> None:
@@ -202,6 +250,7 @@ def test_a_killed_process_loses_no_acknowledged_commit_and_blocks_nobody(shared_
     acknowledged = 0
     for round_ in range(3):
         process, pipe = spawn(workers.increment, shared_url, 100_000)
+        together([pipe])
         for _ in range(20 + 7 * round_):
             assert received(pipe) == "counted"
             acknowledged += 1

@@ -23,9 +23,17 @@ def number(data: Any) -> int:
     return int(bytes(data)) if data is not None and data.present() else 0
 
 
+def opened(url: str, pipe: Connection) -> Any:
+    """The database, once all the others have theirs too, so that the processes really run at the same time."""
+    db = open_database(url)
+    pipe.send("ready")
+    pipe.recv()
+    return db
+
+
 def increment(url: str, times: int, pipe: Connection) -> None:
     """Count up `n` by reading and writing, and say so after each commit."""
-    db = open_database(url)
+    db = opened(url, pipe)
 
     @fdb.transactional
     def up(tr: Any) -> int:
@@ -41,7 +49,7 @@ def increment(url: str, times: int, pipe: Connection) -> None:
 
 def transfer(url: str, accounts: int, times: int, seed: int, pipe: Connection) -> None:
     """Move money between accounts, and every few transfers send the sum that one snapshot shows."""
-    move_money(open_database(url), accounts, times, seed, pipe.send)
+    move_money(opened(url, pipe), accounts, times, seed, pipe.send)
     pipe.send(None)
     pipe.close()
 
@@ -69,7 +77,7 @@ def move_money(db: Any, accounts: int, times: int, seed: int, tell: Callable[[in
 
 def register(url: str, name: int, times: int, seed: int, pipe: Connection) -> None:
     """Read and write one register with values that nobody else writes, and send what happened when."""
-    pipe.send(use_register(open_database(url), name, times, seed))
+    pipe.send(use_register(opened(url, pipe), name, times, seed))
     pipe.close()
 
 
@@ -112,9 +120,7 @@ def use_register(db: Any, name: int, times: int, seed: int) -> list[Event]:
 
 def change(url: str, key: bytes, value: bytes, pipe: Connection) -> None:
     """Change a key when told to."""
-    db = open_database(url)
-    pipe.send("ready")
-    pipe.recv()
+    db = opened(url, pipe)
     db[key] = value
     pipe.send("changed")
     pipe.close()
@@ -128,3 +134,64 @@ def watch(url: str, key: bytes, pipe: Connection) -> None:
     watch.wait()
     pipe.send(bytes(db[key]))
     pipe.close()
+
+
+Write = tuple[str, bytes, bytes]
+Committed = tuple[bytes, list[tuple[Any, Any]], list[Write]]
+"""`(versionstamp, [(what was read, the answer)], [writes in order])` of a committed transaction."""
+
+WORDS = [b"w/%d" % i for i in range(8)]
+
+
+def run_transactions(url: str, times: int, seed: int, pipe: Connection) -> None:
+    """Run random transactions on few keys and send what the committed ones read and wrote."""
+    pipe.send(random_transactions(opened(url, pipe), times, seed))
+    pipe.close()
+
+
+def random_transactions(db: Any, times: int, seed: int) -> list[Committed]:
+    """The same for a thread."""
+    rng = random.Random(seed)
+    committed: list[Committed] = []
+    tr = db.create_transaction()
+    for i in range(times):
+        tr.reset()
+        reads: list[tuple[Any, Any]] = []
+        writes: list[Write] = []
+        try:
+            for _ in range(rng.randint(1, 4)):
+                if rng.random() < 0.5:
+                    reads.append(random_read(tr, rng, {key for _, key, _ in writes}))
+                else:
+                    writes.append(random_write(tr, rng, b"%d-%d" % (seed, i)))
+            if not writes:
+                writes.append(random_write(tr, rng, b"%d-%d" % (seed, i)))
+            promised = tr.get_versionstamp()
+            tr.commit().wait()
+        except fdb.FDBError as error:
+            if error.code not in (1007, 1020):
+                raise
+            continue
+        committed.append((bytes(promised.wait()), [read for read in reads if read[0] is not None], writes))
+    return committed
+
+
+def random_read(tr: Any, rng: random.Random, written: set[bytes]) -> tuple[Any, Any]:
+    """Read a key or a range, or nothing where own writes would answer."""
+    begin, end = sorted(rng.sample(WORDS, 2))
+    if written:
+        return None, None
+    if rng.random() < 0.6:
+        found = tr.get(begin)
+        return begin, bytes(found) if found.present() else None
+    limit = rng.choice([0, 1, 2])
+    rows = tr.get_range(begin, end, limit=limit)
+    return (begin, end, limit), [(bytes(row.key), bytes(row.value)) for row in rows]
+
+
+def random_write(tr: Any, rng: random.Random, mark: bytes) -> Write:
+    begin, end = sorted(rng.sample(WORDS, 2))
+    kind = rng.choice(["set", "set", "clear_range", "append_if_fits"])
+    operand = {"set": mark, "clear_range": end, "append_if_fits": b"+"}[kind]
+    getattr(tr, kind)(begin, operand)
+    return kind, begin, operand
