@@ -225,6 +225,24 @@ def test_what_tasks_print_does_not_reach_the_workers_standard_output(tmp_path: P
     assert done.stdout == ""
 
 
+def test_an_end_that_is_told_of_during_a_fork_is_not_lost(pool: Pool) -> None:
+    first = pool.processes.spawn(0)
+    pool.send(first, pool.task(double, 1))
+    pool.hear(first)
+    for number in range(1, 30):
+        pool.processes.kill(pool.processes.spawn(number))
+    pool.processes.kill(first)
+    pool.processes.spawn(30)
+    ended: set[int] = set()
+    deadline = time.monotonic() + PATIENCE
+    while len(ended) < 30:
+        assert time.monotonic() < deadline, f"only {ended} ended"
+        ended |= {exit_.child for exit_ in pool.processes.exits()}
+        if len(ended) < 30:
+            select.select([pool.processes.control], [], [], 1)
+    assert ended == set(range(30))
+
+
 def test_everything_dies_and_is_removed_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"

@@ -30,6 +30,7 @@ from futures_worker.worker.instructions import (
     Instruction,
     KillChild,
     MailArrived,
+    MemoryShort,
     PeersSeen,
     PrepareInputs,
     Rang,
@@ -243,6 +244,19 @@ def test_a_child_killed_for_its_memory_counts_apart() -> None:
     (outcome,) = outcomes(d.say(ChildEnded(0, "signal SIGKILL (pid 7)", out_of_memory=True)))
     assert outcome.failure is not None
     assert outcome.failure.reason == "oom"
+
+
+def test_the_task_that_takes_the_memory_is_ended_before_the_kernel_ends_something_else() -> None:
+    d = Driver(slots=2)
+    d.start(claim(1))
+    child = d.child_of(1)
+    assert d.only(KillChild, d.say(MemoryShort(child, "97 % used"))) == [KillChild(child)]
+    (outcome,) = outcomes(d.say(ChildEnded(child, "signal SIGKILL (pid 7)")))
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "oom"
+    assert "97 % used" in outcome.failure.message
+    idle = next(c.number for c in d.core.children.values() if not c.queue)
+    assert d.only(KillChild, d.say(MemoryShort(idle, "97 % used"))) == []
 
 
 def test_a_child_that_dies_before_it_ran_anything_is_replaced_after_a_pause() -> None:

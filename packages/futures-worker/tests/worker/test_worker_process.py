@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,19 @@ def test_a_timeout_kills_the_child_only(cluster: ClusterFactory) -> None:
     with pytest.raises((FutureTimeoutError, TimeoutError)):
         f.result(timeout=PATIENCE)
     assert f.state() == FutureState.failed
+    assert client.submit(double, 4).result(timeout=PATIENCE) == 8
+    demo.check()
+
+
+def test_a_cancelled_task_is_stopped_and_its_slot_is_free_again(cluster: ClusterFactory, marks: Path) -> None:
+    demo = cluster(workers=1)
+    client = demo.client()
+    f = client.submit(mark_and_sleep, str(marks), 1000)
+    (child,) = pids_in(marks, 1)
+    f.cancel()
+    with pytest.raises(CancelledError):
+        f.result(timeout=PATIENCE)
+    await_(lambda: not Path(f"/proc/{child}").exists(), "the child's end")
     assert client.submit(double, 4).result(timeout=PATIENCE) == 8
     demo.check()
 

@@ -33,6 +33,7 @@ from futures_worker.worker.instructions import (
     InputsReady,
     Instruction,
     MailArrived,
+    MemoryShort,
     PeersSeen,
     PrepareInputs,
     Pushed,
@@ -50,6 +51,7 @@ EMPTY_RINGS = 3
 FIRST_PATIENCE = 0.001
 MOST_PATIENCE = 0.004
 """Seconds that such a worker waits after a ring, doubled from the first to the second while it finds nothing."""
+SHORT_OF_MEMORY = "memory is short"
 RESPAWN_PAUSE = 0.5
 """Seconds before a child that died without having run anything is replaced."""
 
@@ -274,13 +276,17 @@ class WorkerCore(WorkerState):
         self.counters.failed += 1
         if child.kill_reason == "timeout":
             failure = Failure("timeout", f"{task.label} ran longer than its timeout of {task.claim.run_timeout} s")
-        elif event.out_of_memory:
-            failure = Failure(
-                "oom", f"the process that ran {task.label} was killed for its memory ({event.description})"
-            )
+        elif event.out_of_memory or child.kill_reason.startswith(SHORT_OF_MEMORY):
+            why = child.kill_reason or event.description
+            failure = Failure("oom", f"the process that ran {task.label} was killed for its memory ({why})")
         else:
             failure = Failure("crash", f"the process that ran {task.label} died: {event.description}")
         self.end(task, Outcome.failed(task.claim, failure))
+
+    def _memory_short(self, event: MemoryShort) -> None:
+        child = self.children.get(event.child)
+        if child is not None and child.queue:
+            self.kill(child, f"{SHORT_OF_MEMORY}: {event.description}")
 
     def _mail(self, event: MailArrived) -> None:
         for entry in event.entries:
@@ -351,6 +357,7 @@ _HANDLERS: dict[type[Event], Callable[[WorkerCore, Any], None]] = {
     ChildSaid: WorkerCore._child_said,
     TasksReturned: WorkerCore._tasks_returned,
     ChildEnded: WorkerCore._child_ended,
+    MemoryShort: WorkerCore._memory_short,
     MailArrived: WorkerCore._mail,
     Pushed: WorkerCore._pushed,
     DrainAsked: WorkerCore._drain,

@@ -97,6 +97,14 @@ class ChildEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryShort:
+    """The machine is about to run out of memory, and this child holds most of it."""
+
+    child: int
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
 class MailArrived:
     """Mail of this incarnation: futures that were cancelled."""
 
@@ -133,6 +141,7 @@ Event = (
     | ChildSaid
     | TasksReturned
     | ChildEnded
+    | MemoryShort
     | MailArrived
     | Pushed
     | DrainAsked

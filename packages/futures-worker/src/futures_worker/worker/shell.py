@@ -11,7 +11,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -38,6 +37,7 @@ from futures_worker.worker.instructions import (
     Instruction,
     KillChild,
     MailArrived,
+    MemoryShort,
     PrepareInputs,
     Pushed,
     Rang,
@@ -50,6 +50,7 @@ from futures_worker.worker.instructions import (
     TurnEnded,
 )
 from futures_worker.worker.ledger import Ledger
+from futures_worker.worker.memory import BLAMEABLE, SHORT_OF_MEMORY, MemoryGauge, resident_bytes
 from futures_worker.worker.tasks import Task
 
 log = logging.getLogger("futures_worker")
@@ -101,7 +102,8 @@ class Shell:
         self._sent = False  # whether tasks were sent since bells were armed
         self._looked = 0.0  # when the children were last listened to
         self._started_us = int(time.time() * 1e6)
-        self._oom_kills = _oom_kills()
+        self._memory = MemoryGauge()
+        self._memory_kills = self._memory.kills()
 
     @property
     def _ledger(self) -> Ledger:
@@ -175,6 +177,7 @@ class Shell:
             if now >= self._next_beat:
                 self._next_beat = now + HEARTBEAT_SECONDS
                 self._ledger.beat(self._load)
+                self._look_at_memory(events)
             if now >= self._next_reread:
                 self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
                 events.append(Rang(again=True))
@@ -182,6 +185,14 @@ class Shell:
         except WorkerFencedError as exc:
             self._be_fenced(exc)
         return events
+
+    def _look_at_memory(self, events: list[Event]) -> None:
+        used = self._memory.used_fraction()
+        if used < SHORT_OF_MEMORY or not self._children:
+            return
+        size, number = max((resident_bytes(child.pid), child.number) for child in self._children.values())
+        if size >= BLAMEABLE:
+            events.append(MemoryShort(number, f"{used:.0%} used, {size >> 20} MiB of it by this process"))
 
     def _wait(self, now: float, at_most: float = 60.0) -> list[Event]:
         if self._posted:
@@ -320,8 +331,8 @@ class Shell:
         code = os.waitstatus_to_exitcode(exit_.status)
         oom = False
         if code == -signal.SIGKILL:
-            kills = _oom_kills()
-            oom, self._oom_kills = kills > self._oom_kills, kills
+            kills = self._memory.kills()
+            oom, self._memory_kills = kills > self._memory_kills, kills
         self._end_child(child, f"{describe_status(code)} (pid {exit_.pid})", oom, events)
 
     def _end_child(self, child: ChildProcess, description: str, oom: bool, events: list[Event]) -> None:
@@ -352,6 +363,7 @@ class Shell:
         self._by_pipe[child.results] = child
         self._epoll.register(child.results, select.EPOLLIN)
         events.append(ChildStarted(child.number))
+        self._reap_children(events)  # ends that the template told of while it was asked to fork are not told again
         return events
 
     def _kill_child(self, instruction: KillChild) -> list[Event]:
@@ -436,17 +448,6 @@ def _pack_task(task: Task) -> bytes:
 
 
 _pack = msgpack.Packer(autoreset=True).pack
-
-
-def _oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for their memory; 0 where it doesn't say."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(path).read_text().splitlines():
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
-    return 0
 
 
 _CARRY_OUT: dict[type[Instruction], Any] = {
