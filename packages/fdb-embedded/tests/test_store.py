@@ -202,7 +202,8 @@ from fdb_embedded import store
 def full(fd, offset, length):
     raise OSError(28, "No space left on device")
 store.allocate = full
-engine.store.page.set_room(0)
+engine.store.page.set_allocated(0)
+engine.store._room = 0
 try:
     for number in range(100000):
         tr = db.create_transaction()

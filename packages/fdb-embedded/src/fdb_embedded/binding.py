@@ -371,8 +371,16 @@ def _override(impl: types.ModuleType, capi: CApi) -> None:
     # --- databases ---
 
     def create_transaction(self: Any) -> Any:
-        return transaction_class(self.dpointer.transaction(), self)
+        made = new(transaction_class)
+        attributes = made.__dict__
+        attributes["tpointer"] = self.dpointer.transaction()
+        attributes["db"] = self
+        attributes["_snapshot"] = False
+        return made
 
+    # what `Transaction.__init__` makes for each transaction is made when it is first asked for
+    transaction_class.options = _Lazily("options", impl._TransactionOptions)
+    transaction_class.snapshot = _Lazily("snapshot", lambda tr: base(tr.tpointer, tr.db, True))
     impl.Database.create_transaction = create_transaction
 
     def create_database(cluster_file: Any = None) -> Any:
@@ -391,6 +399,20 @@ def _override(impl: types.ModuleType, capi: CApi) -> None:
 
     network_init = impl.init
     impl.__dict__["init"] = init
+
+
+class _Lazily:
+    """An attribute that is made when it is first read, and stays."""
+
+    def __init__(self, name: str, make: Callable[[Any], Any]) -> None:
+        self.name = name
+        self.make = make
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        made = instance.__dict__[self.name] = self.make(instance)
+        return made
 
 
 class _NoNetwork:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 BATCH_MEMBERS = 1000
 BATCH_KEYS = 50_000
 FAR_BEHIND = 16  # so many unseen commits are read outside the writer section
+ROOM_PER_BATCH = 20
 TRIM_EVERY = 64
 TRIM_RECORDS = 256
 
@@ -43,7 +44,7 @@ TRIM_RECORDS = 256
 class _Written:
     """What one LMDB commit holds."""
 
-    __slots__ = ("last", "members", "points", "position", "ranges", "version")
+    __slots__ = ("last", "members", "number", "points", "position", "ranges", "version")
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class _Written:
         points: Collection[bytes],
         ranges: list[Range],
         position: int,
+        number: int,
     ) -> None:
+        self.number = number  # of the LMDB transaction
         self.position = position  # of the journal, to be flushed before anybody is told; 0 without a journal
         self.version = version
         self.last = last
@@ -137,11 +140,13 @@ class Committer:
         """Move what is queued to `batch`."""
         queue = self.queue
         size = 0
-        with contextlib.suppress(IndexError):  # `abandon` may have emptied the queue meanwhile
+        try:
             while queue and len(batch) < BATCH_MEMBERS and size < BATCH_KEYS:
                 # in one C call, so that no signal handler comes when a commit is in neither of them
                 batch.extend(map(operator.call, (queue.popleft,)))
                 size += len(batch[-1].writes)
+        except IndexError:  # `abandon` has emptied the queue meanwhile
+            return
 
     def settle(self, outcome: _Outcome) -> None:
         """Tell the members of a batch, and whoever watches what they wrote. Not under `lead`: callbacks run here."""
@@ -198,8 +203,7 @@ class Committer:
 
     def _commit_batch(self, batch: list[CommitRequest], outcome: _Outcome) -> None:
         store = self.engine.store
-        if store.page.commits() - self._seen_commits > FAR_BEHIND:
-            self._look_ahead(batch)
+        self._look_ahead(batch)
         with store.writing:
             while True:
                 txn = store.begin_write()
@@ -218,6 +222,7 @@ class Committer:
                     if not outcome.written:
                         txn.abort()
                     raise
+        self.engine.known = (written.number, written.version)
         window = self.window
         if window.tail == written.last:
             window.append(written.version, written.points, written.ranges)
@@ -225,13 +230,19 @@ class Committer:
         window.prune(written.version - MAX_READ_AGE)
 
     def _look_ahead(self, batch: list[CommitRequest]) -> None:
-        """Read what others committed, outside the writer section."""
+        """Read what others committed, outside the writer section, where it is much and somebody must be validated."""
+        since = min((member.read_at for member in batch if member.read_at is not None), default=None)
+        if since is None:
+            return
         count = self.engine.store.page.commits()
+        window = self.window
+        if count - self._seen_commits <= FAR_BEHIND and (since >= window.floor or window.tail == window.floor):
+            return
+        oldest = since
 
         def advance(txn: Any) -> None:
             last = last_version(txn)
-            since = min((member.read_at for member in batch if member.read_at is not None), default=last)
-            self.window.advance(txn, since, last)
+            window.advance(txn, oldest, last)
 
         self.engine.store.read(advance)
         self._seen_commits = count
@@ -247,7 +258,10 @@ class Committer:
             version = max(last + 1, store.clock.now())
         outcome.failures.clear()
         steps: list[Changes] | None = [] if store.page.journaled else None
-        store.make_room(20 + sum(len(member.writes) * 5 // 4 + 4 for member in batch))
+        pages = ROOM_PER_BATCH
+        for member in batch:
+            pages += len(member.writes) * 5 // 4 + 4
+        store.make_room(pages)
         members: list[tuple[CommitRequest, int]] = []
         points: Any = ()
         ranges: list[Range] = []
@@ -297,7 +311,7 @@ class Committer:
         if self._until_trim <= 0:
             self._until_trim = TRIM_EVERY
             self.engine.trim(txn, version, TRIM_RECORDS)
-        return _Written(version, last, members, points, ranges, position)
+        return _Written(version, last, members, points, ranges, position, txn.id())
 
     def _validate(
         self,

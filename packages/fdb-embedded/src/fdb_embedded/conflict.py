@@ -22,8 +22,10 @@ Range = tuple[bytes, bytes]
 Ids = list[tuple[bytes, int, int]]
 
 FEW = 8  # so many records are cheaper to look at than to index
-KEEP_KEYS = 400_000
-INDEX_SLACK = 200_000
+KEEP_KEYS = 100_000
+KEEP_RECORDS = 10_000  # older ones are read from the log again when a transaction is as old
+INDEX_SLACK = 100_000
+UNUSED = 64  # commits after the last check from which on nothing is kept: who only writes needs no window
 
 _packer = msgpack.Packer()
 
@@ -125,6 +127,7 @@ class ConflictWindow:
         self._index: dict[bytes, int] = {}
         self._indexed = 0
         self._ranged: deque[Record] = deque()
+        self._since_check = UNUSED
 
     def restart(self, version: int) -> None:
         """Forget everything; the window is empty at `version`."""
@@ -154,6 +157,12 @@ class ConflictWindow:
 
     def append(self, version: int, points: Collection[bytes], ranges: list[Range]) -> None:
         """Add this process's own commit, which directly follows the tail."""
+        self._since_check += 1
+        if self._since_check > UNUSED:
+            if self.records:
+                self.restart(version)
+            self.floor = self.tail = self._indexed = version
+            return
         self._append(Record(version, points, ranges))
         self.tail = version
 
@@ -166,7 +175,7 @@ class ConflictWindow:
     def prune(self, oldest: int) -> None:
         """Drop records that no transaction can need any more, or that are too many to keep."""
         records = self.records
-        while records and (records[0].version <= oldest or self._keys > KEEP_KEYS):
+        while records and (records[0].version <= oldest or self._keys > KEEP_KEYS or len(records) > KEEP_RECORDS):
             record = records.popleft()
             self._keys -= len(record.points)
             self.floor = record.version
@@ -178,6 +187,7 @@ class ConflictWindow:
 
     def check(self, version: int, points: set[bytes] | None, ranges: list[Range]) -> Range | None:
         """What was read at `version` and written since, or None. `advance` has covered (version, tail]."""
+        self._since_check = 0
         if version >= self.tail:
             return None
         records = self.records

@@ -52,8 +52,7 @@ class Engine:
         self.pinned: OrderedDict[int, Snapshot] = OrderedDict()
         self.versions_are_asked_for = False  # committed versions are kept from the first `set_read_version` on
         self.lock = threading.Lock()
-        self._known_id = -1
-        self._known_version = 0
+        self.known = (-1, 0)  # (LMDB's number of a transaction, the version it shows)
         self.flushing = self.durability == "fsync" and self.path is not None
         self._flushed: Snapshot | None = None
         self._flushed_position = -1
@@ -81,13 +80,10 @@ class Engine:
             try:
                 if self.flushing:
                     self.await_flush(txn)
-                number = txn.id()
-                if number == self._known_id:
-                    version = self._known_version
-                else:
+                number, version = self.known
+                if number != txn.id():
                     version = last_version(txn)
-                    self._known_version = version
-                    self._known_id = number
+                    self.known = (txn.id(), version)
                 break
             except lmdb.Error:  # the map grew just now
                 if generation == self.store.generation:

@@ -7,8 +7,8 @@
     24     members(8)             transactions committed, under a journal
     32     flushed(8)             the journal's position up to which everything is on disk
     40     flushed members(8)     how many transactions that were
-    52     room(4)                pages of the data file that are certain to have blocks
     48     flush word(4)          futex: rung after each flush
+    56     allocated(8)           bytes of the data file that are certain to have disk blocks
     64     watching(128)          1 for each process slot that watches something
     256    word(4) * 128, 64 apart: futex words
     12288  region(4096) * 128     sequence(4), count(4) or OVERFLOW, then (length(2), key)*
@@ -84,6 +84,8 @@ class SharedPage:
             os.ftruncate(descriptor, SIZE)
         self.map = mmap.mmap(descriptor, SIZE)
         self._words = (ctypes.c_char * SIZE).from_buffer(self.map)
+        self._view = memoryview(self.map)
+        self._numbers = self._view[:64].cast("Q")
         self._base = ctypes.addressof(self._words)
         if self.map[:8] != MAGIC:  # new, or not a page that anybody can be using
             self.map[:] = MAGIC.ljust(SIZE, b"\0")
@@ -93,12 +95,11 @@ class SharedPage:
 
     def commits(self) -> int:
         """How many commits the page has counted."""
-        return int.from_bytes(self.map[8:16], "little")
+        return self._numbers[1]
 
     def count_commit(self) -> int:
         """Count one; only inside the writer section."""
-        count = int.from_bytes(self.map[8:16], "little") + 1
-        self.map[8:16] = count.to_bytes(8, "little")
+        count = self._numbers[1] = self._numbers[1] + 1
         return count
 
     @property
@@ -127,22 +128,22 @@ class SharedPage:
         self.map[17] = 1
 
     def members(self) -> int:
-        return int.from_bytes(self.map[24:32], "little")
+        return self._numbers[3]
 
     def count_members(self, count: int) -> None:
         """Count committed transactions; only inside the writer section."""
-        self.map[24:32] = (self.members() + count).to_bytes(8, "little")
+        self._numbers[3] += count
 
     def flushed(self) -> int:
-        return int.from_bytes(self.map[32:40], "little")
+        return self._numbers[4]
 
     def flushed_members(self) -> int:
-        return int.from_bytes(self.map[40:48], "little")
+        return self._numbers[5]
 
     def set_flushed(self, position: int, members: int) -> None:
         """Only who holds the flush lock."""
-        self.map[32:40] = position.to_bytes(8, "little")
-        self.map[40:48] = members.to_bytes(8, "little")
+        self._numbers[4] = position
+        self._numbers[5] = members
 
     def flush_word(self) -> int:
         return int.from_bytes(self.map[48:52], "little")
@@ -154,12 +155,13 @@ class SharedPage:
     def wake_flush(self) -> None:
         self._wake_at(48)
 
-    def room(self) -> int:
-        return int.from_bytes(self.map[52:56], "little")
+    def allocated(self) -> int:
+        """Bytes of the data file that are certain to have disk blocks."""
+        return self._numbers[7]
 
-    def set_room(self, pages: int) -> None:
+    def set_allocated(self, size: int) -> None:
         """Only in the writer section."""
-        self.map[52:56] = min(pages, 0xFFFFFFFF).to_bytes(4, "little")
+        self._numbers[7] = size
 
     # --- watching ---
 
@@ -286,6 +288,8 @@ class SharedPage:
         """Give up the slot and the mapping; nobody may be in `wait`."""
         if self._fd >= 0:
             self.release_slot()
+            self._numbers.release()
+            self._view.release()
             del self._words
             self.map.close()
             os.close(self._fd)

@@ -29,7 +29,9 @@ T = TypeVar("T")
 FORMAT = 1
 MAP_SIZE = 128 << 20  # to begin with; it doubles when it is full
 MAX_READERS = 1024
-ROOM_PAGES = 2048
+ROOM_BYTES = 8 << 20
+ROOM_SHARE = 256  # pages that a process may use before it looks again
+PROCESSES = 4  # that are expected to use theirs at one time
 DATA = "data.mdb"
 LOCK = "lock.mdb"
 PAGE = "shared"
@@ -48,6 +50,7 @@ class Store:
         self.flusher: Flusher | None = None
         self._data_fd = -1
         self._attached_fd = -1
+        self._room = 0
         self.map_size = map_size
         self._locks()
         self._memory: tuple[int, int, int] | None = None
@@ -119,6 +122,7 @@ class Store:
                 self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
                 self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
+            self.page_size = self.env.stat()["psize"]
             self._prepare()
         except BaseException:
             self.close()
@@ -165,6 +169,12 @@ class Store:
 
     def begin_read(self) -> Any:
         """An LMDB read transaction: the snapshot itself."""
+        try:
+            return self.env.begin()
+        except lmdb.Error:
+            return self._begin_read_again()
+
+    def _begin_read_again(self) -> Any:
         for attempt in itertools.count():
             try:
                 return self.env.begin()
@@ -218,16 +228,19 @@ class Store:
 
         Only in the writer section. Raises `OSError` when the disk is full.
         """
-        room = self.page.room() - pages
-        if room < 0 and self._data_fd >= 0:
-            info = self.env.info()
-            size = self.env.stat()["psize"]
-            used = (info["last_pgno"] + 1) * size
-            wanted = min((pages + ROOM_PAGES) * size, info["map_size"] - used)
-            if wanted > 0:
-                allocate(self._data_fd, used, wanted)
-            room = ROOM_PAGES
-        self.page.set_room(max(0, room))
+        self._room -= pages
+        if self._room >= 0 or self._data_fd < 0:
+            return
+        info = self.env.info()
+        size = self.page_size
+        end = (info["last_pgno"] + 1 + pages + ROOM_SHARE * PROCESSES) * size
+        if end > self.page.allocated():
+            wanted = min(end + ROOM_BYTES, info["map_size"])
+            start = self.page.allocated()
+            if wanted > start:
+                allocate(self._data_fd, start, wanted - start)
+                self.page.set_allocated(wanted)
+        self._room = ROOM_SHARE
 
     def write_record(self, txn: Any, last: int, version: int, record: bytes, steps: list[Changes]) -> int:
         """Put the commit record of `version` and, under a journal, journal it; returns the journal's new end."""

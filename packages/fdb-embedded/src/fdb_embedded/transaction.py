@@ -143,7 +143,8 @@ class Transaction(Writing):
             self._finish_read_only()
             return future
         limit = self.options.size_limit
-        small = len(self.writes) < 80 and limit >= 10_000_000 and not self.read_ranges and not self.read_points
+        count = len(self.writes) + len(self.read_ranges) + (len(self.read_points) if self.read_points else 0)
+        small = count < 80 and limit >= 10_000_000  # 80 of the largest rows and keys fit
         if not small and self.size() > limit:
             self.settle_failure(errors.TRANSACTION_TOO_LARGE)
             future = self.commit_future = failed(errors.TRANSACTION_TOO_LARGE)
