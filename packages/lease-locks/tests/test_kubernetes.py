@@ -1,0 +1,110 @@
+"""The Kubernetes Shell against a recorded API: requests as the API server takes them, answers as it gives them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import memo_functions as functions
+import pytest
+
+from lease_locks import LeaseManager, MemoizingPicklingRunner, run_remote
+from lease_locks.memo.kubernetes import JobError, KubernetesJobShell
+
+JOBS = "/apis/batch/v1/namespaces/science/jobs"
+TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {"app": "demo"}},
+    "spec": {"template": {"spec": {"containers": [{"name": "main", "image": "registry.example/demo:1"}]}}},
+}
+
+
+class Recorded:
+    """A recorded API server: a job is pending until `starts` is set, then runs its command and is complete."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.starts = threading.Event()
+        self.refuse = 0
+
+    def __call__(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
+        self.requests.append((method, path))
+        if self.refuse:
+            return self.refuse, {"kind": "Status", "status": "Failure", "message": "no quota", "code": self.refuse}
+        if method == "POST":
+            assert path == JOBS
+            assert body is not None
+            name = body["metadata"]["name"]
+            if name in self.jobs:
+                return 409, {"kind": "Status", "reason": "AlreadyExists", "code": 409}
+            self.jobs[name] = {**body, "status": {}}
+            command = body["spec"]["template"]["spec"]["containers"][0]["command"]
+            threading.Thread(target=self._run, args=(name, command), daemon=True).start()
+            return 201, self.jobs[name]
+        name = path.removeprefix(JOBS + "/").partition("?")[0]
+        if name not in self.jobs:
+            return 404, {"kind": "Status", "reason": "NotFound", "code": 404}
+        if method == "DELETE":
+            del self.jobs[name]
+            return 200, {"kind": "Status", "status": "Success"}
+        return 200, self.jobs[name]
+
+    def _run(self, name: str, command: list[str]) -> None:
+        self.starts.wait(60)
+        if name in self.jobs:
+            assert command[:3] == ["python", "-m", "lease_locks.memo"]
+            code = run_remote(command[3:])
+            kind = "Complete" if code == 0 else "Failed"
+            self.jobs[name]["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+
+
+def shell_of(api: Recorded) -> KubernetesJobShell:
+    return KubernetesJobShell(api, TEMPLATE, namespace="science", look_seconds=0.02)
+
+
+def test_an_invocation_runs_as_a_job(tmp_path: Path) -> None:
+    api = Recorded()
+    api.starts.set()
+    with LeaseManager("memory:") as locks:
+        runner = MemoizingPicklingRunner(locks, shell=shell_of(api), pipeline_id="demo")
+        assert runner.call(functions.square, 6, str(tmp_path)) == 36
+        with pytest.raises(functions.Refusal):
+            runner.call(functions.fails, str(tmp_path))
+    first = next(iter(api.jobs.values()))
+    assert first["kind"] == "Job"
+    assert first["metadata"]["labels"] == {"app": "demo"}
+    assert first["spec"]["backoffLimit"] == 0
+    assert first["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    assert first["metadata"]["name"].startswith("memo-")
+    assert len(first["metadata"]["name"]) <= 63
+    assert api.requests[0] == ("POST", JOBS)
+    assert "command" not in TEMPLATE["spec"]["template"]["spec"]["containers"][0], "the template is left as it was"
+
+
+def test_a_pending_job_is_found_again_followed_and_cancelled() -> None:
+    api = Recorded()
+    shell = shell_of(api)
+    args = ["memo:p/f/00", "--writer-id=" + "0" * 28]
+    future = shell(args)
+    handle = future.handle  # type: ignore[attr-defined]
+    again = shell(args)
+    assert len(api.jobs) == 1, "asked twice, it is one job"
+    followed = shell.attach(handle)
+    assert followed is not None
+    assert not followed.done()
+    assert shell.cancel(handle)
+    for each in (future, again, followed):
+        assert each.result(60) is None
+    assert shell.attach(handle) is None
+    assert not shell.cancel(handle)
+
+
+def test_a_refused_job_says_why_and_frees_the_lock(tmp_path: Path) -> None:
+    api = Recorded()
+    api.refuse = 403
+    with LeaseManager("memory:") as locks:
+        runner = MemoizingPicklingRunner(locks, shell=shell_of(api), pipeline_id="demo")
+        with pytest.raises(JobError, match="403: no quota"):
+            runner.call(functions.square, 6, str(tmp_path))
+        assert locks.list() == []
