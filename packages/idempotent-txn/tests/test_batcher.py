@@ -328,17 +328,23 @@ def test_an_interruption_of_a_waiting_member_comes_after_its_commit(
     threads = in_threads(1, lambda n: (batcher.run(put, b"effect/a"), None)[1])
     assert gate.entered.wait(60)
 
-    class Interrupted(threading.Event):
-        times = 0
+    class Interrupted:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.lock.acquire()
+            self.times = 0
 
-        def wait(self, timeout: float | None = None) -> bool:
-            Interrupted.times += 1
-            if Interrupted.times == 1:
+        def acquire(self) -> None:
+            self.times += 1
+            if self.times == 1:
                 gate.opened.set()
                 raise KeyboardInterrupt
-            return super().wait(timeout)
+            self.lock.acquire()
 
-    monkeypatch.setattr("idempotent_txn.batcher.threading.Event", Interrupted)
+        def release(self) -> None:
+            self.lock.release()
+
+    monkeypatch.setattr("idempotent_txn.batcher._closed_gate", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         batcher.run(put, b"effect/b")
     join(threads)

@@ -27,11 +27,12 @@ MAX_GROUP_MEMBERS: Final = 1_000
 class _Member:
     """A transaction that waits to be committed with others."""
 
-    __slots__ = ("awake", "error", "leads", "recording", "settled")
+    __slots__ = ("error", "gate", "leads", "recording", "settled")
 
     def __init__(self, recording: Recording) -> None:
         self.recording: Final = recording
-        self.awake: threading.Event | None = None
+        self.gate: Any = None
+        """Held while the member waits; whoever settles it, or gives it the lead, opens it, once."""
         self.leads = False
         """It is this member's turn to commit what is queued."""
         self.settled = False
@@ -41,6 +42,13 @@ class _Member:
 
 class _Alone(Exception):
     """The group failed as a whole and did not commit: each member runs by itself, and has its own error."""
+
+
+def _closed_gate() -> Any:
+    """A lock that is held: much less than an event, of which each waiting member would need one."""
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
 
 
 class Batcher:
@@ -101,12 +109,12 @@ class Batcher:
             with self._mutex:
                 self._queue.append(member)
                 if self._busy:
-                    member.awake = threading.Event()
+                    member.gate = _closed_gate()
                 else:
                     self._busy = member.leads = True
-            while member.awake is not None and not (member.settled or member.leads):
+            while member.gate is not None and not (member.settled or member.leads):
                 try:
-                    member.awake.wait()
+                    member.gate.acquire()
                 except BaseException as error:
                     # The member may be in a group in flight: what comes of it is known soon.
                     interruption = interruption or error
@@ -149,8 +157,8 @@ class Batcher:
             for member in group:
                 member.error = error
                 member.settled = True
-                if member.awake is not None:
-                    member.awake.set()
+                if member.gate is not None and not member.leads:
+                    member.gate.release()
 
     def _pass_on(self) -> None:
         """Let the first of those queued commit next."""
@@ -160,5 +168,5 @@ class Batcher:
                 self._busy = False
             else:
                 successor.leads = True
-        if successor is not None and successor.awake is not None:
-            successor.awake.set()
+        if successor is not None and successor.gate is not None:
+            successor.gate.release()

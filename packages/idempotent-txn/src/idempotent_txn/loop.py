@@ -23,7 +23,7 @@ from idempotent_txn.identity import checked_id
 from idempotent_txn.outcome import Committed, Outcome
 from idempotent_txn.session import session_of
 from idempotent_txn.settle import settle_commit
-from idempotent_txn.strategy import StrategyName
+from idempotent_txn.strategy import Strategy, StrategyName
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,7 +62,28 @@ def run(
         CommitUnknownResultFatal: a commit was in flight for so long that its id may have been expired.
         Exception: whatever `fn` raised, and FoundationDB's errors that are not worth a retry; nothing committed.
     """
-    return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False)  # type: ignore[no-any-return]
+    failed: _Failed | None = None
+    if strategy is None and idempotency_id is None and timeout is None and on_attempt is None:
+        quick: Strategy | None = session_of(db).quick
+        if quick is not None:
+            # The first attempt of nearly all transactions, without what it doesn't need.
+            tr = token = value = commit = None
+            try:
+                tr = db.create_transaction()
+                token = quick.begin(tr, None, None)
+                value = fn(tr, *args, **kwargs)
+                if type(value) is GeneratorType:
+                    raise _generator_refused(fn)
+            except BaseException as error:
+                failed = _Failed(error, True, tr, token)
+            else:
+                try:
+                    commit = tr.commit()
+                    commit.wait()
+                    return value
+                except BaseException as error:
+                    failed = _Failed(error, False, tr, token, value, commit)
+    return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False, failed)  # type: ignore[no-any-return]
 
 
 def run_committed(
@@ -79,6 +100,23 @@ def run_committed(
     return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, True)  # type: ignore[no-any-return]
 
 
+class _Failed:
+    """An attempt that did not simply succeed."""
+
+    __slots__ = ("commit", "error", "in_body", "token", "tr", "value")
+
+    def __init__(
+        self, error: BaseException, in_body: bool, tr: Any, token: Any, value: Any = None, commit: Any = None
+    ) -> None:
+        self.error = error
+        self.in_body = in_body
+        """The error came before the commit was sent."""
+        self.tr = tr
+        self.token = token
+        self.value = value
+        self.commit = commit
+
+
 def _execute(
     db: Any,
     fn: Callable[..., Any],
@@ -89,7 +127,9 @@ def _execute(
     timeout: float | None,
     on_attempt: Callable[[int], object] | None,
     want_outcome: bool,
+    failed: _Failed | None = None,
 ) -> Any:
+    """Attempts until one is known to have committed; `failed` is a first one that was made already."""
     session = session_of(db)
     run_id = None if idempotency_id is None else checked_id(idempotency_id)
     strategy = session.strategy(strategy_name, run_id is not None)
@@ -97,65 +137,67 @@ def _execute(
     attempt = 0
     cancelled = 0
     stamp: Any = None
-    tr: Any = None
     while True:
         attempt += 1
-        token: Any = None
+        if failed is None:
+            tr = token = value = commit = None
+            try:
+                tr = db.create_transaction() if deadline is None else _armed(db, deadline, attempt)
+                token = strategy.begin(tr, run_id, deadline)
+                value = fn(tr, *args, **kwargs)
+                if type(value) is GeneratorType:
+                    raise _generator_refused(fn)
+                strategy.prepare(tr, token, want_outcome)
+                if on_attempt is not None:
+                    on_attempt(tr.get_read_version().wait())
+                if want_outcome:
+                    stamp = tr.get_versionstamp()
+                if deadline is not None:
+                    _disarm(tr, deadline, attempt, fn)
+            except BaseException as error:
+                failed = _Failed(error, True, tr, token)
+            else:
+                try:
+                    commit = tr.commit()
+                    commit.wait()
+                except BaseException as error:
+                    failed = _Failed(error, False, tr, token, value, commit)
+                else:
+                    strategy.committed(tr, token)
+                    if run_id is not None:
+                        session.remember(run_id, tr.get_committed_version())
+                    return _outcome(value, True, stamp, attempt, tr) if want_outcome else value
+        cause, tr, value = failed.error, failed.tr, failed.value
         try:
-            tr = db.create_transaction() if deadline is None else _armed(db, deadline, attempt)
-            token = strategy.begin(tr, run_id, deadline)
-            value = fn(tr, *args, **kwargs)
-            if type(value) is GeneratorType:
-                raise TypeError(f"{_name(fn)} is a generator: its transaction would be over before its body ran")
-            strategy.prepare(tr, token, want_outcome)
-            if on_attempt is not None:
-                on_attempt(tr.get_read_version().wait())
-            if want_outcome:
-                stamp = tr.get_versionstamp()
-            if deadline is not None:
-                if time.monotonic() >= deadline:
-                    raise TransactionTimedOut(
-                        f"the deadline passed while {_name(fn)} ran for the {attempt}. time; nothing was committed"
-                    )
-                # A commit that times out is still in flight: from here on the deadline waits until it is settled.
-                tr.options.set_timeout(0)
-        except BaseException as error:
-            if token is not None:
-                strategy.abandoned(token)
-            code = fdb_error_code(error)
-            if code is None:
-                raise
-            _check_deadline(deadline, attempt, fn, error)
-            if code not in RETRYABLE_IN_BODY:
-                raise
+            if failed.in_body:
+                if failed.token is not None:
+                    strategy.abandoned(failed.token)
+                code = fdb_error_code(cause)
+                if code is None:
+                    raise cause
+                _check_deadline(deadline, attempt, fn, cause)
+                if code not in RETRYABLE_IN_BODY:
+                    raise cause
+            else:
+                settled = settle_commit(strategy, tr, failed.token, failed.commit, cause)
+                if settled.interruption is not None:
+                    raise settled.interruption from None
+                if settled.commit is not False:
+                    if run_id is not None and settled.commit is not True:
+                        session.remember(run_id, settled.commit.version)
+                    return _outcome(value, settled.commit, stamp, attempt, tr) if want_outcome else value
+                code = settled.code
+                _check_deadline(deadline, attempt, fn, cause)
+                cancelled += code in CANCELLATIONS
+                if cancelled >= MOST_CANCELLED_ATTEMPTS or (
+                    code not in RETRYABLE_NOT_COMMITTED and code not in RESOLVED_THEN_RETRIED
+                ):
+                    raise cause
             _pause(tr, code, attempt, deadline)
-            continue
-        commit = None
-        try:
-            commit = tr.commit()
-            commit.wait()
-        except BaseException as error:
-            settled = settle_commit(strategy, tr, token, commit, error)
-            if settled.interruption is not None:
-                raise settled.interruption from None
-            if settled.commit is not False:
-                if run_id is not None and settled.commit is not True:
-                    session.remember(run_id, settled.commit.version)
-                return _outcome(value, settled.commit, stamp, attempt, tr) if want_outcome else value
-            code = settled.code
-            _check_deadline(deadline, attempt, fn, error)
-            if code in CANCELLATIONS:
-                cancelled += 1
-            if cancelled >= MOST_CANCELLED_ATTEMPTS or (
-                code not in RETRYABLE_NOT_COMMITTED and code not in RESOLVED_THEN_RETRIED
-            ):
-                raise
-            _pause(tr, code, attempt, deadline)
-            continue
-        strategy.committed(tr, token)
-        if run_id is not None:
-            session.remember(run_id, tr.get_committed_version())
-        return _outcome(value, True, stamp, attempt, tr) if want_outcome else value
+        finally:
+            # An exception that is kept here would keep this frame, and with it the transaction.
+            failed = None
+            del cause
 
 
 def _outcome(value: T, commit: Committed | bool, stamp: Any, attempts: int, tr: Any) -> Outcome[T]:
@@ -178,6 +220,19 @@ def _armed(db: Any, deadline: float, attempt: int) -> Any:
     tr = db.create_transaction()
     tr.options.set_timeout(max(1, int((deadline - created) * 1000) + 1))
     return tr
+
+
+def _disarm(tr: Any, deadline: float, attempt: int, fn: Any) -> None:
+    """Before the commit: one that timed out would still be in flight, so the deadline waits until it is settled."""
+    if time.monotonic() >= deadline:
+        raise TransactionTimedOut(
+            f"the deadline passed while {_name(fn)} ran for the {attempt}. time; nothing was committed"
+        )
+    tr.options.set_timeout(0)
+
+
+def _generator_refused(fn: Any) -> TypeError:
+    return TypeError(f"{_name(fn)} is a generator: its transaction would be over before its body ran")
 
 
 def _check_deadline(deadline: float | None, attempt: int, fn: Any, cause: BaseException) -> None:

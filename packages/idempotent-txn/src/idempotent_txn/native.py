@@ -24,14 +24,8 @@ IDEMPOTENCY_ID: Final = 504
 AUTOMATIC_IDEMPOTENCY: Final = 505
 
 
-class _Attempt:
-    """The token of an attempt: its id, and a version from before it began."""
-
-    __slots__ = ("floor", "id")
-
-    def __init__(self, id: bytes, floor: int) -> None:
-        self.id = id
-        self.floor = floor
+_Attempt = tuple[bytes, int]
+"""The token of an attempt: its id, and a version from before it began."""
 
 
 class Native:
@@ -57,7 +51,7 @@ class Native:
         else:
             id = native_form(run_id)
             tr._set_option(IDEMPOTENCY_ID, id, len(id))
-        return _Attempt(id, floor)
+        return id, floor
 
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
         return None
@@ -69,8 +63,9 @@ class Native:
         return None
 
     def resolve(self, token: _Attempt) -> Committed | bool:
-        last = fence(self._db, (NATIVE,), token.id)
-        return look_up(self._db, NATIVE, token.id, token.floor, last) or False
+        id, floor = token
+        last = fence(self._db, (NATIVE,), id)
+        return look_up(self._db, NATIVE, id, floor, last) or False
 
 
 def is_offered(db: Any) -> bool:

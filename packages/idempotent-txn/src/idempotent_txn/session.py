@@ -37,6 +37,8 @@ class Session:
         self.db: Final = db
         self.generation: Final = generation
         self.client_id: bytes | None = None
+        self.quick: Strategy | None = None
+        """The default strategy, once chosen, where it does all its work in `begin`."""
         self._chosen: Final[dict[tuple[str | None, bool], Strategy]] = {}
         self._made: Final[dict[str, Strategy]] = {}
         self._native: bool | None = None
@@ -62,6 +64,8 @@ class Session:
             pass
         with _mutex:
             strategy = self._chosen[name, explicit] = self._make(self._choose(name, explicit))
+            if name is None and not explicit and strategy.name == "native":
+                self.quick = strategy
             return strategy
 
     def stores(self) -> list[IdStore]:
@@ -96,6 +100,7 @@ class Session:
                 )
             self.client_id = client_id
             self._chosen.clear()
+            self.quick = None
             lanes = self._make("lanes")
             assert isinstance(lanes, Lanes)
             lanes.start()
