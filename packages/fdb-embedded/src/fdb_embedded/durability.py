@@ -47,7 +47,6 @@ class Flusher:
         self._lock_fd = os.open(directory / FLUSH_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._local = threading.Lock()
         self._flush_seconds = 0.001
-        self._expected = 1
         self.keep: Callable[[Any, int], None] | None = None  # takes the read transaction of what is flushed
 
     def wait(self, position: int) -> None:
@@ -55,25 +54,28 @@ class Flusher:
         page = self.store.page
         while page.flushed() < position:
             word = page.flush_word()
-            if not self._local.acquire(blocking=False):
+            if self._lead(position):
+                page.wake_flush()  # with the locks free: of those it didn't cover, one leads next
+            else:
                 page.wait_flush(word, 0.01)
-                continue
+
+    def _lead(self, position: int) -> bool:
+        """Flush, unless another thread or process is at it: then False."""
+        if not self._local.acquire(blocking=False):
+            return False
+        try:
             try:
-                try:
-                    fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    held = False
-                else:
-                    held = True
-                    try:
-                        if page.flushed() < position:
-                            self._flush()
-                    finally:
-                        fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            try:
+                if self.store.page.flushed() < position:
+                    self._flush()
             finally:
-                self._local.release()
-            if not held:
-                page.wait_flush(word, 0.01)
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        finally:
+            self._local.release()
+        return True
 
     def _flush(self) -> None:
         """Flush up to what is committed now."""
@@ -90,13 +92,12 @@ class Flusher:
         self._flush_seconds += (time.perf_counter() - began - self._flush_seconds) / 4
         covered = members - page.flushed_members()
         arrived = page.members() - members
-        self._expected = max(1, covered + arrived)
+        page.set_expected(max(1, covered + arrived))
         page.set_flushed(end, members)
         if self.keep is not None:
             self.keep(txn, end)
         else:
             txn.abort()
-        page.wake_flush()
 
     def _newest(self) -> tuple[Any, tuple[int, int] | None]:
         """A read transaction and where the journal ends in it."""
@@ -111,10 +112,11 @@ class Flusher:
 
     def _gather(self) -> None:
         """Wait a little for those who committed with the last flush to come again, so that all share this one."""
-        if self._expected <= 1:
-            return
         page = self.store.page
-        wanted = page.flushed_members() + self._expected
+        expected = page.expected()
+        if expected <= 1:
+            return
+        wanted = page.flushed_members() + expected
         until = time.perf_counter() + self._flush_seconds * GATHER
         while page.members() < wanted and time.perf_counter() < until:
             time.sleep(0.00003)

@@ -8,6 +8,7 @@
     32     flushed(8)             the journal's position up to which everything is on disk
     40     flushed members(8)     how many transactions that were
     48     flush word(4)          futex: rung after each flush
+    52     expected(4)            transactions that the next flush may expect to cover
     56     allocated(8)           bytes of the data file that are certain to have disk blocks
     64     watching(128)          1 for each process slot that watches something
     256    word(4) * 128, 64 apart: futex words
@@ -144,6 +145,13 @@ class SharedPage:
         """Only who holds the flush lock."""
         self._numbers[4] = position
         self._numbers[5] = members
+
+    def expected(self) -> int:
+        """How many transactions the next flush may expect to cover."""
+        return int.from_bytes(self.map[52:56], "little")
+
+    def set_expected(self, count: int) -> None:
+        self.map[52:56] = min(count, 0xFFFF).to_bytes(4, "little")
 
     def flush_word(self) -> int:
         return int.from_bytes(self.map[48:52], "little")
