@@ -226,6 +226,38 @@ def test_a_store_that_is_down_for_a_minute_loses_nothing(quick: Any) -> None:
     assert quick.violations() == []
 
 
+def test_a_sysdb_that_is_down_during_a_prune_costs_no_item(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [quick.sysdb.create_task("p", f"t{n}", cadence=0) for n in range(5)]
+    quick.tend()
+    for task in tasks[:3]:
+        quick.sysdb.delete(task.id)
+    before = {bucket.key: quick.store.get(bucket.key) for bucket in quick.heap.buckets()}
+    with monkeypatch.context() as patch:
+
+        def down(*args: Any) -> Any:
+            raise ConnectionError("the database is down")
+
+        patch.setattr(quick.sysdb, "verdicts", down)
+        with pytest.raises(ConnectionError):
+            quick.heap.prune()
+    assert {key: quick.store.get(key) for key in before} == before
+    assert quick.heap.prune().pruned == 3
+    assert {item.task for item in quick.heap.peek()} == {task.id for task in tasks[3:]}
+
+
+def test_a_push_beside_an_object_of_a_newer_release_goes_to_another(quick: Any) -> None:
+    quick.sysdb.create_task("p", "t0", cadence=0)
+    quick.tend()
+    for bucket in quick.heap.buckets():
+        head = msgpack.packb({"v": 2})
+        overwrite(quick.store, bucket.key, len(head).to_bytes(4, "big") + head)
+    quick.heap.disown(0)
+    quick.heap.disown(1)
+    tasks = [quick.sysdb.create_task("p", f"t{n}", cadence=0) for n in range(1, 9)]
+    quick.tend()
+    assert {item.task for item in quick.heap.peek()} == {task.id for task in tasks}
+
+
 def test_a_deleted_bucket_comes_back_from_the_sysdb(quick: Any) -> None:
     tasks = [quick.sysdb.create_task("p", f"t{n}", cadence=0) for n in range(20)]
     quick.tend()

@@ -151,8 +151,8 @@ def sysdb_session(bench: Any, id: uuid.UUID) -> str:
     return str(row.session)
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(
+TestSeededMachine = Machine.TestCase
+TestSeededMachine.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=25,
     deadline=None,

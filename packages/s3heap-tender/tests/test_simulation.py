@@ -9,17 +9,32 @@ from typing import Any
 import pytest
 from conftest import seed_params
 
+import fdb_embedded
 from fdb_schema import open_database
 
+DATABASE_FAULTS = {
+    "not_committed": 0.05,
+    "too_old": 0.02,
+    "unknown_before": 0.05,
+    "unknown_after": 0.05,
+    "unknown_late": 0.03,
+    "timed_out_late": 0.02,
+    "version_jump": 0.01,
+}
 
-def new_world(seed: int) -> Any:
+
+def new_world(seed: int, faults: fdb_embedded.Faults | None = None) -> Any:
     world = sys.modules["s3heap_tender_tests_world"]
     virtual = sys.modules["s3heap_tender_tests_virtual"]
-    return world.World(open_database(f"memory:world-{uuid.uuid4().hex}"), virtual.VirtualClock, seed)
+    name = f"memory:world-{uuid.uuid4().hex}"
+    made = world.World(open_database(name), virtual.VirtualClock, seed)
+    if faults is not None:
+        made.faulty_db = fdb_embedded.open(name, faults=faults)
+    return made
 
 
 @pytest.mark.parametrize("seed", seed_params(240))
-def test_a_cluster_that_crashes_anywhere_keeps_every_guarantee(seed: int) -> None:
+def test_a_seed_of_crashes_anywhere_keeps_every_guarantee(seed: int) -> None:
     world = new_world(seed)
     world.run(
         40,
@@ -27,3 +42,9 @@ def test_a_cluster_that_crashes_anywhere_keeps_every_guarantee(seed: int) -> Non
         store_faults=(0.0, 0.1, 0.3)[seed // 3 % 3],
         failures=(0.0, 0.3)[seed // 9 % 2],
     )
+
+
+@pytest.mark.parametrize("seed", seed_params(60))
+def test_a_seed_of_unknown_commits_and_crashes_keeps_every_guarantee(seed: int) -> None:
+    world = new_world(seed, fdb_embedded.Faults(seed=seed, **DATABASE_FAULTS))
+    world.run(25, nest=(0.0, 0.1)[seed % 2], store_faults=(0.0, 0.2)[seed // 2 % 2], failures=0.2)

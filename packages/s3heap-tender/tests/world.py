@@ -147,6 +147,7 @@ class World:
         self.fail_rate = 0.0
         self.crashes: list[str] = []
         self.hit: set[str] = set()
+        self.faulty_db: Any = None
         failpoints.observe(self._at_failpoint)
         self.processes = [Process(self) for _ in range(2)]
 
@@ -321,7 +322,13 @@ class World:
     def run(self, steps: int, *, nest: float, store_faults: float, failures: float) -> None:
         """`steps` random steps, then drain and check."""
         self.nest, self.store.rate, self.fail_rate = nest, store_faults, failures
+        sound = self.db
+        if self.faulty_db is not None:
+            self.db = self.faulty_db
+            for index in range(len(self.processes)):
+                self.restart(index)
         for _ in range(steps):
             self.step()
+        self.db = sound
         self.drain()
         self.check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_UNREACHABLE, EXIT_USAGE, MainspringError
+from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_UNREACHABLE, EXIT_USAGE, MainspringError, fdb_error_code
 
 
 class HeapTenderError(MainspringError):
@@ -89,3 +89,8 @@ class CorruptObjectError(HeapTenderError):
 
 class SimulatedCrash(BaseException):
     """Raised by an armed failpoint in tests in place of the process's death."""
+
+
+def is_waited_out(error: BaseException) -> bool:
+    """Whether a service goes on after this error: what store, database and leases may throw at any time."""
+    return isinstance(error, (MainspringError, OSError)) or fdb_error_code(error) is not None

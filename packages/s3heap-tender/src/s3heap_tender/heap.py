@@ -148,9 +148,10 @@ class Heap:
         """
         wanted = range(self.shards) if shards is None else shards
         listed = [entry for found in self._each(lambda s: self._list(s, before), wanted) for entry in found]
-        if before is None and shards is None:
-            known = {name.key for name, _ in listed}
-            for key in [key for key in self._cache if key not in known]:
+        known = {name.key for name, _ in listed}
+        for key, cached in list(self._cache.items()):
+            name = cached.name
+            if name.shard in wanted and (before is None or name.bucket < before) and key not in known:
                 self._cache.pop(key, None)
         listed.sort(key=lambda entry: (entry[0].bucket, entry[0].shard, entry[0].part))
         at = 0

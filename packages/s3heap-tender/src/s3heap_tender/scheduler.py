@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError, fdb_error_code
+from fdb_schema import RecordError
 from s3heap_tender import core, outbox
-from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, HeapTenderError
+from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, is_waited_out
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_io import due_records
 from s3heap_tender.items import HeapItem
@@ -29,6 +29,8 @@ of one of these; an exception is a failed run."""
 
 DEAD_CHECK_SECONDS: Final = 0.5
 _PAGE: Final = 1000
+MOST_REMEMBERED: Final = 200_000
+ROOM_SECONDS: Final = 2.0
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Scheduler:
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="s3heap-run") if concurrency else None
         self._running: set[UUID] = set()
         self._changed = threading.Condition()
+        self._over_for_ever: set[bytes] = set()  # records that never start again, until a pruner takes them
         self._alive: dict[str, float] = {}  # foreign session → when it was last found not dead
         self._stop = threading.Event()
         self._rng = random.Random()
@@ -90,10 +93,7 @@ class Scheduler:
                     self.turn()
                     faults = 0
                 except Exception as error:
-                    if not (
-                        isinstance(error, (HeapTenderError, ConnectionError, TimeoutError))
-                        or fdb_error_code(error) is not None
-                    ):
+                    if not is_waited_out(error):
                         raise
                     faults = min(8, faults + 1)
                     log.warning("the scheduler's turn failed and will be repeated: %s", error)
@@ -120,7 +120,7 @@ class Scheduler:
         now = self.sysdb.now_micro()
         seen: set[HeapItem] = set()
         for content in self.heap.scan(now // 1_000_000 + 1, self._shards):
-            records = due_records(content.records, now // 1000)
+            records = [r for r in due_records(content.records, now // 1000) if r not in self._over_for_ever]
             for at in range(0, len(records), _PAGE):
                 page = [HeapItem.unpack(record) for record in records[at : at + _PAGE]]
                 for item in self._startable([item for item in page if item not in seen], now):
@@ -140,10 +140,21 @@ class Scheduler:
             rows = self.sysdb.read(outbox.read_rows, [item.task for item in items])
         except RecordError:
             rows = [self._row(item) for item in items]
-        found = [
-            item for item, row in zip(items, rows, strict=True) if row is not None and self._may_start(item, row, now)
-        ]
+        found = []
+        for item, row in zip(items, rows, strict=True):
+            if row is None:
+                continue
+            if core.is_done(row, item):
+                self._remember_over(item)
+            elif self._may_start(item, row, now):
+                found.append(item)
         return sorted(found, key=lambda item: item.due_ms)
+
+    def _remember_over(self, item: HeapItem) -> None:
+        """What is done is done for ever, so its row needs no second look."""
+        if len(self._over_for_ever) >= MOST_REMEMBERED:
+            self._over_for_ever.clear()
+        self._over_for_ever.add(item.pack())
 
     def _row(self, item: HeapItem) -> TaskRow | None:
         try:
@@ -171,8 +182,14 @@ class Scheduler:
         return False
 
     def _room(self) -> bool:
+        """Wait a little for room for another run; False where there is none, or the scheduler stops."""
+        if not self.concurrency:
+            return not self._stop.is_set()
         with self._changed:
-            return not self._stop.is_set() and (not self.concurrency or len(self._running) < self.concurrency)
+            self._changed.wait_for(
+                lambda: self._stop.is_set() or len(self._running) < self.concurrency, timeout=ROOM_SECONDS
+            )
+            return not self._stop.is_set() and len(self._running) < self.concurrency
 
     def _start(self, item: HeapItem, report: ScheduleReport) -> None:
         with self._changed:

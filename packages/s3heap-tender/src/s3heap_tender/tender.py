@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from fdb_schema import RecordError, fdb_error_code
+from fdb_schema import NewerFormatError, RecordError
 from s3heap_tender import outbox, tending
-from s3heap_tender.errors import ConflictError, DuplicateWriterError, HeapTenderError, StoreError
+from s3heap_tender.errors import ConflictError, DuplicateWriterError, StoreError, is_waited_out
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_values import PruneStats
 from s3heap_tender.items import HeapItem
@@ -80,24 +80,24 @@ class Tender:
     def run(self, stop: threading.Event | None = None) -> None:
         """Turn after turn until `stop` is set or `stop()` is called. Faults of store and database are waited out."""
         self._stop = stop or self._stop
-        owned = self._ownership
-        if owned is None:
-            owned = self._ownership = leased_ownership(self.sysdb)
         faults = 0
         try:
             while not self._stop.is_set():
                 try:
+                    if self._ownership is None:
+                        self._ownership = leased_ownership(self.sysdb)
                     report = self.turn()
                     faults = min(8, faults + 1) if report.errors else 0
                 except Exception as error:
-                    if not _is_waited_out(error):
+                    if not is_waited_out(error):
                         raise
                     faults = min(8, faults + 1)
                     log.warning("the tender's turn failed and will be repeated: %s", error)
                 delay = self.poll if not faults else min(5.0, self.poll * 2**faults)
                 self._stop.wait(delay * self._rng.uniform(0.8, 1.2))
         finally:
-            owned.close()
+            if self._ownership is not None:
+                self._ownership.close()
 
     def stop(self) -> None:
         """Let `run` return after the turn under way."""
@@ -205,7 +205,7 @@ class Tender:
             self.heap.disown(shard)
             if self._ownership is not None:
                 self._ownership.step_down(shard)
-        except (StoreError, ConflictError, RecordError) as error:
+        except (StoreError, ConflictError, RecordError, NewerFormatError) as error:
             self._note(report, str(error))
             self.heap.writer(shard).forget_all()
 
@@ -244,8 +244,3 @@ def _without_intent(tr: object, at: Layout, tasks: Sequence[UUID]) -> list[HeapI
         for task, row, intent in zip(tasks, rows, intents, strict=True)
         if row is not None and row.state is not State.WAITING and not intent
     ]
-
-
-def _is_waited_out(error: Exception) -> bool:
-    """Whether a service goes on after this error: what store, database and leases may throw at any time."""
-    return isinstance(error, (HeapTenderError, ConnectionError, TimeoutError)) or fdb_error_code(error) is not None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from fdb_schema import NewerFormatError
 from s3heap_tender.errors import ConflictError, CorruptObjectError, DuplicateWriterError, StoreUnavailableError
 from s3heap_tender.heap_io import ATTEMPTS, Content, HeapIO
 from s3heap_tender.naming import MAX_PARTS, ObjectName, bucket_prefix
@@ -88,6 +89,8 @@ class ShardWriter:
             with self._write_lock:
                 with self._queue_lock:
                     del self._groups[bucket]
+                if len(self._last_commit) > _KEPT_BUCKETS:
+                    self._last_commit.clear()
                 self._last_commit[bucket] = time.monotonic()
                 self._commit(bucket, group.records)
         except BaseException as error:
@@ -142,7 +145,7 @@ class ShardWriter:
             return Content(ObjectName(self.shard, bucket), None, [])
         try:
             found = self.io.load(name)
-        except CorruptObjectError:
+        except (CorruptObjectError, NewerFormatError):
             # Never written over: what it held may still be read by someone. The next part takes the new items.
             return self._next_part(Content(name, "", []))
         return Content(name, None, []) if found is None else found
