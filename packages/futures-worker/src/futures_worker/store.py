@@ -202,6 +202,19 @@ class ObjectStore:
                 ) from disk_error
             return self.adopt(name, size)
 
+    def add_stream(self, name: str, size: int, pieces: Iterable[Buffer]) -> int:
+        """Stores an object of a known size (bytes) that comes in pieces; returns the size. Raises `OversizeError`."""
+        check_name(name)
+        for directory in (self.directory.objects, self.directory.spill):
+            room = os.statvfs(directory)
+            if size <= room.f_bavail * room.f_frsize:
+                write_file(directory / name, pieces)
+                return self.adopt(name, size)
+        raise OversizeError(
+            f"an object of {size} bytes fits neither memory nor the spill directory {self.directory.spill}: "
+            "give the worker more room (--spill)"
+        )
+
     def adopt(self, name: str, size: int) -> int:
         """Takes over an object that a child process wrote into `objects/` or the spill directory under its name."""
         check_name(name)

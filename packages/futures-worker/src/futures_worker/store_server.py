@@ -16,7 +16,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,27 @@ class StoreServer:
             os.close(descriptor)
 
     def _put(self, connection: wire.Connection, header: wire.Header, size: int) -> None:
-        body = bytearray(size)
-        connection.receive_into(memoryview(body))
+        name = _name(header)
         try:
-            connection.send({"ok": True, "size": self._store.add(_name(header), [body])})
+            stored = self._store.add_stream(name, size, _pieces(connection, size))
         except MainspringError as exc:
+            if isinstance(exc, WireError):
+                raise
+            for _ in _pieces(connection, size):
+                pass  # refused before any of it was read; the next frame follows it
             connection.send({"ok": False, "reason": str(exc)})
+            return
+        connection.send({"ok": True, "size": stored})
+
+
+def _pieces(connection: wire.Connection, size: int) -> Iterator[memoryview]:
+    """The body of a frame, a piece at a time."""
+    buffer = memoryview(bytearray(min(size, 1 << 20)))
+    while size > 0:
+        piece = buffer[: min(size, len(buffer))]
+        connection.receive_into(piece)
+        size -= len(piece)
+        yield piece
 
 
 def _name(header: wire.Header) -> str:

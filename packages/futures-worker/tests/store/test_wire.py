@@ -14,7 +14,7 @@ import msgpack
 import pytest
 
 from futures_worker import store_client, wire
-from futures_worker.errors import AddressInUseError, AuthenticationError, ObjectLostError, WireError
+from futures_worker.errors import AddressInUseError, AuthenticationError, ObjectLostError, OversizeError, WireError
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.store_client import ObjectFetcher
 from futures_worker.store_server import StoreServer, listen
@@ -197,6 +197,23 @@ def test_objects_are_stored_and_removed_from_afar(
     assert not fetcher.delete(address, "thing")
     with pytest.raises(ObjectLostError, match="no longer holds object thing"):
         fetcher.fetch(address, "thing")
+
+
+def test_a_large_object_is_stored_as_it_comes_and_one_that_fits_nowhere_is_refused(
+    store: ObjectStore, address: tuple[str, int], fetcher: ObjectFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(i % 251 for i in range(2_500_000))
+    assert fetcher.put(address, "large", data) == len(data)
+    assert bytes(fetcher.fetch(address, "large")) == data
+
+    def refuse(name: str, size: int, pieces: object) -> int:
+        raise OversizeError(f"no room for {size} bytes")
+
+    monkeypatch.setattr(store, "add_stream", refuse)
+    with pytest.raises(ObjectLostError, match="no room for 2500000 bytes"):
+        fetcher.put(address, "refused", data)
+    assert store.names() == ["large"]
+    assert bytes(fetcher.fetch(address, "large", by_file=False)) == data  # the connection is still in step
 
 
 def test_names_that_leave_the_directory_end_the_connection(address: tuple[str, int], store: ObjectStore) -> None:

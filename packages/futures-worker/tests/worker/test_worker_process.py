@@ -251,6 +251,30 @@ def test_an_object_that_its_live_holder_no_longer_has_is_computed_again(cluster:
     demo.check()
 
 
+def test_the_heartbeat_tells_what_the_store_holds_and_a_deleted_future_frees_it(
+    cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    demo = cluster(1, 1, "--object-store", "10MB")
+    client = demo.client()
+    f = client.submit(bytes, 3_000_000)
+    assert len(f.result(timeout=PATIENCE)) == 3_000_000
+    db, space = open_database(demo.url), ClusterSpace(demo.name)
+
+    def free() -> int:
+        (status,) = run(db, list_workers, space)
+        return status.heartbeat.object_store_free if status.heartbeat is not None else 0
+
+    def objects() -> list[Path]:
+        return list(Path("/dev/shm").glob(f"futures-worker-*-{demo.workers[0].pid}-*/objects/*"))
+
+    await_(lambda: 0 < free() <= 7_000_000, "a heartbeat that tells of the object")
+    assert len(objects()) == 1
+    client.delete(f)
+    await_(lambda: objects() == [], "the removal of the object")
+    await_(lambda: free() == 10_000_000, "a heartbeat that tells of the removal")
+    demo.check()
+
+
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
