@@ -156,7 +156,7 @@ def storage(db: Any, count: int) -> dict[str, Any]:
     kept: dict[str, Any] = {"transactions": count}
     for strategy in ("native", "lanes", "ids"):
         for n in range(count):
-            run(db, write, b"bench/%05d" % (n % KEYS), strategy=strategy)  # type: ignore[arg-type]
+            run(db, write, b"bench/%05d" % (n % KEYS), strategy=strategy)
         rows = list(db.get_range_startswith(PREFIX))
         kept[strategy] = {"rows": len(rows), "bytes": sum(len(row.key) + len(row.value) for row in rows)}
         if strategy == "native":
