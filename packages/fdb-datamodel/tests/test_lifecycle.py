@@ -147,6 +147,40 @@ def test_a_failure_reaches_every_generation_with_its_chain(lab: Lab) -> None:
     assert lab.info(e.id).failure.chain == (d.id, c.id, b.id, a.id)  # type: ignore[union-attr]
 
 
+def test_a_long_chain_fails_in_pages_and_every_failure_stays_small(lab: Lab) -> None:
+    worker = lab.worker()
+    chain = [lab.spec(max_retries=0)]
+    for _ in range(100):
+        chain.append(lab.spec(dependencies=(chain[-1].id,)))
+    fan = [lab.spec(dependencies=(chain[0].id,)) for _ in range(30)]
+    lab.submit(*chain, *fan)
+    (claim,) = lab.claim(worker)
+    failure = Failure("error", "m" * 5_000, b"p" * 40_000, "t" * 50_000)
+    turn = lab(dm.finish_turn, worker, [Outcome.failed(claim, failure)], dm.Capacity(), 0)
+    assert turn.unsettled, "copies of a large payload don't fit one transaction"
+    assert lab.validate() == []
+    while lab(dm.advance, 0).more:
+        pass
+    assert all(lab.state(spec.id) == "failed" for spec in chain + fan)
+    last = lab.info(chain[-1].id).failure
+    assert last is not None
+    assert last.chain[0] == chain[-2].id and last.chain[-1] == chain[0].id and len(last.chain) == 64
+    assert last.message.startswith(
+        f"future {chain[-1].id.hex()} depends on {chain[0].id.hex()}, through {chain[-2].id.hex()}"
+    )
+    assert last.payload == failure.payload and len(last.traceback) < 20_010 and len(last.message) < 2_100
+    huge = lab.spec(max_retries=0)
+    lab.submit(huge)
+    (claim,) = lab.claim(worker)
+    lab(dm.fail_future, claim, Failure("error", "too large", b"p" * 200_000))
+    assert lab.info(huge.id).failure.payload == b"", "an exception that can't be stored is told by its text"  # type: ignore[union-attr]
+
+
+def test_dependencies_have_a_limit(lab: Lab) -> None:
+    with pytest.raises(OversizeError, match="combine them by futures in between"):
+        lab.submit(lab.spec(dependencies=tuple(dm.new_future_ids(4_001))))
+
+
 def test_dependencies_must_exist(lab: Lab) -> None:
     with pytest.raises(UnknownFutureError, match="submit what it depends on first"):
         lab.submit(lab.spec(dependencies=(bytes(16),)))

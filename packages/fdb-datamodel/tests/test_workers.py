@@ -66,6 +66,8 @@ def test_the_dead_decide_nothing(lab: Lab) -> None:
     ):
         with pytest.raises(WorkerFencedError):
             act()
+    with pytest.raises(WorkerFencedError, match="start as a new incarnation"):
+        lab(dm.register_worker, worker)
     assert lab.state(one) == "claimed", "until somebody reaps"
     lab.reap()
     assert lab.state(one) == "unclaimed"

@@ -176,6 +176,7 @@ def unpack_result_row(value: bytes) -> tuple[FutureResult, bool]:
 
 
 def pack_failure(failure: Failure) -> bytes:
+    failure = failure.bounded()
     return pack(
         (
             failure.reason,
@@ -187,13 +188,14 @@ def pack_failure(failure: Failure) -> bytes:
             failure.attempt,
             failure.token,
             failure.wall_us,
+            failure.cause,
         )
     )
 
 
 def unpack_failure(value: bytes) -> Failure:
     f = unpack(value)
-    return Failure(*f[:9])
+    return Failure(*f[:10])
 
 
 # --- what is submitted

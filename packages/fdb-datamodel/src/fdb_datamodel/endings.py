@@ -27,6 +27,7 @@ from .space import (
 
 EDGES_PER_UPSTREAM = 256
 EDGES_PER_TRANSACTION = 1024
+BYTES_PER_TRANSACTION = 300_000  # of values that are written for listeners: a transaction stays under 1 MB
 
 
 def fail_for_good(ch: Changes, f: FutureRows, failure: Failure, *, tell_worker: bool = False) -> None:
@@ -94,10 +95,10 @@ def settle(ch: Changes) -> list[FutureRows]:
     """
     unblocked: dict[bytes, FutureRows] = {}
     released: dict[bytes, None] = {}
-    budget = EDGES_PER_TRANSACTION
+    budget = _Budget()
     while ch.ended or released:
         if ch.ended:
-            budget -= _settle_one(ch, ch.ended.pop(), released, budget)
+            _settle_one(ch, ch.ended.pop(), released, budget)
             continue
         for e in released:
             if not ch.has_dependencies(e):
@@ -108,25 +109,31 @@ def settle(ch: Changes) -> list[FutureRows]:
     return list(unblocked.values())
 
 
-def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: int) -> int:
-    """Settle a page of one future's listeners; how many."""
+class _Budget:
+    """What may still be settled in this transaction."""
+
+    def __init__(self) -> None:
+        self.edges = EDGES_PER_TRANSACTION
+        self.bytes = BYTES_PER_TRANSACTION
+
+
+def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: _Budget) -> None:
+    """Settle a page of one future's listeners; list it as unsettled if there are more."""
     prefix = ch.keys.listeners + up.e
-    page = max(0, min(EDGES_PER_UPSTREAM, budget))
+    page = min(EDGES_PER_UPSTREAM, budget.edges)
     rows = ch.read(prefix, prefix + b"\xff", limit=page + 1)
-    if len(rows) > page:
-        rows = rows[:page]
-        ch.set(ch.keys.unsettled + up.e, b"")
-        ch.unsettled = True
-        ch.ring_pool()
-    else:
-        ch.clear(ch.keys.future(up.e, LISTENERS))
-        ch.clear(ch.keys.unsettled + up.e)
     failure = codec.unpack_failure(up.value) if up.kind == "failed" and up.value is not None else None
-    for key, _ in rows:
+    size = len(up.value or b"")
+    done = 0
+    for key, _ in rows[:page]:
+        if budget.bytes <= 0:
+            break
+        done += 1
         ch.clear(key)
         rest = key[len(prefix) :]
         if rest.startswith(SESSION):
             ch.send(decode_id(rest[len(SESSION) :]), up.id, up.kind, up.value, up.epoch)
+            budget.bytes -= size
             continue
         e, _ = split_id(rest, len(EDGE))
         ch.clear(ch.keys.dependency(e, up.e))
@@ -138,7 +145,15 @@ def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: int
             released.pop(e, None)
             clear_edges(ch, down)
             fail_waiting(ch, down, upstream_failure(down.id, up.id, failure))
-    return len(rows)
+            budget.bytes -= 2 * size + 100
+    budget.edges -= done
+    if done < len(rows):
+        ch.set(ch.keys.unsettled + up.e, b"")
+        ch.unsettled = True
+        ch.ring_pool()
+    else:
+        ch.clear(ch.keys.future(up.e, LISTENERS))
+        ch.clear(ch.keys.unsettled + up.e)
 
 
 def fail_waiting(ch: Changes, f: FutureRows, failure: Failure) -> None:

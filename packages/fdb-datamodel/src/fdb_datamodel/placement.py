@@ -24,6 +24,7 @@ from .space import (
 )
 
 _MICROSECONDS = 1_000_000
+_CHAIN_KEPT = 64  # ids of a chain of failures that are stored
 
 
 # --- the pool and assignments: Unclaimed
@@ -152,14 +153,20 @@ def clear_edges(ch: Changes, f: FutureRows) -> bool:
 
 
 def upstream_failure(future_id: bytes, upstream: bytes, cause: Failure) -> Failure:
-    """What a dependent fails with: the chain from its direct upstream to the future that failed first."""
+    """What a dependent fails with: the chain from its direct upstream to the future that failed first, and its message."""
+    chain = (upstream, *cause.chain)
+    if len(chain) > _CHAIN_KEPT:
+        chain = chain[: _CHAIN_KEPT // 2] + chain[-_CHAIN_KEPT // 2 :]
+    first = cause.cause or cause.message or cause.reason
+    through = "" if chain[-1] == upstream else f", through {upstream.hex()}"
     return Failure(
         "upstream",
-        f"future {future_id.hex()} depends on {upstream.hex()}, which failed: {cause.message or cause.reason}",
+        f"future {future_id.hex()} depends on {chain[-1].hex()}{through}, which failed: {first}",
         cause.payload,
         cause.traceback,
-        (upstream, *cause.chain),
+        chain,
         cause.epoch,
+        cause=first,
     )
 
 

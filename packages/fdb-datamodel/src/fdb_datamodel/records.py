@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -56,7 +56,8 @@ class Failure:
     reason: "error" (the code raised), "crash" (its child process died), "worker-lost", "oom", "cancelled", "timeout",
     "upstream", "object-lost", "unpickle", "result-pickle", "oversize", "unschedulable", or a caller's own word.
     message: one line for people. payload: the pickled exception (opaque here). traceback: the remote traceback's text.
-    chain: ids from the direct upstream to the cause (reason "upstream"). epoch: of the cause. attempt: which start.
+    chain: ids from the direct upstream to the cause (reason "upstream"; of a long chain the middle is left out). epoch: of
+    the cause. attempt: which start. cause: the message of the future that failed first, where that isn't this one.
     """
 
     reason: str = "error"
@@ -68,6 +69,18 @@ class Failure:
     attempt: int = 0
     token: bytes = b""
     wall_us: int = 0
+    cause: str = ""
+
+    def bounded(self) -> Failure:
+        """Itself, or with what is too long to be stored cut: a payload is left out, texts lose their beginning or end."""
+        if len(self.payload) <= 50_000 and len(self.traceback) <= 20_000 and len(self.message) <= 2_000:
+            return self
+        return replace(
+            self,
+            payload=self.payload if len(self.payload) <= 50_000 else b"",
+            traceback=self.traceback if len(self.traceback) <= 20_000 else "… " + self.traceback[-20_000:],
+            message=self.message if len(self.message) <= 2_000 else self.message[:2_000] + " …",
+        )
 
 
 @dataclass(frozen=True, slots=True)

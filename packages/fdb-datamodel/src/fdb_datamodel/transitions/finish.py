@@ -36,6 +36,8 @@ def finish_turn(
     Futures unblocked by an outcome are claimed first if they fit. `capacity` is what is free after the outcomes. Outcomes
     whose claim was lost are dropped and named in `.stale`. With `limit` 0 nothing is claimed.
 
+    Keep a turn under about 500 outcomes and 400 kB of inline results, which are written twice: a transaction stays under 1 MB.
+
     Raises WorkerFencedError: the incarnation was declared dead; none of its outcomes counts.
     """
     ch = Changes(tr, space)

@@ -29,6 +29,7 @@ from ..space import (
 )
 
 INLINE_LIMIT = 90_000  # bytes of a value; more goes to a blob
+MOST_DEPENDENCIES = 4_000  # their ids are one value, their edges one transaction
 _ZERO: Shape = (0, 0, 0)
 _CODE_REFERRER = b"code"  # code is shared by content and kept: it is lineage
 
@@ -90,8 +91,8 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
 def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureSpec], worker: WorkerId) -> list[Claim]:
     """Submit futures already claimed by `worker`, which granted the slots (push); no index entry is written.
 
-    Execution starts after the commit, which rings the worker's bell. An id that exists already gives no second claim: its claim is returned if it is
-    this worker's, else it is left out.
+    Execution starts after the commit, which rings the worker's bell. An id that exists already gives no second claim: its
+    claim is returned if it is this worker's, else it is left out.
 
     Raises WorkerFencedError if the worker's incarnation isn't the live one: submit to the pool then. Specs with
     dependencies are refused (FutureStateError): the pool and edges are for them.
@@ -152,12 +153,13 @@ def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
 def _submit_special(ch: Changes, spec: FutureSpec, e: bytes, fresh: set[bytes]) -> bool:
     """Whatever isn't a plain future: options, requirements, dependencies, locality, timers. False if it ended at once."""
     f = FutureRows(spec.id, e, {CODE: ch.writes[ch.keys.future(e, CODE)] or b""})
+    if spec.dependencies:
+        _check_dependencies(ch, spec, fresh)
     if (args := _args_row(ch, spec)) is not None:
         ch.put(f, ARGS, args)
     _write_options(ch, f, spec)
     _set_timers(ch, spec, e)
     if spec.dependencies:
-        _check_dependencies(ch, spec, fresh)
         waits, failure = add_edges(ch, f, spec.dependencies, fresh)
         if failure is not None:
             clear_edges(ch, f)
@@ -177,6 +179,11 @@ def _set_timers(ch: Changes, spec: FutureSpec, e: bytes) -> None:
 
 
 def _check_dependencies(ch: Changes, spec: FutureSpec, fresh: set[bytes]) -> None:
+    if len(spec.dependencies) > MOST_DEPENDENCIES:
+        raise OversizeError(
+            f"future {spec.id.hex()} depends on {len(spec.dependencies):,} futures, {MOST_DEPENDENCIES:,} are possible: "
+            f"combine them by futures in between"
+        )
     unknown = [upstream for upstream in dict.fromkeys(spec.dependencies) if upstream not in fresh]
     keys = [ch.keys.future(encode_id(upstream), name) for upstream in unknown for name in (CODE, DELETED)]
     found = ch.get_many(keys) if keys else []

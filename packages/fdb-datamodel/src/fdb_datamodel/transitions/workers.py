@@ -11,7 +11,7 @@ from .. import codec
 from ..attempts import end_attempt
 from ..changes import Changes
 from ..endings import fail_for_good, finish
-from ..errors import AddressInUseError
+from ..errors import AddressInUseError, WorkerFencedError
 from ..placement import lost_pinned
 from ..records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
 from ..space import FORMAT, HEARTBEAT, INCARNATION, decode_id, layout_of, span
@@ -52,16 +52,20 @@ def register_worker(
     `replaces` is the incarnation the caller judged dead (its pid is gone on this boot, or its counter stood still for a
     TTL). What that one held is then given back by `reap`. Again with the same incarnation: nothing.
 
-    Raises AddressInUseError if another incarnation is registered, or has beaten since it was seen; NewerFormatError.
+    Raises AddressInUseError if another incarnation is registered, or has beaten since it was seen; WorkerFencedError if
+    this incarnation was declared dead; NewerFormatError.
     """
     if len(worker.incarnation) != 16:
         raise ValueError(f"an incarnation is 16 bytes (new_incarnation()), not {len(worker.incarnation)}")
     open_cluster(tr, space)
     ch = Changes(tr, space)
     info = info or WorkerInfo(wall_us=ch.wall_us)
-    live = ch.live_incarnation(worker.ip, worker.port)
+    row, dead = ch.get_many([ch.keys.incarnation(worker.ip, worker.port), ch.keys.dead_worker(worker)])
+    live = codec.incarnation_of(row)
     if live == worker.incarnation:
         return worker
+    if dead is not None:
+        raise WorkerFencedError(f"worker {worker} was declared dead: start as a new incarnation")
     if live is not None and not (replaces is not None and replaces.id.incarnation == live and _fence(ch, replaces)):
         raise AddressInUseError(
             f"{worker.ip}:{worker.port} of cluster {space.cluster!r} belongs to live incarnation {live.hex()[:8]}: "
