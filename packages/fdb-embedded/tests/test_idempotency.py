@@ -119,7 +119,8 @@ def test_lasting_ids_spill_when_the_log_is_trimmed_and_answered_ones_end(opened:
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("kind", ["unknown_before", "unknown_after", "unknown_late"])
 def test_a_commit_with_an_id_never_has_an_unknown_result(opened: Callable[..., Any], kind: str, seed: int) -> None:
-    db = opened(faults=Faults(seed=seed, **{kind: 0.6}))
+    faults = Faults(seed=seed, **{kind: 0.6})
+    db = opened(faults=faults)
     clean = opened()
     fdb = fdb_embedded.load()
     clean.clear_range(b"", b"\xff")
@@ -136,7 +137,7 @@ def test_a_commit_with_an_id_never_has_an_unknown_result(opened: Callable[..., A
             except fdb.FDBError as error:
                 unknown = unknown or error.code not in (1020, 1007)
                 tr.on_error(error).wait()
-    db.dpointer.faulty.land_all()
+    faults.land_all()
     assert (unknown, struct.unpack("<q", clean[b"count"])) == (False, (10,)), f"seed {seed}"
 
 

@@ -9,7 +9,9 @@ import dataclasses
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from . import errors
 from .errors import InvalidOption
@@ -18,6 +20,12 @@ ENVIRONMENT = "MAINSPRING_FAULTS"
 LATE_AFTER = 0.03  # seconds after which a late commit lands though no other commit came
 MAX_DELAY = 0.01
 JUMP = 100_000_000
+
+
+class Landing(Protocol):
+    """Holds late commits."""
+
+    def land_all(self) -> None: ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,6 +62,16 @@ class Faults:
         self._random = random.Random(self.seed)
         self._reads = random.Random(f"{self.seed} reads")
         self._lock = threading.Lock()
+        self._landing: weakref.WeakSet[Landing] = weakref.WeakSet()
+
+    def attach(self, landing: Landing) -> None:
+        """A database handle was opened with these faults."""
+        self._landing.add(landing)
+
+    def land_all(self) -> None:
+        """Let every late commit land now, in all databases of this process that were opened with these faults."""
+        for landing in list(self._landing):
+            landing.land_all()
 
     @classmethod
     def parse(cls, text: str) -> Faults:

@@ -25,6 +25,7 @@ class FaultyCommits:
         self.faults = faults
         self._late: list[tuple[int, Detached]] = []
         self._lock = threading.Lock()
+        faults.attach(self)
 
     def before_read(self) -> None:
         """What a read version may meet; raises `Code` 1009."""
