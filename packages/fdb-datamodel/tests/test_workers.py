@@ -225,6 +225,16 @@ def test_inline_results_survive_their_worker(lab: Lab) -> None:
     assert lab.state(one) == "realized"
 
 
+def test_an_inline_result_stays_inline_whatever_is_copied(lab: Lab) -> None:
+    a, b = lab.worker(1), lab.worker(2)
+    (one,) = lab.submit(lab.spec())
+    lab(dm.realize_future, lab.claim(a)[0], b"small")
+    token = lab(dm.read_results, [one])[0].token
+    assert lab(dm.clone_result, one, FutureResult(None, 5, "at-b", b, token))
+    lab(dm.transfer_result, one, a, FutureResult(None, 5, "at-b", b, token))
+    assert lab(dm.recover_result, one, 0).inline == b"small"
+
+
 def _realized_elsewhere(lab: Lab, **options: object) -> tuple[bytes, WorkerId]:
     """A future whose large result is on a worker of its own."""
     holder = lab.worker(9)

@@ -85,7 +85,7 @@ def transfer_result(
             value = codec.pack_latest_result(old[1], old[1].token, old[1].wall_us)
             ch.send(source.incarnation, f.id, "free", value, f.epoch)
     latest = f.result
-    if latest is not None and latest.worker == source:
+    if latest is not None and latest.inline is None and latest.worker == source:
         name_latest(ch, f, copy)
     add_copy(ch, f, copy)
     ch.flush()
