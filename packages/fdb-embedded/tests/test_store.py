@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -260,4 +261,39 @@ def test_long_and_empty_keys_keep_their_order(tmp_path: Path) -> None:
     left = wanted[:2] + wanted[6:7] + wanted[8:]
     assert [row.key for row in db.get_range(b"", b"\xff")] == left
     assert db[wanted[-1]] == b"%d" % len(wanted[-1])
+    fdb_embedded.close(db)
+
+
+def test_more_readers_than_slots_wait_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAX_READERS", 8)
+    monkeypatch.setattr(store, "READERS_ATTEMPTS", 3)
+    db = small(tmp_path / "db")
+    fdb = fdb_embedded.load()
+    held = [db.create_transaction() for _ in range(8)]
+    for tr in held:
+        assert tr[b"k"].value is None
+    late = db.create_transaction()
+    with pytest.raises(fdb.FDBError, match="1037"):
+        late[b"k"].wait()
+    held.pop().cancel()
+    assert late[b"k"].value is None
+    fdb_embedded.close(db)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_flushes_too(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"k"] = b"v"
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            for number in range(20):
+                assert db[b"k"] == b"v"
+                db[b"child%d" % number] = b""
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(db.get_range(b"child", b"chile")) == 20
     fdb_embedded.close(db)

@@ -265,6 +265,8 @@ class Engine:
             with _registry_lock:
                 if self.forked:
                     self.store.reattach()
+                    if self.flushing and self.store.flusher is not None:
+                        self.store.flusher.keep = self._keep_flushed
                     self.forked = self.stale = False
 
     def after_fork(self) -> None:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import lmdb
 import msgpack
 
-from . import conflict, durability, journal, keys
+from . import conflict, durability, errors, journal, keys
 from .durability import Flusher
-from .errors import DamagedDatabase, NewerFormat, NotADatabase, PathUnusable
+from .errors import Code, DamagedDatabase, NewerFormat, NotADatabase, PathUnusable
 from .journal import Changes
 from .shared import SIZE, SharedPage, allocate
 from .versions import Clock, last_version
@@ -29,6 +29,7 @@ T = TypeVar("T")
 FORMAT = 1
 MAP_SIZE = 128 << 20  # to begin with; it doubles when it is full
 MAX_READERS = 1024
+READERS_ATTEMPTS = 5000
 ROOM_BYTES = 8 << 20
 ROOM_SHARE = 256  # pages that a process may use before it looks again
 PROCESSES = 4  # that are expected to use theirs at one time
@@ -183,8 +184,11 @@ class Store:
             except lmdb.InvalidParameterError:
                 self._while_growing(attempt)
             except lmdb.ReadersFullError:
+                # slots of dead processes come free at once, those of the living within five seconds
                 if not self.env.reader_check():
-                    raise
+                    if attempt >= READERS_ATTEMPTS:
+                        raise Code(errors.PROCESS_BEHIND) from None
+                    time.sleep(0.001)
         raise AssertionError
 
     def begin_write(self) -> Any:

@@ -1,0 +1,339 @@
+"""The pure parts alone, each against the simplest thing that could be right."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fdb_embedded
+from fdb_embedded import atomics, idempotency, journal, text
+from fdb_embedded.conflict import ConflictWindow, covers, merge_ranges, pack_record, unpack_record
+from fdb_embedded.errors import Code, describe, predicate
+from fdb_embedded.journal import Changes
+from fdb_embedded.options import PLAIN
+from fdb_embedded.overlay import Overlay, Stack, subtract
+from fdb_embedded.shared import SharedPage
+
+SEEDS = int(os.environ.get("MAINSPRING_SEEDS", "200"))
+KEYS = [bytes([97 + n]) for n in range(12)]
+
+
+def some_range(chance: random.Random) -> tuple[bytes, bytes]:
+    begin, end = sorted(chance.sample(KEYS, 2))
+    return begin, end
+
+
+# --- conflict.py ---
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_window_finds_what_a_walk_over_all_commits_finds(seed: int) -> None:
+    chance = random.Random(seed)
+    window = ConflictWindow()
+    window.restart(1)
+    window.check(1, {b"a"}, [])
+    history: list[tuple[int, set[bytes], list[tuple[bytes, bytes]]]] = []
+    version = 1
+    for _ in range(chance.randrange(5, 40)):
+        version += chance.randrange(1, 5)
+        points = set(chance.sample(KEYS, chance.randrange(3)))
+        ranges = [some_range(chance)] if chance.random() < 0.2 else []
+        history.append((version, points, ranges))
+        window.append(version, list(points), ranges)
+        read_at = chance.randrange(1, version + 1)
+        reads = set(chance.sample(KEYS, chance.randrange(3)))
+        spans = [some_range(chance)] if chance.random() < 0.3 else []
+        expected = any(
+            at > read_at
+            and (
+                reads & wrote
+                or any(low <= key < high for low, high in spans for key in wrote)
+                or any(low <= key < high for low, high in cleared for key in reads)
+                or any(low < e and b < high for low, high in cleared for b, e in spans)
+            )
+            for at, wrote, cleared in history
+        )
+        assert bool(window.check(read_at, reads, spans)) == expected, f"seed {seed}"
+
+
+def test_a_window_that_nobody_asks_keeps_nothing() -> None:
+    window = ConflictWindow()
+    window.restart(1)
+    for version in range(2, 500):
+        window.append(version, [b"k"], [])
+    assert not window.records
+    assert window.floor == window.tail == 499
+
+
+def test_records_keep_their_fields() -> None:
+    assert unpack_record(pack_record({b"a"}, [(b"b", b"c")], [], 0)) == ([b"a"], [(b"b", b"c")], [], 0)
+    ids = [(b"i" * 16, 3, 1)]
+    assert unpack_record(pack_record([], [], ids, 77)) == ([], [], ids, 77)
+    assert pack_record([], [], [], 0)[0] == idempotency.TWO_FIELDS
+    assert pack_record([], [], ids, 77)[0] != idempotency.TWO_FIELDS
+
+
+def test_ranges_merge_and_cover() -> None:
+    merged = merge_ranges([(b"c", b"e"), (b"a", b"b"), (b"b", b"c"), (b"x", b"z"), (b"y", b"yy")])
+    assert merged == [(b"a", b"e"), (b"x", b"z")]
+    assert [covers(merged, key) for key in (b"a", b"d", b"e", b"x", b"z", b"")] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert subtract((b"a", b"z"), b"c", b"d") == [(b"a", b"c"), (b"d", b"z")]
+    assert subtract((b"a", b"b"), b"b", b"c") == [(b"a", b"b")]
+
+
+# --- overlay.py ---
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_overlay_shows_what_a_dictionary_would(seed: int) -> None:
+    chance = random.Random(seed)
+    base = dict.fromkeys(chance.sample(KEYS, 6), b"base")
+    expected = dict(base)
+    overlay = Overlay()
+    touched: set[bytes] = set()
+    for _ in range(chance.randrange(1, 12)):
+        what = chance.random()
+        if what < 0.5:
+            key, value = chance.choice(KEYS), b"%d" % chance.randrange(100)
+            overlay.writes[key] = expected[key] = value
+            touched.add(key)
+        elif what < 0.65:
+            key = chance.choice(KEYS)
+            overlay.writes[key] = None
+            expected.pop(key, None)
+            touched.add(key)
+        else:
+            begin, end = some_range(chance)
+            overlay.clear_range(begin, end)
+            for key in [key for key in expected if begin <= key < end]:
+                del expected[key]
+            touched |= {key for key in KEYS if begin <= key < end}
+    begin, end = some_range(chance)
+    for reverse in (False, True):
+
+        def rows(low: bytes, high: bytes, reverse: bool = reverse) -> Any:
+            return iter(sorted(((k, v) for k, v in base.items() if low <= k < high), reverse=reverse))
+
+        wanted = sorted(((k, v) for k, v in expected.items() if begin <= k < end), reverse=reverse)
+        assert list(overlay.merge(begin, end, reverse, False, rows)) == wanted, f"seed {seed}"
+    unknown = overlay.unknown_parts(begin, end)
+    assert unknown == merge_ranges(unknown), "sorted and disjoint"
+    for key in KEYS:
+        if begin <= key < end:
+            assert covers(unknown, key) == (key not in touched), f"seed {seed}, key {key!r}"
+            assert overlay.known(key) == (key in touched), f"seed {seed}, key {key!r}"
+
+
+def test_stacks_fold_over_what_is_stored() -> None:
+    stack = Stack(depends=True)
+    stack.push(atomics.ADD, b"\x01\x00")
+    stack.push(atomics.ADD, b"\x02\x00")
+    assert stack.fold(b"\xff\x00") == b"\x02\x01"
+    assert stack.fold(None) == b"\x03\x00"
+    stack.push(atomics.SET_VERSIONSTAMPED_VALUE, bytes(10) + bytes(4))
+    assert stack.unreadable
+    assert not stack.depends
+    assert stack.fold(b"anything", b"0123456789") == b"0123456789"
+
+
+# --- atomics.py ---
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_arithmetic_is_that_of_integers(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(100):
+        size = chance.randrange(1, 9)
+        old, operand = chance.randbytes(size), chance.randbytes(size)
+        a, b = int.from_bytes(old, "little"), int.from_bytes(operand, "little")
+        results = {
+            atomics.ADD: (a + b) % (1 << 8 * size),
+            atomics.AND_V2: a & b,
+            atomics.OR: a | b,
+            atomics.XOR: a ^ b,
+            atomics.MAX: max(a, b),
+            atomics.MIN_V2: min(a, b),
+        }
+        for operation, result in results.items():
+            assert atomics.apply(operation, old, operand) == result.to_bytes(size, "little")
+
+
+def test_what_is_missing_or_too_long() -> None:
+    assert atomics.apply(atomics.MIN, None, b"\x05") == b"\x00"
+    assert atomics.apply(atomics.MIN_V2, None, b"\x05") == b"\x05"
+    assert atomics.apply(atomics.AND, None, b"\x05") == b"\x00"
+    assert atomics.apply(atomics.AND_V2, None, b"\x05") == b"\x05"
+    assert atomics.apply(atomics.ADD, b"\x01\x02\x03", b"\x01") == b"\x02"
+    assert atomics.apply(atomics.APPEND_IF_FITS, bytes(99_999), b"ab") == bytes(99_999)
+    assert atomics.apply(atomics.COMPARE_AND_CLEAR, b"x", b"x") is None
+    assert atomics.apply(atomics.COMPARE_AND_CLEAR, b"y", b"x") == b"y"
+    for bad in (b"", b"abc", bytes(10) + b"\x01\x00\x00\x00", bytes(10) + b"\xff\xff\xff\xff"):
+        with pytest.raises(Code, match="2000"):
+            atomics.stamp_offset(bad)
+    with pytest.raises(Code, match="2018"):
+        atomics.apply(99, b"", b"")
+
+
+# --- journal.py, idempotency.py, text.py, options.py, errors.py ---
+
+
+def test_a_journal_record_is_whole_or_nothing() -> None:
+    step = Changes()
+    step.cleared = [(b"a", b"b")]
+    step.rows = [(b"k", b"v"), (b"gone", None)]
+    data = journal.pack(5, 9, [step], b"record")
+    previous, version, contents, end = journal.unpack(data, 0) or pytest.fail("not whole")
+    assert (previous, version, end) == (5, 9, len(data))
+    assert contents == (((((b"a", b"b"),), ((b"k", b"v"), (b"gone", None)), False),), b"record")
+    for cut in range(len(data)):
+        assert journal.unpack(data[:cut], 0) is None
+    for at in range(len(data)):
+        broken = bytearray(data)
+        broken[at] ^= 1
+        assert journal.unpack(bytes(broken), 0) is None
+
+
+def test_id_rows_are_in_foundationdbs_format() -> None:
+    rows = idempotency.rows_of(0x0102030405060708, [(b"a" * 16, 0, 0), (b"b" * 255, 255, 0), (b"c" * 16, 256, 0)], 1000)
+    head = bytes.fromhex("00000073b000db0f") + (1000).to_bytes(8, "little")
+    assert rows == [
+        (
+            b"\xff\x02/idmp/\x01\x02\x03\x04\x05\x06\x07\x08\x00",
+            head + b"\x10" + b"a" * 16 + b"\x00" + b"\xff" + b"b" * 255 + b"\xff",
+        ),
+        (b"\xff\x02/idmp/\x01\x02\x03\x04\x05\x06\x07\x08\x01", head + b"\x10" + b"c" * 16 + b"\x00"),
+    ]
+    assert [index for _, _, index in idempotency.parse_row(*rows[0])] == [0, 255]
+    assert idempotency.parse_row(*rows[1]) == [(b"c" * 16, 0x0102030405060708, 256)]
+
+
+def test_what_is_shown_can_be_typed() -> None:
+    tuples = fdb_embedded.load().tuple
+    for data in (b"plain", b"\x00\xff\\x", b"", tuples.pack(("a", 1, None, b"\x00", (2.5, "é"))), "é".encode(), b"(a"):
+        assert text.parse(text.show(data, tuples), tuples) == data
+    assert text.show(tuples.pack(("a", 1)), tuples) == "('a', 1)"
+    for bad in ("(a b)", "\\xzz"):
+        with pytest.raises(fdb_embedded.InvalidOption):
+            text.parse(bad, tuples)
+
+
+def test_options_are_checked_and_copied() -> None:
+    slow = PLAIN.with_option(500, (1500).to_bytes(8, "little"))
+    assert (slow.timeout, PLAIN.timeout) == (1.5, 0.0)
+    assert slow.deadline(10.0) == 11.5
+    for option, value in ((500, -1), (501, -2), (503, 31), (503, 10_000_001)):
+        with pytest.raises(Code, match="2006"):
+            PLAIN.with_option(option, value.to_bytes(8, "little", signed=True))
+    with pytest.raises(Code, match="2006"):
+        PLAIN.with_option(500, b"1")
+
+
+def test_error_predicates_and_texts() -> None:
+    assert [predicate(50000, code) for code in (1020, 1021, 1007, 1031, 2004)] == [True, True, True, False, False]
+    assert [predicate(50001, code) for code in (1021, 1039, 1020)] == [True, True, False]
+    assert [predicate(50002, code) for code in (1021, 1020)] == [False, True]
+    assert describe(1020).startswith("Transaction not committed due to conflict")
+    assert describe(1) == "End of stream"
+    assert describe(987654) == "UNKNOWN_ERROR"
+
+
+# --- shared.py ---
+
+
+def test_processes_are_woken_only_for_what_they_watch(tmp_path: Path) -> None:
+    watcher, committer = SharedPage(tmp_path / "page"), SharedPage(tmp_path / "page")
+    watcher.publish([b"a", b"k"])
+    for points, ranges, woken in (
+        ([b"b"], [], False),
+        ([b"b", b"k"], [], True),
+        ([], [(b"b", b"c")], False),
+        ([], [(b"j", b"l")], True),
+    ):
+        word = watcher.word()
+        committer.ring(points, ranges)
+        assert (watcher.word() != word) == woken, (points, ranges)
+    watcher.publish([b"%05d" % n for n in range(2000)])  # more than its region holds: told of everything
+    word = watcher.word()
+    committer.ring([b"other"], [])
+    assert watcher.word() != word
+    watcher.publish([])
+    word = watcher.word()
+    committer.ring([b"a"], [])
+    assert watcher.word() == word
+    watcher.close()
+    committer.close()
+
+
+# --- commit.py ---
+
+
+def test_commits_that_wait_together_are_one_batch_and_validated_as_if_alone() -> None:
+    db = fdb_embedded.open(":memory:")
+    fdb = fdb_embedded.load()
+    transactions = []
+    for number in range(20):
+        tr = db.create_transaction()
+        assert tr[b"shared"].value is None
+        if number % 4 == 0:
+            tr[b"shared"] = b"%d" % number
+        tr[b"own%02d" % number] = b""
+        transactions.append((tr, tr.get_versionstamp(), tr.commit()))
+    made = []
+    for number, (_, stamp, future) in enumerate(transactions):
+        try:
+            future.wait()
+            made.append((number, stamp.value))
+        except fdb.FDBError as error:
+            made.append((number, error.code))
+    assert made[0] == (0, made[0][1])
+    assert [code for _, code in made[1:]] == [1020] * 19
+    transactions = []
+    for number in range(20):
+        tr = db.create_transaction()
+        tr[b"blind%02d" % number] = b""
+        transactions.append((tr, tr.get_versionstamp(), tr.commit()))
+    transactions[7][2].wait()
+    stamps = [stamp.value for _, stamp, _ in transactions]
+    assert {stamp[:8] for stamp in stamps} == {stamps[0][:8]}
+    assert [int.from_bytes(stamp[8:], "big") for stamp in stamps] == list(range(20))
+    assert {tr.get_committed_version() for tr, _, _ in transactions} == {int.from_bytes(stamps[0][:8], "big")}
+    fdb_embedded.close(db)
+
+
+def test_a_commit_nobody_waits_for_is_made_all_the_same() -> None:
+    db = fdb_embedded.open(":memory:")
+    watch = db.get_and_watch(b"k")[1]
+    tr = db.create_transaction()
+    tr[b"k"] = b"v"
+    tr.commit()
+    watch.wait()
+    assert db[b"k"] == b"v"
+    fdb_embedded.close(db)
+
+
+def test_a_callback_may_commit_and_wait() -> None:
+    db = fdb_embedded.open(":memory:")
+    tr = db.create_transaction()
+    tr[b"first"] = b""
+    future = tr.commit()
+
+    def follow(_: Any) -> None:
+        db[b"second"] = b""
+
+    future.on_ready(follow)
+    watch = db.get_and_watch(b"second")
+    if watch[0] is None or not watch[0].present():
+        watch[1].wait()
+    assert len(db.get_range(b"", b"\xff")) == 2
+    fdb_embedded.close(db)
