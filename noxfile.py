@@ -37,7 +37,14 @@ def install(session: nox.Session, *names: str, editable: bool = True) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Run the main job on a cluster on this machine; a worker is killed midway. `-- --files DIR` takes another folder."""
+    """Run the main job on a cluster on this machine; a worker is killed midway. `-- --files DIR` takes another folder.
+
+    `-- heap` writes to 1,000 partitions while tender, scheduler and S3 server are killed in turn.
+    """
+    if session.posargs[:1] == ["heap"]:
+        install(session, "s3heap-tender", editable=False)
+        session.run("python", "-m", "s3heap_tender.demo", *session.posargs[1:])
+        return
     install(session, "mainspring", editable=False)
     session.run("mainspring", "demo", *session.posargs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 import idempotent_txn
-from lease_locks import LeaseManager
+from lease_locks import LeaseManager, MemoizingPicklingRunner
+from lease_locks.memo.shells import samethread_shell
 from s3heap_tender import (
     ClaimRefusedError,
     Heap,
@@ -141,8 +143,6 @@ def test_an_owner_steps_down_at_its_first_lost_condition(service: Service) -> No
 
 
 def _same_shard(service: Service, shard: int) -> Any:
-    import uuid
-
     while True:
         id = uuid.uuid4()
         if service.sysdb.layout.shard_of(id) == shard:
@@ -265,17 +265,22 @@ def test_a_futures_trigger_attaches_to_the_future_of_the_same_attempt(service: S
     assert run_key(after, 1) == (str(after.id), 1, 0)
 
 
-def test_a_memoized_trigger_names_the_attempt(service: Service) -> None:
-    class Runner:
-        calls: list[Any] = []
+_COUNTED: list[tuple[Any, int, int]] = []
 
-        def call(self, function: Any, *args: Any) -> Any:
-            self.calls.append(args)
-            return function(*args)
 
-    after = run_once(service, memoized_trigger(Runner(), lambda id, gen, attempt: 5))
-    assert Runner.calls == [(after.id, 1, 0)]
-    assert after.completion_offset == 5
+def counted(id: Any, gen: int, attempt: int) -> int:
+    _COUNTED.append((id, gen, attempt))
+    return 5
+
+
+def test_a_memoized_trigger_computes_an_attempt_once(service: Service) -> None:
+    with LeaseManager(service.db, cluster="svc") as locks:
+        runner = MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id=uuid.uuid4().hex)
+        trigger = memoized_trigger(runner, counted)
+        after = run_once(service, trigger)
+        assert after.completion_offset == 5
+        assert trigger(after, 1, 2) == 5  # as a scheduler would that takes the run over
+        assert [(after.id, 1, 0)] == _COUNTED
 
 
 def test_services_of_two_sysdbs_are_not_mixed(service: Service) -> None:
