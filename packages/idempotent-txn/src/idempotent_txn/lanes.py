@@ -20,7 +20,6 @@ import threading
 import time
 from typing import Any, Final
 
-from fdb_schema import add_read_conflict_keys
 from idempotent_txn.errors import ClientFenced, CommitUnknownResultFatal, IdempotencyIdError
 from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.outcome import Committed
@@ -82,6 +81,8 @@ class Lanes:
         self._count = 0
         self._incarnation = b""
         self._heartbeat_due = -1.0
+        # The embedded engine keeps a point as a point there, and not as a range.
+        self._at_once: Final = hasattr(db.create_transaction(), "add_read_conflict_keys")
 
     def start(self) -> None:
         """Register this client now, and so fence what a previous process of its id left in flight."""
@@ -115,7 +116,10 @@ class Lanes:
         lane.seq += 1
         token.written = True
         # Before the set: the client drops a read conflict on a key that the transaction has already written.
-        add_read_conflict_keys(tr, (lane.key,))
+        if self._at_once:
+            tr.add_read_conflict_keys((lane.key,))
+        else:
+            tr.add_read_conflict_key(lane.key)
         if want_stamp:
             tr.set_versionstamped_value(lane.key, _SEQ.pack(lane.seq) + lane.incarnation + _NO_STAMP + _STAMP_AT)
         else:
