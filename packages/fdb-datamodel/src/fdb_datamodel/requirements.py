@@ -94,10 +94,12 @@ class Capacity:
     free: what may be taken now. total: what the worker has when idle: a shape over it is none of its business, a shape
     over `free` only is reported as blocked. hold_for: a shape that waited too long; nothing else is claimed from the
     pool until it fits. stripe: (which, of how many) workers that claim from this pool; each prefers its own part of the
-    entries, so that two seldom choose the same.
+    entries, so that two seldom choose the same. look: False if a bell would have told of work that came since the worker
+    found nothing: then only what its own outcomes unblock is claimed.
     """
 
     free: Requirements = NOTHING
     total: Requirements | None = None  # None: the same as free
     hold_for: Requirements | None = None
     stripe: tuple[int, int] = (0, 1)
+    look: bool = True

@@ -53,7 +53,8 @@ def finish_turn(
     unblocked: list[FutureRows] = []
     while ch.ended:
         unblocked += settle(ch)
-    claims = take(ch, worker, capacity, limit, unblocked) if unblocked or limit > 0 else Claims()
+    looks = limit > 0 and capacity.look
+    claims = take(ch, worker, capacity, limit, unblocked, pool=looks) if unblocked or looks else Claims()
     finish(ch)
     claims.stale, claims.retried, claims.unsettled = tuple(stale), tuple(retried), ch.unsettled
     return claims

@@ -92,6 +92,7 @@ class WorkerCore(WorkerState):
 
     def _rang(self, event: Rang) -> None:
         self.wants_claim = True
+        self.watched = False
         if not event.again:
             self.rung = True
             if self.patience and not self.tasks and self.now >= self.claim_after:

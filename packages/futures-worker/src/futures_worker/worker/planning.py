@@ -220,15 +220,17 @@ def _turn(state: WorkerState) -> None:
     if state.outcomes:
         if state.now - state.first_outcome < LINGER and len(state.outcomes) < MOST_PER_TURN // 2 and _ends_soon(state):
             return
+        capacity = _capacity(state)
         if limit:
             state.wants_claim = False
         outcomes = _fitting(state.outcomes)
         state.outcomes = state.outcomes[len(outcomes) :]
         state.first_outcome = state.now - LINGER
-        state.out.append(RunTurn(outcomes, _capacity(state), limit))
+        state.out.append(RunTurn(outcomes, capacity, limit))
     elif limit and state.wants_claim and state.now >= state.claim_after:
+        capacity = _capacity(state)
         state.wants_claim = False
-        state.out.append(RunTurn([], _capacity(state), limit))
+        state.out.append(RunTurn([], capacity, limit))
 
 
 def _fitting(outcomes: list[Outcome]) -> list[Outcome]:
@@ -253,4 +255,5 @@ def _ends_soon(state: WorkerState) -> bool:
 
 
 def _capacity(state: WorkerState) -> Capacity:
-    return Capacity(state.free, state.total, stripe=state.stripe)
+    look = state.wants_claim or not state.watched or bool(state.blocked_shapes)
+    return Capacity(state.free, state.total, stripe=state.stripe, look=look)

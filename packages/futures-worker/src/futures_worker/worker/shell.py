@@ -238,7 +238,9 @@ class Shell:
 
     def _arm(self) -> list[Event]:
         """Bells that have to wake us are armed before we wait; what changed since the last look counts as a ring."""
-        changed, mail, pushed = self._ledger.arm(self.core.hungry, self.core.in_hand)
+        hungry = self.core.hungry
+        changed, mail, pushed = self._ledger.arm(hungry, self.core.in_hand)
+        self.core.watched = hungry and not changed
         events: list[Event] = [Rang()] if changed else []
         self._deliver(mail, pushed, events)
         return events

@@ -40,6 +40,7 @@ class WorkerState:
     first_outcome: float = 0.0  # when the first of them came
     used: list[int] = field(default_factory=lambda: [0, 0, 0])  # shape of all tasks, but the cpu of waiting ones
     wants_claim: bool = True  # the pool may hold work
+    watched: bool = False  # a bell would have told of work that came to the pool since it was found empty
     rung: bool = False  # a ring is to be answered
     empty_rings: int = 0  # rings in a row after which the pool was found empty: others were faster
     patience: float = 0.0  # seconds to leave a ring to those others
