@@ -281,28 +281,30 @@ def test_processes_are_woken_only_for_what_they_watch(tmp_path: Path) -> None:
 def test_commits_that_wait_together_are_one_batch_and_validated_as_if_alone() -> None:
     db = fdb_embedded.open(":memory:")
     fdb = fdb_embedded.load()
+    lead = db.dpointer.engine.committer.lead
     transactions = []
-    for number in range(20):
-        tr = db.create_transaction()
-        assert tr[b"shared"].value is None
-        if number % 4 == 0:
-            tr[b"shared"] = b"%d" % number
-        tr[b"own%02d" % number] = b""
-        transactions.append((tr, tr.get_versionstamp(), tr.commit()))
-    made = []
-    for number, (_, stamp, future) in enumerate(transactions):
+    with lead:  # nobody may begin before all are queued
+        for number in range(20):
+            tr = db.create_transaction()
+            assert tr[b"shared"].value is None
+            if number % 4 == 0:
+                tr[b"shared"] = b"%d" % number
+            tr[b"own%02d" % number] = b""
+            transactions.append((tr, tr.get_versionstamp(), tr.commit()))
+    codes = []
+    for _, _, future in transactions:
         try:
             future.wait()
-            made.append((number, stamp.value))
+            codes.append(0)
         except fdb.FDBError as error:
-            made.append((number, error.code))
-    assert made[0] == (0, made[0][1])
-    assert [code for _, code in made[1:]] == [1020] * 19
+            codes.append(error.code)
+    assert codes == [0] + [1020] * 19
     transactions = []
-    for number in range(20):
-        tr = db.create_transaction()
-        tr[b"blind%02d" % number] = b""
-        transactions.append((tr, tr.get_versionstamp(), tr.commit()))
+    with lead:
+        for number in range(20):
+            tr = db.create_transaction()
+            tr[b"blind%02d" % number] = b""
+            transactions.append((tr, tr.get_versionstamp(), tr.commit()))
     transactions[7][2].wait()
     stamps = [stamp.value for _, stamp, _ in transactions]
     assert {stamp[:8] for stamp in stamps} == {stamps[0][:8]}
