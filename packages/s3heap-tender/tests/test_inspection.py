@@ -175,5 +175,7 @@ def test_the_commands_exit_codes_say_what_went_wrong(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_text("nonsense\n")
     assert json.loads(run("check", str(trace), "--json", code=1))[0]["kind"] == "format"
+    assert json.loads(run("check", str(trace), "--follow", "0.1", "--json", code=1))[0]["kind"] == "format"
     trace.write_text("")
     run("check", str(trace))
+    assert "can't be read" in run("check", str(tmp_path / "absent"), code=2)

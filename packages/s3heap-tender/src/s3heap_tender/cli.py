@@ -380,18 +380,27 @@ def redrive(
 def check(
     file: Annotated[Path, typer.Argument(help="A trace, as MAINSPRING_TRACE=FILE writes it.")],
     live: Annotated[bool, typer.Option("--live", help="The system still runs: don't miss runs to come.")] = False,
+    follow: Annotated[float | None, typer.Option(help="Check a live system's trace every so many seconds.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find in a trace what must never happen; exit code 1 where there is any."""
-    try:
-        with file.open(encoding="utf-8") as lines:
-            found = history.check(lines, drained=not live)
-    except OSError as error:
-        fail(f"the trace can't be read: {error}", EXIT_USAGE)
+    stop = threading.Event() if follow is None else _stop_on_signals()
+    while True:
+        found = _violations(file, drained=not live and follow is None)
+        if found or follow is None or stop.wait(follow):
+            break
     rows = [asdict(violation) for violation in found]
     print_rows(rows, ("kind", "line", "message"), as_json=as_json, empty="no violation")
     if found:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _violations(file: Path, *, drained: bool) -> list[history.Violation]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            return history.check(lines, drained=drained)
+    except OSError as error:
+        fail(f"the trace can't be read: {error}", EXIT_USAGE)
 
 
 def main() -> NoReturn:
