@@ -27,9 +27,24 @@ from lease_locks.tokens import FencingToken
 
 FORMAT: Final = 1
 HISTORY_EVENTS: Final = 64
+_REMEMBERED_NAMES: Final = 4_096
 
 _VS: Final = b"\x33"  # type code of a versionstamp in the tuple layer
 _BLANK: Final = b"\xff" * 10  # replaced by the engine at commit
+
+
+_SMALL: Final = tuple(fdb_tuple.pack((n,)) for n in range(16))
+_BYTES: Final = b"\x01"  # type code of bytes in the tuple layer
+
+
+def _epoch_part(epoch: int) -> bytes:
+    """An epoch as a tuple-layer element; nearly always 0."""
+    return _SMALL[epoch] if epoch < len(_SMALL) else _pack(epoch)
+
+
+def _bytes_part(data: bytes) -> bytes:
+    """Bytes as a tuple-layer element."""
+    return _BYTES + data.replace(b"\x00", b"\x00\xff") + b"\x00"
 
 
 def _pack(*elements: Any) -> bytes:
@@ -71,16 +86,16 @@ class LockKeys:
         self.events: Final[bytes] = lease.pack(("e", name))
 
     def holder(self, token: FencingToken) -> bytes:
-        return self.holders + _pack(token.epoch) + stamp_part(token.stamp)
+        return self.holders + _epoch_part(token.epoch) + stamp_part(token.stamp)
 
     def holder_stamped(self, epoch: int) -> bytes:
-        return stamped_key(self.holders + _pack(epoch))
+        return stamped_key(self.holders + _epoch_part(epoch))
 
     def maintainer(self, token: FencingToken, sid: bytes) -> bytes:
-        return self.holder(token) + _pack(sid)
+        return self.holder(token) + _bytes_part(sid)
 
     def pointer(self, owner: bytes) -> bytes:
-        return self.pointers + _pack(owner)
+        return self.pointers + _bytes_part(owner)
 
     def waiter(self, stamp: bytes) -> bytes:
         return self.queue + stamp_part(stamp)
@@ -109,12 +124,19 @@ class LeaseSpace:
     def __init__(self, cluster: str | ClusterSpace) -> None:
         self.cluster: Final = cluster if isinstance(cluster, ClusterSpace) else ClusterSpace(cluster)
         self._lease: Final = self.cluster["lease"]
+        self._locks: Final[dict[str, LockKeys]] = {}
         self.names: Final[bytes] = self._lease.pack(("l",))
         self.sessions: Final[bytes] = self._lease.pack(("s",))
 
     def lock(self, name: str) -> LockKeys:
         """The keys of `name`. Raises `NameInvalidError`."""
-        return LockKeys(self._lease, check_name("lease name", name))
+        known = self._locks.get(name)
+        if known is None:
+            known = LockKeys(self._lease, check_name("lease name", name))
+            if len(self._locks) >= _REMEMBERED_NAMES:
+                self._locks.clear()
+            self._locks[name] = known
+        return known
 
     def names_from(self, prefix: str) -> tuple[bytes, bytes]:
         """The range of all rows of names that start with `prefix`."""

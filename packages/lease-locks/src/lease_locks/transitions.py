@@ -122,7 +122,7 @@ def acquire(
     rows = read_name(tr, lock)
     for grant in rows.grants:
         if grant.record.owner == claim.owner:
-            _leave_queue(tr, lock, claim)
+            _leave_queue(tr, lock, claim, find_place(tr, lock, claim.owner))
             return Granted(grant.token.epoch, grant.token, _adopted(grant.record))
     while claim.fair and place is None and rows.first is not None:
         if enqueue:
@@ -150,7 +150,7 @@ def acquire(
                 order += 1
                 if claim.adopt:
                     adopts += [*_adopted(grant.record), grant.token]
-    return _grant(tr, lock, claim, last_read.value, adopts, order, draw)
+    return _grant(tr, lock, claim, last_read.value, place, adopts, order, draw)
 
 
 def _adopted(record: HolderRecord) -> tuple[FencingToken, ...]:
@@ -169,6 +169,7 @@ def _grant(
     lock: LockKeys,
     claim: Claim,
     last: bytes | None,
+    place: bytes | None,
     adopts: list[FencingToken],
     order: int,
     draw: Callable[[], float],
@@ -201,7 +202,7 @@ def _grant(
     why = "adopts the remote of " + ", ".join(token.hex for token in adopts) if adopts else ""
     _event(tr, lock, order, EventRecord("acquired", b"", epoch, claim.by, claim.session, why, claim.wall_us))
     if claim.fair:
-        _leave_queue(tr, lock, claim)
+        _leave_queue(tr, lock, claim, place)
     return Granted(epoch, None, tuple(adopts))
 
 
@@ -222,13 +223,11 @@ def _enqueue(tr: Any, lock: LockKeys, claim: Claim) -> Waiting:
     return Waiting(again=True)
 
 
-def _leave_queue(tr: Any, lock: LockKeys, claim: Claim) -> None:
+def _leave_queue(tr: Any, lock: LockKeys, claim: Claim, place: bytes | None) -> None:
     """Give the claim's place back. Clearing the pointer also refuses an attempt to take one that is still in flight."""
-    pointer = lock.pointer(claim.owner)
-    stamp = tr.snapshot.get(pointer).value
-    if stamp is not None:
-        tr.clear(lock.waiter(stamp))
-    tr.clear(pointer)
+    if place is not None:
+        tr.clear(lock.waiter(place))
+    tr.clear(lock.pointer(claim.owner))
 
 
 def find_place(tr: Any, lock: LockKeys, owner: bytes) -> bytes | None:

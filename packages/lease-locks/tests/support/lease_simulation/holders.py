@@ -296,8 +296,8 @@ def hold(model: Model, session: Session, held: Held, seconds: float) -> Actor:
 
 
 def simulate(seed: int) -> Model:
-    """Trouble for 60 s of virtual time, then peace; every assertion is about what must hold in both."""
-    world = World(seed, trouble_until=60.0)
+    """Trouble for 40 s of virtual time, then peace; every assertion is about what must hold in both."""
+    world = World(seed, trouble_until=40.0)
     rng = world.rng
     model = Model(world, [f"lease-{i}" for i in range(rng.choice([1, 2, 3]))])
     world.check = model.check
@@ -312,7 +312,7 @@ def simulate(seed: int) -> Model:
         for number in range(rng.choice([1, 2, 3])):
             world.start(process, client(model, session, number))
     world.after(rng.uniform(0, 4), world.stir)
-    world.run(until=160.0)
+    world.run(until=140.0)
     for wait in model.waits:
         assert wait.process.crashed, f"seed {seed}: still waiting since {wait.since:.1f}: {wait}"
     for session in model.sessions:

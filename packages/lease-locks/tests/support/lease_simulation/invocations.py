@@ -189,8 +189,8 @@ def remote(model: Invocations, session: Session, keys: MemoKeys, token: FencingT
 
 
 def simulate_invocations(seed: int) -> Invocations:
-    """Trouble for 60 s, then peace; every caller that lives has its result in the end, and there was one."""
-    world = World(seed, trouble_until=60.0)
+    """Trouble for 40 s, then peace; every caller that lives has its result in the end, and there was one."""
+    world = World(seed, trouble_until=40.0)
     rng = world.rng
     memos = [ROWS.keys(Memo("demo", "function", bytes([n]) * 32)) for n in range(rng.choice([1, 2]))]
     model = Invocations(world, [keys.memo.lock_name for keys in memos], memos=memos)
@@ -204,7 +204,7 @@ def simulate_invocations(seed: int) -> Invocations:
         for number in range(rng.choice([1, 2])):
             world.start(process, orchestrator(model, session, number))
     world.after(rng.uniform(0, 4), world.stir)
-    world.run(until=240.0)
+    world.run(until=200.0)
     for process, memo in model.asked:
         assert process.crashed, f"seed {seed}: a living caller never got the result of {memo}"
     for keys in memos:
