@@ -14,6 +14,7 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded import durability, journal
+from fdb_embedded import engine as engines
 
 
 def power_loss(directory: Path, image: Path, journal_bytes: int | None = None, torn: bool = False) -> int:
@@ -197,3 +198,28 @@ def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path) -> None:
             found = [int(row.key[-6:]) for row in db.get_range(b"p%d" % n, b"p%d" % (n + 1))]
             assert found[: count + 1] == list(range(count + 1)), f"writer {n} lost a row in {directory.name}"
         fdb_embedded.close(db)
+
+
+def test_flushes_go_on_while_the_map_grows(tmp_path: Path) -> None:
+    handle = engines.open_database(str(tmp_path / "db"), 730, durability="fsync", map_size=1 << 20)
+    db = fdb_embedded.load().impl.Database(handle)
+    wrong: list[BaseException] = []
+
+    def write(number: int) -> None:
+        try:
+            for turn in range(30):
+                tr = db.create_transaction()
+                assert tr[b"w%d" % number].value in (None, b"%d" % (turn - 1))
+                tr.set_many([(b"w%d-%d-%d" % (number, turn, row), bytes(1000)) for row in range(30)])
+                tr[b"w%d" % number] = b"%d" % turn
+                tr.commit().wait()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    fdb_embedded.close(db)

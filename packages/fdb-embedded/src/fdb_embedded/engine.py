@@ -102,7 +102,11 @@ class Engine:
 
     def _keep_flushed(self, txn: Any, position: int) -> None:
         """A flush is done: its read transaction serves those who begin before the next one ends."""
-        version = last_version(txn)
+        try:
+            version = last_version(txn)
+        except lmdb.Error:  # the map has grown meanwhile: the next to begin looks for itself
+            self._flushed_position = -1
+            return
         snap = Snapshot(self, txn, version, version)
         self.live[id(snap)] = snap
         before, self._flushed = self._flushed, snap

@@ -52,6 +52,8 @@ class Snapshot:
             raise Code(errors.TRANSACTION_TOO_OLD)
         self.txn = self.engine.store.begin_read()
         with contextlib.suppress(lmdb.Error):  # the map may grow again: then whoever reads comes here again
+            if self.engine.flushing:
+                self.engine.await_flush(self.txn)
             self.shown = last_version(self.txn)
 
     def _unchanged(self, begin: bytes, end: bytes) -> None:
