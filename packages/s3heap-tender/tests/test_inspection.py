@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from s3heap_tender import fsck, metrics
+from fdb_schema import open_database
+from s3heap_tender import SysDb, fsck, metrics
 from s3heap_tender.inspection import next_due
+from s3heap_tender.sessions import LocalSessions
 
 
 def why(bench: Any, id: Any) -> str:
@@ -77,6 +79,18 @@ def test_a_start_long_after_its_due_is_a_missed_deadline(quick: Any) -> None:
     quick.clock.sleep(300)
     quick.settle(lambda task, gen, epoch: None, seconds=2)
     assert metrics(quick.sysdb).missed_deadlines == 1
+
+
+def test_a_dead_letter_is_listed_and_redriven_by_the_command(tmp_path: Path) -> None:
+    run = Command(tmp_path)
+    with SysDb(open_database(f"embedded:{tmp_path / '.mainspring'}"), sessions=LocalSessions()) as sysdb:
+        task = sysdb.create_task("p", "t", cadence=0, max_attempts=1)
+        sysdb.fail(sysdb.claim(task), "disk full")
+    [letter] = json.loads(run("dlq", "--json"))
+    assert (letter["task"], letter["gen"], letter["error"]) == (str(task.id), 1, "disk full")
+    assert "disk full" in run("dlq")
+    assert json.loads(run("redrive", str(task.id), "1", "--json"))["dead"] is False
+    assert json.loads(run("dlq", "--json")) == []
 
 
 def test_next_is_what_starts_next(quick: Any) -> None:

@@ -188,8 +188,8 @@ def test_a_generation_that_keeps_failing_is_a_dead_letter_until_redriven(bench: 
     dead = bench.sysdb.get(task.id)
     assert (dead.dead, dead.gen, dead.attempt) == (True, 1, 2)
     assert refused(bench, dead) == "dead"
-    [(id, gen, letter)] = bench.sysdb.dead_letters()
-    assert (id, gen, letter.error, letter.failures) == (task.id, 1, "broken", 2)
+    [letter] = bench.sysdb.dead_letters()
+    assert (letter.task, letter.gen, letter.error, letter.failures) == (task.id, 1, "broken", 2)
     with pytest.raises(TransitionError, match="generation 2 is no dead letter"):
         bench.sysdb.redrive(task.id, 2)
     bench.sysdb.redrive(task.id, 1)

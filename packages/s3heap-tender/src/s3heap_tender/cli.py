@@ -355,11 +355,7 @@ def fsck(
 def dlq(as_json: JsonOption = False, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER) -> None:
     """List dead letters: generations that failed too often."""
     with _sysdb(db, cluster) as sysdb:
-        rows = [
-            {"task": str(id), "gen": gen, "name": letter.name, "partition": str(letter.partition),
-             "failures": letter.failures, "at": letter.at / 1e6, "error": letter.error}
-            for id, gen, letter in sysdb.dead_letters()
-        ]  # fmt: skip
+        rows = [asdict(letter) for letter in sysdb.dead_letters()]
     print_rows(rows, ("task", "gen", "name", "failures", "error"), as_json=as_json, empty="no dead letters")
 
 

@@ -11,7 +11,7 @@
     (…, "dirty", shard, partition)     → versionstamp (10) of the last write
     (…, "boundary", shard)             → start of the oldest bucket that may be written, seconds, u64 little endian
     (…, "tomb", task)                  → partition (16): the task was deleted; its id is never used again
-    (…, "dlq", task, generation)       → DeadLetter
+    (…, "dlq", task, generation)       → DeadLetterRow
     (…, "quarantine", shard, key)      → {reason, moved_to}, msgpack: an object that couldn't be read
     (…, "stats", name)                 → counter, u64 little endian
 

@@ -67,8 +67,8 @@ class TaskRow(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter(Record):
-    """A generation that failed `max_attempts` times."""
+class DeadLetterRow(Record):
+    """A generation that failed `max_attempts` times, as its row stores it."""
 
     partition: UUID
     name: str
@@ -77,6 +77,21 @@ class DeadLetter(Record):
     at: int  # cluster clock, µs
     error: str
     upto_offset: int = 0  # the log's end at the last start
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A generation that failed `max_attempts` times; `SysDb.redrive(task, gen)` runs it again."""
+
+    task: UUID
+    gen: int
+    partition: UUID
+    name: str
+    attempt: int
+    failures: int
+    at: float  # seconds of the cluster clock
+    error: str  # of the last failure
+    upto_offset: int  # the log's end at the last start
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +198,18 @@ def task_of(task: UUID, row: TaskRow, payload: bytes = b"") -> Task:
 def item_of(task: UUID, row: TaskRow) -> HeapItem:
     """The heap item of the row's current generation."""
     return HeapItem(row.partition, task, row.gen, row.due // 1000)
+
+
+def dead_letter_of(task: UUID, gen: int, row: DeadLetterRow) -> DeadLetter:
+    """The caller's view of a dead letter."""
+    return DeadLetter(
+        task,
+        gen,
+        row.partition,
+        row.name,
+        row.attempt,
+        row.failures,
+        row.at / MICROSECONDS,
+        row.error,
+        row.upto_offset,
+    )

@@ -14,7 +14,7 @@ from s3heap_tender import core, outbox, transitions
 from s3heap_tender.describing import Description, describe
 from s3heap_tender.errors import TaskNotFoundError, UnknownItemError
 from s3heap_tender.items import HeapItem
-from s3heap_tender.records import Backoff, Claim, DeadLetter, Task, TaskRow, task_of
+from s3heap_tender.records import Backoff, Claim, DeadLetter, DeadLetterRow, Task, TaskRow, dead_letter_of, task_of
 from s3heap_tender.settings import new_row, partition_id
 from s3heap_tender.sysdb_base import SysDbBase
 from s3heap_tender.transitions import Layout, Step
@@ -172,14 +172,16 @@ class SysDb(SysDbBase):
         self.tick()
         return self.commit("redrive", body)
 
-    def dead_letters(self, id: UUID | None = None) -> list[tuple[UUID, int, DeadLetter]]:
-        """(task, generation, letter) of every dead letter, or of one task's."""
+    def dead_letters(self, id: UUID | None = None) -> list[DeadLetter]:
+        """Every dead letter, or one task's."""
         keys = self.layout.keys
         begin, end = keys.dlq_range(id)
-        found: list[tuple[UUID, int, DeadLetter]] = []
+        found: list[DeadLetter] = []
         while True:
             rows = self.read(lambda tr, _at, b=begin: read_range(tr, b, end, limit=_PAGE, snapshot=True))
-            found.extend((*keys.dead_letter_of(key), DeadLetter.decode(bytes(value))) for key, value in rows)
+            found.extend(
+                dead_letter_of(*keys.dead_letter_of(key), DeadLetterRow.decode(bytes(value))) for key, value in rows
+            )
             if len(rows) < _PAGE:
                 return found
             begin = rows[-1][0] + b"\x00"

@@ -16,7 +16,7 @@ from s3heap_tender import core
 from s3heap_tender.errors import ClaimRefusedError, TaskExistsError, TaskNotFoundError
 from s3heap_tender.items import HeapItem
 from s3heap_tender.keys import HeapKeys, stamped
-from s3heap_tender.records import Claim, DeadLetter, Dirty, TaskRow, item_of, task_of
+from s3heap_tender.records import Claim, DeadLetterRow, Dirty, TaskRow, item_of, task_of
 from s3heap_tender.states import State, check_change
 
 _ONE = (1).to_bytes(8, "little")
@@ -265,7 +265,9 @@ def fail(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str) -> l
     after = core.failed(task, row, error, now)
     count(tr, at, "failures")
     if after.dead:
-        letter = DeadLetter(row.partition, row.name, row.attempt, after.failures, now, after.last_error, row.claim_tail)
+        letter = DeadLetterRow(
+            row.partition, row.name, row.attempt, after.failures, now, after.last_error, row.claim_tail
+        )
         tr.set(at.keys.dead_letter(task, gen), letter.encode())
         count(tr, at, "dead_letters")
     return [store(tr, at, "dead_letter" if after.dead else "fail", task, row, after, now)]
