@@ -1,7 +1,8 @@
 """The client side: submit functions as futures, wait for them, get their results."""
 
 from futures_worker.client.ambient import current_client
-from futures_worker.client.client import BoundOptions, Client
+from futures_worker.client.bound import BoundOptions
+from futures_worker.client.client import Client
 from futures_worker.client.diagnosis import LongWaitWarning
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import Status

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
@@ -15,6 +12,7 @@ from fdb_datamodel import (
     WorkerId,
     as_id,
     delete_future,
+    describe_future,
     find_worker,
     id_for_key,
     new_future_id,
@@ -22,20 +20,19 @@ from fdb_datamodel import (
     read_results,
 )
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, MainspringError, open_database
-from futures_worker.client import ambient
+from futures_worker.client import ambient, processes
+from futures_worker.client.bound import BoundOptions
 from futures_worker.client.future import Future
-from futures_worker.client.objects import put_on_worker
+from futures_worker.client.objects import copy_to_worker, put_on_worker
 from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_SET, SubmitOptions, split_address
 from futures_worker.client.session import Session, code_digest
 from futures_worker.client.waiting import gather, wait
-from futures_worker.errors import NoWorkerError
+from futures_worker.errors import NoWorkerError, ObjectLostError
 from futures_worker.payload import INLINE_RESULT_BYTES, CodeCache, dump_args, dump_result
 from futures_worker.worker.task_context import current_task
 from idempotent_txn import run
 
 T = TypeVar("T")
-
-_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class Client:
@@ -77,9 +74,8 @@ class Client:
         self._options = DEFAULT_OPTIONS
         self._fetcher: Any = None
         self._db: Any = self._open()
-        _close_before_the_engine()
         self._session: Session | None = Session(self._db, self._space, self._object_fetcher)
-        _open_clients.add(self)
+        processes.opened(self)
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
@@ -146,6 +142,30 @@ class Client:
         else:
             run(self._db, put_realized_future, self._space, spec, None, payload.to_bytes())
         return Future(self._session_of, spec.id, name or "", stored=True, subscribed=False)
+
+    def clone(self, future: Future[Any], worker: Any) -> None:
+        """Give a worker (a `WorkerId` or its address "ip:port") a copy of the result, so that it survives the holder.
+
+        Waits for the result; nothing is done for small ones, which live in the database. Raises what `result` raises,
+        NoWorkerError, and ObjectLostError if the worker can't take it.
+        """
+        self._copy(future, worker, move=False)
+
+    def transfer(self, future: Future[Any], worker: Any) -> None:
+        """Move the result to a worker, as `clone`; the worker that held it frees its copy."""
+        self._copy(future, worker, move=True)
+
+    def take_ownership(self, future: Future[Any]) -> None:
+        """Inside a task: move the result to the worker that runs the task."""
+        task = current_task()
+        if task is None:
+            raise MainspringError(
+                "take_ownership is called inside a task: elsewhere use client.transfer(future, worker)"
+            )
+        info = run(self._db, describe_future, self._space, task.id, strategy="off")
+        if info.worker is None:
+            raise MainspringError(f"the task {task.future_id} is no longer claimed by this worker")
+        self._copy(future, info.worker, move=True)
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +240,7 @@ class Client:
         if self.closed:
             return
         self.closed = True
-        _open_clients.discard(self)
+        processes.closed(self)
         try:
             if self._session is not None:
                 self._session.close()
@@ -330,18 +350,48 @@ class Client:
         spec.backoff = options.backoff
         spec.locality = self._locality(options.locality)
 
+    def _copy(self, future: Future[Any], worker: Any, *, move: bool) -> None:
+        target = worker if isinstance(worker, WorkerId) else self._worker_at(worker)
+        session = self._live
+        while True:
+            error = future.exception()
+            if error is not None:
+                raise error
+            entry = future._entry
+            stored = entry.result if entry is not None else None
+            if entry is None or stored is None or stored.inline is not None or stored.worker == target:
+                return
+            data = session.fetch(future, stored, True)
+            if data is None:
+                continue  # it was lost: wait for it anew
+            copy = copy_to_worker(
+                self._db, self._space, self._object_fetcher(), future._id, stored, data, target, move=move
+            )
+            if copy is None:  # it moved, or was computed again, meanwhile
+                (now,) = run(self._db, read_results, self._space, [future._id], strategy="off")
+                if now is None:
+                    raise ObjectLostError(f"{future!r} has no result any more: wait for it again")
+                future._entry = entry._replace(result=now)
+                continue
+            if move:
+                future._entry = entry._replace(result=copy)
+            return
+
+    def _worker_at(self, address: str) -> WorkerId:
+        status = run(self._db, find_worker, self._space, *split_address(address), strategy="off")
+        if status is None:
+            raise NoWorkerError(
+                f"cluster {self.cluster!r} has no live worker at {address}: see `futures-worker workers`"
+            )
+        return status.id
+
     def _locality(self, wanted: Any) -> Locality | None:
         if wanted is None or isinstance(wanted, Locality):
             return wanted
         if isinstance(wanted, WorkerId):
             return Locality(wanted)
         if isinstance(wanted, str):
-            status = run(self._db, find_worker, self._space, *split_address(wanted), strategy="off")
-            if status is None:
-                raise NoWorkerError(
-                    f"cluster {self.cluster!r} has no live worker at {wanted}: see `futures-worker workers`"
-                )
-            return Locality(status.id)
+            return Locality(self._worker_at(wanted))
         (result,) = run(self._db, read_results, self._space, [wanted._id], strategy="off")
         return Locality(result.worker, reason=wanted._id) if result is not None and result.worker is not None else None
 
@@ -359,55 +409,3 @@ class Client:
             if batch is not None and number % batch == 0:
                 self._live.flush()
         return futures
-
-
-class BoundOptions:
-    """A client with options chosen beforehand: every keyword of `submit` and `map` goes to the function."""
-
-    def __init__(self, client: Client, options: SubmitOptions) -> None:
-        self._client = client
-        self._bound = options
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """As `Client.submit`."""
-        return self._client._submit(self._bound, fn, args, kwargs)
-
-    def map(self, fn: Callable[..., T], *iterables: Iterable[Any], **kwargs: Any) -> list[Future[T]]:
-        """As `Client.map`."""
-        return self._client._map(self._bound, fn, iterables, None, kwargs)
-
-    def options(self, **options: Any) -> BoundOptions:
-        """These options with some changed."""
-        return BoundOptions(self._client, self._bound.changed(**options))
-
-
-def _before_fork() -> None:
-    for client in list(_open_clients):
-        if client._session is not None and not client.closed:
-            try:
-                client._session.flush()
-            except Exception:  # the futures were told; a fork must not fail for it
-                pass
-
-
-def _after_fork_in_child() -> None:
-    for client in list(_open_clients):
-        client._session = None  # made anew at the first use: threads, locks and the watch stayed with the parent
-        client._fetcher = None
-
-
-def _at_exit() -> None:
-    for client in list(_open_clients):
-        try:
-            client.close()
-        except Exception:  # the database is gone: nothing more can be stored, and nobody is left to be told
-            pass
-
-
-def _close_before_the_engine() -> None:
-    """Exit handlers run last in, first out: ours has to be newer than that of any engine opened so far."""
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

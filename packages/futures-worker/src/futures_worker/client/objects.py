@@ -1,13 +1,22 @@
-"""Objects that a client stores on workers: puts that are too large for the database."""
+"""Objects that a client stores on workers: puts that are too large for the database, copies and moves of results."""
 
 from __future__ import annotations
 
 import random
 import time
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from fdb_datamodel import ClusterSpace, FutureResult, FutureSpec, WorkerId, list_workers, put_realized_future
+from fdb_datamodel import (
+    ClusterSpace,
+    FutureResult,
+    FutureSpec,
+    WorkerId,
+    clone_result,
+    list_workers,
+    put_realized_future,
+    transfer_result,
+)
 from futures_worker.errors import NoWorkerError, ObjectLostError
 from futures_worker.payload import ResultPayload
 from idempotent_txn import run
@@ -34,6 +43,39 @@ def put_on_worker(db: Any, space: ClusterSpace, fetcher: Any, spec: FutureSpec, 
         f"no live worker of cluster {space.cluster!r} took an object of {len(data)} bytes"
         f"{': ' + '; '.join(refused) if refused else ': start one with `futures-worker run`'}"
     )
+
+
+def copy_to_worker(
+    db: Any,
+    space: ClusterSpace,
+    fetcher: Any,
+    future_id: bytes,
+    stored: FutureResult,
+    data: memoryview,
+    target: WorkerId,
+    *,
+    move: bool,
+) -> FutureResult | None:
+    """Give `target` a copy of the stored result `data`, or move it there; the new copy.
+
+    None: the result changed meanwhile, and nothing was recorded. Raises ObjectLostError if `target` can't take it.
+    """
+    name = f"{UUID(bytes=future_id).hex}-{uuid4().hex[:8]}"
+    address = (target.ip, target.port)
+    fetcher.put(address, name, data)
+    copy = FutureResult(None, stored.size, name, target, stored.token, time.time_ns() // 1000)
+    try:
+        if move and stored.worker is not None:
+            recorded = run(db, transfer_result, space, future_id, stored.worker, copy)
+        else:
+            recorded = run(db, clone_result, space, future_id, copy)
+    except BaseException:
+        fetcher.delete(address, name)
+        raise
+    if not recorded:
+        fetcher.delete(address, name)
+        return None
+    return copy
 
 
 def _by_room(db: Any, space: ClusterSpace) -> list[WorkerId]:

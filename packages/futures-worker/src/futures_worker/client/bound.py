@@ -1,0 +1,34 @@
+"""Options chosen before the submit, so that every keyword of the submit goes to the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from futures_worker.client.future import Future
+from futures_worker.client.options import SubmitOptions
+
+if TYPE_CHECKING:
+    from futures_worker.client.client import Client
+
+T = TypeVar("T")
+
+
+class BoundOptions:
+    """A client with options chosen beforehand: every keyword of `submit` and `map` goes to the function."""
+
+    def __init__(self, client: Client, options: SubmitOptions) -> None:
+        self._client = client
+        self._bound = options
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """As `Client.submit`."""
+        return self._client._submit(self._bound, fn, args, kwargs)
+
+    def map(self, fn: Callable[..., T], *iterables: Iterable[Any], **kwargs: Any) -> list[Future[T]]:
+        """As `Client.map`."""
+        return self._client._map(self._bound, fn, iterables, None, kwargs)
+
+    def options(self, **options: Any) -> BoundOptions:
+        """These options with some changed."""
+        return BoundOptions(self._client, self._bound.changed(**options))

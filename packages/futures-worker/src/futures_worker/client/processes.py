@@ -1,0 +1,59 @@
+"""What becomes of clients when their process forks or ends: nothing that was submitted is lost, nothing is shared."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+from futures_worker.payload import CodeCache
+
+if TYPE_CHECKING:
+    from futures_worker.client.client import Client
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def opened(client: Client) -> None:
+    """A client and its database were opened."""
+    _close_before_the_engine()
+    _open_clients.add(client)
+
+
+def closed(client: Client) -> None:
+    """A client was closed."""
+    _open_clients.discard(client)
+
+
+def _before_fork() -> None:
+    for client in list(_open_clients):
+        if client._session is not None and not client.closed:
+            try:
+                client._session.flush()
+            except Exception:  # the futures were told; a fork must not fail for it
+                pass
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_open_clients):
+        client._session = None  # made anew at the first use: threads, locks and the watch stayed with the parent
+        client._fetcher = None
+        client._code = CodeCache()
+
+
+def _at_exit() -> None:
+    for client in list(_open_clients):
+        try:
+            client.close()
+        except Exception:  # the database is gone: nothing more can be stored, and nobody is left to be told
+            pass
+
+
+def _close_before_the_engine() -> None:
+    """Exit handlers run last in, first out: ours has to be newer than that of any engine opened so far."""
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
