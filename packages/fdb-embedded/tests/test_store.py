@@ -297,3 +297,58 @@ def test_a_forked_child_flushes_too(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert len(db.get_range(b"child", b"chile")) == 20
     fdb_embedded.close(db)
+
+
+def test_what_was_closed_can_be_opened_again(tmp_path: Path) -> None:
+    fdb = fdb_embedded.load()
+    for _ in range(3):
+        db = fdb.open(str(tmp_path / "db"))
+        assert db is fdb.open(str(tmp_path / "db"))
+        db[b"k"] = b"v"
+        fdb_embedded.close(db)
+    db = fdb_embedded.open(tmp_path / "db")
+    assert db[b"k"] == b"v"
+    fdb_embedded.close(db)
+    fdb_embedded.close(db)  # twice is fine
+
+
+def test_a_collected_handle_finishes_its_commits(tmp_path: Path) -> None:
+    def abandon() -> Any:
+        tr = fdb_embedded.open(tmp_path / "db").create_transaction()
+        tr[b"k"] = b"v"
+        return tr.commit()
+
+    future = abandon()
+    future.wait()
+    db = fdb_embedded.open(tmp_path / "db")
+    assert db[b"k"] == b"v"
+    fdb_embedded.close(db)
+    assert not [engine for engine in engines._engines.values() if engine.path == tmp_path / "db"]
+
+
+def test_threads_may_share_a_transaction(tmp_path: Path) -> None:
+    db = fdb_embedded.open(":memory:")
+    tr = db.create_transaction()
+    wrong: list[BaseException] = []
+
+    def work(name: int) -> None:
+        try:
+            for number in range(300):
+                tr[b"%d-%03d" % (name, number)] = b"v"
+                assert tr[b"%d-%03d" % (name, number)] == b"v"
+                if number % 50 == 0:
+                    assert len(tr.read_range(b"%d-" % name, b"%d." % name)) == number + 1
+                    tr.get_approximate_size().wait()
+                    tr.clear_range(b"none%d" % name, b"none%d\xff" % name)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    tr.commit().wait()
+    assert len(db.get_range(b"", b"\xff")) == 1200
+    fdb_embedded.close(db)

@@ -128,7 +128,7 @@ class CApi:
         return self.open_name(name)
 
     def _database_destroy(self, database: engine.Database) -> None:
-        database.close()
+        database.close_collected()
 
     def _database_set_option(self, database: engine.Database, option: int, parameter: bytes | None, length: int) -> int:
         database.set_option(option, parameter)

@@ -338,6 +338,13 @@ class Database:
         elif option in options.DATABASE_DEFAULTS:
             self.defaults = self.defaults.with_option(options.DATABASE_DEFAULTS[option], parameter)
 
+    def close_collected(self) -> None:
+        """As `close`, when the handle is collected: perhaps in the middle of a commit of this very thread."""
+        if self.open and self.engine.handles <= 1 and self.engine.committer.lead.locked():
+            self.engine.housekeeper.call_at(0.0, self.close)
+        else:
+            self.close()
+
     def close(self) -> None:
         """Give up the handle; the engine closes with its last one."""
         if self.open:

@@ -37,3 +37,7 @@ def open(
 def close(database: Any) -> None:
     """Close a handle of any copy of the binding; with its last handle the engine lets go of files and threads."""
     database.dpointer.close()
+    # the binding keeps what `fdb.open` returned; opened again, it must be a new handle
+    kept = type(database).__init__.__globals__.get("open_databases", {})
+    for name in [name for name, known in list(kept.items()) if known is database]:
+        kept.pop(name, None)

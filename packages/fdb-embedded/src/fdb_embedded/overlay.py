@@ -80,7 +80,7 @@ class Overlay:
         gone: list[bytes] = []
         if self.writes:
             if len(self.writes) < 64 and self._order is None:
-                gone = [key for key in self.writes if begin <= key < end]
+                gone = [key for key in list(self.writes) if begin <= key < end]
             else:
                 order = self.order()
                 gone = order[bisect.bisect_left(order, begin) : bisect.bisect_left(order, end)]
@@ -104,7 +104,7 @@ class Overlay:
     def hide(self, begin: bytes, end: bytes) -> None:
         """Make [begin, end) unreadable, with what was written there before: a stamped key may come to lie on it."""
         self.unreadable.append((begin, end))
-        for key in [key for key in self.writes if begin <= key < end]:
+        for key in [key for key in list(self.writes) if begin <= key < end]:
             entry = self.writes[key]
             if not isinstance(entry, Stack):
                 stack = self.writes[key] = Stack(depends=False)

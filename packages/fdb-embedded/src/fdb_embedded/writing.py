@@ -287,7 +287,7 @@ class Writing(Reading):
         """Bytes of mutations and conflict ranges, as they count against the limit."""
         writes = self.overlay.writes
         total = sum(map(len, writes)) * 3 + len(writes) * (MUTATION_COST + CONFLICT_COST)
-        for value in writes.values():
+        for value in list(writes.values()):  # another thread may be writing
             if value is not None:
                 total += (
                     sum(len(o) + MUTATION_COST for _, o in value.operations) if isinstance(value, Stack) else len(value)
