@@ -74,10 +74,10 @@ def _revives_by_late_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_planted_defect_is_found(plant: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    for seed in range(120):
+    for seed in (56, 80, *range(120)):  # two that are known to find the last one, then any
         try:
             simulate(seed)
         except AssertionError as found:
             if "believers" in str(found) or "shared" in str(found) or "older token" in str(found):
                 return
-    pytest.fail("120 seeds found no two believers")
+    pytest.fail("122 seeds found no two believers")
