@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -42,8 +43,9 @@ class _Layout(typing.NamedTuple):
     names: tuple[str, ...]
     required: int
     defaults: tuple[Any, ...]
-    encoders: tuple[_Convert | None, ...]
     decoders: tuple[_Convert | None, ...]
+    getter: Callable[[Any], tuple[Any, ...]]  # all fields at once
+    encoding: tuple[tuple[int, _Convert], ...]  # (index, encoder) of the fields that need one
 
 
 _LAYOUTS: dict[type, _Layout] = {}
@@ -72,13 +74,18 @@ class Record:
 
     def to_array(self) -> list[Any]:
         """The fields' values as msgpack takes them, without trailing defaults."""
-        layout = _layout(type(self))
-        values: list[Any] = [getattr(self, name) for name in layout.names]
+        layout = _LAYOUTS.get(type(self)) or _layout(type(self))
+        values: list[Any] = list(layout.getter(self))
+        count = len(values)
         if not self.extra:
-            while len(values) > layout.required and values[-1] == layout.defaults[len(values) - 1]:
-                values.pop()
-        for index, encode in enumerate(layout.encoders[: len(values)]):
-            if encode is not None and values[index] is not None:
+            required, defaults = layout.required, layout.defaults
+            while count > required and values[count - 1] == defaults[count - 1]:
+                count -= 1
+            del values[count:]
+        for index, encode in layout.encoding:
+            if index >= count:
+                break
+            if values[index] is not None:
                 values[index] = encode(values[index])
         values.extend(self.extra)
         return values
@@ -128,11 +135,18 @@ def _layout(cls: type[Record]) -> _Layout:
         tuple(names),
         required,
         tuple(defaults),
-        tuple(encode for encode, _ in converters),
         tuple(decode for _, decode in converters),
+        _getter(names),
+        tuple((index, encode) for index, (encode, _) in enumerate(converters) if encode is not None),
     )
     _LAYOUTS[cls] = layout
     return layout
+
+
+def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda record: tuple(getattr(record, name) for name in names)
 
 
 def _enum_value(member: Enum) -> Any:
