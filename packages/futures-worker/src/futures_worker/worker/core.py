@@ -239,6 +239,8 @@ class WorkerCore(WorkerState):
         if child.state is not ChildState.running:
             return
         child.become(ChildState.blocked)
+        self.waiting += 1
+        self.staff_changed = True
         self.return_tasks(child, returned)
         if len(child.queue) > 1:
             self.out.append(TakeBack(child.number))
@@ -254,6 +256,7 @@ class WorkerCore(WorkerState):
 
     def _child_ended(self, event: ChildEnded) -> None:
         child = self.children.pop(event.child)
+        self.staff_changed = True
         self.return_tasks(child, event.unread)
         if child.state is ChildState.blocked:
             self.resumed(child)

@@ -46,17 +46,19 @@ MOST_CHILDREN = 512
 
 def plan(state: WorkerState) -> None:
     """Appends to `state.out` what is to be done now."""
-    _enforce_timeouts(state)
+    if state.tasks:
+        _enforce_timeouts(state)
     if not state.draining:
-        _spawn(state)
-        _dispatch(state)
-        _rescue(state)
-        _give_back_excess(state)
+        if state.staff_changed:
+            _staff(state)
+        if state.tasks:
+            _dispatch(state)
+            _rescue(state)
+            _give_back_excess(state)
     elif state.now >= state.drain_end:
         for child in state.children.values():
             if child.queue:
                 state.kill(child, "drained")
-    _retire(state)
     _turn(state)
     if state.draining and state.idle and not state.preparing and not state.finished:
         state.finished = True
@@ -95,16 +97,27 @@ def _enforce_timeouts(state: WorkerState) -> None:
                 state.kill(child, "timeout")
 
 
-def _spawn(state: WorkerState) -> None:
+def _staff(state: WorkerState) -> None:
+    """One child per slot that takes tasks: more are forked while some wait, and end when those are back."""
     if state.now < state.spawn_after:
         return
-    active = sum(1 for c in state.children.values() if c.state in (ChildState.starting, ChildState.running))
-    while active < state.slots and len(state.children) < MOST_CHILDREN:
+    state.staff_changed = False
+    active = [c for c in state.children.values() if c.state in (ChildState.starting, ChildState.running)]
+    for _ in range(min(state.slots - len(active), MOST_CHILDREN - len(state.children))):
         child = Child(state.next_child)
         state.next_child += 1
         state.children[child.number] = child
         state.out.append(SpawnChild(child.number))
-        active += 1
+    surplus = len(active) - state.slots
+    for child in active:
+        if surplus <= 0:
+            return
+        if child.state is ChildState.running and not child.queue:
+            child.become(ChildState.dying)
+            child.kill_reason = "retired"
+            state.out.append(RetireChild(child.number))
+            surplus -= 1
+    state.staff_changed = surplus > 0  # they are busy: look again
 
 
 def _dispatch(state: WorkerState) -> None:
@@ -184,25 +197,11 @@ def _give_back_excess(state: WorkerState) -> None:
         state.give_back(state.ready.pop(), "rebalanced")
 
 
-def _retire(state: WorkerState) -> None:
-    """Children that replaced waiting ones end when those are back."""
-    surplus = sum(1 for c in state.children.values() if c.state is ChildState.running) - state.slots
-    for child in list(state.children.values()):
-        if surplus <= 0:
-            return
-        if child.state is ChildState.running and not child.queue:
-            child.become(ChildState.dying)
-            child.kill_reason = "retired"
-            state.out.append(RetireChild(child.number))
-            surplus -= 1
-
-
 def claim_limit(state: WorkerState) -> int:
     """How many claims to ask for now."""
     if state.draining:
         return 0
-    blocked = sum(1 for c in state.children.values() if c.state is ChildState.blocked)
-    in_hand = len(state.tasks) - blocked
+    in_hand = len(state.tasks) - state.waiting
     target = state.slots
     overall = state.pace.overall
     if overall is not None:
@@ -256,4 +255,7 @@ def _ends_soon(state: WorkerState) -> bool:
 
 def _capacity(state: WorkerState) -> Capacity:
     look = state.wants_claim or not state.watched or bool(state.blocked_shapes)
-    return Capacity(state.free, state.total, stripe=state.stripe, look=look)
+    key = (*state.used, *state.stripe, look)
+    if state.capacity is None or state.capacity[0] != key:
+        state.capacity = (key, Capacity(state.free, state.total, stripe=state.stripe, look=look))
+    return state.capacity[1]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fdb_datamodel import Outcome, Requirements, WorkerId
+from fdb_datamodel import Capacity, Outcome, Requirements, WorkerId
 from futures_worker.worker.instructions import ForgetTask, Instruction, KillChild
 from futures_worker.worker.tasks import Child, ChildState, Pace, Task
 
@@ -51,6 +51,9 @@ class WorkerState:
     draining: bool = False
     drain_end: float = 0.0  # when what still runs is given back
     finished: bool = False
+    waiting: int = 0  # children whose task waits for another future
+    staff_changed: bool = True  # whether children may have to be forked or retired
+    capacity: tuple[tuple[int, ...], Capacity] | None = None  # what was last offered, and what it was made from
     next_child: int = 0
     spawn_after: float = 0.0
     next_review: float = 0.0  # of how much work is in hand
@@ -119,6 +122,8 @@ class WorkerState:
         if child.state is not ChildState.blocked:
             return
         child.become(ChildState.running)
+        self.waiting -= 1
+        self.staff_changed = True
         if child.queue:
             self.used[0] += child.queue[0].cpu
 
@@ -129,5 +134,6 @@ class WorkerState:
         if child.state is ChildState.blocked:
             self.resumed(child)
         child.become(ChildState.dying)
+        self.staff_changed = True
         child.kill_reason = reason
         self.out.append(KillChild(child.number))
