@@ -229,10 +229,10 @@ def test_an_end_that_is_told_of_during_a_fork_is_not_lost(pool: Pool) -> None:
     first = pool.processes.spawn(0)
     pool.send(first, pool.task(double, 1))
     pool.hear(first)
-    for number in range(1, 30):
-        pool.processes.kill(pool.processes.spawn(number))
-    pool.processes.kill(first)
-    pool.processes.spawn(30)
+    others = [pool.processes.spawn(number) for number in range(1, 30)]
+    for child in [*others, first]:
+        pool.processes.kill(child)
+    last = pool.processes.spawn(30)
     ended: set[int] = set()
     deadline = time.monotonic() + PATIENCE
     while len(ended) < 30:
@@ -241,6 +241,8 @@ def test_an_end_that_is_told_of_during_a_fork_is_not_lost(pool: Pool) -> None:
         if len(ended) < 30:
             select.select([pool.processes.control], [], [], 1)
     assert ended == set(range(30))
+    pool.send(last, pool.task(double, 2))
+    assert payload.load_result(pool.hear(last)[0][3]) == 4
 
 
 def test_everything_dies_and_is_removed_with_a_worker_that_is_killed(tmp_path: Path) -> None:

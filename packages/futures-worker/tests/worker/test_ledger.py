@@ -31,6 +31,7 @@ from fdb_datamodel import (
     put_code,
     reap,
     sightings,
+    submit_claimed,
     submit_future,
     validate,
 )
@@ -52,6 +53,7 @@ class Site:
     def __init__(self, db: Any) -> None:
         self.db = db
         self.woken = threading.Event()
+        self.in_hand: set[bytes] = set()
         self.worker = self.join(7001)
         self.ledger = Ledger(db, SPACE, self.worker, self.woken.set)
 
@@ -68,6 +70,12 @@ class Site:
 
     def state(self, future_id: bytes) -> FutureState:
         return run(self.db, get_future_state, SPACE, future_id)
+
+    def arm(self, pool_matters: bool = True) -> tuple[bool, list[Any], list[Claim]]:
+        return self.ledger.arm(pool_matters, lambda: self.in_hand)
+
+    def rung(self) -> tuple[bool, list[Any], list[Claim]]:
+        return self.ledger.rung(lambda: self.in_hand)
 
     def claim(self, limit: int = 10) -> Claims:
         return self.ledger.take_turn(RunTurn([], ROOM, limit))
@@ -129,35 +137,49 @@ def test_a_claim_lost_to_somebody_else_is_named_even_when_a_turn_is_taken_apart(
 
 def test_a_ring_wakes_and_what_happened_before_arming_is_not_missed(site: Site) -> None:
     site.claim()
-    changed, mail = site.ledger.arm(pool_matters=True)
-    assert (changed, mail) == (False, [])
+    assert site.arm() == (False, [], [])
     site.submit()
     assert site.woken.wait(PATIENCE)
-    assert site.ledger.rung() == (True, [])
+    assert site.rung() == (True, [], [])
     assert len(site.claim()) == 1
     site.submit()  # between the look and the arming
-    assert site.ledger.arm(pool_matters=True) == (True, [])
-    assert site.ledger.rung() == (False, [])
+    assert site.arm() == (True, [], [])
+    assert site.rung() == (False, [], [])
 
 
 def test_a_bell_of_the_pool_is_not_armed_while_it_does_not_matter(site: Site) -> None:
     site.claim()
-    site.ledger.arm(pool_matters=False)
+    site.arm(pool_matters=False)
     site.submit()
-    assert site.ledger.rung() == (False, [])
-    assert site.ledger.arm(pool_matters=True) == (True, [])
+    assert site.rung() == (False, [], [])
+    assert site.arm() == (True, [], [])
 
 
 def test_mail_tells_of_cancellations_once(site: Site) -> None:
-    site.ledger.arm(pool_matters=False)
+    site.arm(pool_matters=False)
     future_id = site.submit()
     site.claim()
     run(site.db, cancel_future, SPACE, future_id)
     assert site.woken.wait(PATIENCE)
-    rung, mail = site.ledger.rung()
-    assert rung
+    rung, mail, pushed = site.rung()
+    assert (rung, pushed) == (True, [])
     assert [(entry.id, entry.kind) for entry in mail] == [(future_id, "cancel")]
-    assert site.ledger.read_mail() == []
+    assert site.ledger.read_own(set()) == ([], [])
+    site.check()
+
+
+def test_what_a_client_pushes_is_told_once_and_found_again_by_who_lost_track(site: Site) -> None:
+    site.arm()
+    spec = FutureSpec(code=b"code", session=b"c" * 16)
+    run(site.db, submit_claimed, SPACE, [spec], site.worker)
+    assert site.woken.wait(PATIENCE)
+    rung, mail, (claim,) = site.rung()
+    assert (rung, mail, claim.id) == (False, [], spec.id)
+    site.in_hand = {claim.id}
+    assert site.ledger.read_own(site.in_hand) == ([], [])
+    assert [c.id for c in site.ledger.read_own(set())[1]] == [spec.id]
+    site.ledger.take_turn(RunTurn([Outcome.realized(claim, b"r")], ROOM, 0))
+    assert site.ledger.read_own(set()) == ([], [])
     site.check()
 
 
