@@ -48,6 +48,12 @@ def kill_session(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def kill_child(pid: int) -> None:
+    """Kills a child that nobody has reaped yet, and its session, which it may not have begun so soon after the fork."""
+    os.kill(pid, signal.SIGKILL)
+    kill_session(pid)
+
+
 class Template:
     """Serves requests to fork until the worker is gone."""
 
@@ -93,7 +99,7 @@ class Template:
         elif request[0] == "kill":
             for pid, child in self._children.items():
                 if child == request[1]:
-                    kill_session(pid)
+                    kill_child(pid)
         return True
 
     def _fork(self, child: int, tasks: int, results: int) -> None:
@@ -148,7 +154,7 @@ class Template:
     def clean_up(self) -> None:
         """After the worker is gone: nothing of it stays behind."""
         for pid in self._children:
-            kill_session(pid)
+            kill_child(pid)
         for pid in list(self._children):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
