@@ -139,7 +139,7 @@ def one_call(world: World, strategy: Any, rng: random.Random, batcher: Batcher) 
 
 @pytest.mark.parametrize("seed", seed_params(200))
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_exactly_as_many_effects_as_calls(world: Callable[..., World], strategy: Any, seed: int) -> None:
+def test_exactly_as_many_effects_as_calls_in_every_seed(world: Callable[..., World], strategy: Any, seed: int) -> None:
     print(f"seed {seed}")
     here = world(seed)
     batcher = Batcher(here.db, strategy=strategy)
@@ -178,7 +178,7 @@ class Interruption(BaseException):
 @pytest.mark.parametrize("seed", seed_params(30))
 @pytest.mark.parametrize("faulty", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_interruption_at_any_moment_leaves_no_doubt(
+def test_an_interruption_at_any_moment_leaves_no_doubt_in_any_seed(
     world: Callable[..., World], strategy: Any, faulty: bool, seed: int
 ) -> None:
     """After it came out of `run`, the effect is there once or not at all, as its note says, and nothing comes later."""
