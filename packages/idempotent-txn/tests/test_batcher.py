@@ -350,3 +350,52 @@ def test_an_interruption_of_a_waiting_member_comes_after_its_commit(
     join(threads)
     assert effects(any_db) == 2
     assert not batcher._busy
+
+
+def test_keys_and_values_may_be_what_the_binding_takes(any_db: Any) -> None:
+    from fdb.subspace_impl import Subspace
+
+    class Number:
+        def as_foundationdb_value(self) -> bytes:
+            return b"17"
+
+    space = Subspace(("effect",))
+
+    def body(tr: Any) -> None:
+        tr[space["a"]] = Number()
+        tr[space["b"]] = b"x"
+        tr.set_many([(b"m/1", b"x"), (b"m/2", b"y")])
+        tr.clear_many([b"m/1"])
+        del tr[space["b"]]
+        del tr[b"q":None]
+        tr.add_write_conflict_range(b"w", b"x")
+
+    Batcher(any_db).run(body)
+    assert [(row.key, row.value) for row in any_db.get_range(b"", b"\x15")] == [(space.pack(("a",)), b"17")]
+    assert [row.key for row in any_db.get_range(b"\x16", b"\xff")] == [b"m/2"]
+
+
+def test_mistakes_of_a_body_are_told_by_the_engine(any_db: Any) -> None:
+    batcher = Batcher(any_db)
+    with pytest.raises(TypeError, match="Key must be of type bytes"):
+        batcher.run(lambda tr: tr.set("text", b"x"))
+    with pytest.raises(TypeError, match="Value must be of type bytes"):
+        batcher.run(lambda tr: tr.set(b"a", "text"))
+    for body in (lambda tr: tr.clear_range(b"b", b"a"), lambda tr: tr.clear_range(b"a", b"\xff\xff")):
+        codes = []
+        for attempt in (batcher.run, lambda fn: run(any_db, fn)):
+            with pytest.raises(Exception) as caught:
+                attempt(body)
+            codes.append(fdb_error_code(caught.value))
+        assert codes[0] == codes[1] is not None
+
+
+def test_a_transaction_larger_than_a_member_may_be_commits_alone(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from idempotent_txn import batcher as module
+
+    def refused(tr: Any, recordings: Any) -> None:
+        raise AssertionError("it was not to be in a group")
+
+    monkeypatch.setattr(module, "replay", refused)
+    Batcher(any_db).run(lambda tr: [tr.set(b"effect/%d" % n, b"v" * 30_000) for n in range(4)])
+    assert effects(any_db) == 4

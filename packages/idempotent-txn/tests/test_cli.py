@@ -36,21 +36,25 @@ def snapshot(shared_db: Any) -> int:
 def test_result_expire_and_status_of_an_id(shared_url: str, shared_db: Any, snapshot: int) -> None:
     found = command(shared_url, "result", "order-17", "--read-snapshot", str(snapshot), "--json")
     assert (found.returncode, found.stderr) == (0, "")
-    document = json.loads(found.stdout)
-    assert document["committed"] is True
-    assert document["version"] > snapshot
-    assert len(document["versionstamp"]) == 20
+    result = json.loads(found.stdout)
+    assert result["committed"] is True
+    assert result["version"] > snapshot
+    assert len(result["versionstamp"]) == 20
     searched = command(shared_url, "result", "hex:" + ID.hex())
     assert searched.returncode == 0
-    assert searched.stdout.startswith(f"committed at version {document['version']}, batch index ")
+    assert searched.stdout.startswith(f"committed at version {result['version']}, batch index ")
 
     status = command(shared_url, "status", "--json")
     assert status.returncode == 0
-    stores = {row["store"]: row for row in json.loads(status.stdout)}
+    document = json.loads(status.stdout)
+    stores = {row["store"]: row for row in document["stores"]}
     assert set(stores) == {"native", "ids"}
-    assert stores["native"]["ids"] == 1
-    assert stores["native"]["bytes"] > 0
-    assert stores["native"]["oldest_age"] >= 0
+    assert (document["count"], stores["native"]["ids"], stores["ids"]["ids"]) == (1, 1, 0)
+    assert document["bytes"] == stores["native"]["bytes"] > 0
+    assert document["oldest_age"] == stores["native"]["oldest_age"] >= 0
+    table = command(shared_url, "status")
+    assert table.returncode == 0
+    assert [line.split()[:3] for line in table.stdout.splitlines()[1:]] == [["native", "1", "1"], ["ids", "0", "0"]]
 
     assert command(shared_url, "expire", "order-17").returncode == 0
     again = command(shared_url, "expire", "order-17", "--json")

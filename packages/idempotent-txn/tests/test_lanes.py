@@ -192,3 +192,31 @@ def test_an_outcome_in_doubt_over_its_clients_clearing_is_fatal(injected: Any) -
     Cleaner(injected, silent_client_seconds=0).run_once()
     with pytest.raises(CommitUnknownResultFatal, match="silent"):
         strategy.resolve(token)
+
+
+def test_a_body_that_chooses_an_old_read_version_gets_a_lane_of_its_own(memory_db: Any) -> None:
+    run(memory_db, put, b"first", strategy="lanes")
+    old = int(memory_db.create_transaction().get_read_version().wait())
+    holder = memory_db.create_transaction()
+    holder.set_read_version(old)
+    holder[b"first"].wait()
+    run(memory_db, put, b"second", strategy="lanes")
+
+    def body(tr: Any) -> bytes | None:
+        tr.set_read_version(old)
+        second: bytes | None = tr[b"second"].value
+        put(tr, b"third")
+        return second
+
+    with pytest.raises(Exception) as caught:
+        # It read what changed since: a conflict of its own, not of its lane.
+        run(memory_db, body, strategy="lanes", timeout=0.3)
+    assert isinstance(caught.value, TimeoutError)
+
+    def blind(tr: Any) -> None:
+        tr.set_read_version(old)
+        tr[b"first"].wait()
+        put(tr, b"third")
+
+    run(memory_db, blind, strategy="lanes", timeout=60)
+    assert memory_db[b"third"] == b"x"

@@ -400,3 +400,14 @@ def test_seed_long_lived_ids_are_still_found_when_they_have_left_the_log(memory_
     for n in range(2_000):
         run(memory_db, put_row, b"b/%d" % n)
     assert isinstance(commit_result(memory_db, ID, snapshots[-1]), Committed)
+
+
+@pytest.mark.parametrize("strategy", EXPLICIT)
+def test_an_id_is_found_without_its_read_snapshot(any_db: Any, strategy: Any) -> None:
+    from idempotent_txn import find_commit
+
+    assert find_commit(any_db, ID) == NotCommitted()
+    outcome = run_committed(any_db, put_row, b"a", strategy=strategy, idempotency_id=ID)
+    assert find_commit(any_db, ID) == outcome.commit
+    expire_idempotency_id(any_db, ID)
+    assert find_commit(any_db, ID) == NotCommitted()

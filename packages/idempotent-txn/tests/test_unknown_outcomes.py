@@ -185,3 +185,63 @@ def test_after_the_deadline_a_commit_that_got_lost_is_not_tried_again(injected: 
     with pytest.raises(TransactionTimedOut, match="nothing committed"):
         run(injected, add_effect, strategy=strategy, timeout=0.5)
     assert effects(injected) == 0
+
+
+@pytest.mark.parametrize("fate", ["before", "after", "late"])
+def test_native_ids_by_foundationdbs_two_options(injected: Any, monkeypatch: pytest.MonkeyPatch, fate: Any) -> None:
+    """What the official client is given, which has no call for both options."""
+    from idempotent_txn.session import session_of
+
+    strategy = session_of(injected).strategy("native", explicit=False)
+    monkeypatch.setattr(strategy, "_at_once", False)
+    injected.injector.next((fate, 1031))
+    assert run(injected, add_effect) == "done"
+    injected.injector.land_late_commits()
+    assert effects(injected) == 1
+
+
+def test_an_engine_that_refuses_the_option_offers_no_native_ids(injected: Any) -> None:
+    from idempotent_txn.native import is_offered
+
+    class Refusing:
+        def create_transaction(self) -> Any:
+            tr = injected.create_transaction()
+
+            def refuse(*_: Any) -> None:
+                raise injected.injector.fdb_error(2007)
+
+            tr._set_option = refuse
+            return tr
+
+    assert is_offered(injected)
+    assert not is_offered(Refusing())
+
+
+def test_the_resolution_itself_survives_errors_of_every_kind(injected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own commits and reads get lost, too."""
+    from idempotent_txn import repeat
+
+    real = repeat.sleep_before
+    failures = [1021, 1007, 1031, 1020, 1039]
+    created = injected.create_transaction
+
+    def failing() -> Any:
+        tr = created()
+        if failures and injected.injector.plan == []:
+            code = failures.pop()
+
+            def fail(*_: Any, **__: Any) -> Any:
+                raise injected.injector.fdb_error(code)
+
+            tr.commit = tr.get = tr.read_range = fail
+        return tr
+
+    slept: list[int] = []
+    monkeypatch.setattr(repeat, "sleep_before", lambda attempt: (slept.append(attempt), real(attempt))[1])
+    run(injected, lambda tr: None)
+    injected.injector.next(("late", 1021))
+    monkeypatch.setattr(injected, "create_transaction", failing)
+    assert run(injected, add_effect) == "done"
+    injected.injector.land_late_commits()
+    assert effects(injected) == 1
+    assert failures == [] and len(slept) == 5

@@ -25,11 +25,22 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id as text, o
 @app.command()
 def status(db: DbOption = None, json: JsonOption = False) -> None:
     """Count, bytes and oldest age of the ids that are kept."""
-    rows = [asdict(store) for store in id_status(open_database(db))]
+    stores = id_status(open_database(db))
+    if json:
+        ages = [store.oldest_age for store in stores if store.oldest_age is not None]
+        print_json(
+            {
+                "count": sum(store.ids for store in stores),
+                "bytes": sum(store.bytes for store in stores),
+                "oldest_age": max(ages, default=None),
+                "stores": [asdict(store) for store in stores],
+            }
+        )
+        return
     print_rows(
-        rows,
+        [asdict(store) for store in stores],
         ["store", "ids", "rows", "bytes", "oldest_age", "oldest_timestamp", "expired_version"],
-        as_json=json,
+        as_json=False,
         show=_shown,
     )
 
