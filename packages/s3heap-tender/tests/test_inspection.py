@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fdb_schema import open_database
-from s3heap_tender import SysDb, fsck, metrics
+from s3heap_tender import SysDb, fsck, metrics, outbox
 from s3heap_tender.inspection import next_due
 from s3heap_tender.sessions import LocalSessions
 
@@ -131,6 +131,29 @@ def test_idle_tasks_cost_no_heap_item_and_no_request_beyond_the_poll(quick: Any)
         **dict.fromkeys(after, 0),
         "list": 10 * quick.sysdb.shards,
     }
+
+
+def test_paused_tasks_on_the_heap_are_looked_at_once_a_second(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [quick.sysdb.create_task("p", f"t{number}", cadence=0) for number in range(5)]
+    quick.tend()
+    for task in tasks:
+        quick.sysdb.pause(task.id)
+    scheduler = quick.new_scheduler(lambda task, gen, epoch: None)
+    looks: list[int] = []
+    may = outbox.read_rows
+
+    def counted(tr: Any, at: Any, ids: Any) -> Any:
+        looks.append(len(ids))
+        return may(tr, at, ids)
+
+    monkeypatch.setattr(outbox, "read_rows", counted)
+    for _ in range(10):
+        assert scheduler.turn().started == 0
+    assert sum(looks) == 5
+    for task in tasks:
+        quick.sysdb.resume(task.id)
+    quick.clock.sleep(1)
+    assert scheduler.turn().started == 5
 
 
 def test_a_due_scan_reads_an_object_once_and_again_only_when_it_changed(quick: Any) -> None:

@@ -31,6 +31,7 @@ DEAD_CHECK_SECONDS: Final = 0.5
 _PAGE: Final = 1000
 MOST_REMEMBERED: Final = 200_000
 ROOM_SECONDS: Final = 2.0
+PARKED_MICRO: Final = 1_000_000
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Scheduler:
         self._running: set[UUID] = set()
         self._changed = threading.Condition()
         self._over_for_ever: set[bytes] = set()  # records that never start again, until a pruner takes them
+        self._parked: dict[bytes, int] = {}  # records of paused and dead tasks → clock when to look again, µs
         self._alive: dict[str, float] = {}  # foreign session → when it was last found not dead
         self._stop = threading.Event()
         self._rng = random.Random()
@@ -120,7 +122,11 @@ class Scheduler:
         now = self.sysdb.now_micro()
         seen: set[HeapItem] = set()
         for content in self.heap.scan(now // 1_000_000 + 1, self._shards):
-            records = [r for r in due_records(content.records, now // 1000) if r not in self._over_for_ever]
+            records = [
+                record
+                for record in due_records(content.records, now // 1000)
+                if record not in self._over_for_ever and self._parked.get(record, 0) <= now
+            ]
             for at in range(0, len(records), _PAGE):
                 page = [HeapItem.unpack(record) for record in records[at : at + _PAGE]]
                 for item in self._startable([item for item in page if item not in seen], now):
@@ -146,6 +152,8 @@ class Scheduler:
                 continue
             if core.is_done(row, item):
                 self._remember_over(item)
+            elif row.paused or row.dead:
+                self._park(item, now)
             elif self._may_start(item, row, now):
                 found.append(item)
         return sorted(found, key=lambda item: item.due_ms)
@@ -156,6 +164,12 @@ class Scheduler:
             self._over_for_ever.clear()
         self._over_for_ever.add(item.pack())
 
+    def _park(self, item: HeapItem, now: int) -> None:
+        """A paused or dead task stays on the heap: look at it again in a while, not at every turn."""
+        if len(self._parked) >= MOST_REMEMBERED:
+            self._parked.clear()
+        self._parked[item.pack()] = now + PARKED_MICRO
+
     def _row(self, item: HeapItem) -> TaskRow | None:
         try:
             return self.sysdb.read(outbox.read_rows, [item.task])[0]
@@ -164,7 +178,7 @@ class Scheduler:
             return None
 
     def _may_start(self, item: HeapItem, row: TaskRow, now: int) -> bool:
-        if item_of(item.task, row) != item or row.paused or row.dead:
+        if item_of(item.task, row) != item:
             return False
         if row.state is State.RUNNING:
             return self._may_be_dead(row.session)
