@@ -172,6 +172,20 @@ class Stream:
         if not self.stamped[slot]:  # the borders of a stamped key's range are versions, which differ
             yield ("conflict_ranges", slot)
 
+    def burst(self, slot: int) -> Any:
+        """Many small commits while the other transactions stay open."""
+        if self.rng.random() > 0.15:
+            return
+        for _ in range(self.rng.choice([20, 40])):
+            self.has_version[slot] = self.stamped[slot] = False
+            yield ("begin", slot, True, True)
+            if self.rng.random() < 0.9:
+                yield ("set", slot, self.rng.choice(KEYS), b"b%d" % self.rng.randrange(100))
+            else:
+                yield ("clear_range", slot, *self.span())
+            yield ("commit", slot)
+        yield from self.begin(slot)
+
     def bad(self, slot: int) -> Any:
         """A call that ends the transaction with an error, now or later."""
         if self.rng.random() > 0.2:
@@ -219,5 +233,6 @@ class Stream:
         write_conflict,
         quiet,
         conflict_ranges,
+        burst,
         bad,
     )
