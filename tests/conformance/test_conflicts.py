@@ -288,6 +288,25 @@ def test_a_quiet_write_does_not_remove_an_earlier_conflict_range(letters: Any) -
     assert write_conflict_ranges(tr) == [(b"d", b"d\x00"), (b"f", b"f\x00")]
 
 
+def test_a_write_with_its_conflict_after_a_quiet_one_conflicts(letters: Any) -> None:
+    tr = letters.create_transaction()
+    tr.options.set_next_write_no_write_conflict_range()
+    tr[b"d"] = b"1"
+    assert write_conflict_ranges(tr) == []
+    tr[b"d"] = b"2"
+    assert write_conflict_ranges(tr) == [(b"d", b"d\x00")]
+
+
+def test_keys_conflict_with_ranges_cleared_many_commits_ago(letters: Any) -> None:
+    tr = letters.create_transaction()
+    tr[b"d"].wait()
+    tr[b"x"] = b""
+    letters.clear_range(b"c", b"e")
+    for i in range(50):
+        letters[b"other%d" % i] = b""
+    assert commit_code(tr) == NOT_COMMITTED
+
+
 def test_a_transaction_of_write_conflicts_alone_commits_a_version(letters: Any) -> None:
     tr = letters.create_transaction()
     tr.add_write_conflict_key(b"d")

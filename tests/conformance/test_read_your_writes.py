@@ -144,6 +144,8 @@ def test_a_cleared_comparison_leaves_limits_and_selectors_right(letters: Any) ->
         (lambda tr: tr.set(b"d", b""), lambda tr: list(tr[b"c":b"e"]), [(b"c", b"d"), (b"d\x00", b"e")]),
         (lambda tr: tr.add(b"d", b"\x01"), lambda tr: list(tr[b"c":b"e"]), [(b"c", b"e")]),
         (lambda tr: tr.clear_range(b"a", b"z"), lambda tr: list(tr[b"c":b"e"]), []),
+        (lambda tr: tr.add(b"d", b"\x01"), lambda tr: tr.add_read_conflict_range(b"c", b"e"), [(b"c", b"e")]),
+        (lambda tr: tr.add(b"d", b"\x01"), lambda tr: list(tr.get_range(b"a", b"z", limit=2)), [(b"a", b"d\x00")]),
         (lambda tr: tr.set(b"d", b""), lambda tr: tr.add_read_conflict_key(b"d"), []),
         (
             lambda tr: tr.set(b"d", b""),

@@ -7,7 +7,7 @@ from typing import Any
 
 import fdb
 import pytest
-from tests.conformance.expect import UNREADABLE, fdb_error, keys, pairs, value
+from tests.conformance.expect import UNREADABLE, fdb_error, keys, pairs, read_conflict_ranges, value
 
 STAMP = b"\xff" * 10
 END = b"log/" + b"\xff" * 10 + b"\x00"
@@ -169,6 +169,26 @@ def test_earlier_writes_in_the_range_are_committed_too(letters: Any) -> None:
     tr.commit().wait()
     assert letters[inside] == b"inside"
     assert len(keys(letters[b"log/":b"log0"])) == 2
+
+
+def test_an_atomic_operation_in_the_hidden_range_stays_unreadable(stamped_key: Any, letters: Any) -> None:
+    inside = b"log/" + b"\xee" * 10
+    stamped_key.add(inside, b"\x01")
+    stamped_key.clear_range(b"a", b"b")
+    with fdb_error(UNREADABLE):
+        stamped_key.get(inside).wait()
+    stamped_key.commit().wait()
+    assert letters[inside] == b"\x01"
+
+
+def test_a_stamped_key_makes_what_was_cleared_under_it_conflict_again(letters: Any) -> None:
+    tr = letters.create_transaction()
+    tr.clear_range(b"a", b"zz")
+    tr.add_read_conflict_range(b"log/", b"log0")
+    assert read_conflict_ranges(tr) == []
+    tr.set_versionstamped_key(b"log/" + STAMP + at(4), b"v")
+    tr.add_read_conflict_range(b"log/", b"log0")
+    assert read_conflict_ranges(tr) == [(b"log/" + b"\x00" * 10, END)]
 
 
 def test_unreadable_keys_can_be_read_by_option(stamped_value: Any) -> None:

@@ -4,8 +4,8 @@ Every committed state is kept as a dictionary. A transaction is a list of mutati
 them back from, and sets of ranges for its conflicts, after the rules of FoundationDB's client (`ReadYourWrites`,
 `WriteMap`). Nothing here is shared with the engine under test.
 
-Versions are numbered 1, 2, 3, …, one per commit that writes; the versionstamp of commit n is n in eight bytes and two
-zero bytes.
+Commits that write are numbered 1, 2, 3, …; the version in the versionstamp of commit n is n × `SPACING`, so that there are
+versions between them as there are between real ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.differential.ranges import RangeSet
 END = b"\xff"
 KEY_LIMIT = 10_000
 VALUE_LIMIT = 100_000
+SPACING = 16
 RETRYABLE = {1007, 1009, 1020, 1021, 1037}
 
 Selector = tuple[bytes, bool, int]
@@ -40,8 +41,9 @@ def after(key: bytes) -> bytes:
     return key + b"\x00"
 
 
-def stamp_of(version: int) -> bytes:
-    return struct.pack(">QH", version, 0)
+def stamp_of(number: int, later: int = 0) -> bytes:
+    """The stamp of a commit, or of a version a little later."""
+    return struct.pack(">QH", number * SPACING + later, 0)
 
 
 def stamp_offset(param: bytes) -> int:
@@ -402,8 +404,8 @@ class ModelTransaction:
         except ModelError as error:
             return self.defer(error.code)
         body = key[:-4]
-        version = 0 if self.read_version is None else self.read_version + 1
-        low = body[:at] + stamp_of(version) + body[at + 10 :]
+        lowest = stamp_of(0) if self.read_version is None else stamp_of(self.read_version, later=1)
+        low = body[:at] + lowest + body[at + 10 :]
         high = min(after(body[:at] + b"\xff" * 10 + body[at + 10 :]), END)
         for written in [k for k in self.overlay.entries if low <= k < high]:
             del self.overlay.entries[written]

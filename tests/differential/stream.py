@@ -24,6 +24,7 @@ KEYS = [
     b"e",
     b"f\xff",
     b"log/",
+    b"log/" + b"\x80" * 10,
     b"log0",
     b"m" * 600,
     b"m" * 600 + b"\x00",
@@ -53,6 +54,10 @@ class Stream:
         self.commit_rate = self.rng.choice([0.08, 0.15, 0.3])
 
     def __iter__(self) -> Any:
+        yield ("begin", 0, True, True)
+        for key in self.rng.sample(self.pool, len(self.pool) * 2 // 3):
+            yield ("set", 0, key, b"first")
+        yield ("commit", 0)
         for slot in range(SLOTS):
             yield from self.begin(slot)
         for _ in range(self.length):
@@ -117,6 +122,8 @@ class Stream:
         selectors = ((begin, False, 1), (end, False, 1)) if simple else (self.selector(), self.selector())
         limit = self.rng.choice([0, 0, 1, 2, 5])
         yield ("get_range", slot, *selectors, limit, self.rng.random() < 0.4, self.snapshot())
+        if self.rng.random() < 0.3:
+            yield from self.conflict_ranges(slot)
 
     def set(self, slot: int) -> Any:
         yield ("set", slot, self.key(), self.rng.choice([*PARAMS, b"v%d" % self.rng.randrange(100)]))

@@ -18,24 +18,32 @@ from .keys import Row
 
 
 class Stack:
-    """Operations stacked on one key: (operation, operand), oldest first."""
+    """Operations stacked on one key: (operation, operand), oldest first.
 
-    __slots__ = ("depends", "operations", "unreadable")
+    `depends` says that the value needs the stored one, `unknown` that a read conflicts all the same, and `hidden` that a
+    stamped key has come over the operations so far: the C client forgets them but for the commit.
+    """
+
+    __slots__ = ("depends", "hidden", "operations", "unknown", "unreadable")
 
     def __init__(self, depends: bool) -> None:
         self.operations: list[tuple[int, bytes]] = []
         self.depends = depends
-        self.unreadable = False
+        self.unreadable = self.hidden = self.unknown = False
 
     def push(self, operation: int, operand: bytes) -> None:
         self.operations.append((operation, operand))
+        plain = operation in (atomics.SET, atomics.SET_VERSIONSTAMPED_VALUE)
+        if self.hidden:
+            self.hidden = False
+            self.unknown = not plain
+        elif self.unreadable and self.depends:
+            self.unknown = True  # what is unreadable keeps its first operation, and with it the conflict
+        if plain:
+            self.depends = False
+            del self.operations[:-1]
         if operation == atomics.SET_VERSIONSTAMPED_VALUE:
             self.unreadable = True
-            self.depends = False
-            del self.operations[:-1]
-        elif operation == atomics.SET:
-            self.depends = False
-            del self.operations[:-1]
 
     def fold(self, base: bytes | None, stamp: bytes | None = None) -> bytes | None:
         """The value over `base`; without a stamp, stamped operations count as plain sets."""
@@ -111,7 +119,7 @@ class Overlay:
                 if entry is not None:
                     stack.push(atomics.SET, entry)
                 entry = stack
-            entry.unreadable = True
+            entry.unreadable = entry.hidden = True
 
     def cleared(self, key: bytes) -> bool:
         return covers(self.clears, key)
@@ -148,7 +156,7 @@ class Overlay:
             at = low_key
             for key in order[bisect.bisect_left(order, low_key) : bisect.bisect_left(order, high_key)]:
                 entry = self.writes[key]
-                if isinstance(entry, Stack) and entry.depends:
+                if isinstance(entry, Stack) and (entry.depends or entry.hidden or entry.unknown):
                     continue
                 if at < key:
                     out.append((at, key))

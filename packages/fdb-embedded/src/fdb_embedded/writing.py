@@ -234,6 +234,7 @@ class Writing(Reading):
                 stack.push(atomics.SET, entry)
             stack.push(operation, operand)
             stack.unreadable = stack.unreadable or unreadable
+            stack.unknown = unreadable and operation != atomics.SET_VERSIONSTAMPED_VALUE
             overlay.writes[key] = stack
             self.plain = False
         else:
