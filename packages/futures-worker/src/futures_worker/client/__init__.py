@@ -6,6 +6,7 @@ from futures_worker.client.client import Client
 from futures_worker.client.diagnosis import LongWaitWarning
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import Status
+from futures_worker.client.shell import WorkerPoolShell
 from futures_worker.client.waiting import DoneAndNotDone, as_completed, gather, wait
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Future",
     "LongWaitWarning",
     "Status",
+    "WorkerPoolShell",
     "as_completed",
     "current_client",
     "gather",
