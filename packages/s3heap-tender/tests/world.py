@@ -273,7 +273,7 @@ class World:
                 process.sysdb.resume(task.id)
             if task.dead:
                 process.sysdb.redrive(task.id, task.gen)
-        for _ in range(400):
+        for _ in range(4000):  # catch_up="all" may owe dozens of runs, a cadence apart
             report = process.tender.turn(prune=False, reconcile=False)
             assert report.errors == []
             started = process.scheduler.turn().started
