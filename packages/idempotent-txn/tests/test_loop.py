@@ -305,3 +305,34 @@ def test_every_way_to_write_is_noticed(any_db: Any, index: int) -> None:
     assert not has_written(tr)
     bodies_that_write()[index](tr)
     assert has_written(tr)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_retried_transaction_is_freed_without_the_garbage_collector(any_db: Any, strategy: Any) -> None:
+    """Its snapshot would be kept open otherwise, until a collection comes by."""
+    import gc
+    import weakref
+
+    kept: list[Any] = []
+
+    def conflicting(tr: Any) -> None:
+        kept.append(weakref.ref(tr))
+        increment(tr, b"n")
+        if len(kept) == 1:
+            run(any_db, increment, b"n", strategy="off")
+
+    def refused(tr: Any) -> None:
+        kept.append(weakref.ref(tr))
+        tr[b"k" * 10_001] = b"x"
+
+    run(any_db, increment, b"n", strategy=strategy)
+    gc.collect()
+    gc.disable()
+    try:
+        run(any_db, conflicting, strategy=strategy)
+        with pytest.raises(Exception) as caught:
+            run(any_db, refused, strategy=strategy)
+        del caught
+        assert [ref() for ref in kept] == [None] * 3
+    finally:
+        gc.enable()

@@ -83,7 +83,11 @@ def run(
                     return value
                 except BaseException as error:
                     failed = _Failed(error, False, tr, token, value, commit)
-    return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False, failed)  # type: ignore[no-any-return]
+    try:
+        return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False, failed)  # type: ignore[no-any-return]
+    finally:
+        # The error knows this frame, and this frame must not know the error: the transaction would outlive both.
+        failed = None
 
 
 def run_committed(
