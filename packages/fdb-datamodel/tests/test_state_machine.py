@@ -26,7 +26,7 @@ from datamodel_lab.drawing import Drawing
 from datamodel_lab.world import MODES, World
 
 EXAMPLES = int(os.environ.get("MAINSPRING_SEEDS") or 200)
-STEPS = 60
+STEPS = 45
 _data = st.data()
 _mode = st.sampled_from(MODES)
 _pause = st.sampled_from((0.3, 1.5, 10.0))

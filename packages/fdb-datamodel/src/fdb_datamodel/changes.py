@@ -40,8 +40,8 @@ from .space import (
 
 _ONE = (1).to_bytes(8, "little")
 _MAIL_ROW_BYTES = 80_000
-# Rows kept back at most when something is read: so few are laid over what is read here, more by the engine.
-_PENDING = 64
+# Rows kept back are looked through at every read; when that many were, they are handed to the transaction instead.
+_LOOKED_THROUGH = 20_000
 
 
 class FutureRows:
@@ -192,7 +192,7 @@ class Ended(NamedTuple):
 class Changes:
     """One transaction of transitions. Make it, call transitions, `flush()` at the end."""
 
-    __slots__ = ("_token", "bells", "ended", "keys", "mail", "tr", "unsettled", "wall_us", "writes")
+    __slots__ = ("_looked", "_token", "bells", "ended", "keys", "mail", "tr", "unsettled", "wall_us", "writes")
 
     def __init__(self, tr: Transaction, space: ClusterSpace) -> None:
         self.tr = tr
@@ -204,6 +204,7 @@ class Changes:
         self.wall_us = time.time_ns() // 1000  # for people
         self.unsettled = False
         self._token = b""
+        self._looked = 0
 
     @property
     def token(self) -> bytes:
@@ -222,18 +223,17 @@ class Changes:
         writes = self.writes
         if not writes:
             return get_many(self.tr, keys, snapshot)
-        if len(writes) > _PENDING:
-            self.flush_rows()
-            return get_many(self.tr, keys, snapshot)
         unknown = [key for key in keys if key not in writes]
         found = dict(zip(unknown, get_many(self.tr, unknown, snapshot), strict=True)) if unknown else {}
         return [writes[key] if key in writes else found[key] for key in keys]
 
     def read(self, begin: bytes, end: bytes, limit: int = 0, snapshot: bool = False) -> list[tuple[bytes, bytes]]:
         writes = self.writes
-        if writes and len(writes) > _PENDING:
+        self._looked += len(writes)
+        if self._looked > _LOOKED_THROUGH:
             self.flush_rows()
-        pending = [key for key in writes if begin <= key < end] if self.writes else []
+            writes = self.writes
+        pending = [key for key in writes if begin <= key < end] if writes else []
         if not pending:
             return read_range(self.tr, begin, end, limit=limit, snapshot=snapshot)
         # Each pending key hides at most one stored row, so that many more rows suffice.

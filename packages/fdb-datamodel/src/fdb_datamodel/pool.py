@@ -56,6 +56,7 @@ class _Scan:
         self.entries: list[Entry] = []
         self.blocked: dict[Shape, None] = {}
         self.more = False
+        self.prefix, self.priority = b"\xff", 0  # of the entry taken last
         self.begin, self.end = self.base, self.base + b"\xff"
         if capacity.hold_for is not None:
             self.begin = ch.keys.shape_prefix(capacity.hold_for.shape)
@@ -141,9 +142,11 @@ class _Scan:
         free[0] -= exact[0]
         free[1] -= exact[1]
         free[2] -= exact[2]
-        priority, id_at = decode_int(key, at)
-        e = key[id_at:]
-        self.entries.append(Entry(key, -priority, Chosen(decode_id(e), e, exact)))
+        if not key.startswith(self.prefix):  # of shape and priority, as the entry before had them
+            priority, id_at = decode_int(key, at)
+            self.priority, self.prefix = -priority, key[:id_at]
+        e = key[len(self.prefix) :]
+        self.entries.append(Entry(key, self.priority, Chosen(decode_id(e), e, exact)))
         return True
 
     def _search_boundary(self, prefix: bytes, shape: Shape) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from . import codec
@@ -16,6 +17,7 @@ from .space import ARGS, CLAIM, CODE, EPOCH, LATEST_RESULT, NUM_ATTEMPTS, OPTION
 
 _ROWS_PER_FUTURE = 12  # more than a future has; bounds the one read that covers a dense batch
 _ONE_ATTEMPT = codec.pack(1)
+_NO_INPUTS: Mapping[bytes, FutureResult] = MappingProxyType({})
 
 
 class Chosen(NamedTuple):
@@ -49,26 +51,33 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim
     head = codec.claim_head(worker, token, ch.wall_us)
     row = codec.pack_claim_row(worker, token)
     held = keys.claim_rows(worker.ip, worker.port)
+    plain = _is_plain(found)
     claims: list[Claim] = []
+    encoded: list[bytes] = []
     with_inputs: list[tuple[Chosen, Claim]] = []
+    code_seen = session = program = b""
     for one in chosen:
         future_id, e, shape, rows, assigned, reason = one
+        attempts = options = epoch = None
         if rows is None:
             prefix = futures + e
-            code, args, attempts = get(prefix + CODE), get(prefix + ARGS), get(prefix + NUM_ATTEMPTS)
-            options, epoch = get(prefix + OPTIONS), get(prefix + EPOCH)
+            code, args = get(prefix + CODE), get(prefix + ARGS)
+            if not plain:
+                attempts, options, epoch = get(prefix + NUM_ATTEMPTS), get(prefix + OPTIONS), get(prefix + EPOCH)
         else:
             of = rows.rows.get
             code, args, attempts, options, epoch = of(CODE), of(ARGS), of(NUM_ATTEMPTS), of(OPTIONS), of(EPOCH)
         if code is None:
             continue  # an entry without a future; validate names it
-        session, program, _ = codec.unpack_code(code)
+        if code != code_seen:  # a batch's futures seldom differ in it
+            session, program, _ = codec.unpack_code(code)
+            code_seen = code
         payload, dependencies = codec.unpack_args(args) if args is not None else (b"", ())
         attempt = 1 if attempts is None else codec.unpack(attempts) + 1
-        claim = Claim(future_id, worker, token, attempt, 0, session, program, payload, dependencies)
-        claim.shape = shape
-        claim.assigned = assigned
-        claim.reason = reason
+        claim = Claim(future_id, worker, token, attempt, 0, session, program, payload, dependencies, _NO_INPUTS, shape)
+        if assigned:
+            claim.assigned = True
+            claim.reason = reason
         if epoch is not None:
             claim.epoch = codec.unpack(epoch)[0]
         if options is not None:
@@ -79,13 +88,14 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim
         if dependencies:
             with_inputs.append((one, claim))
         claims.append(claim)
+        encoded.append(e)
     if with_inputs:
         lacking = _fill_inputs(ch, with_inputs)
         if lacking:
             claims = [claim for claim in claims if claim.id not in lacking]
+            encoded = [encode_id(claim.id) for claim in claims]
     writes = ch.writes
-    for claim in claims:
-        e = encode_id(claim.id)
+    for claim, e in zip(claims, encoded, strict=True):
         prefix = futures + e
         attempt = claim.attempt
         packed = _ONE_ATTEMPT if attempt == 1 else codec.pack(attempt)
@@ -93,6 +103,14 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim
         writes[prefix + NUM_ATTEMPTS] = packed
         writes[held + e] = row
     return claims
+
+
+def _is_plain(found: dict[bytes, bytes]) -> bool:
+    """Whether these rows, in order, are the arguments and the code of futures, and nothing else of any."""
+    keys = list(found)
+    if len(keys) % 2:
+        return False
+    return all(key.endswith(ARGS) for key in keys[::2]) and all(key.endswith(CODE) for key in keys[1::2])
 
 
 def _read_rows(ch: Changes, chosen: Sequence[Chosen]) -> dict[bytes, bytes]:
