@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from fdb_datamodel import (
+    CodeDigest,
     FutureSpec,
     Locality,
     WorkerId,
@@ -25,7 +26,7 @@ from futures_worker.client.bound import BoundOptions
 from futures_worker.client.future import Future
 from futures_worker.client.objects import copy_to_worker, put_on_worker
 from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_SET, SubmitOptions, split_address
-from futures_worker.client.session import Session, code_digest
+from futures_worker.client.session import Session
 from futures_worker.client.waiting import gather, wait
 from futures_worker.errors import NoWorkerError, ObjectLostError
 from futures_worker.payload import INLINE_RESULT_BYTES, CodeCache, dump_args, dump_result
@@ -315,7 +316,7 @@ class Client:
         name = options.name or code.name
         future_id = new_future_id() if options.key is None else id_for_key(self.cluster, options.key)
         spec = FutureSpec(
-            code=code_digest(code),
+            code=CodeDigest(code.digest),
             args=data,
             id=future_id,
             session=session.id,

@@ -16,28 +16,26 @@ from typing import Any, Final, Protocol
 
 from fdb_datamodel import (
     ClusterSpace,
-    CodeDigest,
     FutureResult,
     FutureSpec,
     FutureState,
     MailEntry,
-    WorkerFencedError,
     WorkerId,
     cancel_future,
     close_session,
     describe_future,
     put_code,
     recover_result,
-    submit_claimed,
     submit_futures,
     subscribe,
 )
-from fdb_schema import MainspringError, add_reference, put_blob, unpin_blob
+from fdb_schema import MainspringError
 from futures_worker.client.diagnosis import explain, warn_of_wait
 from futures_worker.client.future import Future
-from futures_worker.client.intake import MAX_BATCH_BYTES, Intake
+from futures_worker.client.intake import Intake
 from futures_worker.client.mailbox import Mailbox
 from futures_worker.client.outcome import Status, describe
+from futures_worker.client.storing import Submission, SubmitStore
 from futures_worker.errors import ObjectLostError
 from futures_worker.liveness import WorkerObserver, reap_dead
 from futures_worker.payload import Code
@@ -55,18 +53,6 @@ class Group(Protocol):
         """Called by the thread that learns of it."""
 
 
-class Submission:
-    """A future on its way into the database."""
-
-    __slots__ = ("code", "future", "nbytes", "spec")
-
-    def __init__(self, future: Future[Any], spec: FutureSpec, code: Code | None) -> None:
-        self.future = future
-        self.spec = spec
-        self.code = code  # to be stored with it, if this client hasn't yet
-        self.nbytes = 300 + len(spec.args) + 32 * len(spec.dependencies) + (len(code.data) if code else 0)
-
-
 class Session:
     """The state that threads of one client in one process share. Thread-safe."""
 
@@ -78,9 +64,9 @@ class Session:
         self._fetcher = fetcher
         self._pending: dict[bytes, Future[Any]] = {}  # id -> future whose end was asked for and hasn't come
         self._twins: dict[bytes, list[Future[Any]]] = {}  # further handles of pending ids
-        self._stored_code: set[bytes] = set()
-        self._intake: Intake[Submission] = Intake(self._store)
+        self._intake: Intake[Submission] = Intake(self._store_batch)
         self._mailbox = Mailbox(db, space, self.id, self._deliver)
+        self._store = SubmitStore(db, space, self.id, self._mailbox, self._refused)
         self._reading = threading.Lock()  # held by the thread that reads the mailbox for all
         self._delivered = threading.Condition(threading.Lock())
         self._followers = 0
@@ -100,7 +86,7 @@ class Session:
         """Take a future to be stored with the next batch."""
         future._session = self
         self._pending[spec.id] = future
-        self._intake.add(Submission(future, spec, None if code.digest in self._stored_code else code))
+        self._intake.add(Submission(future, spec, None if self._store.has_code(code.digest) else code))
 
     def submit_within(self, tr: Any, future: Future[Any], spec: FutureSpec, code: Code) -> None:
         """Store a future in the caller's own transaction; it exists once that commits."""
@@ -119,56 +105,9 @@ class Session:
         self._check_open()
         self._intake.flush()
 
-    def _store(self, batch: Sequence[Submission]) -> None:
-        try:
-            self._store_together(batch)
-        except Exception as error:
-            if len(batch) > 1 and isinstance(error, (MainspringError, ValueError)):
-                for submission in batch:  # one is at fault, the others shall not suffer
-                    self._store([submission])
-                return
-            for submission in batch:
-                self._refused(submission.future, error)
-
-    def _store_together(self, batch: Sequence[Submission]) -> None:
-        codes = {s.code.digest: s.code.data for s in batch if s.code is not None}
-        specs = [s.spec for s in batch]
-        large_codes = [self._upload(data, "the code") for data in codes.values() if len(data) > MAX_BATCH_BYTES]
-        codes = {digest: data for digest, data in codes.items() if digest not in large_codes}
-        uploaded = list(large_codes)  # pinned until what refers to them is stored
-        for spec in specs:
-            if len(spec.args) > MAX_BATCH_BYTES:
-                spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {spec.id.hex()}"))
-                uploaded.append(spec.args)
-
+    def _store_batch(self, batch: Sequence[Submission]) -> None:
         idle, self._idle = self._idle, None
-        push_to = idle if len(specs) == len(self._pending) == 1 and _may_be_pushed(specs[0]) else None
-
-        def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:
-            for data in codes.values():
-                put_code(tr, self.space, data)
-            for digest in large_codes:
-                add_reference(tr, self.space, digest, specs[0].id)
-            if worker is not None:
-                submit_claimed(tr, self.space, specs, worker)
-            else:
-                submit_futures(tr, self.space, specs)
-            for digest in uploaded:
-                unpin_blob(tr, self.space, digest, self.id)
-            return self._mailbox.clear_delivered(tr)
-
-        try:
-            committed = run(self.db, body, push_to, strategy="off")  # the ids make a submit safe to repeat
-        except WorkerFencedError:  # it died, or ended
-            committed = run(self.db, body, None, strategy="off")
-        if committed is not None:
-            committed()
-        self._stored_code.update(codes, large_codes)
-        for submission in batch:
-            submission.future._stored = True
-
-    def _upload(self, data: bytes, what: str) -> bytes:
-        return put_blob(run, self.db, self.space, data, session=self.id, what=what)
+        self._store.store(batch, idle if len(self._pending) == 1 else None)
 
     def _refused(self, future: Future[Any], error: BaseException) -> None:
         self._pending.pop(future._id, None)
@@ -459,13 +398,3 @@ class Session:
     def _check_open(self) -> None:
         if self.closed:
             raise MainspringError(f"this client of cluster {self.space.cluster!r} is closed: make a new one")
-
-
-def _may_be_pushed(spec: FutureSpec) -> bool:
-    """Whether any worker with a free slot will do."""
-    return not spec.dependencies and spec.requirements is None and spec.locality is None
-
-
-def code_digest(code: Code) -> CodeDigest:
-    """The name under which `put_code` stores the code."""
-    return CodeDigest(code.digest)

@@ -1,0 +1,115 @@
+"""Writes a batch of submitted futures, with the code and large arguments they refer to, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fdb_datamodel import (
+    ClusterSpace,
+    CodeDigest,
+    FutureSpec,
+    WorkerFencedError,
+    WorkerId,
+    put_code,
+    submit_claimed,
+    submit_futures,
+)
+from fdb_schema import MainspringError, add_reference, put_blob, unpin_blob
+from futures_worker.client.future import Future
+from futures_worker.client.intake import MAX_BATCH_BYTES
+from futures_worker.client.mailbox import Mailbox
+from futures_worker.payload import Code
+from idempotent_txn import run
+
+
+class Submission:
+    """A future on its way into the database."""
+
+    __slots__ = ("code", "future", "nbytes", "spec")
+
+    def __init__(self, future: Future[Any], spec: FutureSpec, code: Code | None) -> None:
+        self.future = future
+        self.spec = spec
+        self.code = code  # to be stored with it, if this client hasn't yet
+        self.nbytes = 300 + len(spec.args) + 32 * len(spec.dependencies) + (len(code.data) if code else 0)
+
+
+class SubmitStore:
+    """The writing side of one session. Its caller sees to it that one thread at a time uses it."""
+
+    def __init__(
+        self,
+        db: Any,
+        space: ClusterSpace,
+        session: bytes,
+        mailbox: Mailbox,
+        refused: Callable[[Future[Any], BaseException], None],
+    ) -> None:
+        """`refused(future, why)` is told of each future that can't be stored. Delivered mail is deleted on the way."""
+        self._db = db
+        self._space = space
+        self._session = session
+        self._mailbox = mailbox
+        self._refused = refused
+        self._stored_code: set[bytes] = set()
+
+    def has_code(self, digest: bytes) -> bool:
+        """Whether this session has stored the code."""
+        return digest in self._stored_code
+
+    def store(self, batch: Sequence[Submission], idle: WorkerId | None = None) -> None:
+        """Store a batch; a lone future that any worker may run goes to `idle`, already claimed."""
+        try:
+            self._store_together(batch, idle)
+        except Exception as error:
+            if len(batch) > 1 and isinstance(error, (MainspringError, ValueError)):
+                for submission in batch:  # one is at fault, the others shall not suffer
+                    self.store([submission])
+                return
+            for submission in batch:
+                self._refused(submission.future, error)
+
+    def _store_together(self, batch: Sequence[Submission], idle: WorkerId | None) -> None:
+        codes = {s.code.digest: s.code.data for s in batch if s.code is not None}
+        specs = [s.spec for s in batch]
+        large_codes = [self._upload(data, "the code") for data in codes.values() if len(data) > MAX_BATCH_BYTES]
+        codes = {digest: data for digest, data in codes.items() if digest not in large_codes}
+        uploaded = list(large_codes)  # pinned until what refers to them is stored
+        for spec in specs:
+            if len(spec.args) > MAX_BATCH_BYTES:
+                spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {spec.id.hex()}"))
+                uploaded.append(spec.args)
+
+        push_to = idle if len(specs) == 1 and _may_be_pushed(specs[0]) else None
+
+        def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:
+            for data in codes.values():
+                put_code(tr, self._space, data)
+            for digest in large_codes:
+                add_reference(tr, self._space, digest, specs[0].id)
+            if worker is not None:
+                submit_claimed(tr, self._space, specs, worker)
+            else:
+                submit_futures(tr, self._space, specs)
+            for digest in uploaded:
+                unpin_blob(tr, self._space, digest, self._session)
+            return self._mailbox.clear_delivered(tr)
+
+        try:
+            committed = run(self._db, body, push_to, strategy="off")  # the ids make a submit safe to repeat
+        except WorkerFencedError:  # it died, or ended
+            committed = run(self._db, body, None, strategy="off")
+        if committed is not None:
+            committed()
+        self._stored_code.update(codes, large_codes)
+        for submission in batch:
+            submission.future._stored = True
+
+    def _upload(self, data: bytes, what: str) -> bytes:
+        return put_blob(run, self._db, self._space, data, session=self._session, what=what)
+
+
+def _may_be_pushed(spec: FutureSpec) -> bool:
+    """Whether any worker with a free slot will do."""
+    return not spec.dependencies and spec.requirements is None and spec.locality is None
