@@ -151,13 +151,13 @@ def _same_shard(service: Service, shard: int) -> Any:
 
 def test_a_claim_is_retaken_once_its_lease_session_is_dead(service: Service) -> None:
     task = service.sysdb.create_task("p", "t", cadence=0)
-    locks = LeaseManager(service.db, cluster="svc", ttl=1.0)
+    locks = LeaseManager(service.db, cluster="svc", ttl=4.0)
     holder = SysDb(service.db, "svc", sessions=LeaseSessions(locks, owned=True))
     holder.claim(task)
     with pytest.raises(ClaimRefusedError) as refusal:
         service.sysdb.claim(task)
     assert refusal.value.reason == "running"
-    time.sleep(2.0)  # twice the ttl: the holder lives, so its claim stays
+    time.sleep(5.0)  # longer than the ttl: the holder lives, so its claim stays
     with pytest.raises(ClaimRefusedError):
         service.sysdb.claim(task)
     holder.close()
@@ -228,8 +228,9 @@ def test_a_subprocess_that_takes_too_long_is_killed_with_its_children(service: S
     code = f"import subprocess, time; p = subprocess.Popen(['sleep', '600']); open({str(pid)!r}, 'w').write(str(p.pid)); time.sleep(600)"
     after = run_once(service, subprocess_trigger([sys.executable, "-c", code], timeout=5.0))
     assert "longer than 5 s" in after.last_error
-    if pid.exists():
-        until(lambda: _is_gone(int(pid.read_text())), "the end of the command's child")
+    text = pid.read_text() if pid.exists() else ""
+    if text:  # on a busy machine the command may be killed before it started its child
+        until(lambda: _is_gone(int(text)), "the end of the command's child")
 
 
 def _is_gone(pid: int) -> bool:
