@@ -365,3 +365,27 @@ def test_a_partition_of_many_tasks_is_swept_in_pages(quick: Any) -> None:
     assert quick.tend().swept == 2 * tending.SWEEP_TASKS + 7
     assert quick.tend().swept == 0
     assert {task.state for task in quick.sysdb.tasks()} == {"scheduled"}
+
+
+def test_many_partitions_of_several_tasks_are_swept_in_transactions_of_a_bounded_size(quick: Any) -> None:
+    from s3heap_tender import tending
+
+    steps: list[int] = []
+    commit = quick.sysdb.commit
+
+    def counted(name: str, body: Any, *args: Any) -> Any:
+        def wrapped(tr: Any, at: Any, *more: Any) -> Any:
+            value, done = body(tr, at, *more)
+            steps.append(len(done))
+            return value, done
+
+        return commit(name, wrapped, *args)
+
+    for number in range(60):
+        for name in range(5):
+            quick.sysdb.finish(quick.sysdb.claim(quick.sysdb.create_task(f"p{number}", f"t{name}", cadence=0)))
+        quick.write(f"p{number}")
+    quick.sysdb.commit = counted
+    assert quick.tend().swept == 300
+    assert max(steps) <= tending.SWEEP_TASKS
+    assert quick.tend().swept == 0

@@ -19,7 +19,7 @@ from s3heap_tender.states import State
 
 TICK: Final = int(ADVANCE_SECONDS * MICROSECONDS)
 MAX_PENDING: Final = 1000
-MAX_ERROR_TEXT: Final = 4000
+MAX_ERROR_TEXT: Final = 1000
 
 
 def draw(task: UUID, *numbers: int) -> float:

@@ -19,30 +19,39 @@ CLEAR_INTENTS: Final = 500
 
 def sweep(sysdb: SysDbBase, markers: Sequence[Dirty]) -> int:
     """Handle dirty partitions: their waiting tasks are scheduled. Returns how many tasks changed."""
-    changed = 0
-    for start in range(0, len(markers), SWEEP_PARTITIONS):
-        changed += _sweep_batch(sysdb, markers[start : start + SWEEP_PARTITIONS])
+    changed = at = 0
+    while at < len(markers):
+        handled, more = _sweep_batch(sysdb, markers[at : at + SWEEP_PARTITIONS])
+        at += handled
+        changed += more
     return changed
 
 
-def _sweep_batch(sysdb: SysDbBase, markers: Sequence[Dirty]) -> int:
-    def body(tr: Any, at: Layout) -> tuple[tuple[int, list[tuple[Dirty, UUID]]], list[Step]]:
+def _sweep_batch(sysdb: SysDbBase, markers: Sequence[Dirty]) -> tuple[int, int]:
+    """As many of the partitions as fit into one transaction; returns how many those were, and the tasks changed."""
+
+    def body(tr: Any, at: Layout) -> tuple[tuple[int, int, list[tuple[Dirty, UUID]]], list[Step]]:
         steps: list[Step] = []
         unfinished: list[tuple[Dirty, UUID]] = []
+        handled = 0
         for marker in markers:
-            done, after = transitions.sweep(tr, at, marker, None, SWEEP_TASKS)
+            room = SWEEP_TASKS - len(steps)
+            if room <= 0:
+                break
+            done, after = transitions.sweep(tr, at, marker, None, room)
+            handled += 1
             steps.extend(done)
             if after is not None:
                 unfinished.append((marker, after))
-        return (len(steps), unfinished), steps
+        return (handled, len(steps), unfinished), steps
 
-    changed, unfinished = sysdb.commit("sweep", body)
+    handled, changed, unfinished = sysdb.commit("sweep", body)
     for marker, start in unfinished:
         after: UUID | None = start
         while after is not None:
             more, after = _sweep_page(sysdb, marker, after)
             changed += more
-    return changed
+    return handled, changed
 
 
 def _sweep_page(sysdb: SysDbBase, marker: Dirty, after: UUID) -> tuple[int, UUID | None]:
