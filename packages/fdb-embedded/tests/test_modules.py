@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import atomics, idempotency, journal, text
+from fdb_embedded import atomics, conflict, idempotency, journal, text
 from fdb_embedded.conflict import ConflictWindow, covers, merge_ranges, pack_record, unpack_record
 from fdb_embedded.errors import Code, describe, predicate
 from fdb_embedded.journal import Changes
@@ -73,8 +73,10 @@ def test_records_keep_their_fields() -> None:
     assert unpack_record(pack_record({b"a"}, [(b"b", b"c")], [], 0)) == ([b"a"], [(b"b", b"c")], [], 0)
     ids = [(b"i" * 16, 3, 1)]
     assert unpack_record(pack_record([], [], ids, 77)) == ([], [], ids, 77)
-    assert pack_record([], [], [], 0)[0] == idempotency.TWO_FIELDS
-    assert pack_record([], [], ids, 77)[0] != idempotency.TWO_FIELDS
+    lasting = [*ids, (b"j" * 16, 4, 0)]
+    assert unpack_record(pack_record([], [], lasting, 77)) == ([], [], lasting, 77)
+    first = [pack_record([], [], some, 0)[0] for some in ([], ids, lasting)]
+    assert first == [conflict.WITHOUT_IDS, 0x93, conflict.WITH_LASTING_IDS]
 
 
 def test_ranges_merge_and_cover() -> None:

@@ -352,7 +352,12 @@ def _override(impl: types.ModuleType, capi: CApi) -> None:
 
     def set_idempotency_id(self: Any, name: bytes, automatic: bool = False) -> None:
         """Options 504 (the id, 16 to 255 bytes) and, with `automatic`, 505 in one call."""
-        self.tpointer.set_idempotency_id(name, automatic)
+        transaction = self.tpointer
+        if 16 <= len(name) <= 255:  # what every transaction of some programs does goes straight
+            transaction.given_id = name
+            transaction.automatic_id = automatic
+        else:
+            transaction.set_idempotency_id(name, automatic)
 
     transaction_class._set_option = set_option
     transaction_class.set_idempotency_id = set_idempotency_id

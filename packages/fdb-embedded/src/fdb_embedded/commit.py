@@ -292,7 +292,7 @@ class Committer:
                 own = [*own, *stamped]
             members.append((member, index))
             if member.idempotency_id is not None:
-                ids.append((member.idempotency_id, index, int(member.id_ends)))
+                ids.append((member.idempotency_id, index, 1 if member.id_ends else 0))
             if single:
                 points = own
                 ranges = member.write_ranges

@@ -31,17 +31,26 @@ _packer = msgpack.Packer()
 
 
 def pack_record(points: Collection[bytes], ranges: list[Range], ids: Ids, seconds: int) -> bytes:
-    """Serialize a commit record."""
-    if ids:
-        return _packer.pack((list(points), ranges, ids, seconds))  # type: ignore[no-any-return]
-    return _packer.pack((list(points), ranges))  # type: ignore[no-any-return]
+    """Serialize a commit record: [points, ranges], with ids [.., .., [seconds, ids]], and [.., .., .., 1] if any lasts.
+
+    So the first byte says whether there are ids, and whether trimming must keep any.
+    """
+    if not ids:
+        return _packer.pack((list(points), ranges))  # type: ignore[no-any-return]
+    if (len(ids) > 1 or not ids[0][2]) and not all(item[2] for item in ids):
+        return _packer.pack((list(points), ranges, (seconds, ids), 1))  # type: ignore[no-any-return]
+    return _packer.pack((list(points), ranges, (seconds, ids)))  # type: ignore[no-any-return]
+
+
+WITHOUT_IDS = 0x92  # the first bytes of records: msgpack's arrays of two, and of four
+WITH_LASTING_IDS = 0x94
 
 
 def unpack_record(data: bytes) -> tuple[list[bytes], list[Range], Ids, int]:
     """The keys, ranges, ids and time of a commit record."""
     fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
-    ids = list(fields[2]) if len(fields) > 2 else []
-    return list(fields[0]), list(fields[1]), ids, int(fields[3]) if len(fields) > 3 else 0
+    seconds, ids = fields[2] if len(fields) > 2 else (0, ())
+    return list(fields[0]), list(fields[1]), list(ids), int(seconds)
 
 
 def merge_ranges(ranges: Iterable[Range]) -> list[Range]:

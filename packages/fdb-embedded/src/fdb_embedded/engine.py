@@ -17,7 +17,7 @@ import lmdb
 from . import durability as durable
 from . import futures, idempotency, journal, keys, options
 from .commit import Committer
-from .conflict import pack_record, read_log, unpack_record
+from .conflict import WITH_LASTING_IDS, pack_record, read_log, unpack_record
 from .errors import Code, EngineClosed
 from .faults import Faults
 from .faulty import FaultyCommits
@@ -216,12 +216,18 @@ class Engine:
         spilled = idempotency.spilled_to(txn)
         while count > 0 and cursor.key() < oldest:
             data = cursor.value()
-            if data[0] != idempotency.TWO_FIELDS:
+            if data[0] == WITH_LASTING_IDS:
                 at = int.from_bytes(cursor.key()[3:], "big")
                 if at > spilled:
-                    _, _, ids, seconds = unpack_record(data)
-                    idempotency.spill(txn, at, ids, seconds)
-                    cursor.set_range(log_key(at))  # the spilled row may have moved pages
+                    try:
+                        _, _, ids, seconds = unpack_record(data)
+                    except (ValueError, IndexError, TypeError) as error:
+                        sys.stderr.write(
+                            f"fdb-embedded: commit record {at} can't be read ({error}): its ids are lost\n"
+                        )
+                    else:
+                        idempotency.spill(txn, at, ids, seconds)
+                        cursor.set_range(log_key(at))  # the spilled row may have moved pages
             if not cursor.delete():
                 return
             count -= 1

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import keys
-from .conflict import unpack_record
+from .conflict import WITHOUT_IDS, unpack_record
 from .keys import LOG, LOG_END, Row, log_key
 
 IDS = b"\xff\x02/idmp/"
@@ -65,14 +65,11 @@ def logged(txn: Any, since: int, until: int) -> Iterable[tuple[int, list[Id], in
     for key, data in cursor.iternext(True, True):
         if key >= stop:
             return
-        if not key.startswith(LOG) or data[0] == TWO_FIELDS:
+        if not key.startswith(LOG) or data[0] == WITHOUT_IDS:
             continue
         _, _, ids, seconds = unpack_record(data)
         if ids:
             yield int.from_bytes(key[3:], "big"), ids, seconds
-
-
-TWO_FIELDS = 0x92  # msgpack's first byte of a record without ids
 
 
 def log_rows(txn: Any, begin: bytes, end: bytes) -> list[Row]:

@@ -167,7 +167,10 @@ class Transaction(Writing):
             self.idempotency_id = self.given_id or os.urandom(16)
             self.id_ends = automatic
             point = idempotency.SELF_CONFLICT + self.idempotency_id
-            self._insert_point(point)
+            if self.read_points is None:
+                self.read_points = {point}
+            else:
+                self.read_points.add(point)
             if not automatic:
                 # two transactions in flight with one id of a caller's exclude each other; automatic ids are never shared
                 self.write_points = {point} if self.write_points is None else self.write_points | {point}
