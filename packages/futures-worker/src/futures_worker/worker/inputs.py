@@ -58,7 +58,8 @@ class Inputs:
         for task in tasks:
             claim = task.claim
             digest = self._codes.get(claim.code)
-            if digest is None or claim.dependencies or type(claim.args) is not bytes or len(claim.args) > PARCEL_BYTES:
+            small = len(claim.args) <= PARCEL_BYTES and len(claim.call_options) <= PARCEL_BYTES
+            if digest is None or claim.dependencies or type(claim.args) is not bytes or not small:
                 event = self._prepare_one(task, me)
                 if event is not None:
                     events.append(event)
@@ -83,6 +84,10 @@ class Inputs:
 
     def _prepare_one(self, task: Task, me: WorkerId) -> Event | None:
         claim = task.claim
+        if len(claim.call_options) > PARCEL_BYTES:
+            size = len(claim.call_options)
+            message = f"the options of {task.label} (retry_on) pickle to {size} bytes, over the limit of {PARCEL_BYTES}"
+            return InputsBroken(task, "oversize", message)
         try:
             task.digest = self._codes.get(claim.code) or self._bring_code(claim.code)
             args: bytes = claim.args
