@@ -346,7 +346,8 @@ class Database:
 
     def close_collected(self) -> None:
         """As `close`, when the handle is collected: perhaps in the middle of a commit of this very thread."""
-        if self.open and self.engine.handles <= 1 and self.engine.committer.lead.locked():
+        commits = self.engine.handles <= 1 or self.faulty is not None  # closing may, so it can't be done in a commit
+        if self.open and commits and self.engine.committer.lead.locked():
             self.engine.housekeeper.call_at(0.0, self.close)
         else:
             self.close()

@@ -53,7 +53,7 @@ class Housekeeper:
         self.engine = engine
         self.parked = True
         self.thread: threading.Thread | None = None
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a handle collected while it is held calls `call_at`
         self.bell = Bell()
         self.stopping = False
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
