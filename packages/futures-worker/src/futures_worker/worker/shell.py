@@ -7,27 +7,19 @@ import logging
 import os
 import random
 import select
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgpack
-
 from fdb_datamodel import Claim, Heartbeat, MailEntry, WorkerFencedError, WorkerId
 from fdb_schema import ClusterSpace, fdb_error_code
 from fdb_schema.errors import TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE
-from futures_worker.errors import ObjectLostError
 from futures_worker.store import ObjectStore
-from futures_worker.worker import messages
-from futures_worker.worker.children import ChildProcess, ChildProcesses, Exited, TemplateLostError, describe_status
 from futures_worker.worker.core import WorkerCore
+from futures_worker.worker.crew import Crew
 from futures_worker.worker.inputs import Inputs
 from futures_worker.worker.instructions import (
-    ChildEnded,
-    ChildSaid,
-    ChildStarted,
     DrainAsked,
     DropObject,
     Event,
@@ -37,7 +29,6 @@ from futures_worker.worker.instructions import (
     Instruction,
     KillChild,
     MailArrived,
-    MemoryShort,
     PrepareInputs,
     Pushed,
     Rang,
@@ -46,11 +37,9 @@ from futures_worker.worker.instructions import (
     SendTasks,
     SpawnChild,
     TakeBack,
-    TasksReturned,
     TurnEnded,
 )
 from futures_worker.worker.ledger import Ledger
-from futures_worker.worker.memory import BLAMEABLE, SHORT_OF_MEMORY, MemoryGauge, resident_bytes
 from futures_worker.worker.tasks import Task
 
 log = logging.getLogger("futures_worker")
@@ -85,16 +74,13 @@ class Shell:
         self._db = db
         self._space = space
         self._store = store
-        self._url = url
         self._grace = grace
         self._object_store = object_store
         self._epoll = select.epoll()
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._eventfd, select.EPOLLIN)
         self._posted: deque[Event] = deque()
-        self._children: dict[int, ChildProcess] = {}
-        self._by_pipe: dict[int, ChildProcess] = {}
-        self._processes = self._start_template()
+        self._crew = Crew(self._epoll, store, url, space.cluster)
         self.inputs: Inputs | None = None
         self._next_beat = 0.0
         self._next_reread = 0.0
@@ -102,8 +88,6 @@ class Shell:
         self._sent = False  # whether tasks were sent since bells were armed
         self._looked = 0.0  # when the children were last listened to
         self._started_us = int(time.time() * 1e6)
-        self._memory = MemoryGauge()
-        self._memory_kills = self._memory.kills()
 
     @property
     def _ledger(self) -> Ledger:
@@ -177,7 +161,7 @@ class Shell:
             if now >= self._next_beat:
                 self._next_beat = now + HEARTBEAT_SECONDS
                 self._ledger.beat(self._load)
-                self._look_at_memory(events)
+                self._crew.look_at_memory(events)
             if now >= self._next_reread:
                 self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
                 events.append(Rang(again=True))
@@ -185,14 +169,6 @@ class Shell:
         except WorkerFencedError as exc:
             self._be_fenced(exc)
         return events
-
-    def _look_at_memory(self, events: list[Event]) -> None:
-        used = self._memory.used_fraction()
-        if used < SHORT_OF_MEMORY or not self._children:
-            return
-        size, number = max((resident_bytes(child.pid), child.number) for child in self._children.values())
-        if size >= BLAMEABLE:
-            events.append(MemoryShort(number, f"{used:.0%} used, {size >> 20} MiB of it by this process"))
 
     def _wait(self, now: float, at_most: float = 60.0) -> list[Event]:
         if self._posted:
@@ -204,20 +180,13 @@ class Shell:
                 deadline = core_deadline
             timeout = min(at_most, max(0.0, deadline - now))
         events: list[Event] = []
-        exits = False
         self._looked = time.monotonic() if timeout else now
         for descriptor, _ in self._epoll.poll(timeout):
             if descriptor == self._eventfd:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._eventfd)
-            elif descriptor == self._processes.control.fileno():
-                exits = True
             else:
-                child = self._by_pipe.get(descriptor)
-                if child is not None:
-                    self._hear(child, events)
-        if exits:
-            self._reap_children(events)
+                self._crew.listen(descriptor, events)
         rung, mail, pushed = self._ledger.rung(self.core.in_hand)
         if rung:
             events.append(Rang())
@@ -291,124 +260,14 @@ class Shell:
             wall_us=int(time.time() * 1e6),
         )
 
-    # --- children -----------------------------------------------------------------------------------------------------
+    # --- children, inputs, ends ------------------------------------------------------------------------------------------
 
-    def _start_template(self) -> ChildProcesses:
-        processes = ChildProcesses(str(self._store.directory.path), self._url, self._space.cluster)
-        processes.wait_ready()
-        self._epoll.register(processes.control.fileno(), select.EPOLLIN)
-        return processes
-
-    def _hear(self, child: ChildProcess, events: list[Event]) -> None:
-        heard = child.receive()
-        if child.closed and child.number in self._children:
-            # It died, or user code closed the pipe: without it the child is of no use.
-            with contextlib.suppress(OSError, ValueError):
-                self._epoll.unregister(child.results)
-            self._processes.kill(child)
-        if not heard:
-            return
-        for message in heard:
-            if message[0] == messages.STORED:
-                try:
-                    self._store.adopt(message[4], message[3])
-                except ObjectLostError as exc:
-                    log.error("a result was announced but is not there: %s", exc)
-        events.append(ChildSaid(child.number, heard))
-
-    def _reap_children(self, events: list[Event]) -> None:
-        try:
-            exits = self._processes.exits()
-        except TemplateLostError as exc:
-            log.error("%s; starting another", exc)
-            self._replace_template(str(exc), events)
-            return
-        for exit_ in exits:
-            self._bury(exit_, events)
-
-    def _bury(self, exit_: Exited, events: list[Event]) -> None:
-        child = self._children.get(exit_.child)
-        if child is None:
-            return
-        code = os.waitstatus_to_exitcode(exit_.status)
-        oom = False
-        if code == -signal.SIGKILL:
-            kills = self._memory.kills()
-            oom, self._memory_kills = kills > self._memory_kills, kills
-        self._end_child(child, f"{describe_status(code)} (pid {exit_.pid})", oom, events)
-
-    def _end_child(self, child: ChildProcess, description: str, oom: bool, events: list[Event]) -> None:
-        self._hear(child, events)  # what it wrote before it died counts
-        unread = tuple(task[0] for packet in child.take_back() for task in msgpack.unpackb(packet))
-        with contextlib.suppress(OSError, ValueError):
-            self._epoll.unregister(child.results)
-        del self._children[child.number], self._by_pipe[child.results]
-        child.close()
-        events.append(ChildEnded(child.number, description, unread, oom))
-
-    def _replace_template(self, why: str, events: list[Event]) -> None:
-        self._epoll.unregister(self._processes.control.fileno())
-        self._processes.abandon()
-        for child in list(self._children.values()):
-            self._end_child(child, f"lost with the template: {why}", False, events)
-        self._processes = self._start_template()
-
-    def _spawn_child(self, instruction: SpawnChild) -> list[Event]:
-        events: list[Event] = []
-        try:
-            child = self._processes.spawn(instruction.child)
-        except TemplateLostError as exc:
-            log.error("%s; starting another", exc)
-            self._replace_template(str(exc), events)
-            child = self._processes.spawn(instruction.child)
-        self._children[child.number] = child
-        self._by_pipe[child.results] = child
-        self._epoll.register(child.results, select.EPOLLIN)
-        events.append(ChildStarted(child.number))
-        self._reap_children(events)  # ends that the template told of while it was asked to fork are not told again
-        return events
-
-    def _kill_child(self, instruction: KillChild) -> list[Event]:
-        child = self._children.get(instruction.child)
-        if child is not None:
-            self._processes.kill(child)
-        return []
-
-    def _retire_child(self, instruction: RetireChild) -> list[Event]:
-        child = self._children.get(instruction.child)
-        if child is not None:
-            child.hang_up()
-        return []
+    def _about_children(self, instruction: Instruction) -> list[Event]:
+        return self._crew.carry_out(instruction)
 
     def _send_tasks(self, instruction: SendTasks) -> list[Event]:
-        child = self._children.get(instruction.child)
-        tasks, per_packet = instruction.tasks, instruction.per_packet
         self._sent = True
-        if child is None:
-            return [TasksReturned(instruction.child, tuple(task.seq for task in tasks))]
-        position = 0
-        while position < len(tasks):
-            packed: list[bytes] = []
-            size = 1
-            while position + len(packed) < len(tasks) and len(packed) < per_packet:
-                data = _pack_task(tasks[position + len(packed)])
-                if packed and size + len(data) > messages.MAX_PACKET:
-                    break
-                packed.append(data)
-                size += len(data)
-            if not child.send(bytes((0x90 | len(packed),)) + b"".join(packed)):
-                return [TasksReturned(child.number, tuple(task.seq for task in tasks[position:]), full=True)]
-            position += len(packed)
-        return []
-
-    def _take_back(self, instruction: TakeBack) -> list[Event]:
-        child = self._children.get(instruction.child)
-        if child is None:
-            return []
-        seqs = tuple(task[0] for packet in child.take_back() for task in msgpack.unpackb(packet))
-        return [TasksReturned(child.number, seqs)] if seqs else []
-
-    # --- inputs, turns, ends ------------------------------------------------------------------------------------------
+        return self._crew.carry_out(instruction)
 
     def _prepare_inputs(self, instruction: PrepareInputs) -> list[Event]:
         assert self.inputs is not None
@@ -434,30 +293,16 @@ class Shell:
             self._joined.close()
         if self.inputs is not None:
             self.inputs.close()
-        for child in self._children.values():
-            child.close()
-        self._children.clear()
-        self._processes.close()
+        self._crew.close()
         self._epoll.close()
 
 
-def _pack_task(task: Task) -> bytes:
-    claim = task.claim
-    packed: bytes = _pack(
-        (task.seq, task.digest, task.args, task.dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
-    )
-    return packed
-
-
-_pack = msgpack.Packer(autoreset=True).pack
-
-
 _CARRY_OUT: dict[type[Instruction], Any] = {
-    SpawnChild: Shell._spawn_child,
-    KillChild: Shell._kill_child,
-    RetireChild: Shell._retire_child,
+    SpawnChild: Shell._about_children,
+    KillChild: Shell._about_children,
+    RetireChild: Shell._about_children,
     SendTasks: Shell._send_tasks,
-    TakeBack: Shell._take_back,
+    TakeBack: Shell._about_children,
     PrepareInputs: Shell._prepare_inputs,
     ForgetTask: Shell._forget_task,
     DropObject: Shell._drop_object,

@@ -1,0 +1,214 @@
+"""The shell's child processes: forked, fed and listened to as the core says, buried when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+from collections.abc import Callable
+
+import msgpack
+
+from futures_worker.errors import ObjectLostError
+from futures_worker.store import ObjectStore
+from futures_worker.worker import messages
+from futures_worker.worker.children import ChildProcess, ChildProcesses, Exited, TemplateLostError, describe_status
+from futures_worker.worker.instructions import (
+    ChildEnded,
+    ChildSaid,
+    ChildStarted,
+    Event,
+    Instruction,
+    KillChild,
+    MemoryShort,
+    RetireChild,
+    SendTasks,
+    SpawnChild,
+    TakeBack,
+    TasksReturned,
+)
+from futures_worker.worker.memory import BLAMEABLE, SHORT_OF_MEMORY, MemoryGauge, resident_bytes
+from futures_worker.worker.tasks import Task
+
+log = logging.getLogger("futures_worker")
+
+
+class Crew:
+    """The children of one worker, and their place in the shell's one wait (`epoll`)."""
+
+    def __init__(self, epoll: select.epoll, store: ObjectStore, url: str, cluster: str) -> None:
+        self._epoll = epoll
+        self._store = store
+        self._url = url
+        self._cluster = cluster
+        self._children: dict[int, ChildProcess] = {}
+        self._by_pipe: dict[int, ChildProcess] = {}
+        self._memory = MemoryGauge()
+        self._memory_kills = self._memory.kills()
+        self._processes = self._start_template()
+
+    def carry_out(self, instruction: Instruction) -> list[Event]:
+        """An instruction about children; what follows at once."""
+        return _CARRY_OUT[type(instruction)](self, instruction)
+
+    def listen(self, descriptor: int, events: list[Event]) -> None:
+        """A descriptor of the wait is readable: takes in what was said there."""
+        if descriptor == self._processes.control.fileno():
+            self._reap(events)
+            return
+        child = self._by_pipe.get(descriptor)
+        if child is not None:
+            self._hear(child, events)
+
+    def look_at_memory(self, events: list[Event]) -> None:
+        """Names the child to end if memory is about to run out."""
+        used = self._memory.used_fraction()
+        if used < SHORT_OF_MEMORY or not self._children:
+            return
+        size, number = max((resident_bytes(child.pid), child.number) for child in self._children.values())
+        if size >= BLAMEABLE:
+            events.append(MemoryShort(number, f"{used:.0%} used, {size >> 20} MiB of it by this process"))
+
+    def close(self) -> None:
+        """Ends the children; the template removes the worker's directories."""
+        for child in self._children.values():
+            child.close()
+        self._children.clear()
+        self._processes.close()
+
+    def _start_template(self) -> ChildProcesses:
+        processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster)
+        processes.wait_ready()
+        self._epoll.register(processes.control.fileno(), select.EPOLLIN)
+        return processes
+
+    def _hear(self, child: ChildProcess, events: list[Event]) -> None:
+        heard = child.receive()
+        if child.closed and child.number in self._children:
+            # It died, or user code closed the pipe: without it the child is of no use.
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(child.results)
+            self._processes.kill(child)
+        if not heard:
+            return
+        for message in heard:
+            if message[0] == messages.STORED:
+                try:
+                    self._store.adopt(message[4], message[3])
+                except ObjectLostError as exc:
+                    log.error("a result was announced but is not there: %s", exc)
+        events.append(ChildSaid(child.number, heard))
+
+    def _reap(self, events: list[Event]) -> None:
+        try:
+            exits = self._processes.exits()
+        except TemplateLostError as exc:
+            log.error("%s; starting another", exc)
+            self._replace_template(str(exc), events)
+            return
+        for exit_ in exits:
+            self._bury(exit_, events)
+
+    def _bury(self, exit_: Exited, events: list[Event]) -> None:
+        child = self._children.get(exit_.child)
+        if child is None:
+            return
+        code = os.waitstatus_to_exitcode(exit_.status)
+        oom = False
+        if code == -signal.SIGKILL:
+            kills = self._memory.kills()
+            oom, self._memory_kills = kills > self._memory_kills, kills
+        self._end_child(child, f"{describe_status(code)} (pid {exit_.pid})", oom, events)
+
+    def _end_child(self, child: ChildProcess, description: str, oom: bool, events: list[Event]) -> None:
+        self._hear(child, events)  # what it wrote before it died counts
+        unread = tuple(task[0] for packet in child.take_back() for task in msgpack.unpackb(packet))
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(child.results)
+        del self._children[child.number], self._by_pipe[child.results]
+        child.close()
+        events.append(ChildEnded(child.number, description, unread, oom))
+
+    def _replace_template(self, why: str, events: list[Event]) -> None:
+        self._epoll.unregister(self._processes.control.fileno())
+        self._processes.abandon()
+        for child in list(self._children.values()):
+            self._end_child(child, f"lost with the template: {why}", False, events)
+        self._processes = self._start_template()
+
+    def _spawn(self, instruction: SpawnChild) -> list[Event]:
+        events: list[Event] = []
+        try:
+            child = self._processes.spawn(instruction.child)
+        except TemplateLostError as exc:
+            log.error("%s; starting another", exc)
+            self._replace_template(str(exc), events)
+            child = self._processes.spawn(instruction.child)
+        self._children[child.number] = child
+        self._by_pipe[child.results] = child
+        self._epoll.register(child.results, select.EPOLLIN)
+        events.append(ChildStarted(child.number))
+        self._reap(events)  # ends that the template told of while it was asked to fork are not told again
+        return events
+
+    def _kill(self, instruction: KillChild) -> list[Event]:
+        child = self._children.get(instruction.child)
+        if child is not None:
+            self._processes.kill(child)
+        return []
+
+    def _retire(self, instruction: RetireChild) -> list[Event]:
+        child = self._children.get(instruction.child)
+        if child is not None:
+            child.hang_up()
+        return []
+
+    def _send(self, instruction: SendTasks) -> list[Event]:
+        child = self._children.get(instruction.child)
+        tasks, per_packet = instruction.tasks, instruction.per_packet
+        if child is None:
+            return [TasksReturned(instruction.child, tuple(task.seq for task in tasks))]
+        position = 0
+        while position < len(tasks):
+            packed: list[bytes] = []
+            size = 1
+            while position + len(packed) < len(tasks) and len(packed) < per_packet:
+                data = _pack_task(tasks[position + len(packed)])
+                if packed and size + len(data) > messages.MAX_PACKET:
+                    break
+                packed.append(data)
+                size += len(data)
+            if not child.send(bytes((0x90 | len(packed),)) + b"".join(packed)):
+                return [TasksReturned(child.number, tuple(task.seq for task in tasks[position:]), full=True)]
+            position += len(packed)
+        return []
+
+    def _take_back(self, instruction: TakeBack) -> list[Event]:
+        child = self._children.get(instruction.child)
+        if child is None:
+            return []
+        seqs = tuple(task[0] for packet in child.take_back() for task in msgpack.unpackb(packet))
+        return [TasksReturned(child.number, seqs)] if seqs else []
+
+
+def _pack_task(task: Task) -> bytes:
+    claim = task.claim
+    packed: bytes = _pack(
+        (task.seq, task.digest, task.args, task.dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
+    )
+    return packed
+
+
+_pack = msgpack.Packer(autoreset=True).pack
+
+
+_CARRY_OUT: dict[type[Instruction], Callable[..., list[Event]]] = {
+    SpawnChild: Crew._spawn,
+    KillChild: Crew._kill,
+    RetireChild: Crew._retire,
+    SendTasks: Crew._send,
+    TakeBack: Crew._take_back,
+}
+"""Which instructions are about children."""
