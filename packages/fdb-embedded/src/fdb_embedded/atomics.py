@@ -22,7 +22,6 @@ AND_V2 = 19
 COMPARE_AND_CLEAR = 20
 
 VALUE_LIMIT = 100_000
-_STAMPED = (SET_VERSIONSTAMPED_KEY, SET_VERSIONSTAMPED_VALUE)
 
 
 def _fit(value: bytes, size: int) -> bytes:

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,24 +17,10 @@ from . import engine
 from .capi import CApi
 from .errors import Code, EngineConflict
 from .futures import Future, ready
-from .transaction import Transaction
 
 DEFAULT_API_VERSION = 730
 _loaded: types.ModuleType | None = None
 _lock = threading.RLock()
-
-
-class _Libraries:
-    """Stands for the module `ctypes` while `fdb.impl` looks for its library."""
-
-    def __init__(self, capi: CApi) -> None:
-        self._capi = capi
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(ctypes, name)
-
-    def CDLL(self, *_: Any, **__: Any) -> CApi:
-        return self._capi
 
 
 def load(private: bool = False, api_version: int | None = DEFAULT_API_VERSION) -> types.ModuleType:
@@ -425,6 +410,3 @@ class _NoNetwork:
 
     def join(self) -> None:
         return None
-
-
-__all__ = ["DEFAULT_API_VERSION", "Transaction", "load", "traceback"]

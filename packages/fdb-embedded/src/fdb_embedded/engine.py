@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ from typing import Any
 import lmdb
 
 from . import durability as durable
-from . import futures, idempotency, journal, keys, options
+from . import futures, idempotency, journal, options
 from .commit import Committer
 from .conflict import WITH_LASTING_IDS, pack_record, read_log, unpack_record
 from .errors import Code, EngineClosed
 from .faults import Faults
 from .faulty import FaultyCommits
-from .housekeeping import MAX_AGE, Housekeeper
+from .housekeeping import Housekeeper
 from .keys import LOG, log_key
 from .options import PLAIN, TransactionOptions
 from .snapshot import Snapshot
@@ -420,5 +419,3 @@ def _after_fork_in_child() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-__all__ = ["MAX_AGE", "Database", "Engine", "keys", "last_version", "open_database", "time"]

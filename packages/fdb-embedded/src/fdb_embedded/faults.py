@@ -10,7 +10,6 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Protocol
 
 from . import errors
@@ -146,6 +145,3 @@ class Fate:
         self.lands = NOW
         self.delay = 0.0
         self.after_commits = 0
-
-
-Callback = Callable[[], None]

@@ -17,7 +17,6 @@ from typing import Any
 
 DIRECT = 510
 BUCKET = 511
-SYSTEM_END = b"\xff\xff"
 META = b"\xff\xff\x00"
 EMPTY = META + b"empty"
 FORMAT = META + b"format"
