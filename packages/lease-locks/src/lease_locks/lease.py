@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lease_locks.errors import ForkedLeaseError, LeaseLost
 from lease_locks.holding import Holding
+from lease_locks.joining import guard
 from lease_locks.space import LockKeys
 from lease_locks.states import Belief
 from lease_locks.tokens import FencingToken
-from lease_locks.transitions import guard
 
 if TYPE_CHECKING:
     from lease_locks.session import Session

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fdb_schema import DEFAULT_CLUSTER, DatabaseUrlError, open_database, url_of
 from idempotent_txn import run, run_committed
-from lease_locks import sessions, transitions
+from lease_locks import joining, sessions, transitions
 from lease_locks.acquiring import PRESENT, PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring
 from lease_locks.clocks import Clocks, SystemClocks
 from lease_locks.errors import AcquireTimeout
@@ -297,7 +297,7 @@ class LeaseManager:
         started = session.clocks.boottime()
 
         def joined(tr: Any) -> Any:
-            grant = transitions.join(tr, lock, token, session.sid, record, session.by)
+            grant = joining.join(tr, lock, token, session.sid, record, session.by)
             if also is not None:
                 also(tr, grant)
             return grant

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fdb_schema import add_read_conflict_keys
-from lease_locks.errors import CannotMaintainLock, LeaseLost, LockReleased, LockWasStolenError
 from lease_locks.observer import Alive, Dead, Observer, Subject
-from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord, WaiterRecord
+from lease_locks.records import EventRecord, HolderRecord, WaiterRecord
 from lease_locks.rows import (
     HeldGrant,
     Place,
@@ -77,7 +76,8 @@ class Waiting:
     processes: tuple[Subject, ...] = ()  # whose processes' end, on this host, would end the wait
 
 
-def _event(tr: Any, lock: LockKeys, order: int, record: EventRecord) -> None:
+def write_event(tr: Any, lock: LockKeys, order: int, record: EventRecord) -> None:
+    """Add a line to the name's history; `order` tells the events of one transaction apart."""
     tr.set_versionstamped_key(stamped_key(lock.events, order), record.encode())
 
 
@@ -200,7 +200,7 @@ def _grant(
     tr.set_versionstamped_key(lock.holder_stamped(epoch), record.encode())
     tr.set_versionstamped_value(lock.last, stamped_value(epoch.to_bytes(4, "big")))
     why = "adopts the remote of " + ", ".join(token.hex for token in adopts) if adopts else ""
-    _event(tr, lock, order, EventRecord("acquired", b"", epoch, claim.by, claim.session, why, claim.wall_us))
+    write_event(tr, lock, order, EventRecord("acquired", b"", epoch, claim.by, claim.session, why, claim.wall_us))
     if claim.fair:
         _leave_queue(tr, lock, claim, place)
     return Granted(epoch, None, tuple(adopts))
@@ -271,7 +271,7 @@ def _take_over(
     tr.add_read_conflict_range(grant.key, grant.key + b"\xff")
     add_read_conflict_keys(tr, [space.heartbeat(vital.session) for vital in subject.vitals])
     _end(tr, space, lock, grant, grant.sessions)
-    _event(tr, lock, order, _ended(grant, kind, claim.by, claim.session, verdict.why, claim.wall_us))
+    write_event(tr, lock, order, _ended(grant, kind, claim.by, claim.session, verdict.why, claim.wall_us))
 
 
 def _ended(grant: HeldGrant, kind: Event, by: str, session: bytes, why: str, wall_us: int) -> EventRecord:
@@ -304,7 +304,7 @@ def release(
     if grant is not None:
         next_grant(Grant.HELD, Event.RELEASED)
         _end(tr, space, lock, grant, [sid for sid in grant.sessions if sid != session])
-        _event(tr, lock, 0, _ended(grant, Event.RELEASED, by, session, why, wall_us))
+        write_event(tr, lock, 0, _ended(grant, Event.RELEASED, by, session, why, wall_us))
         return "freed"
     if how_ended(tr, lock, token)[0] == "released":
         return "repeated"
@@ -356,7 +356,7 @@ def leave(
         return False
     next_grant(Grant.HELD, Event.EXPIRED)
     _end(tr, space, lock, grant, [sid for sid in grant.sessions if sid != session])
-    _event(tr, lock, 0, _ended(grant, Event.EXPIRED, by, session, why, wall_us))
+    write_event(tr, lock, 0, _ended(grant, Event.EXPIRED, by, session, why, wall_us))
     return True
 
 
@@ -368,7 +368,7 @@ def force(
     for order, grant in enumerate(grants):
         next_grant(Grant.HELD, Event.FORCED)
         _end(tr, space, lock, grant, grant.sessions)
-        _event(tr, lock, order, _ended(grant, Event.FORCED, by, session, why, wall_us))
+        write_event(tr, lock, order, _ended(grant, Event.FORCED, by, session, why, wall_us))
     return grants
 
 
@@ -387,75 +387,3 @@ def withdraw(tr: Any, space: LeaseSpace, lock: LockKeys, claim: Claim) -> None:
         if grant.record.owner == claim.owner:
             why = "its acquirer gave up"
             release(tr, space, lock, grant.token, claim.session, claim.by, why, claim.wall_us)
-
-
-def join(tr: Any, lock: LockKeys, token: FencingToken, session: bytes, record: MaintainerRecord, by: str) -> HeldGrant:
-    """HELD ─joined─▶ HELD: `session` becomes a maintainer in the transaction that finds the grant still there.
-
-    The holder's row is read serializably, so a takeover in between aborts this. A grant that adopted `token` is joined
-    in its place. An expired grant that nobody took over is alive again by this.
-
-    Raises:
-        LockWasStolenError: somebody else holds the name.
-        LockReleased: nobody does.
-        CannotMaintainLock: there never was a grant of this name.
-    """
-    found = tr.get(lock.holder(token))
-    if not found.present():
-        for grant in read_name(tr, lock, snapshot=False).grants:
-            if bytes(token) in grant.record.adopts:
-                token = grant.token
-                found = tr.get(lock.holder(token))
-                break
-    if not found.present():
-        _refuse_join(tr, lock, token)
-    next_grant(Grant.HELD, Event.JOINED)
-    holder = HolderRecord.decode(found.value)
-    tr.set_versionstamped_value(lock.maintainer(token, session), stamped_value(record.encode()))
-    _event(tr, lock, 0, EventRecord("joined", bytes(token), token.epoch, by, session, record.role, record.joined_us))
-    return HeldGrant(lock.holder(token), token, holder)
-
-
-def _refuse_join(tr: Any, lock: LockKeys, token: FencingToken) -> None:
-    grants = read_name(tr, lock, snapshot=False).grants
-    if grants:
-        other = grants[0]
-        raise LockWasStolenError(
-            f"lock {lock.name!r} belongs to writer {other.token.hex} ({other.record.host}:{other.record.pid}), "
-            f"not to {token.hex}: this remote must not run",
-            token.hex,
-            other.token.hex,
-        )
-    if not tr.get(lock.last).present():
-        raise CannotMaintainLock(f"lock {lock.name!r} was never granted, so {token.hex} can't be its writer")
-    reason, why = how_ended(tr, lock, token)
-    raise LockReleased(
-        f"lock {lock.name!r} isn't held any more; writer {token.hex} was {reason} ({why}): this remote must not run",
-        token.hex,
-    )
-
-
-def guard(tr: Any, lock: LockKeys, token: FencingToken) -> None:
-    """Make `tr` fail to commit unless the grant is still there: one serializable read, which no renewal disturbs.
-
-    Raises `LeaseLost` where it is gone already.
-    """
-    if not tr.get(lock.holder(token)).present():
-        reason, why = how_ended(tr, lock, token)
-        raise LeaseLost(f"lease {lock.name!r} (token {token.hex}) is lost: {why}", reason)
-
-
-def unadopt(tr: Any, lock: LockKeys, token: FencingToken) -> bool:
-    """Give up the remotes that the grant adopted, unless one has joined; True where given up.
-
-    Afterwards such a remote is refused at its join, so that another may be started.
-    """
-    grant = read_grant(tr, lock, token)
-    if grant is None:
-        guard(tr, lock, token)
-        return False
-    if any(sid != grant.record.session for sid, _ in grant.joins):
-        return False
-    if grant.record.adopts:
-        tr.set(grant.key, replace(grant.record, adopts=()).encode())
-    return True

@@ -34,11 +34,12 @@ from fdb_schema import (
 )
 from idempotent_txn import run
 from lease_locks.errors import CannotMaintainLock
+from lease_locks.joining import guard
 from lease_locks.rows import read_grant
 from lease_locks.session import IDEMPOTENT, Session
 from lease_locks.space import LeaseSpace, LockKeys, stamped_value
 from lease_locks.tokens import FencingToken
-from lease_locks.transitions import guard, release
+from lease_locks.transitions import release
 
 FORMAT: Final = 1
 INLINE_BYTES: Final = 16_384

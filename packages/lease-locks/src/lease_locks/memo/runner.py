@@ -17,6 +17,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from idempotent_txn import run
 from lease_locks.acquiring import acquiring
 from lease_locks.errors import LeaseError, LeaseLost
+from lease_locks.joining import unadopt
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
@@ -45,7 +46,6 @@ from lease_locks.memo.shells import Shell, subprocess_shell
 from lease_locks.rows import read_grant, read_name
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import FencingToken
-from lease_locks.transitions import unadopt
 
 P = ParamSpec("P")
 T = TypeVar("T")

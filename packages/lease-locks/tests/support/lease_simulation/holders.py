@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lease_locks import joining
 from lease_locks import transitions as t
 from lease_locks.errors import LeaseLost
 from lease_locks.holding import Holding, SessionCore
@@ -266,7 +267,7 @@ def hold(model: Model, session: Session, held: Held, seconds: float) -> Actor:
     while process.monotonic() < until and held.holding.look(process.boottime()) is Belief.HELD:
 
         def write(tr: Any) -> None:
-            t.guard(tr, held.lock, held.token)
+            joining.guard(tr, held.lock, held.token)
             last = tr.snapshot.get(effects).value
             if held.mode == "exclusive" and held.slots == 1:
                 assert last is None or last <= mark, "an effect of an older token after one of a newer"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from lease_locks import joining
 from lease_locks import transitions as t
 from lease_locks.errors import LeaseLost, LockWasStolenError
 from lease_locks.holding import Holding, SessionCore
@@ -129,7 +130,7 @@ def execute(model: Invocations, session: Session, keys: MemoKeys, held: Held) ->
     payload = Payload(1, b"x")
 
     def invoked(tr: Any) -> None:
-        t.unadopt(tr, held.lock, token)
+        joining.unadopt(tr, held.lock, token)
         invoke(tr, parts(process), keys, held.lock, token, InvocationRecord(payload), AttemptRecord(PENDING))
 
     try:
@@ -158,7 +159,7 @@ def remote(model: Invocations, session: Session, keys: MemoKeys, token: FencingT
 
     def joined(tr: Any) -> Any:
         record = MaintainerRecord("remote", 0, process.host, process.index)
-        grant = t.join(tr, lock, token, process.sid, record, process.host)
+        grant = joining.join(tr, lock, token, process.sid, record, process.host)
         change_attempt(tr, keys, token, state=STARTED)
         return grant
 

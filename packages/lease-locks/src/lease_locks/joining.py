@@ -1,0 +1,91 @@
+"""What remotes and holders ask of a grant that stands: join it, guard a transaction by it, give up what it adopted.
+
+Functions of a transaction, each one row of `states.GRANT_ROWS` or none, each safe to run twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lease_locks.errors import CannotMaintainLock, LeaseLost, LockReleased, LockWasStolenError
+from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord
+from lease_locks.rows import HeldGrant, read_grant, read_name
+from lease_locks.space import LockKeys, stamped_value
+from lease_locks.states import Event, Grant, next_grant
+from lease_locks.tokens import FencingToken
+from lease_locks.transitions import how_ended, write_event
+
+
+def join(tr: Any, lock: LockKeys, token: FencingToken, session: bytes, record: MaintainerRecord, by: str) -> HeldGrant:
+    """HELD ─joined─▶ HELD: `session` becomes a maintainer in the transaction that finds the grant still there.
+
+    The holder's row is read serializably, so a takeover in between aborts this. A grant that adopted `token` is joined
+    in its place. An expired grant that nobody took over is alive again by this.
+
+    Raises:
+        LockWasStolenError: somebody else holds the name.
+        LockReleased: nobody does.
+        CannotMaintainLock: there never was a grant of this name.
+    """
+    found = tr.get(lock.holder(token))
+    if not found.present():
+        for grant in read_name(tr, lock, snapshot=False).grants:
+            if bytes(token) in grant.record.adopts:
+                token = grant.token
+                found = tr.get(lock.holder(token))
+                break
+    if not found.present():
+        _refuse_join(tr, lock, token)
+    next_grant(Grant.HELD, Event.JOINED)
+    holder = HolderRecord.decode(found.value)
+    tr.set_versionstamped_value(lock.maintainer(token, session), stamped_value(record.encode()))
+    write_event(
+        tr, lock, 0, EventRecord("joined", bytes(token), token.epoch, by, session, record.role, record.joined_us)
+    )
+    return HeldGrant(lock.holder(token), token, holder)
+
+
+def _refuse_join(tr: Any, lock: LockKeys, token: FencingToken) -> None:
+    grants = read_name(tr, lock, snapshot=False).grants
+    if grants:
+        other = grants[0]
+        raise LockWasStolenError(
+            f"lock {lock.name!r} belongs to writer {other.token.hex} ({other.record.host}:{other.record.pid}), "
+            f"not to {token.hex}: this remote must not run",
+            token.hex,
+            other.token.hex,
+        )
+    if not tr.get(lock.last).present():
+        raise CannotMaintainLock(f"lock {lock.name!r} was never granted, so {token.hex} can't be its writer")
+    reason, why = how_ended(tr, lock, token)
+    raise LockReleased(
+        f"lock {lock.name!r} isn't held any more; writer {token.hex} was {reason} ({why}): this remote must not run",
+        token.hex,
+    )
+
+
+def guard(tr: Any, lock: LockKeys, token: FencingToken) -> None:
+    """Make `tr` fail to commit unless the grant is still there: one serializable read, which no renewal disturbs.
+
+    Raises `LeaseLost` where it is gone already.
+    """
+    if not tr.get(lock.holder(token)).present():
+        reason, why = how_ended(tr, lock, token)
+        raise LeaseLost(f"lease {lock.name!r} (token {token.hex}) is lost: {why}", reason)
+
+
+def unadopt(tr: Any, lock: LockKeys, token: FencingToken) -> bool:
+    """Give up the remotes that the grant adopted, unless one has joined; True where given up.
+
+    Afterwards such a remote is refused at its join, so that another may be started.
+    """
+    grant = read_grant(tr, lock, token)
+    if grant is None:
+        guard(tr, lock, token)
+        return False
+    if any(sid != grant.record.session for sid, _ in grant.joins):
+        return False
+    if grant.record.adopts:
+        tr.set(grant.key, replace(grant.record, adopts=()).encode())
+    return True
