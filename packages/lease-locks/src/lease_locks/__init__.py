@@ -18,8 +18,9 @@ from lease_locks.locks import LeaseManager
 from lease_locks.memo.canonical import MemoKeyError
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.functions import RemoteError, RemoteTraceback
+from lease_locks.memo.orchestrator import NoResultAfterShell
 from lease_locks.memo.remote import main as run_remote
-from lease_locks.memo.runner import MemoizingPicklingRunner, NoResultAfterShell, RequiredResultNotFound, Unmemoized
+from lease_locks.memo.runner import MemoizingPicklingRunner, RequiredResultNotFound, Unmemoized
 from lease_locks.memo.shells import DetachedSubprocessShell, Shell, detached_shell, samethread_shell, subprocess_shell
 from lease_locks.tokens import FencingToken
 

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,34 +15,29 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from idempotent_txn import run
 from lease_locks.acquiring import acquiring
-from lease_locks.errors import LeaseError, LeaseLost
-from lease_locks.joining import unadopt
+from lease_locks.errors import LeaseError
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
+from lease_locks.memo.orchestrator import Orchestrator
 from lease_locks.memo.remote import IN_PROCESS, InProcess
 from lease_locks.memo.rows import (
     FAILED,
-    GONE,
-    STOLEN,
     AttemptRecord,
-    InvocationRecord,
     Memo,
     MemoKeys,
     MemoRows,
     OutcomeRecord,
-    change_attempt,
     collect,
     fetch,
     invalidate,
-    invoke,
     publish,
     store,
 )
 from lease_locks.memo.shells import Shell, subprocess_shell
-from lease_locks.rows import read_grant, read_name
+from lease_locks.rows import read_name
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import FencingToken
 
@@ -56,10 +50,6 @@ _LOOK_SECONDS = 0.1
 
 class RequiredResultNotFound(LeaseError, LookupError):
     """Inside `require_all`, a call had no memoized result."""
-
-
-class NoResultAfterShell(LeaseError):
-    """The Shell exited, and its remote had published neither a result nor a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +71,7 @@ class _Found:
     awaited: bool
 
 
-class MemoizingPicklingRunner:
+class MemoizingPicklingRunner(Orchestrator):
     """Calls of functions, each computed once for all who call it with equal arguments, by remotes that a Shell starts.
 
     Args:
@@ -118,11 +108,6 @@ class MemoizingPicklingRunner:
         """A function that closes over its runner takes it along: in another process a runner over the same memo."""
         options = (self.pipeline_id, self.rerun_exceptions, self.on_awaited_error)
         return MemoizingPicklingRunner, (self.locks, self.shell, *options)
-
-    @property
-    def run_id(self) -> str:
-        """The name under which this process's calls are counted; see `lease-locks runs`."""
-        return self._counting.run_id
 
     # --- calling
 
@@ -279,191 +264,7 @@ class MemoizingPicklingRunner:
         )
         return found  # type: ignore[no-any-return]
 
-    # --- executing
-
-    def _execute(self, call: functions.Call, lease: Lease, adopts: tuple[FencingToken, ...]) -> OutcomeRecord | None:
-        """Have the invocation computed under `lease`; None where the lock was lost and another's outcome is to be awaited."""
-        keys = self.rows.keys(call.memo)
-        try:
-            future = self._adopt(keys, lease, adopts) if adopts else None
-            try:
-                if future is None:
-                    future = self._invoke(call, keys, lease)
-            except LeaseLost:
-                return None  # lost before the Shell was called
-            except BaseException as error:
-                self._note(keys, lease, state=GONE, note=f"the Shell raised {error!r}"[:400])
-                raise
-            shell_error = self._wait(keys, lease, future)
-            return self._settle(call, keys, lease, adopts, shell_error)
-        finally:
-            self._in_process.calls.pop(call.memo.digest, None)
-            self._give_back(lease)
-
-    def _invoke(self, call: functions.Call, keys: MemoKeys, lease: Lease) -> Future[Any] | None:
-        session = self.locks._session
-        wall = session.clocks.wall_us()
-        payload = store(session, functions.dump_call(call), f"the arguments of {call.memo}")
-        invocation = InvocationRecord(payload, call.shown(), wall, session.by)
-        shell_name = getattr(self.shell, "__name__", type(self.shell).__name__)
-        attempt = AttemptRecord("pending", shell=shell_name, invoked_us=wall, run=self.run_id)
-        lock = self.locks.space.lock(lease.name)
-
-        def invoked(tr: Any) -> None:
-            self.rows.open(tr)
-            invoke(tr, session, keys, lock, lease.token, invocation, attempt)
-
-        run(self.locks.db, invoked, strategy=IDEMPOTENT)
-        self._counting.add(call.memo, "executed", flush=True)
-        args = [
-            call.memo.uri,
-            f"--writer-id={lease.writer_id}",
-            f"--db={self.locks.url or ''}",
-            f"--cluster={self.locks.cluster}",
-            f"--ttl={self.locks.ttl:g}",
-            f"--pipeline-id={self.pipeline_id}",
-            f"--invoked-at={wall}",
-            f"--invoked-by={session.by}",
-            f"--in-process={self._in_process_id}",
-        ]
-        self._in_process.calls[call.memo.digest] = call.function
-        future = self.shell(args)
-        handle = getattr(future, "handle", None)
-        if handle:
-            self._note(keys, lease, handle=str(handle))
-        return future
-
-    def _adopt(self, keys: MemoKeys, lease: Lease, adopts: tuple[FencingToken, ...]) -> Future[Any] | None:
-        """Take on the pending remote of a dead orchestrator; None where there is none and a Shell must be called."""
-        attach = getattr(self.shell, "attach", None)
-        for token in reversed(adopts):
-            data = run(
-                self.locks.db, lambda tr, token=token: tr.get(keys.attempt(bytes(token))).value, strategy=IDEMPOTENT
-            )
-            attempt = None if data is None else AttemptRecord.decode(data)
-            if attempt is None or not attempt.handle or attach is None:
-                continue
-            future: Future[Any] | None = attach(attempt.handle)
-            if future is not None:
-                log.info("%s: the remote of writer %s is adopted", keys.memo, token.hex)
-                self._note_of(keys, token, adopted_by=bytes(lease.token))
-                self._note(keys, lease, handle=attempt.handle, note=f"adopted the remote of {token.hex}")
-                return future
-        lock = self.locks.space.lock(lease.name)
-        if run(self.locks.db, unadopt, lock, lease.token, strategy=IDEMPOTENT):
-            return None
-        for token in adopts:
-            self._note_of(keys, token, adopted_by=bytes(lease.token))
-        return self._until_free(keys, lease)  # it joined while we looked: it runs
-
-    def _until_free(self, keys: MemoKeys, lease: Lease) -> Future[Any]:
-        """A Future for a remote that joined and can't be followed: ends when it frees the lock, or is dead."""
-        future: Future[Any] = Future()
-        locks = self.locks
-        lock = locks.space.lock(keys.memo.lock_name)
-
-        def runs(tr: Any) -> bool:
-            grant = read_grant(tr, lock, lease.token, snapshot=True)
-            joined = [] if grant is None else [sid for sid, _ in grant.joins if sid != locks._session.sid]
-            return any(locks.session_dead(tr, sid) is None for sid in joined)
-
-        def work() -> None:
-            try:
-                while run(locks.db, runs, strategy=IDEMPOTENT):
-                    time.sleep(_LOOK_SECONDS)
-                future.set_result(None)
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, name="memo-follow", daemon=True).start()
-        return future
-
-    def _wait(self, keys: MemoKeys, lease: Lease, future: Future[Any] | None) -> BaseException | None:
-        """Until the Shell exits, or the outcome is there; what the Shell raised."""
-        if future is None:
-            self._note(keys, lease, shell_exit_us=self.locks._session.clocks.wall_us())
-            return None
-        changed = threading.Event()
-        future.add_done_callback(lambda _: changed.set())
-
-        def look(tr: Any) -> Any:
-            attempt = tr.get(keys.attempt(bytes(lease.token))).value
-            record = None if attempt is None else AttemptRecord.decode(attempt)
-            over = tr.get(keys.result).present() or (record is not None and record.state in (FAILED, STOLEN))
-            return over, None if over else tr.watch(keys.wake)
-
-        while not future.done():
-            changed.clear()
-            over, watch = run(self.locks.db, look, strategy=IDEMPOTENT)
-            if over:
-                break  # the remote freed the lock with its outcome; its exit is only a matter of moments
-            watch.on_ready(lambda _: changed.set())
-            if future.done():
-                break
-            changed.wait(15.0)
-            watch.cancel()
-        if not future.done():
-            future.add_done_callback(lambda _: self._note_exit(keys, lease))
-            return None
-        self._note_exit(keys, lease)
-        return future.exception() if not future.cancelled() else None
-
-    def _note_exit(self, keys: MemoKeys, lease: Lease) -> None:
-        try:
-            self._note(keys, lease, shell_exit_us=self.locks._session.clocks.wall_us())
-        except Exception as error:
-            log.debug("the exit of the Shell of %s was not recorded: %s", keys.memo, error)
-
-    def _settle(
-        self,
-        call: functions.Call,
-        keys: MemoKeys,
-        lease: Lease,
-        adopts: tuple[FencingToken, ...],
-        shell_error: BaseException | None,
-    ) -> OutcomeRecord | None:
-        def read(tr: Any) -> tuple[bytes | None, list[bytes | None]]:
-            tokens = [lease.token, *adopts]
-            return tr.get(keys.result).value, [tr.get(keys.attempt(bytes(token))).value for token in tokens]
-
-        result, attempts = run(self.locks.db, read, strategy=IDEMPOTENT)
-        if result is not None:
-            return OutcomeRecord.decode(result)
-        mine = bytes(lease.token)
-        found = [None if data is None else AttemptRecord.decode(data) for data in attempts]
-        records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
-        for record in records:
-            if record.state == FAILED and record.failure is not None:
-                self._counting.add(call.memo, "failed")
-                return record.failure
-        if any(record.state == STOLEN for record in records) or not self._still_ours(lease):
-            return None
-        if any(record.adopted_by for record in records):
-            return None  # the adopted remote ended without an outcome: look again, and call a Shell this time
-        self._note(keys, lease, state=GONE, note=f"no outcome; the Shell said {shell_error!r}"[:400])
-        if shell_error is not None:
-            raise shell_error
-        raise NoResultAfterShell(
-            f"the Shell of {call.memo.uri} exited and its remote published nothing: "
-            f"see its output, and `lease-locks inspect {call.memo.uri}`"
-        )
-
-    def _still_ours(self, lease: Lease) -> bool:
-        lock = self.locks.space.lock(lease.name)
-        return bool(run(self.locks.db, lambda tr: tr.get(lock.holder(lease.token)).present(), strategy=IDEMPOTENT))
-
-    def _note(self, keys: MemoKeys, lease: Lease, **changes: Any) -> None:
-        self._note_of(keys, lease.token, **changes)
-
-    def _note_of(self, keys: MemoKeys, token: FencingToken, **changes: Any) -> None:
-        run(self.locks.db, change_attempt, keys, token, strategy=IDEMPOTENT, **changes)
-
-    def _give_back(self, lease: Lease) -> None:
-        """The Shell has exited, well or not: release at once. The remote may have freed the lock, or another hold it."""
-        try:
-            lease.release()
-        except LeaseLost as error:
-            log.info("%s", error)
+    # --- outcomes
 
     def _open(self, outcome: OutcomeRecord) -> Any:
         data = fetch(self.locks.db, self.locks.space, outcome.payload)
