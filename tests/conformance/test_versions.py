@@ -157,6 +157,12 @@ def test_after_five_seconds_reads_and_commits_are_too_old(any_db: Any) -> None:
     blind[b"y"] = b"in time"
     any_db[b"other"] = b"v"
     time.sleep(6.5)
+    young, younger = any_db.create_transaction(), any_db.create_transaction()  # after a silence of six seconds
+    for tr in (young, younger):
+        assert value(tr, b"k") == b"v"
+        tr[b"%d" % id(tr)] = b"v"
+    assert commit_code(younger) == 0
+    assert commit_code(young) == 0
     any_db[b"other"] = b"w"
     with fdb_error(TOO_OLD):
         reader.get(b"another").wait()

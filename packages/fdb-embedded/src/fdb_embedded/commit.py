@@ -327,8 +327,10 @@ class Committer:
         read = member.read_at
         if read is None:
             read = last
-        if read < last and read < version - MAX_READ_AGE:  # after a silence even the newest version is old
-            return errors.TRANSACTION_TOO_OLD
+        if read < last and read < version - MAX_READ_AGE:
+            snap = member.read_from
+            if snap is None or not snap.young():  # after a silence even the newest version is old
+                return errors.TRANSACTION_TOO_OLD
         hit = None
         if read < last:
             window = self.window

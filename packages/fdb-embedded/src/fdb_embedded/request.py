@@ -8,6 +8,7 @@ from typing import Protocol
 from .conflict import Range
 from .futures import Future
 from .overlay import Entry, Overlay
+from .snapshot import Snapshot
 
 
 class CommitRequest(Protocol):
@@ -19,6 +20,7 @@ class CommitRequest(Protocol):
     read_ranges: list[Range]
     write_ranges: list[Range]
     read_at: int | None  # None: nothing was read, so nothing can conflict
+    read_from: Snapshot | None  # what shows how long ago that was
     idempotency_id: bytes | None
     id_ends: bool
     commit_future: Future | None
@@ -47,6 +49,7 @@ class Detached:
         self.write_ranges = list(source.write_ranges) if source else []
         self.points: list[bytes] = list(source.written_points()) if source else []
         self.read_at = read_at
+        self.read_from: Snapshot | None = None
         self.idempotency_id = source.idempotency_id if source else None
         self.id_ends = source.id_ends if source else False
         self.commit_future: Future | None = None

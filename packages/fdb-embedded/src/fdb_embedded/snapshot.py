@@ -13,11 +13,12 @@ from . import errors, idempotency, keys
 from .errors import Code
 from .keys import Row
 from .scan import scan
-from .versions import last_version
+from .versions import MAX_READ_AGE, VERSIONS_PER_SECOND, last_version
 
 if TYPE_CHECKING:
     from .engine import Engine
 
+MAX_AGE = MAX_READ_AGE / VERSIONS_PER_SECOND
 FIRST_CHUNK = 64
 LARGEST_CHUNK = 4096
 
@@ -28,7 +29,7 @@ class Snapshot:
     That happens when a version is asked for that nobody holds open, and when the map had to grow under a snapshot.
     """
 
-    __slots__ = ("born", "ended", "engine", "shown", "txn", "users", "version")
+    __slots__ = ("base", "born", "ended", "engine", "shown", "txn", "users", "version")
 
     def __init__(self, engine: Engine, txn: Any, version: int, shown: int) -> None:
         self.engine = engine
@@ -36,8 +37,14 @@ class Snapshot:
         self.version = version
         self.shown = shown
         self.born = time.monotonic()
+        self.base = engine.store.clock.base
         self.ended = False
         self.users = 1
+
+    def young(self) -> bool:
+        """Whether it was taken less than five seconds ago, however old the newest version was then."""
+        same_clock = self.base == self.engine.store.clock.base  # versions haven't jumped ahead since
+        return same_clock and self.shown == self.version and time.monotonic() - self.born <= MAX_AGE
 
     def end(self) -> None:
         """Nobody may read here any more: too old, or released."""

@@ -48,6 +48,7 @@ class TransactionState:
     idempotency_id: bytes | None = None
     id_ends = False
     read_at: int | None = None
+    read_from: Snapshot | None = None
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -159,6 +160,7 @@ class TransactionState:
             "idempotency_id",
             "id_ends",
             "read_at",
+            "read_from",
         ):
             self.__dict__.pop(name, None)
         if self.options.plain is False:

@@ -162,6 +162,7 @@ class Transaction(Writing):
         """Fix what the commit is validated at, and the idempotency id."""
         snap = self.snap
         self.read_at = self.wanted_version if snap is None else snap.version
+        self.read_from = snap
         automatic = self.automatic_id or self.options.automatic_idempotency
         if automatic or self.given_id is not None:
             self.idempotency_id = self.given_id or os.urandom(16)
