@@ -106,6 +106,26 @@ def test_defect_a_stalled_writer_makes_two_holders(any_db: Any) -> None:
         assert info.token == lease.token
 
 
+@pytest.mark.parametrize("late_first", [True, False], ids=["lands before the grant", "lands after the grant"])
+def test_an_enqueue_that_lands_late_leaves_no_place_beside_the_grant(any_db: Any, late_first: bool) -> None:
+    """Found by the simulation: such a place stood in front of everybody for as long as its process lived."""
+    with LeaseManager(any_db) as a, LeaseManager(any_db) as b:
+        lease = b.acquire("n")
+        a._session.start()
+        lock = a.space.lock("n")
+        claim = a._claim(None, "exclusive", 1, True, None, None)
+        late, granting = any_db.create_transaction(), any_db.create_transaction()
+        queued = t.acquire(late, a.space, lock, claim, a._session.observer)
+        assert isinstance(queued, t.Waiting)
+        lease.release()
+        assert isinstance(t.acquire(granting, a.space, lock, claim, a._session.observer), t.Granted)
+        first, second = (late, granting) if late_first else (granting, late)
+        first.commit().wait()
+        with pytest.raises(Exception) as failed:
+            second.commit().wait()
+        assert fdb_error_code(failed.value) == 1020
+
+
 @pytest.mark.usefixtures("far")
 def test_defect_an_expired_holder_renews_or_releases_over_its_successor(memory_db: Any) -> None:
     clocks = Frozen()

@@ -224,10 +224,16 @@ def _enqueue(tr: Any, lock: LockKeys, claim: Claim) -> Waiting:
 
 
 def _leave_queue(tr: Any, lock: LockKeys, claim: Claim, place: bytes | None) -> None:
-    """Give the claim's place back. Clearing the pointer also refuses an attempt to take one that is still in flight."""
+    """Give the claim's place back.
+
+    An attempt to take one may still be in flight: reading the pointer refuses this transaction where that one lands
+    before it, clearing the pointer refuses that one where it lands after it.
+    """
+    pointer = lock.pointer(claim.owner)
     if place is not None:
         tr.clear(lock.waiter(place))
-    tr.clear(lock.pointer(claim.owner))
+    tr.add_read_conflict_key(pointer)
+    tr.clear(pointer)
 
 
 def find_place(tr: Any, lock: LockKeys, owner: bytes) -> bytes | None:
