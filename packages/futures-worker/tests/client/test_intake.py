@@ -167,3 +167,29 @@ def test_a_closed_intake_has_no_thread_left(store: Store) -> None:
     ticker.join(60)
     assert not ticker.is_alive()
     assert store.items == [0]
+
+
+def test_an_interrupt_while_a_batch_is_made_up_loses_nothing(store: Store) -> None:
+    class Interrupting(Item):
+        @property
+        def nbytes(self) -> int:
+            if armed:
+                armed.clear()
+                raise KeyboardInterrupt
+            return 100
+
+        @nbytes.setter
+        def nbytes(self, value: int) -> None:
+            pass
+
+    armed: list[int] = []
+    intake = Intake(store.commit)
+    intake._closed = True  # no ticker: the test flushes
+    for number in range(5):
+        intake.add(Item(number) if number != 3 else Interrupting(number))
+    armed.append(1)
+    with pytest.raises(KeyboardInterrupt):
+        intake.flush()
+    assert store.items == []
+    intake.flush()
+    assert store.items == [0, 1, 2, 3, 4]

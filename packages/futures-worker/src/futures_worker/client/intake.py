@@ -87,12 +87,17 @@ class Intake(Generic[E]):
         while gathered:
             batch: list[E] = []
             size = 0
-            while gathered and len(batch) < MAX_BATCH and (not batch or size + gathered[0].nbytes <= MAX_BATCH_BYTES):
-                entry = gathered.popleft()
-                batch.append(entry)
-                size += entry.nbytes
-            self._oldest = time.perf_counter()
             try:
+                while gathered and len(batch) < MAX_BATCH:
+                    nbytes = gathered[0].nbytes
+                    if batch and size + nbytes > MAX_BATCH_BYTES:
+                        break
+                    # Into the batch before it is taken off the line: an interrupt in between stores it twice, which is
+                    # harmless, and never loses it.
+                    batch.append(gathered[0])
+                    gathered.popleft()
+                    size += nbytes
+                self._oldest = time.perf_counter()
                 self._commit(batch)
             except BaseException:
                 # An interrupt: submits are safe to repeat, so nothing is lost by putting them back.

@@ -81,8 +81,9 @@ class Mailbox:
     def _take(self, read: tuple[list[MailEntry], bytes]) -> int:
         entries, cursor = read
         if entries:
-            self._read_to = cursor
+            # In this order: mail that an interrupt kept from being delivered is read again; to deliver twice is harmless.
             self._deliver(entries)
+            self._read_to = cursor
         return len(entries)
 
 

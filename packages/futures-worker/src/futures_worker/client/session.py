@@ -320,9 +320,9 @@ class Session:
             self._pump_work.wait()
             try:
                 self.wait_until(lambda: not self._awaited or self.closed, None, lambda: None)
-            except MainspringError:
-                return  # closed
             except Exception:
+                if self.closed:
+                    return
                 time.sleep(LOOK_SECONDS)  # the database; whoever waits meets the same error
             self._pump_work.clear()
             if self._awaited:
