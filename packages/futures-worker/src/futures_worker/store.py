@@ -139,7 +139,10 @@ def remove_abandoned(root: Path) -> list[Path]:
             continue
         lock = root / f"{path.name}.lock"
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Anybody can make a directory of such a name in /dev/shm, with a link `spill` to what isn't theirs to delete.
+            if path.lstat().st_uid != uid:
+                continue
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:
             continue
         try:

@@ -141,3 +141,16 @@ def test_directories_of_dead_workers_are_removed_and_those_of_the_living_are_not
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+def test_a_directory_that_another_user_made_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: uid)  # so that what this test makes is another user's
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    bait = tmp_path / f"futures-worker-{uid}-1-0badcafe"
+    bait.mkdir()
+    (bait / "spill").symlink_to(precious)
+    assert remove_abandoned(tmp_path) == []
+    assert precious.is_dir()
+    assert bait.is_dir()
