@@ -295,8 +295,8 @@ class WorkerCore(WorkerState):
     def _mail(self, event: MailArrived) -> None:
         for entry in event.entries:
             task = self.tasks.get(entry.id)
-            if entry.kind != "cancel" or task is None or task.cancelled:
-                continue
+            if entry.kind != "cancel" or task is None or task.cancelled or entry.epoch < task.claim.epoch:
+                continue  # mail of an earlier epoch is about an attempt that is no more
             task.cancelled = True
             if task in self.ready:
                 self.ready.remove(task)
