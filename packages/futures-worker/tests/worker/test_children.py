@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import select
@@ -323,3 +324,27 @@ def _await_gone(pid: int) -> None:
             return
         assert time.monotonic() < deadline, f"process {pid} lives"
         time.sleep(0.01)
+
+
+def write_to_the_pipe(data: bytes) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
+                os.write(int(name), data)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xc1\xc1", b"\x05", b"\x91\x00", msgpack.packb([1, 1, 1, 1, b"name"]), msgpack.packb([9, 1])]
+)
+def test_what_is_no_message_ends_the_child_and_not_the_worker(pool: Pool, garbage: bytes) -> None:
+    child = pool.processes.spawn(0)
+    pool.send(child, pool.task(write_to_the_pipe, garbage))
+    deadline = time.monotonic() + PATIENCE
+    while not child.closed:
+        assert time.monotonic() < deadline
+        select.select([child.results], [], [], 1)
+        assert child.receive() == []
+    assert child.receive() == []
+    pool.processes.kill(child)
+    pool.ended(child)
+    child.close()

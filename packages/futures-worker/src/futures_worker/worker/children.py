@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from futures_worker.errors import MainspringError
-from futures_worker.worker.messages import MAX_PACKET
+from futures_worker.worker.messages import MAX_PACKET, well_formed
 
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 16
@@ -48,7 +48,8 @@ class ChildProcess:
     tasks: socket.socket
     taken_back: socket.socket
     results: int
-    closed: bool = False  # its end of the result pipe
+    closed: bool = False  # its end of the result pipe, or what came through it was no message
+    garbled: bool = False  # it wrote what is no message: nothing more is heard of it
     unpacker: Any = field(default_factory=lambda: msgpack.Unpacker(max_buffer_size=1 << 28))
 
     def send(self, packet: bytes) -> bool:
@@ -62,9 +63,9 @@ class ChildProcess:
         return True
 
     def receive(self) -> list[Any]:
-        """All whole messages the child has written since."""
+        """All whole messages the child has written since; `closed` is set where something else follows them."""
         messages: list[Any] = []
-        while True:
+        while not self.garbled:
             try:
                 data = os.read(self.results, READ_BYTES)
             except BlockingIOError:
@@ -72,11 +73,23 @@ class ChildProcess:
             if not data:
                 self.closed = True
                 break
-            self.unpacker.feed(data)
-            messages.extend(self.unpacker)
-            if len(data) < READ_BYTES:
+            if not self._understand(data, messages):
+                self.garbled = self.closed = True
+            elif len(data) < READ_BYTES:
                 break
         return messages
+
+    def _understand(self, data: bytes, messages: list[Any]) -> bool:
+        """Adds the messages that `data` completes; False if there is anything else in it."""
+        try:
+            self.unpacker.feed(data)
+            for message in self.unpacker:
+                if not well_formed(message):
+                    return False
+                messages.append(message)
+        except (ValueError, msgpack.UnpackException):
+            return False
+        return True
 
     def take_back(self) -> list[bytes]:
         """Packets the child has not read, in order; it will never see them."""

@@ -87,7 +87,7 @@ class Crew:
     def _hear(self, child: ChildProcess, events: list[Event]) -> None:
         heard = child.receive()
         if child.closed and child.number in self._children:
-            # It died, or user code closed the pipe: without it the child is of no use.
+            # It died, or user code closed the pipe or wrote to it: the child is of no use any more.
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(child.results)
             self._processes.kill(child)
@@ -97,7 +97,7 @@ class Crew:
             if message[0] == messages.STORED:
                 try:
                     self._store.adopt(message[4], message[3])
-                except ObjectLostError as exc:
+                except (ObjectLostError, ValueError) as exc:
                     log.error("a result was announced but is not there: %s", exc)
         events.append(ChildSaid(child.number, heard))
 

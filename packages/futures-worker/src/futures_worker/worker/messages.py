@@ -30,7 +30,7 @@ long task never holds back finished ones:
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 RESULT: Final = 0
 STORED: Final = 1
@@ -49,6 +49,23 @@ MAX_PACKET: Final = 96 << 10
 """Bytes of a packet to a child; larger arguments and dependencies travel as files."""
 PARCEL_BYTES: Final = 32 << 10
 """Arguments and dependencies over this size travel as files."""
+
+
+_FIELDS: Final = (
+    (int, int, int, bytes),
+    (int, int, int, int, str),
+    (int, int, int, int, bytes),
+    (int, int, list),
+    (int, int),
+)
+"""Types of the fields of what a child says, by kind."""
+
+
+def well_formed(message: Any) -> bool:
+    """Whether a child may have said this. User code can write to any descriptor of its process, the pipe's included."""
+    if type(message) is not list or not message or type(message[0]) is not int or not 0 <= message[0] < len(_FIELDS):
+        return False
+    return tuple(map(type, message)) == _FIELDS[message[0]]
 
 
 def object_name(future_id: bytes, epoch: int, attempt: int) -> str:
