@@ -223,3 +223,18 @@ def test_flushes_go_on_while_the_map_grows(tmp_path: Path) -> None:
         thread.join()
     assert wrong == []
     fdb_embedded.close(db)
+
+
+def test_a_database_whose_first_checkpoint_was_cut_short_becomes_durable_all_the_same(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"n000"] = b"0"
+    fdb_embedded.close(db)
+    for name in (durability.BOOT, durability.CHECKPOINT):  # as a process leaves them that was killed on the way
+        (tmp_path / "db" / name).unlink()
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"n001"] = b"1"
+    power_loss(tmp_path / "db", tmp_path / "image")
+    fdb_embedded.close(db)
+    found = fdb_embedded.open(tmp_path / "image", durability="fsync")
+    assert numbers(found) == [0, 1]
+    fdb_embedded.close(found)

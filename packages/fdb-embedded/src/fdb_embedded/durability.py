@@ -282,7 +282,9 @@ def checkpoint_after(directory: Path) -> int:
 
 def make_durable(store: Store, directory: Path) -> None:
     """Begin to journal: a first checkpoint, then the note that tells every process. Under the lock of opening."""
-    if store.read(journal.place) is None:
-        checkpoint(store, directory)
+    # The note is the last step: whoever finds a journal without it was preceded by a process that was killed midway.
+    if store.read(journal.place) is None or not is_durable(directory):
+        while not checkpoint(store, directory):
+            time.sleep(0.01)  # another process copies: its copy may have begun before the journal did
         note_boot(directory)
     store.page.set_journaled()
