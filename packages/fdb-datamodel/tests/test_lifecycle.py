@@ -529,3 +529,16 @@ _KINDS = ("backoff", "locality", "queue", "total", "unschedulable")
 
 def _constants(key: str) -> tuple[str, ...]:
     return tuple(part.strip(" ()'") for part in key.split(",") if "'" in part)
+
+
+def test_a_deleted_future_is_not_brought_back_by_a_submit_of_its_key(lab: Lab) -> None:
+    future_id = dm.id_for_key("cluster", "key")
+    worker = lab.worker()
+    lab.submit(lab.spec(id=future_id))
+    lab(dm.delete_future, future_id)
+    assert lab.submit(lab.spec(id=future_id), lab.spec(id=future_id, name="special")) == [future_id, future_id]
+    assert lab(dm.submit_claimed, [lab.spec(id=future_id)], worker) == []
+    lab(dm.put_realized_future, lab.spec(id=future_id), None, b"object")
+    assert lab.claim(worker) == []
+    with pytest.raises(FutureDeletedError):
+        lab.state(future_id)

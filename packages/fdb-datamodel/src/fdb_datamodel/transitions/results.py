@@ -114,7 +114,7 @@ def put_realized_future(
         ch.fence(worker)
     future_id = UUID(bytes=spec.id)
     f = ch.load(spec.id)
-    if f.exists:
+    if f.exists or f.deleted:
         return future_id
     if isinstance(result, bytes):
         result = FutureResult(result, len(result))

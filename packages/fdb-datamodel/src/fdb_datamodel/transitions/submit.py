@@ -42,7 +42,7 @@ def submit_future(tr: Transaction, space: ClusterSpace, spec: FutureSpec) -> UUI
 def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureSpec]) -> list[bytes]:
     """Submit futures (row `submit_future`); their ids, in order.
 
-    An id that exists already is left as it is, so a submit may be repeated. A future whose dependencies aren't all
+    An id that exists already, or was deleted, is left as it is, so a submit may be repeated. A future whose dependencies aren't all
     realized is Waiting; one with a failed dependency is Failed at once ("upstream"). Dependencies must exist, or come
     earlier in the same call. Work that becomes claimable rings the pool's bell.
 
@@ -55,7 +55,7 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
     keys = ch.keys
     futures = keys.futures
     encoded = [encode_id(spec.id) for spec in specs]
-    present = ch.get_many([futures + e + CODE for e in encoded])
+    present = _present(ch, specs, encoded)
     writes = ch.writes
     cpu, ram, gpu, _ = keys.index_prefixes(_ZERO, 0)
     code_row = session = code = None
@@ -100,7 +100,7 @@ def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
     ch = Changes(tr, space)
     ch.fence(worker)
     encoded = [encode_id(spec.id) for spec in specs]
-    present = ch.get_many([ch.keys.future(e, CODE) for e in encoded])
+    present = _present(ch, specs, encoded)
     head = codec.claim_head(worker, ch.token, ch.wall_us)
     row = codec.pack_claim_row(worker, ch.token)
     held = ch.keys.claim_rows(worker.ip, worker.port)
@@ -148,6 +148,20 @@ def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
         ch.ring_session(worker.incarnation)
     finish(ch)
     return claims
+
+
+def _present(ch: Changes, specs: Sequence[FutureSpec], encoded: Sequence[bytes]) -> list[bytes | None]:
+    """A row of each future that is there or was deleted, None of others.
+
+    An id made for one submit (UUIDv7) can't have been deleted before it; one that a key names can.
+    """
+    found = ch.get_many([ch.keys.futures + e + CODE for e in encoded])
+    named = [at for at, spec in enumerate(specs) if spec.id[6] >> 4 != 7]
+    if named:
+        tombstones = ch.get_many([ch.keys.future(encoded[at], DELETED) for at in named])
+        for at, tombstone in zip(named, tombstones, strict=True):
+            found[at] = found[at] or tombstone
+    return found
 
 
 def _submit_special(ch: Changes, spec: FutureSpec, e: bytes, fresh: set[bytes]) -> bool:
