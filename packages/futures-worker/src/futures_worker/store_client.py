@@ -33,14 +33,18 @@ class ObjectFetcher:
         self._lock = threading.Lock()
         self._closed = False
 
-    def fetch(self, address: tuple[str, int], name: str, *, by_file: bool = True) -> memoryview:
+    def fetch(
+        self, address: tuple[str, int], name: str, *, by_file: bool = True, timeout: float | None = None
+    ) -> memoryview:
         """The object's bytes: a shared read-only mapping on the same host (zero-copy), else a copy from the network.
+
+        `timeout`: seconds, where they are less than this fetcher's.
 
         Raises `ObjectLostError` if the worker can't be reached, `ObjectAbsentError` if it answers that it does not hold the
         object, `AuthenticationError` if it does not know the secret.
         """
         if by_file and self._boot:
-            answer, body = self._request(address, {"op": "get", "name": name, "boot": self._boot})
+            answer, body = self._request(address, {"op": "get", "name": name, "boot": self._boot}, timeout=timeout)
             if not answer.get("ok"):
                 raise ObjectAbsentError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
             path = answer.get("path")
@@ -50,7 +54,7 @@ class ObjectFetcher:
                 return map_file(path)
             except OSError:
                 pass  # moved to disk in between, or another file system namespace: ask for the bytes
-        answer, body = self._request(address, {"op": "get", "name": name})
+        answer, body = self._request(address, {"op": "get", "name": name}, timeout=timeout)
         if not answer.get("ok"):
             raise ObjectAbsentError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
         return body
@@ -97,18 +101,24 @@ class ObjectFetcher:
             connection.close()
 
     def _request(
-        self, address: tuple[str, int], header: dict[str, Any], body: Buffer = b""
+        self, address: tuple[str, int], header: dict[str, Any], body: Buffer = b"", timeout: float | None = None
     ) -> tuple[wire.Header, memoryview]:
+        limit = self._timeout if timeout is None else max(0.001, min(timeout, self._timeout))
         with self._lock:
             idle = self._idle.get(address)
             connection = idle.pop() if idle else None
         if connection is not None:
             try:
+                connection.sock.settimeout(limit)
                 return self._exchange(address, connection, header, body)
+            except TimeoutError as exc:  # it is there and doesn't answer: nor would it on another connection
+                raise ObjectLostError(
+                    f"worker {address[0]}:{address[1]} doesn't answer for object {header.get('name')}: {exc}"
+                ) from exc
             except (EOFError, WireError, OSError):
                 pass  # the worker restarted since: a fresh connection decides
         try:
-            connection = wire.connect(address, self._secret, timeout=self._timeout, max_body=self._max_object)
+            connection = wire.connect(address, self._secret, timeout=limit, max_body=self._max_object)
             return self._exchange(address, connection, header, body)
         except AuthenticationError:
             raise

@@ -101,7 +101,7 @@ class Future(Generic[T]):
             if stored.inline is not None:
                 self._value = load_result(stored.inline)
                 return self._value  # type: ignore[no-any-return]
-            data = session.fetch(self, stored, resubmit_if_object_lost)
+            data = session.fetch(self, stored, resubmit_if_object_lost, deadline)
             if data is not None:
                 self._value = load_result(data)
                 return self._value  # type: ignore[no-any-return]

@@ -25,7 +25,6 @@ from fdb_datamodel import (
     close_session,
     describe_future,
     put_code,
-    recover_result,
     submit_futures,
     subscribe,
 )
@@ -35,8 +34,8 @@ from futures_worker.client.future import Future
 from futures_worker.client.intake import Intake
 from futures_worker.client.mailbox import Mailbox
 from futures_worker.client.outcome import Status, describe
+from futures_worker.client.reading import ResultReader
 from futures_worker.client.storing import Submission, SubmitStore
-from futures_worker.errors import ObjectLostError
 from futures_worker.liveness import WorkerObserver, reap_dead
 from futures_worker.payload import Code
 from futures_worker.worker.task_context import waiting
@@ -61,7 +60,7 @@ class Session:
         self.space = space
         self.id = os.urandom(16)
         self.closed = False
-        self._fetcher = fetcher
+        self._results = ResultReader(db, space, fetcher, self.look_after_workers)
         self._pending: dict[bytes, Future[Any]] = {}  # id -> future whose end was asked for and hasn't come
         self._twins: dict[bytes, list[Future[Any]]] = {}  # further handles of pending ids
         self._intake: Intake[Submission] = Intake(self._store_batch)
@@ -239,7 +238,8 @@ class Session:
         ended = []
         for entry in entries:
             future = pending.get(entry.id)
-            if future is not None and entry.epoch >= future._epoch:
+            # A result that was lost and may not be computed again fails in the epoch that it was realized in.
+            if future is not None and entry.epoch + (entry.kind == "failed") >= future._epoch:
                 future._entry = entry
                 pending.pop(entry.id, None)
                 ended.append(future)
@@ -350,36 +350,19 @@ class Session:
             self.await_one(future, None, None)
         return future.cancelled()
 
-    def fetch(self, future: Future[Any], stored: FutureResult, resubmit: bool) -> memoryview | None:
-        """The bytes of a large result; None if it was lost and is being computed anew: wait for the future again.
+    def fetch(
+        self, future: Future[Any], stored: FutureResult, resubmit: bool, deadline: float | None = None
+    ) -> memoryview | None:
+        """The bytes of a large result, see `ResultReader.fetch`."""
+        return self._results.fetch(future, stored, resubmit, deadline)
 
-        Raises ObjectLostError if it is lost for good, or not `resubmit`.
-        """
-        lost: BaseException | None = None
-        if stored.worker is not None:
+    def look_after_workers(self) -> None:
+        """Reap the dead, at most once a second, unless a thread that reads the mail does."""
+        if self._reading.acquire(blocking=False):
             try:
-                data: memoryview = self._fetcher().fetch((stored.worker.ip, stored.worker.port), stored.name)
-                return data
-            except ObjectLostError as error:
-                lost = error
-        if not resubmit:
-            raise ObjectLostError(
-                f"the result of {describe(future._id, future._name)} is lost: {lost}. It can be computed anew with "
-                "result(resubmit_if_object_lost=True)"
-            ) from lost
-        epoch = future._entry.epoch if future._entry is not None else 0
-        found = run(self.db, recover_result, self.space, future._id, epoch)
-        if found is not None and found != stored:
-            if future._entry is not None:
-                future._entry = future._entry._replace(result=found)
-            return None
-        if found is not None:
-            time.sleep(0.05 * random.uniform(0.5, 1.5))  # its worker lives but didn't answer
-            return None
-        future._entry = None
-        future._epoch = epoch + 1
-        future._subscribed = False
-        return None
+                self._look_after_workers()
+            finally:
+                self._stop_reading()
 
     def close(self) -> None:
         """Store what was submitted, then forget the session; its futures go on."""

@@ -1,0 +1,109 @@
+"""Reads large results from the workers that hold them, and sees to it that what was lost is found or computed anew."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from fdb_datamodel import ClusterSpace, FutureResult, drop_copy, read_results, recover_result
+from futures_worker.client.future import Future
+from futures_worker.client.outcome import describe
+from futures_worker.errors import ObjectLostError
+from futures_worker.liveness import TTL_SECONDS
+from futures_worker.store_client import ObjectAbsentError
+from idempotent_txn import run
+
+HANGS_AFTER: Final = 1.0  # seconds without an answer that are no refusal
+REFUSED_PAUSE: Final = 0.05  # seconds after which a holder that refused is asked again
+WATCH_PAUSE: Final = 0.3  # seconds between two looks at a holder that hangs
+
+
+class ResultReader:
+    """The reading side of one session. Thread-safe."""
+
+    def __init__(
+        self,
+        db: Any,
+        space: ClusterSpace,
+        fetcher: Callable[[], Any],
+        look_after_workers: Callable[[], None],
+    ) -> None:
+        self._db = db
+        self._space = space
+        self._fetcher = fetcher
+        self._look_after_workers = look_after_workers
+
+    def fetch(
+        self, future: Future[Any], stored: FutureResult, resubmit: bool, deadline: float | None
+    ) -> memoryview | None:
+        """The bytes of a large result; None if it was lost and is being computed anew: wait for the future again.
+
+        Raises ObjectLostError if it is lost for good, or not `resubmit`; TimeoutError if its holder lives and didn't answer
+        before the deadline.
+        """
+        lost: BaseException | None = None
+        asked = time.monotonic()
+        if stored.worker is not None:
+            left = None if deadline is None else deadline - asked
+            try:
+                address = (stored.worker.ip, stored.worker.port)
+                data: memoryview = self._fetcher().fetch(address, stored.name, timeout=left)
+                return data
+            except ObjectAbsentError as error:
+                lost = error
+                if resubmit:
+                    run(self._db, self._forget_copy, future._id, stored)
+            except ObjectLostError as error:
+                lost = error
+                _check_deadline(future, deadline, error)
+        if not resubmit:
+            raise ObjectLostError(
+                f"the result of {describe(future._id, future._name)} is lost: {lost}. It can be computed anew with "
+                "result(resubmit_if_object_lost=True)"
+            ) from lost
+        epoch = future._entry.epoch if future._entry is not None else 0
+        found = self._recover(future, stored, epoch, time.monotonic() - asked > HANGS_AFTER, deadline, lost)
+        if found is not None:
+            if found != stored and future._entry is not None:
+                future._entry = future._entry._replace(result=found)
+            return None
+        future._entry = None
+        future._epoch = epoch + 1
+        future._subscribed = False
+        return None
+
+    def _recover(
+        self,
+        future: Future[Any],
+        stored: FutureResult,
+        epoch: int,
+        hangs: bool,
+        deadline: float | None,
+        lost: BaseException | None,
+    ) -> FutureResult | None:
+        """Another copy, or None if there is none and the future runs anew; `stored` if its holder is to be asked again.
+
+        A holder that refuses is asked again soon. One that just doesn't answer is watched for as long as it takes to
+        declare it dead, by this client if by nobody else.
+        """
+        until = time.monotonic() + (1.5 * TTL_SECONDS if hangs else REFUSED_PAUSE)
+        while True:
+            found: FutureResult | None = run(self._db, recover_result, self._space, future._id, epoch)
+            if found != stored or time.monotonic() >= until:
+                return found
+            _check_deadline(future, deadline, lost)
+            time.sleep((WATCH_PAUSE if hangs else REFUSED_PAUSE) * random.uniform(0.5, 1.5))
+            self._look_after_workers()
+
+    def _forget_copy(self, tr: Any, future_id: bytes, stored: FutureResult) -> None:
+        """Its holder lives and has no such object. What another attempt has stored there since is left alone."""
+        (now,) = read_results(tr, self._space, [future_id])
+        if now is not None and now.token == stored.token and stored.worker is not None:
+            drop_copy(tr, self._space, future_id, stored.worker)
+
+
+def _check_deadline(future: Future[Any], deadline: float | None, why: BaseException | None) -> None:
+    if deadline is not None and time.monotonic() >= deadline:
+        raise TimeoutError(f"the result of {describe(future._id, future._name)} did not come in time: {why}") from why

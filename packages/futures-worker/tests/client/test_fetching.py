@@ -1,0 +1,96 @@
+"""Large results whose holder is gone, hangs, or never had them: found out in time, and never waited for in vain."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fdb_datamodel import (
+    ClusterSpace,
+    FutureResult,
+    FutureSpec,
+    WorkerId,
+    list_workers,
+    new_incarnation,
+    put_realized_future,
+    register_worker,
+    validate,
+)
+from fdb_schema import open_database
+from futures_worker import Client, ObjectLostError
+from futures_worker.liveness import WorkerObserver
+from futures_worker.store import ObjectStore, WorkDirectory
+from futures_worker.store_secret import cluster_secret
+from futures_worker.store_server import StoreServer
+from idempotent_txn import run
+
+SPACE = ClusterSpace("test")
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setattr("futures_worker.client.session.LOOK_SECONDS", 0.02)
+    db = open_database(f"memory:{tmp_path}")
+    with Client(db, "test") as client:
+        yield client
+    assert validate(db, "test") == []
+
+
+def held_by(client: Client, port: int) -> Any:
+    """A future whose result a worker that never beats is said to hold."""
+    db = client._db
+    worker = run(db, register_worker, SPACE, WorkerId("127.0.0.1", port, new_incarnation()))
+    spec = FutureSpec(allow_reconstruction=False)
+    run(db, put_realized_future, SPACE, spec, worker, FutureResult(size=100_000, name="thing", worker=worker))
+    return client.get_future(spec.id)
+
+
+def test_a_holder_that_refuses_does_not_outlast_the_timeout(client: Client, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    with pytest.raises(TimeoutError, match=f"127.0.0.1:{port}"):
+        held_by(client, port).result(timeout=0.3)
+
+
+def test_a_holder_that_hangs_does_not_outlast_the_timeout(client: Client, listener: socket.socket) -> None:
+    with pytest.raises(TimeoutError, match="did not come in time"):
+        held_by(client, listener.getsockname()[1]).result(timeout=0.3)
+
+
+def test_a_lone_client_finds_a_holder_dead(client: Client, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    client._live._observer = WorkerObserver(ttl=2.0)
+    with pytest.raises(ObjectLostError, match="may not be reconstructed"):
+        held_by(client, port).result(timeout=60)
+    assert run(client._db, list_workers, SPACE) == []
+
+
+def test_an_object_that_its_live_holder_does_not_have_is_lost(
+    client: Client, listener: socket.socket, tmp_path: Path
+) -> None:
+    directory = WorkDirectory(tmp_path / "spill", tmp_path)
+    store = ObjectStore(directory, 1 << 20)
+    server = StoreServer(listener, cluster_secret(client._db, SPACE), store, dict)
+    server.start()
+    try:
+        future = held_by(client, listener.getsockname()[1])
+        with pytest.raises(ObjectLostError, match="resubmit_if_object_lost"):
+            future.result(timeout=60, resubmit_if_object_lost=False)
+        with pytest.raises(ObjectLostError, match="may not be reconstructed"):
+            future.result(timeout=60)
+        assert len(run(client._db, list_workers, SPACE)) == 1
+    finally:
+        server.close()
+        store.close()
+        directory.remove()
