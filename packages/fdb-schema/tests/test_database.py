@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -95,3 +96,21 @@ def test_a_memory_database_is_found_again_by_its_name() -> None:
     tr.commit().wait()
     assert again.create_transaction().get(b"k").value == b"v"
     assert other.create_transaction().get(b"k").value is None
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster_file = tmp_path / "fdb.cluster"
+    cluster_file.write_text("dead:beef@127.0.0.1:9\n")
+    client = MagicMock()  # what the client library does with such a file, wherever none is installed
+    probe = client.open.return_value.create_transaction.return_value
+    probe.get_read_version.return_value.wait.side_effect = RuntimeError("Operation aborted because it timed out (1031)")
+    monkeypatch.setitem(sys.modules, "fdb", client)
+    with pytest.raises(
+        DatabaseUnreachableError, match=r"no FoundationDB cluster answered within .*check the cluster file"
+    ):
+        open_database(f"fdb:{cluster_file}")
+    client.open.assert_called_once_with(str(cluster_file))
+    probe.options.set_timeout.assert_called_once()
+    client.open.side_effect = RuntimeError("libfdb_c.so is missing")
+    with pytest.raises(DatabaseUnreachableError, match=r"libfdb_c.so is missing.*embedded:"):
+        open_database(f"fdb:{cluster_file}")
