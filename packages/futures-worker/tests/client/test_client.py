@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from fdb_datamodel import FutureState, read_mailbox, validate
-from fdb_schema import MainspringError, open_database
+from fdb_datamodel import FutureState, WorkerId, new_incarnation, read_mailbox, register_worker, validate
+from fdb_datamodel.space import FORMAT
+from fdb_schema import ClusterSpace, MainspringError, NewerFormatError, open_database
+from fdb_schema.records import pack
 from futures_worker import Client, Status, wait
 from idempotent_txn import run
 
@@ -162,3 +164,16 @@ def test_a_status_equals_its_state_and_tells_the_reason() -> None:
     assert "8 gpus" in str(status)
     again = pickle.loads(pickle.dumps(status))
     assert (again, again.reason) == (status, status.reason)
+
+
+def test_a_cluster_that_a_newer_release_wrote_is_refused(any_db: Any) -> None:
+    space = ClusterSpace("test")
+
+    def newer(tr: Any) -> None:
+        tr.set(space.format.pack(("futures",)), pack(FORMAT + 1))
+
+    run(any_db, newer)
+    with pytest.raises(NewerFormatError, match=f"'futures' of cluster 'test' has format {FORMAT + 1}"):
+        Client(any_db, "test")
+    with pytest.raises(NewerFormatError):
+        run(any_db, register_worker, space, WorkerId("127.0.0.1", 1, new_incarnation()))

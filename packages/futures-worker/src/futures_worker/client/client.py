@@ -17,6 +17,7 @@ from fdb_datamodel import (
     find_worker,
     id_for_key,
     new_future_id,
+    open_cluster,
     put_realized_future,
     read_results,
 )
@@ -60,7 +61,7 @@ class Client:
             secret: what the cluster's processes prove to one another that they know; None: read from the database.
             durability: of an `embedded:` database: "process" or "fsync".
 
-        Raises DatabaseUrlError, NotADatabaseError, DatabaseUnreachableError, NameInvalidError.
+        Raises DatabaseUrlError, NotADatabaseError, NewerFormatError, DatabaseUnreachableError, NameInvalidError.
         """
         task = current_task()
         if url is None and task is not None:
@@ -75,6 +76,7 @@ class Client:
         self._options = DEFAULT_OPTIONS
         self._fetcher: Any = None
         self._db: Any = self._open()
+        run(self._db, open_cluster, self._space, strategy="off")
         self._session: Session | None = Session(self._db, self._space, self._object_fetcher)
         processes.opened(self)
 
