@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fdb_embedded
-from fdb_embedded import atomics, conflict, idempotency, journal, text
+from fdb_embedded import atomics, conflict, housekeeping, idempotency, journal, text
 from fdb_embedded.conflict import ConflictWindow, covers, merge_ranges, pack_record, unpack_record
 from fdb_embedded.errors import Code, describe, predicate
 from fdb_embedded.journal import Changes
@@ -341,3 +342,43 @@ def test_a_callback_may_commit_and_wait() -> None:
         watch[1].wait()
     assert len(db.get_range(b"", b"\xff")) == 2
     fdb_embedded.close(db)
+
+
+def test_what_begins_while_the_housekeeper_parks_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "IDLE_TICKS", 1)
+    done = threading.Event()
+
+    class Idle:
+        """An engine in which a commit begins just after the look that found none."""
+
+        unsettled = ()
+
+        def __init__(self) -> None:
+            self.committer = self
+            self.queue: list[int] = []
+            self.looks = 0
+
+        def busy(self) -> bool:
+            found = bool(self.queue)
+            self.looks += 1
+            if self.looks == 1:
+                assert not keeper.parked
+                self.queue.append(1)
+            return found
+
+        def drive(self) -> None:
+            self.queue.clear()
+            done.set()
+
+        def checkpoint_if_due(self) -> None:
+            pass
+
+        def end_old_snapshots(self, born_before: float) -> bool:
+            return False
+
+    keeper = housekeeping.Housekeeper(Idle())  # type: ignore[arg-type]
+    keeper.unpark()
+    try:
+        assert done.wait(60)
+    finally:
+        keeper.stop()

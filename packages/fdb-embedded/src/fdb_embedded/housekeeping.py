@@ -88,6 +88,8 @@ class Housekeeper:
                 with self.lock:
                     if not self.timers and not self.engine.busy() and not self.bell.is_set():
                         self.parked = True
+                        # Who began something since the look saw a thread that wasn't parked, and didn't wake it.
+                        self.parked = not self.engine.busy()
                 self.bell.wait(None if self.parked else TICK)
                 idle = 0
             else:
