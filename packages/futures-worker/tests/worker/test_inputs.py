@@ -197,3 +197,12 @@ def test_codes_are_kept_in_bounds_but_for_those_in_use(site: Site, monkeypatch: 
     files = list(site.store.directory.code.iterdir())
     assert len(files) <= 11
     assert first.digest.hex() in {path.name for path in files}
+
+
+def test_a_holder_whose_address_went_to_another_cluster_is_gone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "live_copies", lambda tr, space, future_id: [])
+    monkeypatch.setattr(site.fetcher, "_secret", b"another cluster's secret".ljust(32))
+    site.peer_store.add("x", [b"data"])
+    lost = site.prepare(site.task(inputs={b"a" * 16: FutureResult(name="x", worker=site.peer)}))
+    assert isinstance(lost, InputsLost)
+    assert (lost.lost, lost.absent) == ((b"a" * 16,), ())

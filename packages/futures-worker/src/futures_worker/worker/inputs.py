@@ -151,8 +151,6 @@ class Inputs:
             task.dependencies = found
             if inline + len(task.args) > PARCEL_BYTES:
                 task.dependencies = self._parcel(task, msgpack.packb(found))
-        except AuthenticationError as exc:
-            return InputsBroken(task, "object-lost", f"an input of {task.label} can't be fetched: {exc}")
         except OSError as exc:
             return InputsBroken(task, "oversize", f"no room for the inputs of {task.label}: {exc}")
         except Exception as exc:  # a thread's exception would leave the task claimed for ever
@@ -174,8 +172,8 @@ class Inputs:
                 except ObjectAbsentError:
                     if copy.worker is not None:
                         absent.append((dependency, copy.worker))
-                except ObjectLostError:
-                    pass
+                except (ObjectLostError, AuthenticationError):
+                    pass  # gone; its address may be another cluster's worker's by now
             if not again:
                 copies = [c for c in self._live_copies(dependency) if c.worker not in tried]
         return None
