@@ -4,7 +4,7 @@
     python tools/install.py --editable futures-worker lease-locks
     python tools/install.py                           every package
 
-Other options go to pip.
+Other options go to pip; write their values with `=`, as in --index-url=URL.
 """
 
 from __future__ import annotations

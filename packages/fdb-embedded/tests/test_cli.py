@@ -151,3 +151,18 @@ def test_any_script_runs_unchanged(tmp_path: Path) -> None:
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, f"script {version}\n", "")
     assert command("get", "from", db=tmp_path / "db").stdout == "script\n"
+
+
+def test_a_script_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    script = tmp_path / "nosuch.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "fdb_embedded", "run", "--db", str(tmp_path / "db"), str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"there is no script {script}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "db").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+from pathlib import Path
 
 from . import binding
 
@@ -26,13 +27,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
     options = parser.parse_args(arguments[1:])
+    if not options.module and not Path(options.script).exists():
+        parser.error(f"there is no script {options.script}")
     binding.serve_everything_from(options.db or binding.default_name())
     binding.load(api_version=None)
     sys.argv = [options.script, *options.arguments]
     if options.module:
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(__import__("pathlib").Path(options.script).resolve().parent)
+        sys.path[0] = str(Path(options.script).resolve().parent)
         runpy.run_path(options.script, run_name="__main__")
 
 

@@ -25,6 +25,7 @@ from .text import parse, show
 
 app = typer.Typer(
     help="Look at an embedded FoundationDB database and look after it. Keys are text with \\xNN escapes, or tuples: ('a', 1).",
+    epilog="To run a program written for FoundationDB on the engine: python -m fdb_embedded run [--db PATH] SCRIPT.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -21,7 +21,7 @@ from fdb_datamodel import (
     list_workers,
     parse_size,
 )
-from fdb_schema import open_database
+from fdb_schema import open_database, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, command_app, fail, print_json, print_rows, run_app
 from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from fdb_schema.keyspace import DEFAULT_CLUSTER
@@ -115,7 +115,7 @@ def ls(
         if cursor is None:
             break
     columns = ["id", "state", "name", "attempts", "worker", "reason"]
-    print_rows(rows, columns, as_json=as_json, empty=f"no futures in cluster {cluster!r}")
+    print_rows(rows, columns, as_json=as_json, empty=_nothing("futures", database, cluster))
 
 
 @app.command()
@@ -159,7 +159,18 @@ def workers(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, as_js
         "pid",
         "last_beat",
     ]
-    print_rows([_worker_row(s) for s in statuses], columns, as_json=as_json, empty=f"no workers in cluster {cluster!r}")
+    empty = _nothing("workers", database, cluster)
+    print_rows([_worker_row(s) for s in statuses], columns, as_json=as_json, empty=empty)
+
+
+def _nothing(what: str, database: Any, cluster: str) -> str:
+    """Why a listing may be empty: the database, made absolute, and the clusters that it has instead."""
+    from futures_worker.client.diagnosis import clusters
+
+    others = [name for name in clusters(database) if name != cluster]
+    place = url_of(database) or "this database"
+    has = f"it has the clusters {', '.join(map(repr, others))}" if others else "it has no other cluster"
+    return f"no {what} in cluster {cluster!r} of {place}; {has}"
 
 
 def _future_id(text: str) -> UUID:

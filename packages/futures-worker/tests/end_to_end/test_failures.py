@@ -326,6 +326,8 @@ def test_deleted_and_unknown_futures(cluster: Callable[..., Any]) -> None:
         unknown.state()
     with pytest.raises(ValueError, match="16 bytes"):
         client.get_future(b"short")
+    with pytest.raises(ValueError, match="'the park' is no id of a future"):
+        client.get_future("the park")
     assert client.submit(math.sqrt, 4).result(WAIT) == 2
 
 

@@ -506,6 +506,10 @@ def test_listing_shows_futures_and_workers_as_tables_and_as_json(cluster: Cluste
     assert worker["address"] == address_of(demo.workers[0].line)
     assert worker["slots"] == 1
     assert worker["pid"] == demo.workers[0].pid
+    for listing in ("ls", "workers"):
+        nothing = command(listing, "--db", demo.url, "--cluster", "mistyped")
+        assert nothing.returncode == 0
+        assert repr(demo.name) in nothing.stderr, "whoever mistyped the cluster is told which there are"
 
 
 def test_exit_codes_tell_what_went_wrong(cluster: ClusterFactory, tmp_path: Path) -> None:

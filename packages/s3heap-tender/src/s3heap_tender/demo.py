@@ -218,7 +218,7 @@ def _drain(heap: Heap, deadline: float, report: Report, say: Callable[[str], Non
 def main(arguments: list[str] | None = None) -> int:
     """Run the demonstration; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="demo heap", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m s3heap_tender.demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--partitions", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to write")

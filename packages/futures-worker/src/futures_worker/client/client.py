@@ -206,7 +206,10 @@ class Client:
         UnknownFutureError.
         """
         if isinstance(future_id, str):
-            future_id = UUID(future_id)
+            try:
+                future_id = UUID(future_id)
+            except ValueError:
+                raise ValueError(f"{future_id!r} is no id of a future: give the UUID that its `id` shows") from None
         return self._attach(as_id(future_id), "")
 
     def delete(self, future: Future[Any]) -> None:

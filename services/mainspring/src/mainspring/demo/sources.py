@@ -201,7 +201,7 @@ def show(outcome: Outcome, console: Console, top: int = 15) -> None:
     )
     if outcome.killed_after is not None:
         console.print(
-            f"{tally.attempts:,} attempts: {tally.restarted} futures lost theirs with the killed worker and ran again, "
+            f"{tally.attempts:,} claims, given back unbegun or run: {tally.restarted} futures lost theirs with the killed worker and ran again, "
             f"{tally.reconstructed} results that only it held were computed again from their lineage"
         )
     for violation in outcome.violations:
