@@ -1,6 +1,7 @@
 """Every Python block of every README and page runs as it stands, in a fresh folder, on a fresh database.
 
-The blocks of one page run in order, each in a process of its own. A page that needs workers names `futures-worker run`;
+The blocks of one page run in order, each in a process of its own; where the page has `<!-- blocks continue each other -->`,
+as one program. A page that needs workers names `futures-worker run`;
 then one serves the database meanwhile. A block that can't run here is preceded by `<!-- not run: why -->`.
 """
 
@@ -25,12 +26,15 @@ PAGES = sorted(
         *ROOT.glob("docs/**/*.md"),
     ]
 )
+CONTINUED = "<!-- blocks continue each other -->"
 BLOCK = re.compile(r"(?P<skip><!-- not run: [^>]+ -->\s*)?```python\n(?P<code>.*?)```", re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
 def blocks(page: Path) -> list[str]:
-    return [found["code"] for found in BLOCK.finditer(page.read_text()) if found["skip"] is None]
+    text = page.read_text()
+    found = [block["code"] for block in BLOCK.finditer(text) if block["skip"] is None]
+    return ["\n".join(found)] if found and CONTINUED in text else found
 
 
 WITH_CODE = [page for page in PAGES if blocks(page)]

@@ -183,7 +183,16 @@ def _execute(
                 if code not in RETRYABLE_IN_BODY:
                     raise cause
             else:
-                settled = settle_commit(strategy, tr, failed.token, failed.commit, cause)
+                interrupted: BaseException | None = None
+                while True:
+                    try:
+                        settled = settle_commit(strategy, tr, failed.token, failed.commit, interrupted or cause)
+                        break
+                    except Exception:
+                        raise
+                    except BaseException as again:
+                        # It came between two steps of settling: until the outcome is known, nothing may be raised.
+                        interrupted = again
                 if settled.interruption is not None:
                     raise settled.interruption from None
                 if settled.commit is not False:

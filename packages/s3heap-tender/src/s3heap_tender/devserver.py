@@ -12,6 +12,7 @@ import argparse
 import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -71,7 +72,7 @@ class DevServer:
 
     def __init__(self, directory: str | os.PathLike[str], *, port: int | None = None) -> None:
         self.directory = Path(directory)
-        self.ports = _free_ports(4, first=port)
+        self.ports = _free_ports(5, first=port)
         self.endpoint_url = f"http://127.0.0.1:{self.ports[0]}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -90,7 +91,7 @@ class DevServer:
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         config.write_text(json.dumps({"identities": [identity]}))
-        s3, master, volume, filer = self.ports
+        s3, master, volume, filer, admin = self.ports
         command = [
             weed_binary(),
             "mini",
@@ -104,7 +105,9 @@ class DevServer:
             f"-filer.port={filer}",
             "-webdav=false",
             "-admin.ui=false",
+            f"-admin.port={admin}",
             "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
             "-master.telemetry=false",
         ]
         with open(self.directory / "weed.log", "ab") as log:
@@ -176,12 +179,14 @@ class DevServer:
 
 
 def _free_ports(count: int, *, first: int | None) -> list[int]:
-    """Ports that are free and whose gRPC twins, 10,000 above, are free too."""
+    """Ports that are free and whose gRPC twins, 10,000 above, are free too.
+
+    They lie below the range that Linux gives to outgoing connections (from 32,768 on), so that nothing takes them while
+    the server is down between a kill and its next start.
+    """
     found: list[int] = [] if first is None else [first]
     while len(found) < count:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1] % 20_000 + 20_000
+        port = random.randrange(10_000, 22_000)
         if port not in found and _is_free(port) and _is_free(port + 10_000):
             found.append(port)
     return found
