@@ -31,6 +31,8 @@ NONCE_BYTES = 32
 SECRET_BYTES = 32
 HANDSHAKE_TIMEOUT = 5.0
 """Seconds a peer has to prove itself before the connection is dropped."""
+KEEPALIVE_SECONDS = 60
+"""Seconds of silence after which a server asks whether the peer's host is still there."""
 MAX_HEADER = 64 << 10
 """Bytes of a frame's header."""
 MAX_BODY = 64 << 30
@@ -150,6 +152,10 @@ def accept(sock: socket.socket, secret: bytes, *, max_body: int = MAX_BODY) -> C
     sock.settimeout(HANDSHAKE_TIMEOUT)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A peer whose host vanished says nothing for ever: its connection must not hold a place for good.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * KEEPALIVE_SECONDS)
         nonce = secrets.token_bytes(NONCE_BYTES)
         sock.sendall(MAGIC + nonce)
         reply = _receive_exactly(sock, len(MAGIC) + NONCE_BYTES + 32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from fdb_datamodel import (
     validate,
 )
 from fdb_schema import open_database
-from futures_worker import Client, ObjectLostError
+from futures_worker import Client, NoWorkerError, ObjectLostError
 from futures_worker.liveness import WorkerObserver
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.store_secret import cluster_secret
@@ -55,6 +56,21 @@ def held_by(client: Client, port: int) -> Any:
     return client.get_future(spec.id)
 
 
+@contextlib.contextmanager
+def serving(client: Client, listener: socket.socket, path: Path) -> Iterator[ObjectStore]:
+    """A worker's object store, without the worker."""
+    directory = WorkDirectory(path / "spill", path)
+    store = ObjectStore(directory, 1 << 20)
+    server = StoreServer(listener, cluster_secret(client._db, SPACE), store, dict)
+    server.start()
+    try:
+        yield store
+    finally:
+        server.close()
+        store.close()
+        directory.remove()
+
+
 def test_a_holder_that_refuses_does_not_outlast_the_timeout(client: Client, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     listener.close()
@@ -79,18 +95,27 @@ def test_a_lone_client_finds_a_holder_dead(client: Client, listener: socket.sock
 def test_an_object_that_its_live_holder_does_not_have_is_lost(
     client: Client, listener: socket.socket, tmp_path: Path
 ) -> None:
-    directory = WorkDirectory(tmp_path / "spill", tmp_path)
-    store = ObjectStore(directory, 1 << 20)
-    server = StoreServer(listener, cluster_secret(client._db, SPACE), store, dict)
-    server.start()
-    try:
+    with serving(client, listener, tmp_path):
         future = held_by(client, listener.getsockname()[1])
         with pytest.raises(ObjectLostError, match="resubmit_if_object_lost"):
             future.result(timeout=60, resubmit_if_object_lost=False)
         with pytest.raises(ObjectLostError, match="may not be reconstructed"):
             future.result(timeout=60)
         assert len(run(client._db, list_workers, SPACE)) == 1
-    finally:
-        server.close()
-        store.close()
-        directory.remove()
+
+
+def test_a_put_goes_on_to_another_worker_when_one_is_declared_dead_over_it(
+    client: Client, listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(client, listener, tmp_path) as store:
+        db, port = client._db, listener.getsockname()[1]
+        live = run(db, register_worker, SPACE, WorkerId("127.0.0.1", port, new_incarnation()))
+        fenced = WorkerId(live.ip, live.port, new_incarnation())
+        monkeypatch.setattr("futures_worker.client.objects._by_room", lambda db, space: [fenced, live])
+        future = client.put(b"x" * 100_000)
+        assert future.result(timeout=60) == b"x" * 100_000
+        assert len(store.names()) == 1
+        monkeypatch.setattr("futures_worker.client.objects._by_room", lambda db, space: [fenced])
+        with pytest.raises(NoWorkerError, match="declared dead"):
+            client.put(b"y" * 100_000)
+        assert len(store.names()) == 1

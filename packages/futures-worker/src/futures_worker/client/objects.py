@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from typing import Any
@@ -11,6 +12,7 @@ from fdb_datamodel import (
     ClusterSpace,
     FutureResult,
     FutureSpec,
+    WorkerFencedError,
     WorkerId,
     clone_result,
     list_workers,
@@ -37,7 +39,13 @@ def put_on_worker(db: Any, space: ClusterSpace, fetcher: Any, spec: FutureSpec, 
             refused.append(str(error))
             continue
         result = FutureResult(size=len(data), name=name, worker=worker, wall_us=time.time_ns() // 1000)
-        run(db, put_realized_future, space, spec, worker, result)
+        try:
+            run(db, put_realized_future, space, spec, worker, result)
+        except WorkerFencedError as error:  # declared dead while it took the object
+            refused.append(str(error))
+            with contextlib.suppress(ObjectLostError):
+                fetcher.delete((worker.ip, worker.port), name)
+            continue
         return result
     raise NoWorkerError(
         f"no live worker of cluster {space.cluster!r} took an object of {len(data)} bytes"
@@ -70,7 +78,8 @@ def copy_to_worker(
         else:
             recorded = run(db, clone_result, space, future_id, copy)
     except BaseException:
-        fetcher.delete(address, name)
+        with contextlib.suppress(ObjectLostError):  # what went wrong first is what the caller is told
+            fetcher.delete(address, name)
         raise
     if not recorded:
         fetcher.delete(address, name)
