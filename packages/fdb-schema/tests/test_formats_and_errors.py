@@ -21,6 +21,7 @@ from fdb_schema import (
     open_database,
     pack,
 )
+from fdb_schema.cli import print_rows
 
 
 def test_a_newer_format_is_a_clear_error(any_url: str) -> None:
@@ -105,3 +106,12 @@ def test_listings_print_json_or_a_table(tmp_path: Path) -> None:
     assert shown.stdout == '[{"a": 1, "b": "ff"}]\n'
     bad = subprocess.run([sys.executable, str(script), "nothing"], capture_output=True, text=True, env=env, check=False)
     assert bad.returncode == 2
+
+
+def test_a_listing_shows_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "sum[int] :smile: [red]x[/b]"
+    print_rows([{"name": text}], ["name"], as_json=False)
+    print_rows([], ["name"], as_json=False, empty=f"nothing in {text} {'x' * 200}")
+    shown = capsys.readouterr()
+    assert text in shown.out
+    assert shown.err == f"nothing in {text} {'x' * 200}\n"

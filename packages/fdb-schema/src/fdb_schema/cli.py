@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
@@ -35,6 +35,9 @@ ClusterOption = Annotated[
     str, typer.Option("--cluster", envvar="MAINSPRING_CLUSTER", metavar="NAME", help="Name of the cluster's keyspace.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+# Names and failures are other people's text: [brackets] and :colons: in it are no markup.
+_LITERAL: Final[dict[str, Any]] = {"markup": False, "emoji": False}
 
 __all__ = [
     "DEFAULT_CLUSTER",
@@ -129,7 +132,7 @@ def print_rows(
         print_json(listed)
         return
     if not listed:
-        Console(stderr=True).print(f"[dim]{empty}[/dim]")
+        Console(stderr=True, **_LITERAL).print(empty, style="dim", soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -140,8 +143,8 @@ def print_rows(
             value = row.get(column)
             cells.append(show(column, value) if show is not None else "" if value is None else str(value))
         table.add_row(*cells)
-    console = Console()
+    console = Console(**_LITERAL)
     if not console.is_terminal:
         # A pipe has no width: never cut or wrap what a program will read.
-        console = Console(width=max(200, console.width), soft_wrap=True)
+        console = Console(width=max(200, console.width), soft_wrap=True, **_LITERAL)
     console.print(table)

@@ -116,6 +116,8 @@ def ls(
             break
     columns = ["id", "state", "name", "attempts", "worker", "reason"]
     print_rows(rows, columns, as_json=as_json, empty=_nothing("futures", database, cluster))
+    if cursor is not None:
+        typer.echo(f"there may be more: --after {rows[-1]['id']}", err=True)
 
 
 @app.command()

@@ -506,6 +506,9 @@ def test_listing_shows_futures_and_workers_as_tables_and_as_json(cluster: Cluste
     assert worker["address"] == address_of(demo.workers[0].line)
     assert worker["slots"] == 1
     assert worker["pid"] == demo.workers[0].pid
+    first = command("ls", *where, "--limit", "1")
+    assert f"--after {f.id}" in first.stderr
+    assert str(bad.id) in command("ls", *where, "--after", str(f.id)).stdout
     for listing in ("ls", "workers"):
         nothing = command(listing, "--db", demo.url, "--cluster", "mistyped")
         assert nothing.returncode == 0

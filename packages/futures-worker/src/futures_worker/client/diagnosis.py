@@ -22,8 +22,8 @@ def warn_of_wait(what: str, seconds: float, reason: str) -> None:
 
 
 def explain(db: Any, space: ClusterSpace, info: FutureInfo) -> str:
-    """Why a future is in its state: the data model's reason, and, if it is queued, whether anybody could take it."""
-    if info.state is not FutureState.unclaimed:
+    """Why a future is in its state: the data model's reason, and whether anybody could take it, or what it waits for."""
+    if info.state not in (FutureState.unclaimed, FutureState.waiting):
         return info.reason
     workers = run(db, list_workers, space, strategy="off")
     if not workers:

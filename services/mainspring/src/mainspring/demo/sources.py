@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -84,7 +85,7 @@ def analyse(
     kill_at = max(1, round(len(files) * rng.uniform(0.15, 0.75))) if kill and workers > 1 else None
     with LocalCluster(workers, slots) as cluster:
         console.print(
-            f"{workers} workers of {slots} slot(s) over [bold]{cluster.url}[/bold]; {len(files):,} files in {root}"
+            f"{workers} workers of {slots} slot(s) over [bold]{escape(cluster.url)}[/bold]; {len(files):,} files in {escape(str(root))}"
         )
         started = time.monotonic()
         with Client(cluster.url, cluster=cluster.cluster) as client:
@@ -188,7 +189,7 @@ def show(outcome: Outcome, console: Console, top: int = 15) -> None:
     table.add_column("function", style="bold")
     table.add_column("place", style="dim")
     for function in report.ranking[:top]:
-        table.add_row(str(function.complexity), function.name, f"{function.file}:{function.line}")
+        table.add_row(str(function.complexity), function.name, escape(f"{function.file}:{function.line}"))
     console.print(table)
     mean = report.complexity / report.functions if report.functions else 0.0
     console.print(
@@ -201,7 +202,7 @@ def show(outcome: Outcome, console: Console, top: int = 15) -> None:
     )
     if outcome.killed_after is not None:
         console.print(
-            f"{tally.attempts:,} claims, given back unbegun or run: {tally.restarted} futures lost theirs with the killed worker and ran again, "
+            f"{tally.attempts:,} claims, some given back unbegun to whoever was free sooner; {tally.restarted} futures lost theirs with the killed worker and ran again, "
             f"{tally.reconstructed} results that only it held were computed again from their lineage"
         )
     for violation in outcome.violations:
