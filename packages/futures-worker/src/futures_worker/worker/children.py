@@ -216,7 +216,7 @@ class ChildProcesses:
     def _send(self, message: Sequence[Any], descriptors: Sequence[int] = ()) -> None:
         try:
             socket.send_fds(self.control, [msgpack.packb(message)], list(descriptors))
-        except (BrokenPipeError, ConnectionError) as exc:
+        except OSError as exc:  # it is gone, or `abandon` closed this end already
             raise self._lost() from exc
 
     def _lost(self) -> TemplateLostError:
