@@ -17,7 +17,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -207,15 +207,15 @@ def main() -> None:
     parser.add_argument("--dir", default="./s3data", help="where its data are kept")
     parser.add_argument("--port", type=int, default=8333, help="of its S3 endpoint")
     arguments = parser.parse_args()
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())  # an unhandled one would leave the server behind
     server = DevServer(Path(arguments.dir).resolve(), port=arguments.port)
     with server:
         print(f"export AWS_ENDPOINT_URL={server.endpoint_url}")
         print(f"export AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY}")
         print(f"# store URL: s3://{BUCKET}/PREFIX", flush=True)
-        try:
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
-        except KeyboardInterrupt:
-            sys.exit(130)
+        stopped.wait()
 
 
 if __name__ == "__main__":

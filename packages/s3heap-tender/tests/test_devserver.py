@@ -1,0 +1,44 @@
+"""The development server as a command: what it started ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from s3heap_tender.devserver import DevServer, DevServerError
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_too(tmp_path: Path, number: signal.Signals) -> None:
+    try:
+        DevServer(tmp_path / "probe").start().stop()
+    except DevServerError as error:
+        if os.environ.get("MAINSPRING_REQUIRE_S3"):
+            raise
+        pytest.skip(f"no S3-compatible server can be had here: {error}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "s3heap_tender.devserver", "--dir", str(tmp_path / "data"), "--port", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert lines[0] == f"export AWS_ENDPOINT_URL=http://127.0.0.1:{port}\n"
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 0
+        with socket.socket() as caller:
+            assert caller.connect_ex(("127.0.0.1", port)) != 0, "the S3 server outlived its command"
+    finally:
+        process.kill()
+        process.wait()
