@@ -229,3 +229,32 @@ def test_closing_gives_back_threads_and_files(tmp_path: Path) -> None:
             db[b"k"]
     after = threading.active_count(), {name for name in fds() if "fdb-embedded" in name or str(tmp_path) in name}
     assert after == before
+
+
+def test_processes_that_open_a_new_database_at_once_all_succeed(tmp_path: Path) -> None:
+    code = (
+        "import sys, fdb_embedded\n"
+        "sys.stdin.readline()\n"  # all begin together
+        "db = fdb_embedded.open(sys.argv[1])\n"
+        "db[sys.argv[2].encode()] = b'here'\n"
+    )
+    for turn in range(5):
+        path = tmp_path / f"db{turn}"
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(path), str(number)],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(4)
+        ]
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        said = [process.communicate(timeout=60)[1] for process in processes]
+        assert said == [""] * 4
+        db = fdb_embedded.open(path)
+        assert sorted(row.key for row in db.get_range(b"", b"\xff")) == [b"0", b"1", b"2", b"3"]
+        fdb_embedded.close(db)

@@ -337,11 +337,11 @@ def _forget_open_environments(again: bool) -> Iterator[None]:
 def _check_directory(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise NotADatabase(f"{path} is a file; a database is a directory")
-    if path.is_dir() and not (path / DATA).exists():
-        strange = sorted(
-            entry.name for entry in path.iterdir() if entry.name not in (LOCK, PAGE, ATTACHED, *durability.NAMES)
-        )
-        if strange:
+    if path.is_dir():
+        # One listing decides: another process may be making the database here at this moment.
+        names = {entry.name for entry in path.iterdir()}
+        strange = sorted(names - {LOCK, PAGE, ATTACHED, *durability.NAMES})
+        if strange and DATA not in names:
             raise NotADatabase(
                 f"{path} isn't a database: it holds {', '.join(strange[:3])}"
                 f"{' and more' if len(strange) > 3 else ''} and no {DATA}; give an empty or a new directory"

@@ -169,7 +169,11 @@ def test_a_closed_intake_has_no_thread_left(store: Store) -> None:
     assert store.items == [0]
 
 
-def test_an_interrupt_while_a_batch_is_made_up_loses_nothing(store: Store) -> None:
+def test_an_interrupt_while_a_batch_is_made_up_loses_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "futures_worker.client.intake.MAX_AGE", 1e9
+    )  # only `flush` commits, however slow the machine is
+
     class Interrupting(Item):
         @property
         def nbytes(self) -> int:
