@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from . import codec
 from .changes import Changes, FutureRows
-from .endings import enqueue_or_fail, write_failure
-from .placement import add_edges, clear_edges
+from .endings import place
 from .records import Claim, FutureResult, WorkerId
 from .requirements import Shape
 from .space import ARGS, CLAIM, CODE, EPOCH, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS, encode_id
@@ -150,15 +148,6 @@ def _fill_inputs(ch: Changes, starting: Sequence[tuple[Chosen, Claim]]) -> set[b
             claim.inputs = {upstream: inputs[upstream] for upstream in claim.dependencies}
         else:
             lacking.add(claim.id)
-            put_back(ch, ch.load(claim.id))
+            # It is in no place and its inputs aren't all there (row `claim_future`, target waiting): onto edges, or ended.
+            place(ch, ch.load(claim.id))
     return lacking
-
-
-def put_back(ch: Changes, f: FutureRows) -> None:
-    """A future in no place, whose inputs aren't all there: onto edges (row `claim_future`, target waiting), or ended."""
-    waits, failure = add_edges(ch, f, f.dependencies)
-    if failure is not None:
-        clear_edges(ch, f)
-        write_failure(ch, f, dataclasses.replace(failure, attempt=f.attempts, wall_us=ch.wall_us))
-    elif not waits:
-        enqueue_or_fail(ch, f)

@@ -10,26 +10,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn
 
 from fdb_schema import clear_many, prefix_end, set_many
+from idempotent_txn.tracking import VALUED
 
 MAX_KEY_BYTES: Final = 10_000
 MAX_VALUE_BYTES: Final = 100_000
 END_OF_USER_KEYS: Final = b"\xff"
 BYTES_PER_OPERATION: Final = 128
 """About what an operation adds to a commit beside its bytes: its header, and its write conflict range."""
-
-_VALUED: Final = (
-    "set",
-    "add",
-    "bit_and",
-    "bit_or",
-    "bit_xor",
-    "append_if_fits",
-    "max",
-    "min",
-    "byte_max",
-    "byte_min",
-    "compare_and_clear",
-)
 
 
 class NeedsTransaction(BaseException):
@@ -158,7 +145,7 @@ def _recorder_class(cls: type) -> type:
     def do_nothing(self: Any) -> None:
         pass
 
-    members: dict[str, Any] = {name: valued(name) for name in _VALUED}
+    members: dict[str, Any] = {name: valued(name) for name in VALUED}
     members |= {
         "clear": clear,
         "clear_range": clear_range,

@@ -8,14 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-_WRITES: Final = (
+VALUED: Final = (
     "set",
-    "clear",
-    "clear_range",
-    "clear_range_startswith",
-    "__setitem__",
-    "__delitem__",
-    "_atomic_operation",
     "add",
     "bit_and",
     "bit_or",
@@ -26,6 +20,17 @@ _WRITES: Final = (
     "byte_max",
     "byte_min",
     "compare_and_clear",
+)
+"""The writes of one key that take a value and use no versionstamp."""
+
+_WRITES: Final = (
+    *VALUED,
+    "clear",
+    "clear_range",
+    "clear_range_startswith",
+    "__setitem__",
+    "__delitem__",
+    "_atomic_operation",
     "set_versionstamped_key",
     "set_versionstamped_value",
     "add_write_conflict_key",
