@@ -2,6 +2,7 @@
 
 from fdb_schema import ClusterSpace
 
+from .census import Counted, census_page, recount
 from .errors import (
     AddressInUseError,
     ClaimLostError,
@@ -89,6 +90,7 @@ __all__ = [
     "Claims",
     "ClusterSpace",
     "CodeDigest",
+    "Counted",
     "Failure",
     "FutureDeletedError",
     "FutureInfo",
@@ -117,6 +119,7 @@ __all__ = [
     "assign_future",
     "begin_wait",
     "cancel_future",
+    "census_page",
     "claim_future",
     "claim_futures",
     "claims_of",
@@ -154,6 +157,7 @@ __all__ = [
     "realize_futures",
     "reap",
     "reassign_future",
+    "recount",
     "recover_result",
     "register_worker",
     "relinquish_claim",
