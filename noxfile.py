@@ -70,6 +70,17 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """Seeded runs of clusters whose processes are killed, stopped and restarted: 1,000, or `-- --seeds 0:50 --jobs 3`.
+
+    Seeds that `.chaos/results.jsonl` has are not run again; `-- --summary` prints the figures of those.
+    """
+    install(session)
+    session.install(*TEST_TOOLS)
+    session.run("python", "-m", "chaos", *session.posargs, env={"PYTHONPATH": str(ROOT / "tests")})
+
+
+@nox.session
 @nox.parametrize("binding", ["7.3", "7.4", "8.0"])
 def bindings(session: nox.Session, binding: str) -> None:
     """The conformance and differential suites and the engine's own tests over each official binding supported."""

@@ -133,16 +133,19 @@ def serve(config: WorkerConfig, *, as_json: bool = False) -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s pid=%(process)d %(message)s"
     )
     sys.setswitchinterval(0.001)  # housekeeping must not hold the loop up for 5 ms
-    service = WorkerService(config)
+    service: WorkerService | None = None
     asked = 0
 
     def on_signal(number: int, _frame: Any) -> None:
         nonlocal asked
         asked += 1
+        if service is None:
+            raise SystemExit(0)  # it holds nothing yet; what is built is taken down
         service.shell.drain(None if asked == 1 else 0.0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    service = WorkerService(config)
     service.run(lambda s: _print_ready(s, as_json))
 
 

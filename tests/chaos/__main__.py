@@ -1,0 +1,91 @@
+"""The long form: a range of seeds, some at a time, resumable; every seed's report is a line of a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from chaos.harness import report_of
+from chaos.plan import plan
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """The figures of many runs, as a table for the documentation."""
+    blows: Counter[str] = Counter()
+    states: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        blows.update(row["blows"])
+        states.update(row["states"])
+        reasons.update(row["reasons"])
+    failed = [row["seed"] for row in rows if row["wrong"]]
+    lines = [
+        "| | |",
+        "|---|---|",
+        f"| seeded runs | {len(rows):,} |",
+        f"| runs in which something did not hold | {len(failed):,}{' (' + ', '.join(map(str, failed[:20])) + ')' if failed else ''} |",
+        f"| futures | {sum(row['futures'] for row in rows):,}, starts {sum(row['starts'] for row in rows):,} |",
+        f"| ended | {', '.join(f'{n:,} {state}' for state, n in sorted(states.items()))} |",
+        f"| failed for | {', '.join(f'{reason} {n:,}' for reason, n in reasons.most_common())} |",
+        f"| blows | {', '.join(f'{blow} {n:,}' for blow, n in sorted(blows.items()))} |",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seeds", default="0:1000", help="FIRST:END, END excluded; or one seed")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument(
+        "--results", type=Path, default=Path(".chaos/results.jsonl"), help="seeds in it are not run again"
+    )
+    parser.add_argument("--again", action="store_true", help="run seeds again that went wrong before")
+    parser.add_argument("--show", action="store_true", help="print the plans and run nothing")
+    parser.add_argument("--summary", action="store_true", help="print the figures of the results file and run nothing")
+    given = parser.parse_args()
+    first, _, end = given.seeds.partition(":")
+    seeds = range(int(first), int(end) if end else int(first) + 1)
+    if given.show:
+        print("\n".join(plan(seed).describe() for seed in seeds))
+        return 0
+    rows: dict[int, dict[str, Any]] = {}
+    if given.results.exists():
+        for line in given.results.read_text().splitlines():
+            row = json.loads(line)
+            rows[row["seed"]] = row
+    if given.summary:
+        print(summary(list(rows.values())))
+        return 0
+    left = [seed for seed in seeds if seed not in rows or (given.again and rows[seed]["wrong"])]
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    keep = given.results.parent / "failed"
+    spawn = multiprocessing.get_context("spawn")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    with ProcessPoolExecutor(given.jobs, mp_context=spawn, max_tasks_per_child=20) as pool:
+        waiting = {pool.submit(report_of, seed, keep): seed for seed in left}
+        for number, done in enumerate(as_completed(waiting), start=1):
+            row = done.result()
+            rows[row["seed"]] = row
+            with given.results.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            state = "WRONG" if row["wrong"] else "ok"
+            print(
+                f"{number}/{len(left)} seed {row['seed']}: {state}, {row['futures']} futures in {row['seconds']} s",
+                flush=True,
+            )
+            for line in row["wrong"]:
+                print("    " + line.replace("\n", "\n    "), flush=True)
+    chosen = [rows[seed] for seed in seeds if seed in rows]
+    print(summary(chosen))
+    return 1 if any(row["wrong"] for row in chosen) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

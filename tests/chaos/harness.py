@@ -1,0 +1,445 @@
+"""Runs one seed's plan against real processes, and checks what must hold when the dust has settled.
+
+What must hold: every future Realized with the value its name says, or Failed for a reason that its kind allows;
+`validate()` clean; every live worker's capacity free again; after the workers' end no file, segment, socket or process
+of the run left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.plan import Blow, Plan, Strike, plan
+from fdb_datamodel import FutureInfo, FutureState, list_futures, list_workers, validate
+from fdb_schema import ClusterSpace, open_database
+from futures_worker import Client
+from futures_worker.store import memory_root
+from idempotent_txn import run
+
+SETTLE_SECONDS = 240.0
+"""How long a run may take to settle, on a machine that does much else."""
+RUN_VARIABLE = "MAINSPRING_CHAOS_RUN"
+TESTS = Path(__file__).resolve().parent.parent
+
+_ANY_DEATH = frozenset({"worker-lost", "crash", "oom"})
+ALLOWED: dict[str, frozenset[str]] = {
+    "sure": frozenset(),
+    "length": frozenset(),
+    "put": frozenset({"object-lost"}),
+    "of-put": frozenset({"upstream", "object-lost"}),
+    "error": frozenset({"error"}) | _ANY_DEATH,
+    "once": frozenset({"object-lost"}) | _ANY_DEATH,
+    "timeout": frozenset({"timeout"}) | _ANY_DEATH,
+    "cancel": frozenset({"cancelled"}),
+    "unschedulable": frozenset({"unschedulable"}),
+}
+"""Reasons for which a future of each kind may fail."""
+MUST_FAIL = frozenset({"error", "timeout", "unschedulable"})
+
+
+class ChaosError(AssertionError):
+    """Something that must hold doesn't."""
+
+
+@dataclass
+class Report:
+    """What became of one seed."""
+
+    seed: int
+    seconds: float = 0.0
+    futures: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    blows: Counter[str] = field(default_factory=Counter)
+    starts: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class _Process:
+    """A process of the run with its log."""
+
+    def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.alive:
+                self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.popen.wait()
+
+
+class ChaosRun:
+    """One cluster under one plan."""
+
+    def __init__(self, wanted: Plan, folder: Path) -> None:
+        self.plan = wanted
+        self.folder = folder
+        self.mark = f"{os.getpid()}-{wanted.seed}-{time.monotonic_ns()}"
+        self.cluster = f"chaos-{wanted.seed}"
+        self.database = folder / "db"
+        self.url = f"embedded:{self.database}"
+        self.marks = folder / "marks"
+        self.report = Report(wanted.seed)
+        self.ports = [_free_port() for _ in wanted.slots]
+        self.workers: list[_Process] = []
+        self.clients: list[_Process] = []
+        self.killed_clients: set[int] = set()
+        self._stopped: list[tuple[float, int]] = []  # (until, pid)
+        self._shm_before = set(memory_root().iterdir())
+
+    # --- processes
+
+    def _environment(self, faults: str) -> dict[str, str]:
+        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        extra = {"PYTHONPATH": path, RUN_VARIABLE: self.mark, "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**os.environ, **extra, **({"MAINSPRING_FAULTS": faults} if faults else {})}
+
+    def _start_worker(self, number: int) -> _Process:
+        wanted = self.plan
+        command = [sys.executable, "-m", "futures_worker", "run", "--db", self.url, "--cluster", self.cluster]
+        command += ["--port", str(self.ports[number]), "--slots", str(wanted.slots[number]), "--cpus", "4"]
+        command += ["--object-store", wanted.store, "--spill", str(self.folder / f"spill-{number}")]
+        command += ["--ttl", str(wanted.ttl), "--grace", "1"]
+        return _Process(command, self.folder / f"worker-{number}.log", self._environment(wanted.faults[number]))
+
+    def _start_client(self, number: int) -> _Process:
+        seed = str(self.plan.clients[number])
+        command = [sys.executable, "-m", "chaos.client", self.url, self.cluster, seed, str(self.marks)]
+        faults = self.plan.faults[len(self.ports) + number]
+        return _Process(command, self.folder / f"client-{number}.log", self._environment(faults))
+
+    def _of_run(self) -> Iterator[tuple[int, str]]:
+        """Every process of this run, with its command line."""
+        wanted = f"{RUN_VARIABLE}={self.mark}".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                        yield int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+    def _templates(self) -> list[int]:
+        """The templates: their parent is a worker."""
+        workers = {worker.popen.pid for worker in self.workers if worker.alive}
+        return sorted(pid for pid, line in self._of_run() if "worker.template" in line and _parent(pid) in workers)
+
+    def _children(self) -> list[int]:
+        templates = set(self._templates())
+        return sorted(pid for pid, line in self._of_run() if "worker.template" in line and _parent(pid) in templates)
+
+    # --- the run
+
+    def execute(self) -> Report:
+        """The whole run; what is wrong is in the report. Nothing of the run is alive afterwards."""
+        started = time.monotonic()
+        try:
+            self.workers = [self._start_worker(n) for n in range(len(self.ports))]
+            self._await(lambda: self._live() > 0, "no worker got ready")
+            self.clients = [self._start_client(n) for n in range(len(self.plan.clients))]
+            for strike in self.plan.strikes:
+                self._pass_time(strike.after)
+                self._strike(strike)
+            self._pass_time(0.2)
+            self._settle()
+            self._check_futures()
+            self._check_capacity()
+            self._end_workers()
+            self._check_rows()
+            self._check_leftovers()
+        except ChaosError as exc:
+            self.report.wrong.append(str(exc))
+        finally:
+            self._kill_all()
+        self.report.seconds = round(time.monotonic() - started, 2)
+        return self.report
+
+    def _strike(self, strike: Strike) -> None:
+        blow = strike.blow
+        pids: list[int] = []
+        if blow in (Blow.kill_worker, Blow.lose_worker, Blow.drain_worker, Blow.stop_worker):
+            numbers = [n for n, worker in enumerate(self.workers) if worker.alive]
+            if not numbers:
+                return
+            number = numbers[strike.target % len(numbers)]
+            worker = self.workers[number]
+            if blow is Blow.stop_worker:
+                pids = [worker.popen.pid]
+            elif blow is Blow.drain_worker:
+                worker.signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.popen.wait(30)
+            else:
+                worker.kill()
+            if blow in (Blow.kill_worker, Blow.drain_worker) and not worker.alive:
+                self.workers[number] = self._start_worker(number)
+        elif blow in (Blow.kill_client, Blow.stop_client):
+            numbers = [n for n, client in enumerate(self.clients) if client.alive]
+            if not numbers:
+                return
+            number = numbers[strike.target % len(numbers)]
+            if blow is Blow.kill_client:
+                self.clients[number].kill()
+                self.killed_clients.add(number)
+            else:
+                pids = [self.clients[number].popen.pid]
+        else:
+            found = self._templates() if blow is Blow.kill_template else self._children()
+            if not found:
+                return
+            pid = found[strike.target % len(found)]
+            if blow is Blow.stop_child:
+                pids = [pid]
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.report.blows[blow] += 1
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                self._stopped.append((time.monotonic() + strike.seconds, pid))
+
+    def _pass_time(self, seconds: float) -> None:
+        """Waits, and lets go on what was stopped for long enough."""
+        end = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            for until, pid in list(self._stopped):
+                if now >= until:
+                    self._stopped.remove((until, pid))
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
+            if now >= end:
+                return
+            time.sleep(min(0.05, end - now))
+
+    def _await(self, done: Any, what: Any) -> None:
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not done():
+            if time.monotonic() > deadline:
+                raise ChaosError(what if isinstance(what, str) else what())
+            self._pass_time(0.1)
+
+    @property
+    def db(self) -> Any:
+        return open_database(self.url)
+
+    @property
+    def space(self) -> ClusterSpace:
+        return ClusterSpace(self.cluster)
+
+    def _live(self) -> int:
+        if not self.database.exists():
+            return 0
+        return len(run(self.db, list_workers, self.space, strategy="off"))
+
+    def _settle(self) -> None:
+        """No more blows: every address has a worker again, the clients end, every future ends."""
+        while self._stopped:
+            self._pass_time(0.05)
+        for number, worker in enumerate(self.workers):
+            if not worker.alive:
+                code = worker.popen.returncode
+                if code not in (0, -signal.SIGKILL, -signal.SIGTERM):  # SIGTERM may come before Python does
+                    self.report.wrong.append(f"worker {number} ended by itself with {code}:\n{_tail(worker.log)}")
+                self.workers[number] = self._start_worker(number)
+        for number, client in enumerate(self.clients):
+            try:
+                client.popen.wait(SETTLE_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise ChaosError(f"client {number} doesn't end; {self._unfinished()}\n{_tail(client.log)}") from None
+            if number not in self.killed_clients and client.popen.returncode != 0:
+                self.report.wrong.append(f"client {number}: {_tail(client.log)}")
+        self._await(lambda: not self._open_futures(), self._unfinished)
+
+    def _futures(self) -> list[FutureInfo]:
+        found: list[FutureInfo] = []
+        cursor: bytes | None = None
+        while True:
+            page, cursor = run(self.db, list_futures, self.space, cursor, 200, strategy="off")
+            found += page
+            if cursor is None:
+                return found
+
+    def _open_futures(self) -> list[FutureInfo]:
+        return [f for f in self._futures() if f.state not in (FutureState.realized, FutureState.failed)]
+
+    def _unfinished(self) -> str:
+        lines = [f"  {f.name} {f.id.hex()} {f.state}: {f.reason}" for f in self._open_futures()[:10]]
+        return "\n".join([f"{len(lines)} or more futures don't end:", *lines])
+
+    # --- checks
+
+    def _check_futures(self) -> None:
+        report, wrong = self.report, self.report.wrong
+        with Client(self.url, self.cluster) as client:
+            for info in self._futures():
+                kind, _, expected = info.name.partition("=")
+                if kind not in ALLOWED:
+                    wrong.append(f"future {info.id.hex()} has name {info.name!r}")
+                    continue
+                if info.state is FutureState.realized and kind not in MUST_FAIL:
+                    info = self._check_value(client, info, kind, expected)
+                report.futures += 1
+                report.starts += info.attempts
+                report.states[info.state] += 1
+                if info.state is FutureState.failed:
+                    reason = info.failure.reason if info.failure is not None else "none"
+                    report.reasons[reason] += 1
+                    if reason not in ALLOWED[kind]:
+                        wrong.append(f"{info.name} {info.id.hex()} failed: {info.reason}")
+                elif kind in MUST_FAIL:
+                    wrong.append(f"{info.name} {info.id.hex()} is realized")
+        if self.marks.exists():
+            for mark, count in Counter(self.marks.read_text().split()).items():
+                if count > 1:
+                    wrong.append(f"once={mark} was started {count} times")
+
+    def _check_value(self, client: Client, info: FutureInfo, kind: str, expected: str) -> FutureInfo:
+        """Its value by a client that knows its id only; what is known of it afterwards."""
+        future = client.get_future(info.id)
+        try:
+            value = future.result(SETTLE_SECONDS)
+        except Exception as exc:
+            now = next(f for f in self._futures() if f.id == info.id)
+            if now.state is not FutureState.failed:
+                self.report.wrong.append(f"{info.name} {info.id.hex()} can't be got: {type(exc).__name__}: {exc}")
+            return now
+        found = len(value) if isinstance(value, (bytes, memoryview)) else value
+        if str(found) != expected:
+            self.report.wrong.append(f"{info.name} {info.id.hex()} has the value {found!r}")
+        return info
+
+    def _check_capacity(self) -> None:
+        """Every worker's heartbeat says that all it has is free."""
+
+        def busy() -> list[str]:
+            lines = []
+            statuses = run(self.db, list_workers, self.space, strategy="off")
+            for status in statuses:
+                beat = status.heartbeat
+                if (
+                    status.claims or status.assignments or beat is None
+                    or beat.free_slots != beat.slots or beat.free.shape != beat.total.shape
+                ):  # fmt: skip
+                    lines.append(f"{status.id}: {status.claims} claims, {status.assignments} assignments, {beat}")
+            if len(statuses) < len(self.ports):
+                lines.append(f"{len(statuses)} of {len(self.ports)} workers are registered")
+            return lines
+
+        self._await(lambda: not busy(), lambda: "capacity isn't free again:\n" + "\n".join(busy()))
+
+    def _end_workers(self) -> None:
+        for worker in self.workers:
+            worker.signal(signal.SIGTERM)
+        for number, worker in enumerate(self.workers):
+            try:
+                code = worker.popen.wait(SETTLE_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise ChaosError(f"worker {number} doesn't end after SIGTERM:\n{_tail(worker.log)}") from None
+            if code != 0:
+                self.report.wrong.append(f"worker {number} ended with {code}:\n{_tail(worker.log)}")
+
+    def _check_rows(self) -> None:
+        self.report.wrong += [str(violation) for violation in validate(self.db, self.cluster)]
+
+    def _check_leftovers(self) -> None:
+        def left() -> list[str]:
+            lines = [f"process {pid}: {line}" for pid, line in self._of_run()]
+            lines += [f"file {path}" for path in self.folder.glob("spill-*/*")]
+            uid = os.getuid()
+            for path in set(memory_root().glob(f"futures-worker-{uid}-*")) - self._shm_before:
+                if _owner_is_gone(path):
+                    lines.append(f"file {path}")
+            return lines
+
+        self._await(lambda: not left(), lambda: "left behind:\n" + "\n".join(left()))
+
+    def _kill_all(self) -> None:
+        for _ in range(100):
+            pids = [pid for pid, _ in self._of_run()]
+            if not pids:
+                break
+            for pid in pids:
+                for number in (signal.SIGKILL, signal.SIGCONT):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+            time.sleep(0.02)
+        for process in [*self.workers, *self.clients]:
+            process.kill()
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return 0
+
+
+def _owner_is_gone(path: Path) -> bool:
+    """Whether the process that the name of a worker's directory names is no more: others' clusters aren't judged."""
+    try:
+        os.kill(int(path.name.split("-")[3]), 0)
+    except (ProcessLookupError, ValueError, IndexError):
+        return path.exists()
+    except PermissionError:
+        pass
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-3000:]
+
+
+def run_seed(seed: int, keep: Path | None = None) -> Report:
+    """Run one seed in a folder of its own. What failed is kept under `keep`, with the logs and the plan."""
+    random.seed(seed)
+    folder = Path(tempfile.mkdtemp(prefix=f"mainspring-chaos-{seed}-", dir=memory_root()))
+    wanted = plan(seed)
+    try:
+        report = ChaosRun(wanted, folder).execute()
+        if report.wrong and keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            (folder / "plan").write_text(wanted.describe() + "\n\n" + "\n".join(report.wrong) + "\n")
+            target = keep / f"seed-{seed}"
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(folder, target)
+        return report
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def report_of(seed: int, keep: Path) -> dict[str, Any]:
+    """`run_seed` as plain data, for a process that asks another one."""
+    return {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(run_seed(seed, keep)).items()}
