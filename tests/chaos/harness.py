@@ -160,6 +160,7 @@ class ChaosRun:
             self.workers = [self._start_worker(n) for n in range(len(self.ports))]
             self._await(lambda: self._live() > 0, "no worker got ready")
             self.clients = [self._start_client(n) for n in range(len(self.plan.clients))]
+            self._await(lambda: self._futures(1), "no client submitted anything")
             for strike in self.plan.strikes:
                 self._pass_time(strike.after)
                 self._strike(strike)
@@ -275,13 +276,13 @@ class ChaosRun:
                 self.report.wrong.append(f"client {number}: {_tail(client.log)}")
         self._await(lambda: not self._open_futures(), self._unfinished)
 
-    def _futures(self) -> list[FutureInfo]:
+    def _futures(self, enough: int = sys.maxsize) -> list[FutureInfo]:
         found: list[FutureInfo] = []
         cursor: bytes | None = None
         while True:
             page, cursor = run(self.db, list_futures, self.space, cursor, 200, strategy="off")
             found += page
-            if cursor is None:
+            if cursor is None or len(found) >= enough:
                 return found
 
     def _open_futures(self) -> list[FutureInfo]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import seed_params
+
 from chaos.harness import run_seed
 from chaos.plan import Blow, plan
-from conftest import seed_params
 
 
 @pytest.mark.slow
