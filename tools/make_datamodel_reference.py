@@ -42,6 +42,7 @@ _SUBSPACES = {
     "timers": "Never disarmed: a timer that has become stale does nothing when it fires.",
     "mailboxes": "What sessions are told; a worker's session is its incarnation (cancel, free).",
     "bells": "The only keys that are watched.",
+    "actors": "Where actors take calls, and their names. An actor and its calls are futures.",
     "dead_workers": "Incarnations that were fenced and still hold rows.",
 }
 

@@ -67,6 +67,11 @@ def as_id(future_id: UUID | bytes) -> bytes:
     return future_id
 
 
+def show_id(future_id: bytes) -> str:
+    """An id as people see it everywhere: a UUID with its dashes."""
+    return str(UUID(bytes=future_id))
+
+
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()

@@ -99,6 +99,10 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
         "bells", "('session', session)", "little-endian counter", "rung with mail, and with assignments of a worker"
     ),
+    KeyDoc("actors", "('name', name)", "id", "the actor of that name, the latest one"),
+    KeyDoc(
+        "actors", "(id, 'place')", "start, ip, port", "where the actor takes calls, while its claim is that start's"
+    ),
     KeyDoc(
         "dead_workers", "(ip, port, incarnation)", "drained", "fenced incarnations whose rows are still to be reaped"
     ),
@@ -136,6 +140,7 @@ EDGE = _name("edge")
 SESSION = _name("session")
 HEARTBEAT = _name("heartbeat")
 INCARNATION = _name("incarnation")
+PLACE = _name("place")
 
 
 def encode_id(future_id: bytes) -> bytes:
@@ -195,6 +200,7 @@ class Layout:
         self.timers = subspace("timers")
         self.mailboxes = subspace("mailboxes")
         self.dead_workers = subspace("dead_workers")
+        self.actors = subspace("actors")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
         self._session_bells = bytes(space["bells"]["session"].key())
         self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
@@ -273,6 +279,14 @@ class Layout:
 
     def timer(self, due_us: int, e: bytes, kind: str) -> bytes:
         return self.timers + bytes(fdb_tuple.pack((due_us,))) + e + _name(kind)
+
+    # --- actors
+
+    def actor_name(self, name: str) -> bytes:
+        return self.actors + bytes(fdb_tuple.pack(("name", name)))
+
+    def actor_place(self, e: bytes) -> bytes:
+        return self.actors + e + PLACE
 
     # --- results, mail
 

@@ -42,6 +42,7 @@ TRANSITIONS: dict[str, Transition] = {
         _row("relinquish_claim", (_C,), (_U, _W, _F)),  # failed: too many losses
         _row("fail_future", (_C,), (_U, _W, _C, _F)),  # unclaimed or waiting: retries remain; claimed again in one turn
         _row("realize_future", (_C,), (_R,)),
+        _row("finish_call", (None, _W), (_R, _F)),  # a call of an actor, which waits on it if it was recorded before
         _row("miss_inputs", (_C,), (_W, _U, _F)),  # a dependency's object is gone
         _row("settle_edge", (_W,), (_W, _U, _C, _F)),  # an upstream ended
         _row("release_backoff", (_W,), (_U, _W)),

@@ -12,8 +12,8 @@ from ..changes import Changes, Ended, FutureRows
 from ..copies import add_copy, find_copy, forget_copy, name_latest, reconstruct, recover
 from ..copies import live_copies as _live_copies
 from ..endings import finish, forget_results
-from ..errors import OversizeError
-from ..ids import as_id
+from ..errors import FutureStateError, OversizeError
+from ..ids import as_id, show_id
 from ..placement import withdraw
 from ..records import NO_SESSION, CodeDigest, Failure, FutureResult, FutureSpec, WorkerId
 from ..space import (
@@ -144,12 +144,14 @@ def resubmit_future(tr: Transaction, space: ClusterSpace, future_id: UUID | byte
     `epoch` is the one the caller saw the loss or failure in: of any number of callers one succeeds. A Realized future
     that may not be reconstructed, or was `max_reconstructions` times, fails ("object-lost"): then the answer is True too.
 
-    Raises UnknownFutureError, FutureDeletedError.
+    Raises FutureStateError for what has no code (a call of an actor), UnknownFutureError, FutureDeletedError.
     """
     ch = Changes(tr, space)
     f = ch.load_existing(as_id(future_id))
     if not f.ended or f.epoch != epoch:
         return False
+    if f.failed and not codec.unpack_code(f.rows[CODE])[1]:
+        raise FutureStateError(f"future {show_id(f.id)} is a call of an actor or a put: it has no code to run again")
     reconstruct(ch, f, lost=f.realized)
     finish(ch)
     return True
@@ -196,6 +198,7 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
     for name in list(f.rows):
         ch.put(f, name, None)
     ch.set(ch.keys.future(f.e, DELETED), codec.pack(ch.wall_us))
+    ch.clear(ch.keys.actor_place(f.e))
     if isinstance(args, CodeDigest):
         ch.flush_rows()
         drop_reference(tr, space, bytes(args), f.id)

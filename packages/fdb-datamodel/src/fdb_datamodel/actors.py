@@ -1,0 +1,298 @@
+"""Actors: a future that stays Claimed while its object lives, and calls that the process which runs it records itself.
+
+The actor's own future holds its place with a worker by the ordinary rules: claimed, reaped when the worker dies, started
+again while its budgets last, cancelled to end it. It never becomes Realized. A call is a future of its own: either it
+appears when it ended, Realized or Failed at once (row `finish_call`), or it was recorded before that, and is Waiting on an
+edge to the actor; so it fails with the actor, whoever is left to see it. Calls have no code and are never run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fdb_schema import ClusterSpace, Transaction
+
+from . import codec
+from .changes import Changes, Ended, FutureRows
+from .endings import fail_for_good, finish
+from .errors import ClaimLostError
+from .ids import show_id
+from .placement import clear_edges
+from .records import Failure, FutureResult, FutureSpec, MailEntry, WorkerId
+from .space import (
+    ALLOW_RECONSTRUCTION,
+    ARGS,
+    CLAIM,
+    CODE,
+    EDGE,
+    FAILURE,
+    LATEST_RESULT,
+    LISTENERS,
+    NUM_ATTEMPTS,
+    OPTIONS,
+    decode_id,
+    encode_id,
+)
+from .states import FutureState
+from .transitions.submit import submit_futures
+
+CALLS_PER_PAGE = 100
+_ONE = codec.pack(1)
+_FALSE = codec.pack(False)
+
+
+class ActorHost(NamedTuple):
+    """One start of an actor, the fence of everything its process writes. start: counts from 1."""
+
+    id: bytes
+    worker: WorkerId
+    token: bytes
+    start: int
+
+
+class ActorPlace(NamedTuple):
+    """What a caller needs to know of an actor. ip, port: where start `start` takes calls; "", 0: not up yet.
+
+    starts: the latest start that was begun. failure: why the actor is no more.
+    """
+
+    start: int
+    ip: str
+    port: int
+    starts: int
+    failure: Failure | None
+
+
+class RecordedCall(NamedTuple):
+    """A call that was recorded before it ran. dependencies: of its arguments."""
+
+    id: bytes
+    session: bytes
+    method: str
+    args: bytes
+    dependencies: tuple[bytes, ...]
+    name: str
+
+
+class CallOutcome(NamedTuple):
+    """How a call ended: with a result or a failure. name: for people; session: of the caller."""
+
+    id: bytes
+    session: bytes
+    name: str
+    result: FutureResult | None = None
+    failure: Failure | None = None
+
+
+def create_actor(tr: Transaction, space: ClusterSpace, spec: FutureSpec, name: str = "") -> bytes:
+    """Submit an actor's future, or find the unfinished one of that name; its id.
+
+    A name whose actor ended is given to the new one. Safe to repeat.
+    """
+    ch = Changes(tr, space)
+    if name:
+        known = ch.get_many([ch.keys.actor_name(name)])[0]
+        if known is not None and not _ended(ch, codec.unpack(known)):
+            return bytes(codec.unpack(known))
+    submit_futures(tr, space, [spec])
+    if name:
+        tr.set(ch.keys.actor_name(name), codec.pack(spec.id))
+    return spec.id
+
+
+def named_actor(tr: Transaction, space: ClusterSpace, name: str) -> bytes | None:
+    """The id of the actor of that name; None if there is none, or it ended."""
+    ch = Changes(tr, space)
+    known = ch.get_many([ch.keys.actor_name(name)])[0]
+    if known is None or _ended(ch, codec.unpack(known)):
+        return None
+    return bytes(codec.unpack(known))
+
+
+def _ended(ch: Changes, actor: bytes) -> bool:
+    f = ch.load(actor)
+    return not f.exists or f.ended
+
+
+def begin_host(tr: Transaction, space: ClusterSpace, actor: bytes, attempt: int = 0) -> ActorHost:
+    """The start that runs now. Raises ClaimLostError unless it is attempt `attempt` (0: any), UnknownFutureError."""
+    f = Changes(tr, space).load_existing(actor)
+    claim = f.claim
+    if not f.claimed or claim is None or (attempt and claim[3] != attempt):
+        raise ClaimLostError(f"actor {show_id(actor)} is no longer held by its attempt {attempt}: its process must end")
+    return ActorHost(actor, claim[1], claim[0], claim[3])
+
+
+def place_host(tr: Transaction, space: ClusterSpace, host: ActorHost, ip: str, port: int) -> None:
+    """This start takes calls at an address now. Raises ClaimLostError, WorkerFencedError."""
+    ch = Changes(tr, space)
+    _check_host(ch, host)
+    ch.set(ch.keys.actor_place(encode_id(host.id)), codec.pack((host.start, ip, port)))
+    ch.flush()
+
+
+def find_actor(tr: Transaction, space: ClusterSpace, actor: bytes) -> ActorPlace:
+    """Where an actor takes calls, by snapshot. Raises UnknownFutureError, FutureDeletedError."""
+    ch = Changes(tr, space)
+    f = ch.load_existing(actor, snapshot=True)
+    place = ch.get_many([ch.keys.actor_place(f.e)], snapshot=True)[0]
+    start, ip, port = codec.unpack(place)[:3] if place is not None else (0, "", 0)
+    claim = f.claim
+    if claim is None or claim[3] != start:
+        start, ip, port = 0, "", 0
+    return ActorPlace(start, ip, port, f.attempts, f.failure)
+
+
+def call_options(start: int, method: str) -> bytes:
+    """For `FutureSpec.call_options` of a call that is recorded before it ran: the start it is sent to, and its method.
+
+    Such a spec has no code, and its dependencies are the actor and then those of the arguments.
+    """
+    return codec.pack((start, method))
+
+
+def recorded_calls(
+    tr: Transaction, space: ClusterSpace, host: ActorHost, after: bytes = b""
+) -> tuple[list[RecordedCall], bytes]:
+    """A page of the calls that wait for this actor, in the order of their ids, and the cursor of the next (b"": the last).
+
+    Those sent to an earlier start fail: they may have run. Raises ClaimLostError, WorkerFencedError.
+    """
+    ch = Changes(tr, space)
+    _check_host(ch, host)
+    prefix = ch.keys.listeners + encode_id(host.id) + EDGE
+    rows = ch.read(prefix + after, prefix + b"\xff", limit=CALLS_PER_PAGE)
+    found: list[RecordedCall] = []
+    for key, _ in rows:
+        f = ch.load(decode_id(key[len(prefix) :]))
+        packed = f.option("call_options")
+        if f.ended or f.dependencies[:1] != (host.id,) or not packed:
+            continue  # not a call: something that waits for the actor's end
+        start, method = codec.unpack(packed)[:2]
+        if start < host.start:
+            fail_for_good(ch, f, lost_call(f.id, host.id, "the process it was sent to died; it may have run"))
+            continue
+        session = codec.unpack_code(f.rows[CODE])[0]
+        args, dependencies = codec.unpack_args(f.rows.get(ARGS))
+        found.append(RecordedCall(f.id, session, method, args, dependencies[1:], f.option("name")))
+    finish(ch)
+    return found, rows[-1][0][len(prefix) :] + b"\x00" if len(rows) == CALLS_PER_PAGE else b""
+
+
+def fail_calls(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes], actor: bytes, why: str) -> None:
+    """Recorded calls that will never run, or may have run, end Failed ("worker-lost"); others are left as they are."""
+    ch = Changes(tr, space)
+    for one in ids:
+        f = ch.load(one)
+        if f.exists and not f.ended and f.dependencies[:1] == (actor,):
+            fail_for_good(ch, f, lost_call(one, actor, why))
+    finish(ch)
+
+
+def lost_call(call: bytes, actor: bytes, why: str) -> Failure:
+    return Failure("worker-lost", f"call {show_id(call)} of actor {show_id(actor)} is lost: {why}")
+
+
+def ended_calls(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes]) -> list[MailEntry | None]:
+    """How each call ended; None: it hasn't, or isn't recorded."""
+    ch = Changes(tr, space)
+    found: list[MailEntry | None] = []
+    for one in ids:
+        f = ch.load(one)
+        if f.failed:
+            found.append(MailEntry(one, "failed", None, f.failure, f.epoch))
+        elif f.realized:
+            found.append(MailEntry(one, "realized", f.result, None, f.epoch))
+        else:
+            found.append(None)
+    return found
+
+
+def finish_calls(
+    tr: Transaction, space: ClusterSpace, host: ActorHost, outcomes: Sequence[CallOutcome]
+) -> list[tuple[str, bytes]]:
+    """Record how calls ended (row `finish_call`); per call what to tell the caller: kind and value, as in a mailbox.
+
+    One that ended otherwise meanwhile (cancelled, deleted) keeps that end. Callers are answered by the process that ran
+    the call, so no mail is written to them; other listeners are settled. Safe to repeat. Keep a batch under 200 calls and
+    400 kB of inline results. Raises ClaimLostError, WorkerFencedError: nothing was recorded, and nothing may be answered.
+    """
+    ch = Changes(tr, space)
+    keys = ch.keys
+    encoded = [encode_id(one.id) for one in outcomes]
+    rows = _check_host(ch, host, [keys.futures + e + name for e in encoded for name in (CODE, LISTENERS)])
+    token, wall_us = ch.token, ch.wall_us
+    claim = codec.pack_claim(host.worker, token, wall_us, 1)
+    said: list[tuple[str, bytes]] = []
+    options: dict[str, bytes] = {}
+    codes: dict[bytes, bytes] = {}
+    writes = ch.writes
+    for at, (one, e) in enumerate(zip(outcomes, encoded, strict=True)):
+        prefix = keys.futures + e
+        f: FutureRows | None = None
+        if rows[2 * at] is not None or rows[2 * at + 1] is not None:
+            f = ch.load(one.id)
+            writes = ch.writes  # a read may have flushed them
+            if f.deleted or f.ended:
+                said.append(_end_of(f, one))
+                continue
+            clear_edges(ch, f)
+        else:
+            if one.session not in codes:
+                codes[one.session] = codec.pack_code(one.session, b"", wall_us)
+            if one.name not in options:
+                options[one.name] = codec.pack({"name": one.name})
+            writes[prefix + CODE] = codes[one.session]
+            writes[prefix + ALLOW_RECONSTRUCTION] = _FALSE
+            writes[prefix + OPTIONS] = options[one.name]
+        writes[prefix + NUM_ATTEMPTS] = _ONE
+        if one.failure is not None:
+            value = codec.pack_failure(one.failure)
+            kind = "failed"
+            writes[prefix + FAILURE] = value
+        else:
+            result = one.result or FutureResult(b"")
+            value = codec.pack_latest_result(_held(result, host.worker), token, wall_us)
+            kind = "realized"
+            writes[prefix + CLAIM] = claim
+            writes[prefix + LATEST_RESULT] = value
+            writes[keys.result(e, token)] = codec.pack_result_row(_held(result, host.worker), token, wall_us)
+        said.append((kind, value))
+        if f is not None and f.listened:
+            ch.ended.append(Ended(f.id, e, kind, value, f.epoch))
+    finish(ch)
+    return said
+
+
+def read_answer(call: bytes, kind: str, value: bytes) -> MailEntry:
+    """What `finish_calls` said, as the mail that it stands for."""
+    if kind == "failed":
+        return MailEntry(call, kind, None, codec.unpack_failure(value), 0)
+    return MailEntry(call, kind, codec.unpack_latest_result(value), None, 0)
+
+
+def _held(result: FutureResult, worker: WorkerId) -> FutureResult:
+    return FutureResult(result.inline, result.size, result.name, result.worker or worker)
+
+
+def _end_of(f: FutureRows, one: CallOutcome) -> tuple[str, bytes]:
+    if f.realized:
+        return "realized", f.rows[LATEST_RESULT]
+    gone = Failure("deleted", f"call {show_id(one.id)} was deleted")
+    return "failed", f.rows.get(FAILURE) or codec.pack_failure(gone)
+
+
+def _check_host(ch: Changes, host: ActorHost, more: Sequence[bytes] = ()) -> list[bytes | None]:
+    """Raises unless this start is the actor's and its worker's incarnation is live; the values of `more`."""
+    worker = host.worker
+    live, row, *rest = ch.get_many(
+        [ch.keys.incarnation(worker.ip, worker.port), ch.keys.future(encode_id(host.id), CLAIM), *more]
+    )
+    ch.check_fence(worker, live)
+    if row is None or codec.unpack_claim(row)[0] != host.token:
+        raise ClaimLostError(
+            f"start {host.start} of actor {show_id(host.id)} is over (another began, or it was ended): "
+            "its process must end"
+        )
+    return rest

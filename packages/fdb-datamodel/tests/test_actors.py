@@ -1,0 +1,162 @@
+"""Actors: a future that stays claimed, and calls that its process records itself."""
+
+from __future__ import annotations
+
+import pytest
+from datamodel_lab.lab import Lab
+
+import fdb_datamodel as dm
+from fdb_datamodel import FutureSpec, actors
+from fdb_datamodel.actors import ActorHost, CallOutcome
+
+ONCE = {"max_worker_losses": 0, "max_oom": 0}
+
+
+def start(lab: Lab, port: int = 1, max_restarts: int = 0, name: str = "") -> tuple[dm.WorkerId, ActorHost]:
+    worker = lab.worker(port)
+    spec = lab.spec(max_retries=max_restarts, max_worker_losses=max_restarts, max_oom=max_restarts)
+    actor = lab(actors.create_actor, spec, name)
+    (claim,) = lab.claim(worker)
+    host = lab(actors.begin_host, actor, claim.attempt)
+    lab(actors.place_host, host, "127.0.0.1", 7000)
+    return worker, host
+
+
+def outcome(lab: Lab, value: bytes = b"x", call: bytes = b"") -> CallOutcome:
+    return CallOutcome(call or dm.new_future_id(), lab.session, "Counter.incr", dm.FutureResult(value))
+
+
+def record(lab: Lab, host: ActorHost, *dependencies: bytes) -> bytes:
+    spec = FutureSpec(
+        b"",
+        b"args",
+        session=lab.session,
+        dependencies=(host.id, *dependencies),
+        allow_reconstruction=False,
+        call_options=actors.call_options(host.start, "incr"),
+        name="Counter.incr",
+    )
+    return lab.submit(spec)[0]
+
+
+def test_a_call_appears_realized(memory_lab: Lab) -> None:
+    lab = memory_lab
+    _, host = start(lab)
+    one, two = outcome(lab, b"1"), outcome(lab)._replace(result=None, failure=dm.Failure("error", "ValueError: no"))
+    answers = lab(actors.finish_calls, host, [one, two])
+    first = actors.read_answer(one.id, *answers[0])
+    assert first.result is not None and first.result.inline == b"1"
+    second = actors.read_answer(two.id, *answers[1])
+    assert second.failure is not None and second.failure.message == "ValueError: no"
+    assert (lab.state(one.id), lab.state(two.id)) == ("realized", "failed")
+    assert lab(actors.ended_calls, [one.id, two.id, dm.new_future_id()]) == [first, second, None]
+    assert lab.info(one.id).name == "Counter.incr"
+    assert lab.mail() == [], "the process that ran it answers"
+    assert lab(actors.finish_calls, host, [one, two]) == answers, "safe to repeat"
+    with pytest.raises(dm.FutureStateError, match="no code"):
+        lab(dm.resubmit_future, two.id, 0)
+    assert lab.validate() == []
+
+
+def test_a_lost_result_of_a_call_is_not_computed_again(memory_lab: Lab) -> None:
+    lab = memory_lab
+    worker, host = start(lab)
+    call = outcome(lab)._replace(result=dm.FutureResult(None, 50_000, "object", worker))
+    lab(actors.finish_calls, host, [call])
+    lab.kill(worker)
+    lab.reap()
+    assert lab(dm.recover_result, call.id, 0) is None
+    assert lab.info(call.id).failure is not None
+    assert lab.info(call.id).failure.reason == "object-lost"
+    assert lab.validate() == []
+
+
+def test_names_are_got_or_created(memory_lab: Lab) -> None:
+    lab = memory_lab
+    _, host = start(lab, name="hits")
+    assert lab(actors.create_actor, lab.spec(), "hits") == host.id
+    assert lab(actors.named_actor, "hits") == host.id
+    assert lab(actors.named_actor, "misses") is None
+    lab(dm.cancel_future, host.id)
+    assert lab(actors.named_actor, "hits") is None
+    fresh = lab.spec()
+    assert lab(actors.create_actor, fresh, "hits") == fresh.id != host.id
+    assert lab.validate() == []
+
+
+def test_a_recorded_call_waits_for_the_actor_and_fails_with_it(memory_lab: Lab) -> None:
+    lab = memory_lab
+    worker, host = start(lab)
+    call = record(lab, host)
+    after = lab.spec(dependencies=(call,))
+    lab.submit(after)
+    assert lab.state(call) == "waiting"
+    assert [c[:4] for c in lab(actors.recorded_calls, host)[0]] == [(call, lab.session, "incr", b"args")]
+    lab.kill(worker)
+    lab.reap()
+    assert lab.state(host.id) == lab.state(call) == lab.state(after.id) == "failed"
+    assert "died while it ran" in lab.info(call).reason
+    assert lab.validate() == []
+
+
+def test_a_recorded_call_that_ended_settles_who_waits_for_it(memory_lab: Lab) -> None:
+    lab = memory_lab
+    worker, host = start(lab)
+    call = record(lab, host)
+    after = lab.spec(dependencies=(call,))
+    lab.submit(after)
+    other = b"s" * 16
+    assert lab(dm.subscribe, other, [call]) == []
+    lab(actors.finish_calls, host, [outcome(lab, b"1", call)])
+    assert (lab.state(call), lab.state(after.id)) == ("realized", "unclaimed")
+    assert [(m.id, m.kind) for m in lab.mail(other)] == [(call, "realized")]
+    assert lab(actors.recorded_calls, host) == ([], b"")
+    assert lab.validate() == []
+    (claim,) = lab.claim(worker)
+    assert claim.inputs[call].inline == b"1"
+
+
+def test_a_cancelled_call_keeps_its_end(memory_lab: Lab) -> None:
+    lab = memory_lab
+    _, host = start(lab)
+    call = record(lab, host)
+    lab(dm.cancel_future, call)
+    ((kind, value),) = lab(actors.finish_calls, host, [outcome(lab, b"1", call)])
+    failure = actors.read_answer(call, kind, value).failure
+    assert failure is not None and failure.reason == "cancelled"
+    assert lab.validate() == []
+
+
+def test_a_restart_fails_what_was_sent_before_and_fences_the_earlier_start(memory_lab: Lab) -> None:
+    lab = memory_lab
+    worker, host = start(lab, max_restarts=1)
+    sent = record(lab, host)
+    lab.kill(worker)
+    lab.reap()
+    assert lab(actors.find_actor, host.id)[1:] == ("", 0, 1, None)
+    second = lab.worker(2)
+    (claim,) = lab.claim(second)
+    again = lab(actors.begin_host, host.id, claim.attempt)
+    assert again.start == 2
+    late = record(lab, again)
+    assert [c.id for c in lab(actors.recorded_calls, again)[0]] == [late]
+    assert "may have run" in lab.info(sent).reason
+    with pytest.raises(dm.ClaimLostError):
+        lab(actors.finish_calls, host, [outcome(lab)])
+    with pytest.raises(dm.ClaimLostError):
+        lab(actors.begin_host, host.id, 1)
+    lab(actors.fail_calls, [late, sent, dm.new_future_id()], host.id, "nobody sent it")
+    assert lab.state(late) == "failed"
+    lab(actors.place_host, again, "127.0.0.1", 7001)
+    assert lab(actors.find_actor, host.id) == (2, "127.0.0.1", 7001, 2, None)
+    assert lab.validate() == []
+
+
+def test_many_recorded_calls_are_read_by_pages(memory_lab: Lab) -> None:
+    lab = memory_lab
+    _, host = start(lab)
+    calls = [record(lab, host) for _ in range(actors.CALLS_PER_PAGE + 5)]
+    page, cursor = lab(actors.recorded_calls, host)
+    rest, end = lab(actors.recorded_calls, host, cursor)
+    assert [c.id for c in page + rest] == calls
+    assert end == b""
