@@ -34,7 +34,6 @@ from .space import (
     decode_id,
     encode_id,
 )
-from .states import FutureState
 from .transitions.submit import submit_futures
 
 CALLS_PER_PAGE = 100
