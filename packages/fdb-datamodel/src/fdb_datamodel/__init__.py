@@ -14,7 +14,7 @@ from .errors import (
 )
 from .ids import as_id, id_for_key, new_future_id, new_future_ids
 from .invariants import INVARIANTS
-from .reading import describe_future, get_future_state, get_future_states, list_futures
+from .reading import describe_future, get_future_state, get_future_states, list_downstreams, list_futures
 from .records import (
     NO_SESSION,
     Backoff,
@@ -140,6 +140,7 @@ __all__ = [
     "heartbeat",
     "id_for_key",
     "is_live",
+    "list_downstreams",
     "list_futures",
     "list_workers",
     "live_copies",

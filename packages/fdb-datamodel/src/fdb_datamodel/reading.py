@@ -124,6 +124,14 @@ def list_futures(
     return infos, last if len(rows) == page else None
 
 
+def list_downstreams(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, limit: int = 100) -> list[bytes]:
+    """Ids of unfinished futures that wait for this one, at most `limit`, by snapshot."""
+    ch = Changes(tr, space)
+    prefix = ch.keys.edge(encode_id(as_id(future_id)), b"")
+    rows = ch.read(prefix, prefix + b"\xff", limit=limit, snapshot=True)
+    return [decode_id(key[len(prefix) :]) for key, _ in rows]
+
+
 def _upstreams(ch: Changes, f: FutureRows) -> tuple[bytes, ...]:
     if f.ended or f.claimed or ARGS not in f.rows:
         return ()
@@ -183,6 +191,7 @@ def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[Future
         code_size=None if isinstance(code, CodeDigest) else len(code),
         args_size=len(codec.unpack_args(args)[0]),
         wall_us=wall_us,
+        started_us=claim[2] if claim is not None else 0,
         details={name: value for name, value in f.options.items() if name not in ("name", "call_options")},
     )
 

@@ -314,6 +314,7 @@ class FutureInfo:
     code_size: int | None = None
     args_size: int = 0
     wall_us: int = 0  # submitted at
+    started_us: int = 0  # wall time of the latest claim; 0 where none stands
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

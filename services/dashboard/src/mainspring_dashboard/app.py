@@ -1,0 +1,243 @@
+"""The web application: the page's files, what it asks for as JSON, and a stream of samples. It answers GET and nothing else.
+
+| path | answers |
+|---|---|
+| `/`, `/futures`, `/futures/ID`, `/workers`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
+| `/api/overview?since=T` | the newest sample, and those after T |
+| `/api/stream` | server-sent events: one sample a second |
+| `/api/futures?state=S&q=TEXT&after=ID&limit=N`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
+| `/api/workers`, `/api/leases?prefix=P`, `/api/leases/NAME`, `/api/heap`, `/api/ids` | the rest |
+| `/healthz` | 200 while the database answers, else 503 |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from fdb_datamodel import FutureState
+from fdb_schema import MainspringError, fdb_error_code
+from mainspring_dashboard.access import Access
+from mainspring_dashboard.heap import HeapView
+from mainspring_dashboard.reading import Cluster
+from mainspring_dashboard.sampler import Sampler
+
+T = TypeVar("T")
+
+STATIC: Final = Path(__file__).parent / "static"
+INTERVAL_SECONDS: Final = 1.0
+PAGES: Final = ("/", "/futures", "/futures/{id}", "/workers", "/leases", "/leases/{name:path}", "/heap", "/ids")
+PAGE_LIMIT: Final = 500
+
+log = logging.getLogger("mainspring.dashboard")
+
+
+class Live:
+    """The sampler, ticking while the application runs, and those who wait for its next tick."""
+
+    def __init__(self, sampler: Sampler, interval: float) -> None:
+        self.sampler = sampler
+        self.closing = False
+        self._interval = interval
+        self._ticked = asyncio.Condition()
+        self.ticks = 0
+
+    async def run(self) -> None:
+        """Tick until cancelled. A database that doesn't answer is shown, and asked again."""
+        while True:
+            try:
+                await run_in_threadpool(self.sampler.tick)
+                self.sampler.problem = None
+            except Exception as error:
+                if not _is_reading_error(error):
+                    log.exception("a sample could not be taken")
+                self.sampler.problem = str(error)
+            await self._announce()
+            await asyncio.sleep(self._interval)
+
+    async def close(self) -> None:
+        """End every stream."""
+        self.closing = True
+        await self._announce()
+
+    async def _announce(self) -> None:
+        async with self._ticked:
+            self.ticks += 1
+            self._ticked.notify_all()
+
+    async def next_tick(self, seen: int) -> int:
+        """Wait until there was a tick after number `seen`; its number."""
+        async with self._ticked:
+            await self._ticked.wait_for(lambda: self.ticks > seen or self.closing)
+            return self.ticks
+
+
+def create_app(
+    cluster: Cluster,
+    *,
+    token: str | None = None,
+    heap: HeapView | None = None,
+    interval: float = INTERVAL_SECONDS,
+) -> Starlette:
+    """The application over `cluster`. With `token` None it answers only under names of loopback.
+
+    `interval`: seconds between samples. The application closes neither `cluster` nor `heap`.
+    """
+    view = heap or HeapView(cluster.db, cluster.name, None, None)
+
+    @contextlib.asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        live = Live(Sampler(cluster), interval)
+        app.state.live = live
+        ticking = asyncio.create_task(live.run())
+        try:
+            yield
+        finally:
+            await live.close()
+            ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await ticking
+
+    async def page(_request: Request) -> Response:
+        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    async def overview(request: Request) -> Response:
+        live: Live = request.app.state.live
+        since = _number(request, "since", 0.0)
+        return JSONResponse(live.sampler.snapshot() | {"history": live.sampler.history.since(since)})
+
+    async def stream(request: Request) -> Response:
+        live: Live = request.app.state.live
+        return StreamingResponse(_events(live), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def futures(request: Request) -> Response:
+        query = request.query_params
+        limit = int(_number(request, "limit", 100, 1, PAGE_LIMIT))
+        after = _uuid(query["after"]) if query.get("after") else None
+        rows, following = await _read(cluster.futures, _state(query.get("state")), query.get("q", ""), after, limit)
+        return JSONResponse({"futures": rows, "after": following})
+
+    async def future(request: Request) -> Response:
+        found = await _read(cluster.future, _uuid(request.path_params["id"]))
+        if found is None:
+            raise HTTPException(404, f"cluster {cluster.name!r} has no future {request.path_params['id']}")
+        return JSONResponse(found)
+
+    async def lineage(request: Request) -> Response:
+        return JSONResponse(await _read(cluster.lineage, _uuid(request.path_params["id"])))
+
+    async def workers(_request: Request) -> Response:
+        return JSONResponse({"workers": await _read(cluster.workers)})
+
+    async def leases(request: Request) -> Response:
+        return JSONResponse({"leases": await _read(cluster.leases, request.query_params.get("prefix", ""))})
+
+    async def lease(request: Request) -> Response:
+        found = await _read(cluster.lease, request.path_params["name"])
+        if found["held"] is None and not found["events"]:
+            raise HTTPException(404, f"lease {found['name']!r} of cluster {cluster.name!r} was never granted")
+        return JSONResponse(found)
+
+    async def heap_state(_request: Request) -> Response:
+        return JSONResponse(await _read(view.read))
+
+    async def ids(_request: Request) -> Response:
+        return JSONResponse({"stores": await _read(cluster.ids)})
+
+    async def healthz(request: Request) -> Response:
+        problem = request.app.state.live.sampler.problem
+        return PlainTextResponse("ok\n") if problem is None else PlainTextResponse(problem + "\n", 503)
+
+    routes = [
+        *(Route(path, page) for path in PAGES),
+        Route("/api/overview", overview),
+        Route("/api/stream", stream),
+        Route("/api/futures", futures),
+        Route("/api/futures/{id}", future),
+        Route("/api/futures/{id}/lineage", lineage),
+        Route("/api/workers", workers),
+        Route("/api/leases", leases),
+        Route("/api/leases/{name:path}", lease),
+        Route("/api/heap", heap_state),
+        Route("/api/ids", ids),
+        Route("/healthz", healthz),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Starlette(
+        routes=routes,
+        lifespan=life,
+        middleware=[Middleware(Access, token=token)],
+        exception_handlers={HTTPException: _refused},
+    )
+
+
+async def _events(live: Live) -> AsyncIterator[bytes]:
+    seen = 0
+    while not live.closing:
+        seen = await live.next_tick(seen)
+        if not live.closing:
+            yield b"data: " + json.dumps(live.sampler.snapshot(), separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _read(work: Callable[..., T], *args: Any) -> T:
+    """`work` in a thread; a database that can't answer is a 503 that says so."""
+    try:
+        return await run_in_threadpool(work, *args)
+    except Exception as error:
+        if _is_reading_error(error):
+            raise HTTPException(503, str(error)) from error
+        raise
+
+
+def _is_reading_error(error: Exception) -> bool:
+    return isinstance(error, MainspringError) or fdb_error_code(error) is not None
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code)
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise HTTPException(400, f"{text[:80]!r} is no id of a future: give a UUID") from None
+
+
+def _state(text: str | None) -> FutureState | None:
+    if not text:
+        return None
+    try:
+        return FutureState(text)
+    except ValueError:
+        known = ", ".join(state.value for state in FutureState)
+        raise HTTPException(400, f"there is no state {text[:40]!r}: use one of {known}") from None
+
+
+def _number(request: Request, name: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise HTTPException(400, f"{name}={text[:40]!r}: give a number from {low:g} to {high:g}")
+    return value

@@ -1,0 +1,107 @@
+"""The command `mainspring-dashboard`."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import Annotated, NoReturn
+
+import typer
+
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, command_app, fail, run_app
+from fdb_schema.errors import EXIT_USAGE
+from mainspring_dashboard.access import is_loopback
+
+app = command_app("mainspring-dashboard", "A live web page over a cluster: futures, workers, leases, the heap.")
+
+DEFAULT_PORT = 8420
+
+
+def dashboard(
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    address: Annotated[str, typer.Option(help="Address to serve on; any but loopback needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 takes any free one.")] = DEFAULT_PORT,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAINSPRING_DASHBOARD_TOKEN",
+            help="Who shows it may look. Not needed on loopback; elsewhere one is made and printed if none is given.",
+            show_envvar=True,
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAINSPRING_HEAP",
+            metavar="URL",
+            help="The heap, s3://BUCKET/PREFIX or file:DIRECTORY, for its buckets.",
+        ),
+    ] = None,
+    endpoint_url: Annotated[
+        str | None,
+        typer.Option(envvar="AWS_ENDPOINT_URL", metavar="URL", help="Of an S3 server other than AWS's."),
+    ] = None,
+) -> None:
+    """Serve the dashboard until SIGTERM or Ctrl-C. Prints its address when it is ready; it only reads."""
+    import uvicorn
+
+    from mainspring_dashboard.app import create_app
+    from mainspring_dashboard.heap import HeapView
+    from mainspring_dashboard.reading import Cluster
+
+    if token is not None and len(token) < 16:
+        fail("--token is shorter than 16 characters: anybody could guess it", EXIT_USAGE)
+    made = token is None and not is_loopback(address)
+    shown = secrets.token_urlsafe(24) if made else token
+    listening = _listen(address, port)
+    reading = Cluster(db, cluster)
+    heap = HeapView(reading.db, cluster, store, endpoint_url)
+    host = f"[{address}]" if ":" in address else address
+    url = f"http://{host}:{listening.getsockname()[1]}/"
+
+    class Server(uvicorn.Server):
+        """Says when it is ready, which uvicorn's log says in a form of its own."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            # A token that the user chose is known to the user and stays out of the output.
+            typer.echo(f"dashboard ready at {url}{f'?token={shown}' if made else ''}")
+
+    # The access log would hold tokens; streams end by themselves when the application closes.
+    config = uvicorn.Config(
+        create_app(reading, token=shown, heap=heap), access_log=False, log_level="warning", timeout_graceful_shutdown=5
+    )
+    try:
+        Server(config).run(sockets=[listening])
+    finally:
+        heap.close()
+        reading.close()
+        listening.close()
+
+
+app.command()(dashboard)
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """A listening socket. A name that can't be served on is a usage error that says why."""
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(found[0], socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(found[4])
+        made.listen(128)
+    except OSError as error:
+        fail(
+            f"can't serve on {address}:{port}: {error.strerror or error}; give another --address or --port", EXIT_USAGE
+        )
+    return made
+
+
+def main() -> NoReturn:
+    """Run the command."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Everything the page shows, read from the database as plain values that JSON can carry. Nothing is unpickled or written."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict
+from typing import Any, Final
+from uuid import UUID
+
+from fdb_datamodel import (
+    TERMINAL,
+    FutureDeletedError,
+    FutureInfo,
+    FutureState,
+    UnknownFutureError,
+    WorkerStatus,
+    describe_future,
+    list_downstreams,
+    list_futures,
+    list_workers,
+)
+from fdb_schema import ClusterSpace, open_database, url_of
+from idempotent_txn import run
+from idempotent_txn.cleaner import id_status
+from lease_locks import LeaseEvent, LeaseInfo, LeaseManager
+
+LINEAGE_NODES: Final = 60
+LINEAGE_DEPTH: Final = 8
+_SCAN_PAGE: Final = 500
+_SCANNED_FUTURES: Final = 20_000  # by one search; the next page goes on from there
+
+
+class Cluster:
+    """One cluster of one database, for reading. Methods block; call them from threads.
+
+    Raises what `open_database` raises. `FutureInfo` and the other records are turned into dicts whose ids are text.
+    """
+
+    def __init__(self, db: str | None, cluster: str) -> None:
+        self.db: Any = open_database(db)
+        self.space = ClusterSpace(cluster)
+        self.name = cluster
+        self.url = url_of(self.db) or db or ""
+        self._locks = LeaseManager(self.db, cluster)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._locks.close()
+
+    # --- futures
+
+    def futures(
+        self, state: FutureState | None, text: str, after: UUID | None, limit: int
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """A page of futures, oldest first, and the id after which the next page starts.
+
+        `text` is found in names, reasons, workers and ids. The page may be short, or empty, though more follow: a search
+        looks through at most 20,000 futures at a time.
+        """
+        rows: list[dict[str, Any]] = []
+        cursor = after.bytes if after is not None else None
+        wanted = text.casefold()
+        looked = 0
+        while len(rows) < limit and looked < _SCANNED_FUTURES:
+            size = limit - len(rows) if not wanted else _SCAN_PAGE
+            found, following = run(self.db, list_futures, self.space, cursor, size, state, strategy="off")
+            looked += max(size, len(found))
+            for info in found:
+                row = future_row(info)
+                if not wanted or any(wanted in str(row[field] or "").casefold() for field in _SEARCHED):
+                    rows.append(row)
+                    if len(rows) == limit:
+                        return rows, row["id"]
+            if following is None:
+                return rows, None
+            cursor = following
+        return rows, str(UUID(bytes=cursor)) if cursor is not None else None
+
+    def future(self, future_id: UUID) -> dict[str, Any] | None:
+        """Everything about one future; None where there is none. A deleted one says so."""
+        try:
+            info = run(self.db, describe_future, self.space, future_id, strategy="off")
+        except UnknownFutureError:
+            return None
+        except FutureDeletedError as deleted:
+            return {"id": str(future_id), "state": "deleted", "reason": str(deleted)}
+        return future_row(info) | _details(info)
+
+    def lineage(self, future_id: UUID) -> dict[str, Any]:
+        """The graph around a future: what it was made from, and what waits for it.
+
+        nodes: id, name, state, level (0 itself, negative upstream, positive downstream). edges: [upstream, downstream].
+        At most 60 nodes; `cut` says whether there would be more.
+        """
+        return run(self.db, _lineage, self.space, future_id.bytes, strategy="off")
+
+    # --- workers, leases, ids
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The live workers, with what they offer, what is free, and what they run."""
+        return [_worker(status) for status in run(self.db, list_workers, self.space, strategy="off")]
+
+    def leases(self, prefix: str) -> list[dict[str, Any]]:
+        """Every lease held whose name starts with `prefix`."""
+        return [_lease(info) for info in self._locks.list(prefix)]
+
+    def lease(self, name: str) -> dict[str, Any]:
+        """One name: who holds it (None: nobody), and its last 64 events, newest first."""
+        info = self._locks.read(name)
+        events = [_event(event) for event in reversed(self._locks.history(name))]
+        return {"name": name, "held": _lease(info) if info is not None else None, "events": events}
+
+    def ids(self) -> list[dict[str, Any]]:
+        """What is kept of idempotency ids, per store."""
+        return [asdict(store) for store in id_status(self.db)]
+
+
+_SEARCHED: Final = ("id", "name", "reason", "worker")
+
+
+def future_row(info: FutureInfo) -> dict[str, Any]:
+    """A future in a listing. Times are seconds since 1970, for people."""
+    result, failure = info.result, info.failure
+    ended = 0
+    if info.state in TERMINAL:
+        ended = failure.wall_us if failure is not None else result.wall_us if result is not None else 0
+    return {
+        "id": str(UUID(bytes=info.id)),
+        "state": info.state.value,
+        "name": info.name,
+        "reason": info.reason,
+        "attempts": info.attempts,
+        "worker": f"{info.worker.ip}:{info.worker.port}" if info.worker is not None else None,
+        "submitted": info.wall_us / 1e6 or None,
+        "started": info.started_us / 1e6 or None,
+        "ended": ended / 1e6 or None,
+    }
+
+
+def _details(info: FutureInfo) -> dict[str, Any]:
+    failure = info.failure or info.last_failure
+    details = {key: value for key, value in info.details.items() if not isinstance(value, bytes)}
+    return {
+        "session": info.session.hex(),
+        "charged": info.charged,
+        "max_retries": info.max_retries,
+        "losses": info.losses,
+        "out_of_memory": info.out_of_memory,
+        "epoch": info.epoch,
+        "priority": info.priority,
+        "requirements": {"cpu": info.requirements.cpu, "ram": info.requirements.ram, "gpu": info.requirements.gpu},
+        "waiting_on": [str(UUID(bytes=one)) for one in info.waiting_on],
+        "result_bytes": None if info.result is None else info.result.size or len(info.result.inline or b""),
+        "copies": [f"{copy.worker.ip}:{copy.worker.port}" for copy in info.copies if copy.worker is not None],
+        "allow_reconstruction": info.allow_reconstruction,
+        "code_bytes": info.code_size,
+        "args_bytes": info.args_size,
+        "failure": None
+        if failure is None
+        else {
+            "reason": failure.reason,
+            "message": failure.message,
+            "traceback": failure.traceback,
+            "attempt": failure.attempt,
+            "at": failure.wall_us / 1e6 or None,
+            "chain": [str(UUID(bytes=one)) for one in failure.chain],
+            "final": info.failure is not None,
+        },
+        "options": details,
+    }
+
+
+def _lineage(tr: Any, space: ClusterSpace, root: bytes) -> dict[str, Any]:
+    nodes: dict[bytes, dict[str, Any]] = {}
+    edges: set[tuple[bytes, bytes]] = set()
+    queue = deque([(root, 0)])
+    cut = False
+    while queue:
+        one, level = queue.popleft()
+        if one in nodes:
+            continue
+        if len(nodes) == LINEAGE_NODES:
+            cut = True
+            break
+        up, node = _node(tr, space, one, level)
+        nodes[one] = node
+        for other in up if level <= 0 else ():
+            edges.add((other, one))
+            if level > -LINEAGE_DEPTH:
+                queue.append((other, level - 1))
+        if level >= 0:
+            for other in list_downstreams(tr, space, one, LINEAGE_NODES):
+                edges.add((one, other))
+                if level < LINEAGE_DEPTH:
+                    queue.append((other, level + 1))
+    kept = [(up, down) for up, down in sorted(edges) if up in nodes and down in nodes]
+    return {
+        "nodes": list(nodes.values()),
+        "edges": [[str(UUID(bytes=up)), str(UUID(bytes=down))] for up, down in kept],
+        "cut": cut or len(kept) < len(edges),
+    }
+
+
+def _node(tr: Any, space: ClusterSpace, one: bytes, level: int) -> tuple[tuple[bytes, ...], dict[str, Any]]:
+    node = {"id": str(UUID(bytes=one)), "name": "", "state": "unknown", "level": level}
+    try:
+        info = describe_future(tr, space, one)
+    except UnknownFutureError:
+        return (), node
+    except FutureDeletedError:
+        return (), node | {"state": "deleted"}
+    return info.dependencies, node | {"name": info.name, "state": info.state.value}
+
+
+def _worker(status: WorkerStatus) -> dict[str, Any]:
+    info, beat = status.info, status.heartbeat
+    free = beat.free if beat is not None else None
+    return {
+        "address": f"{status.id.ip}:{status.id.port}",
+        "incarnation": status.id.incarnation.hex(),
+        "host": info.host,
+        "pid": info.pid,
+        "started": info.wall_us / 1e6 or None,
+        "beat": beat.wall_us / 1e6 or None if beat is not None else None,
+        "beats": beat.counter if beat is not None else 0,
+        "slots": info.slots,
+        "free_slots": beat.free_slots if beat is not None else None,
+        "claims": status.claims,
+        "assignments": status.assignments,
+        "cpu": info.total.cpu,
+        "free_cpu": free.cpu if free is not None else None,
+        "ram": info.total.ram,
+        "free_ram": free.ram if free is not None else None,
+        "gpu": info.total.gpu,
+        "free_gpu": free.gpu if free is not None else None,
+        "object_store": info.object_store,
+        "free_object_store": beat.object_store_free if beat is not None else None,
+    }
+
+
+def _lease(info: LeaseInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "token": info.token.hex,
+        "host": info.host,
+        "pid": info.pid,
+        "mode": info.mode,
+        "slots": info.slots,
+        "holders": info.holders,
+        "ttl": info.ttl,
+        "max_hold": info.max_hold,
+        "acquired": info.acquired_at.timestamp(),
+        "renewed": info.updated_at.timestamp() if info.updated_at is not None else None,
+        "maintainers": [{"role": one.role, "host": one.host, "pid": one.pid} for one in info.maintainers],
+        "waiters": [
+            {"host": one.host, "pid": one.pid, "mode": one.mode, "since": one.since.timestamp()} for one in info.waiters
+        ],
+        "meta": {str(key): str(value) for key, value in info.meta.items()},
+    }
+
+
+def _event(event: LeaseEvent) -> dict[str, Any]:
+    return {
+        "at": event.at.timestamp(),
+        "kind": event.kind,
+        "token": event.token.hex,
+        "by": event.by,
+        "why": event.why,
+    }

@@ -1,0 +1,41 @@
+// Time series plots in the page's colours; they follow the width of their panel.
+import uPlot from "./vendor/uplot.js";
+import { h } from "./dom.js";
+
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+// series: [{label, colour, value(sample), fill?}]; stacked ones are drawn on top of each other.
+export function chart({ title, series, format, stacked = false, log = false }) {
+  const holder = h("div", { class: "chart", role: "img", "aria-label": title });
+  const element = h("section", { class: "panel" }, h("h2", {}, title), holder);
+  let plot = null;
+  let samples = [];
+
+  const columns = () => {
+    const raw = series.map((one) => samples.map((sample) => one.value(sample) ?? null));
+    if (stacked) for (let at = series.length - 2; at >= 0; at -= 1) raw[at] = raw[at].map((value, i) => (value ?? 0) + (raw[at + 1][i] ?? 0));
+    return [samples.map((sample) => sample.at), ...raw];
+  };
+  const own = (u, at, i) => series[at - 1].value(samples[i] ?? {}) ?? null;
+  const draw = () => {
+    plot?.destroy();
+    const axis = { stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") }, font: "11px system-ui" };
+    plot = new uPlot({
+      width: Math.max(240, holder.clientWidth), height: 190, cursor: { y: false }, legend: { live: true },
+      scales: { y: log ? { distr: 3 } : { range: (u, low, high) => [0, Math.max(high ?? 0, 1) * 1.05] } },
+      axes: [axis, { ...axis, size: 62, values: (u, marks) => marks.map((mark) => (mark === null ? "" : format(mark))) }],
+      series: [{ label: "time", value: (u, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "") }, ...series.map((one) => ({
+        label: one.label, stroke: colour(one.colour), width: 1.5, points: { show: false },
+        fill: one.fill ? `${colour(one.colour)}${stacked ? "cc" : "33"}` : undefined,
+        value: (u, value, at, i) => { const v = i === null || i === undefined ? value : own(u, at, i); return v === null || v === undefined ? "–" : format(v); },
+      }))],
+    }, columns(), holder);
+  };
+  const watcher = new ResizeObserver(() => { if (plot && holder.clientWidth) plot.setSize({ width: Math.max(240, holder.clientWidth), height: 190 }); });
+  return {
+    element,
+    shown() { draw(); watcher.observe(holder); },
+    set(all) { samples = all; plot?.setData(columns()); },
+    close() { watcher.disconnect(); plot?.destroy(); plot = null; },
+  };
+}

@@ -1,0 +1,96 @@
+// The frame: which view the address names, the live stream, the search, the theme.
+import { get, stream } from "./api.js";
+import { h, replace } from "./dom.js";
+import future from "./views/future.js";
+import futures from "./views/futures.js";
+import heap from "./views/heap.js";
+import ids from "./views/ids.js";
+import lease from "./views/lease.js";
+import leases from "./views/leases.js";
+import overview from "./views/overview.js";
+import workers from "./views/workers.js";
+
+const ROUTES = [
+  [/^\/$/, overview], [/^\/futures$/, futures], [/^\/futures\/([^/]+)$/, future], [/^\/workers$/, workers],
+  [/^\/leases$/, leases], [/^\/leases\/(.+)$/, lease], [/^\/heap$/, heap], [/^\/ids$/, ids],
+];
+const root = document.getElementById("view");
+const problem = document.getElementById("problem");
+let current = null; // {update?(snapshot), refresh?(), close?()} of the view that is shown
+let shown = 0; // how many views were begun: an answer for an earlier one is dropped
+let snapshot = null;
+
+export function go(address) {
+  history.pushState(null, "", address);
+  show();
+}
+
+async function show() {
+  const mine = ++shown;
+  const route = ROUTES.find(([pattern]) => pattern.test(location.pathname));
+  current?.close?.();
+  current = null;
+  for (const link of document.querySelectorAll("nav a")) {
+    const path = link.getAttribute("href");
+    const here = path === "/" ? location.pathname === "/" : location.pathname.startsWith(path);
+    here ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+  }
+  const query = new URLSearchParams(location.search);
+  document.querySelector("#search input").value = location.pathname === "/futures" ? query.get("q") ?? "" : "";
+  if (!route) { replace(root, h("h1", {}, "There is no such page")); return; }
+  const [pattern, view] = route;
+  try {
+    const made = await view({ parameters: pattern.exec(location.pathname).slice(1).map(decodeURIComponent), query, get, go, snapshot });
+    if (mine !== shown) { made.close?.(); return; }
+    replace(root, made.element);
+    current = made;
+    document.title = `${made.title} · Mainspring`;
+    made.shown?.();
+    if (snapshot) made.update?.(snapshot);
+  } catch (error) {
+    if (mine === shown) replace(root, h("h1", {}, error.status === 404 ? "Not found" : "This could not be read"), h("p", {}, error.message));
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href^='/']");
+  if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || link.target) return;
+  event.preventDefault();
+  go(link.getAttribute("href"));
+  window.scrollTo(0, 0);
+});
+window.addEventListener("popstate", show);
+document.getElementById("search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = new FormData(event.target).get("q").trim();
+  const isId = /^[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}$/i.test(text);
+  go(isId ? `/futures/${text}` : text ? `/futures?${new URLSearchParams({ q: text })}` : "/futures");
+});
+document.getElementById("theme").addEventListener("click", () => {
+  const dark = document.documentElement.dataset.theme
+    ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("mainspring-theme", dark ? "light" : "dark");
+  show();
+});
+
+const live = document.getElementById("live");
+stream((sample) => {
+  snapshot = sample;
+  document.getElementById("cluster").textContent = sample.cluster;
+  document.getElementById("cluster").title = sample.database;
+  tell(sample.problem ? `The database doesn't answer: ${sample.problem}` : null);
+  current?.update?.(sample);
+}, (on) => {
+  live.className = `dot ${on ? "on" : "off"}`;
+  live.title = on ? "live" : "the dashboard's server doesn't answer; trying again";
+  if (!on) tell("The dashboard's server doesn't answer; trying again.");
+});
+
+function tell(text) {
+  problem.hidden = !text;
+  problem.textContent = text ?? "";
+}
+
+setInterval(() => { if (!document.hidden) current?.refresh?.().catch((error) => tell(error.message)); }, 2000);
+show();

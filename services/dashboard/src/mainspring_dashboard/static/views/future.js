@@ -1,0 +1,51 @@
+// One future: its state and why, how long each phase took, its failure, the graph around it.
+import { badge, h, list, replace } from "../dom.js";
+import { ago, count, duration, short, size, time } from "../format.js";
+import { lineageGraph } from "../lineage.js";
+
+export default async function future({ parameters: [id], get }) {
+  const body = h("div");
+  let last = "";
+  const refresh = async () => {
+    const [info, graph] = await Promise.all([get(`futures/${id}`), get(`futures/${id}/lineage`)]);
+    const text = JSON.stringify([info, graph]);
+    if (text === last) return; // nothing changed: what the reader selected or unfolded stays
+    last = text;
+    draw(info, graph);
+  };
+  const link = (one) => h("a", { href: `/futures/${one}`, class: "mono" }, short(one), " ");
+  const draw = (info, graph) => replace(body,
+    h("h1", {}, info.name || "Future", " ", h("span", { class: "mono soft" }, info.id)),
+    h("section", { class: "panel" }, h("h2", {}, badge(info.state)), h("p", { class: "reason" }, info.reason), phases(info)),
+    info.failure ? h("section", { class: "panel" }, h("h2", {}, info.failure.final ? "Failure" : "The last attempt failed"),
+      h("p", {}, h("b", {}, info.failure.reason), ` ${info.failure.message}`),
+      info.failure.chain?.length ? h("p", {}, "through ", info.failure.chain.map(link)) : null,
+      info.failure.traceback ? h("pre", { tabindex: 0 }, info.failure.traceback) : null) : null,
+    h("div", { class: "grid" },
+      h("section", { class: "panel" }, h("h2", {}, "Attempts and result"), list([
+        ["attempts", `${info.attempts}, of ${1 + (info.max_retries ?? 0)} charged ${info.charged ?? 0}`],
+        ["lost with workers", info.losses || null], ["out of memory", info.out_of_memory || null], ["reconstructions", info.epoch || null],
+        ["worker", info.worker], ["result", info.result_bytes === null || info.result_bytes === undefined ? null : size(info.result_bytes)],
+        ["copies", info.copies?.join(", ")], ["may be recomputed", info.allow_reconstruction === false ? "no" : "yes"],
+      ])),
+      h("section", { class: "panel" }, h("h2", {}, "What was asked for"), list([
+        ["submitted", info.submitted ? `${time(info.submitted)} (${ago(info.submitted)})` : null], ["session", info.session ? h("span", { class: "mono" }, info.session) : null],
+        ["needs", info.requirements ? `cpu ${info.requirements.cpu}, ram ${size(info.requirements.ram)}, gpu ${info.requirements.gpu}` : null],
+        ["priority", info.priority || null], ["code", info.code_bytes === null ? "stored once, shared" : size(info.code_bytes)], ["arguments", size(info.args_bytes)],
+        ["waits on", info.waiting_on?.length ? [count(info.waiting_on.length), ": ", info.waiting_on.slice(0, 20).map(link)] : null],
+        ...Object.entries(info.options ?? {}).map(([name, value]) => [name.replaceAll("_", " "), String(value)]),
+      ]))),
+    graph.nodes.length > 1 ? h("section", { class: "panel" }, h("h2", {}, "Lineage"), lineageGraph(graph, info.id),
+      graph.cut ? h("p", { class: "soft" }, "The graph is larger: only what is nearest is drawn.") : null) : null);
+  await refresh();
+  return { title: `Future ${short(id)}`, element: body, refresh };
+}
+
+function phases(info) {
+  const end = info.ended ?? Date.now() / 1000;
+  const start = info.started ?? null;
+  if (!info.submitted) return null;
+  const parts = start ? [["unclaimed", "queued", start - info.submitted], ["claimed", "running", end - start]] : [["unclaimed", "queued", end - info.submitted]];
+  return h("div", {}, h("div", { class: "phases" }, parts.map(([tone, , seconds]) => h("i", { class: tone, style: { "flex-grow": String(Math.max(seconds, 1e-6)) } }))),
+    h("p", { class: "soft" }, parts.map(([, name, seconds]) => `${name} ${duration(Math.max(0, seconds))}`).join(" · ")));
+}

@@ -1,0 +1,51 @@
+// How the cluster is: futures by state, rates and latencies over time, workers' slots.
+import { chart } from "../charts.js";
+import { h, replace } from "../dom.js";
+import { count, duration, rate } from "../format.js";
+
+const STATES = ["waiting", "unclaimed", "claimed", "realized", "failed"];
+const KEPT_SECONDS = 900;
+
+export default async function overview({ get }) {
+  const answer = await get("overview", { since: Date.now() / 1000 - KEPT_SECONDS });
+  let samples = answer.history;
+  const tiles = h("div", { class: "tiles" });
+  const charts = [
+    chart({ title: "Futures that have not ended, by state", stacked: true, format: count,
+      series: ["waiting", "unclaimed", "claimed"].map((state) => ({ label: state, colour: state, fill: true, value: (s) => s.counts?.[state] })) }),
+    chart({ title: "Ends per second", format: rate, series: [
+      { label: "realized/s", colour: "realized", fill: true, value: (s) => s.finished },
+      { label: "failed/s", colour: "failed", value: (s) => s.failed }] }),
+    chart({ title: "From submit to result", format: duration, log: true, series: [
+      { label: "median", colour: "claimed", value: (s) => s.p50 || null },
+      { label: "99 %", colour: "unclaimed", value: (s) => s.p99 || null }] }),
+    chart({ title: "Slots", format: count, series: [
+      { label: "busy", colour: "claimed", fill: true, value: (s) => s.busy },
+      { label: "all", colour: "soft", value: (s) => s.slots }] }),
+  ];
+  const note = h("p", { class: "soft" });
+  const draw = (snapshot) => {
+    const sample = snapshot.sample;
+    if (!sample) { replace(tiles, h("div", { class: "empty" }, "Counting …")); return; }
+    replace(tiles,
+      STATES.map((state) => h("a", { class: `tile ${state}`, href: `/futures?state=${state}` }, h("b", {}, count(sample.counts[state])), h("span", {}, state))),
+      h("div", { class: "tile" }, h("b", {}, rate(sample.finished)), h("span", {}, "realized per second")),
+      h("div", { class: "tile" }, h("b", {}, duration(sample.p50)), h("span", {}, "median latency")),
+      h("a", { class: "tile", href: "/workers" }, h("b", {}, `${sample.busy} / ${sample.slots}`), h("span", {}, `slots of ${sample.workers} worker${sample.workers === 1 ? "" : "s"}`)));
+    note.textContent = snapshot.counting ? "Counting the futures of this cluster for the first time …"
+      : snapshot.counted_ago > 10 ? `Every future was last counted ${duration(snapshot.counted_ago)} ago; ends and new futures are followed meanwhile.` : "";
+  };
+  return {
+    title: "Overview",
+    element: h("div", {}, tiles, note, h("div", { class: "grid" }, charts.map((one) => one.element))),
+    shown() { for (const one of charts) { one.shown(); one.set(samples); } draw(answer); },
+    update(snapshot) {
+      if (snapshot.sample && snapshot.sample.at > (samples.at(-1)?.at ?? 0)) {
+        samples = [...samples.filter((one) => one.at > snapshot.sample.at - KEPT_SECONDS), snapshot.sample];
+        for (const one of charts) one.set(samples);
+      }
+      draw(snapshot);
+    },
+    close() { for (const one of charts) one.close(); },
+  };
+}
