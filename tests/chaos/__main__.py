@@ -68,7 +68,7 @@ def main() -> int:
     keep = given.results.parent / "failed"
     spawn = multiprocessing.get_context("spawn")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    with ProcessPoolExecutor(given.jobs, mp_context=spawn, max_tasks_per_child=20) as pool:
+    with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:
         waiting = {pool.submit(report_of, seed, keep): seed for seed in left}
         for number, done in enumerate(as_completed(waiting), start=1):
             row = done.result()

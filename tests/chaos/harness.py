@@ -347,8 +347,10 @@ class ChaosRun:
                     or beat.free_slots != beat.slots or beat.free.shape != beat.total.shape
                 ):  # fmt: skip
                     lines.append(f"{status.id}: {status.claims} claims, {status.assignments} assignments, {beat}")
-            if len(statuses) < len(self.ports):
-                lines.append(f"{len(statuses)} of {len(self.ports)} workers are registered")
+            registered = {status.info.pid for status in statuses}
+            lines += [
+                f"worker {n} isn't registered" for n, w in enumerate(self.workers) if w.popen.pid not in registered
+            ]
             return lines
 
         self._await(lambda: not busy(), lambda: "capacity isn't free again:\n" + "\n".join(busy()))
