@@ -149,7 +149,37 @@ def test_a_meta_object_that_is_garbage_is_refused(quick: Any) -> None:
 
 
 def test_a_heap_keeps_the_bucket_length_it_was_made_with(quick: Any) -> None:
-    assert Heap(quick.store, quick.sysdb, bucket_seconds=10).bucket_seconds == 60
+    store = HeapStore("memory:")
+    assert Heap(store, quick.sysdb, bucket_seconds=10).bucket_seconds == 10
+    assert Heap(store, quick.sysdb).bucket_seconds == 10
+    assert Heap(store, quick.sysdb, bucket_seconds=10).bucket_seconds == 10
+    with pytest.raises(HeapMismatchError, match="buckets of 10 s, not of 60 s"):
+        Heap(store, quick.sysdb, bucket_seconds=60)
+
+
+def test_an_object_that_was_damaged_on_its_way_is_not_moved_aside(quick: Any) -> None:
+    task = quick.sysdb.create_task("p", "t", cadence=0)
+    quick.tend()
+    key = only_key(quick)
+    sound = quick.store.get(key)
+    overwrite(quick.store, key, sound.body[:-1])
+    assert quick.heap.peek() == []
+    assert key in quick.heap.corrupt
+    overwrite(quick.store, key, sound.body)
+    assert quick.heap.quarantine(key, "damaged") is None
+    assert quick.heap.corrupt == {}
+    assert quick.heap.peek() == [task.item]
+
+
+def test_what_was_pushed_late_is_peeked_at_in_the_order_of_its_due_time(quick: Any) -> None:
+    late = quick.sysdb.create_task("p", "late", cadence=0)
+    quick.clock.sleep(30)
+    early = quick.sysdb.create_task("p", "early", cadence=0)
+    quick.heap.push(early)
+    quick.clock.sleep(120)
+    quick.heap.push(late)
+    assert quick.heap.peek(1) == [late.item]
+    assert quick.heap.peek(2) == [late.item, early.item]
 
 
 def test_a_poisoned_row_keeps_its_marker_and_starves_nobody(quick: Any) -> None:

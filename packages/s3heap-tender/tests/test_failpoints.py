@@ -30,6 +30,7 @@ COMMITS = (
     "redrive",
     "resume",
     "run_now",
+    "stats",
     "sweep",
 )
 STORE = ("delete", "get", "list", "put")
@@ -71,6 +72,10 @@ def script(world: Any) -> list[Callable[[], Any]]:
     def failing(rate: float) -> Callable[[], Any]:
         return lambda: setattr(world, "fail_rate", rate)
 
+    def disturb() -> None:
+        """Another process writes where this one knows what is there: the next push meets a conflict."""
+        world.processes[1].heap.push(sysdb().get(one))
+
     def damage() -> None:
         for listed in list(world.memory.list("")):
             if listed.key[0].isdigit():
@@ -80,7 +85,7 @@ def script(world: Any) -> list[Callable[[], Any]]:
         create(one, cadence=2.0),
         create(two, cadence=0.0, max_attempts=1, overlap="buffer_one"),
         create(three, cadence=0.0),
-        *(tend, start, write(5), tend, start, wait, start),
+        *(tend, disturb, write(1), start, tend, write(5), tend, start, wait, start),
         *(failing(1.0), write(9), tend, wait, start, tend, start, failing(0.0)),
         lambda: sysdb().redrive(two, sysdb().get(two).gen),
         lambda: sysdb().pause(one),

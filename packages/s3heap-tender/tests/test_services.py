@@ -25,6 +25,7 @@ from s3heap_tender import (
     Tender,
     futures_trigger,
     history,
+    keep_output,
     memoized_trigger,
     run_key,
     subprocess_trigger,
@@ -190,13 +191,13 @@ def test_a_scheduler_that_stops_waits_for_its_runs(service: Service) -> None:
 
 def test_a_trigger_may_return_a_future_or_how_far_it_read(service: Service) -> None:
     pool = ThreadPoolExecutor(1)
-    outcomes: dict[str, Any] = {"future": lambda: pool.submit(lambda: 4), "offset": lambda: 4, "none": lambda: None}
+    outcomes: dict[str, Any] = {"future": lambda: pool.submit(lambda: 3), "offset": lambda: 3, "none": lambda: None}
     ids = {name: service.sysdb.create_task("p", name, cadence=0).id for name in outcomes}
-    service.sysdb.mark_dirty("p", 2)
+    service.sysdb.mark_dirty("p", 4)
     Tender(service.heap, service.sysdb).turn()
     Scheduler(service.heap, service.sysdb, lambda task, gen, epoch: outcomes[task.name](), concurrency=0).turn()
     read = {name: service.sysdb.get(id).completion_offset for name, id in ids.items()}
-    assert read == {"future": 4, "offset": 4, "none": 2}
+    assert read == {"future": 3, "offset": 3, "none": 4}
     pool.shutdown()
 
 
@@ -212,8 +213,68 @@ def test_a_subprocess_trigger_passes_payload_and_identity(service: Service) -> N
         "import os, sys; assert sys.stdin.buffer.read() == b'in'; "
         "assert os.environ['S3HEAP_GEN'] == '1' and os.environ['S3HEAP_NAME'] == 't'; print('upto=7')"
     )
+    service.sysdb.mark_dirty("p", 7)
     after = run_once(service, subprocess_trigger([sys.executable, "-c", code]), payload=b"in")
     assert (after.state, after.completion_offset, after.last_error) == ("waiting", 7, "")
+
+
+def test_the_end_of_what_a_run_printed_is_kept_and_no_more(service: Service) -> None:
+    code = "import sys; [print('line', n) for n in range(300_000)]; print('the end')"
+    after = run_once(service, subprocess_trigger([sys.executable, "-c", code]))
+    found = service.sysdb.describe(after.id)
+    assert (found.output_gen, found.output.splitlines()[-1]) == (1, "the end")
+    assert 3000 < len(found.output) <= 4000
+    service.sysdb.run_now(after.id)
+    Tender(service.heap, service.sysdb).turn()
+    scheduler = Scheduler(service.heap, service.sysdb, lambda task, gen, epoch: None, concurrency=0)
+    until(lambda: scheduler.turn().finished, "the next generation's run")
+    assert service.sysdb.describe(after.id).output == ""  # the last run printed nothing
+
+
+def test_any_trigger_may_keep_an_output_also_of_a_failed_run(service: Service) -> None:
+    def trigger(task: Any, gen: int, epoch: int) -> None:
+        keep_output("x" * 10_000 + "why")
+        raise RuntimeError("no")
+
+    after = run_once(service, trigger)
+    found = service.sysdb.describe(after.id)
+    assert (after.state, len(found.output), found.output[-4:]) == ("scheduled", 4000, "xwhy")
+    service.sysdb.delete(after.id)
+    key = service.sysdb.layout.keys.output(after.id)
+    assert not idempotent_txn.run(service.db, lambda tr: tr.get(key).present())
+
+
+def test_a_command_is_over_when_it_ends_whatever_it_left_running(service: Service, tmp_path: Any) -> None:
+    pid = tmp_path / "pid"
+    began = time.monotonic()
+    after = run_once(service, subprocess_trigger(["sh", "-c", f"sleep 600 & echo $! > {pid}; echo done"]))
+    assert (after.state, service.sysdb.describe(after.id).output) == ("waiting", "done\n")
+    until(lambda: _is_gone(int(pid.read_text())), "the end of what the command left running")
+    assert time.monotonic() - began < 300
+
+
+def test_a_payload_that_nobody_reads_holds_nobody_up(service: Service) -> None:
+    after = run_once(service, subprocess_trigger(["true"]), payload=b"x" * 64_000)
+    assert after.state == "waiting"
+
+
+def test_a_command_that_cannot_be_started_is_a_failed_run(service: Service) -> None:
+    after = run_once(service, subprocess_trigger(["/no/such/command"]))
+    assert (after.state, after.attempt) == ("scheduled", 1)
+    assert "/no/such/command can't be started: No such file" in after.last_error
+
+
+def test_a_run_that_is_stopped_with_its_scheduler_has_not_failed(service: Service) -> None:
+    stop = threading.Event()
+    task = service.sysdb.create_task("p", "t", cadence=0)
+    Tender(service.heap, service.sysdb).turn()
+    scheduler = Scheduler(service.heap, service.sysdb, subprocess_trigger(["sleep", "600"], stop=stop), concurrency=1)
+    scheduler.turn()
+    until(lambda: service.sysdb.get(task.id).state == "running", "the start")
+    stop.set()
+    assert scheduler.drain(DEADLINE)
+    after = service.sysdb.get(task.id)
+    assert (after.state, after.attempt, after.last_error) == ("running", 0, "")
 
 
 def test_a_subprocess_that_fails_says_why(service: Service) -> None:
@@ -278,6 +339,7 @@ def test_a_memoized_trigger_computes_an_attempt_once(service: Service) -> None:
     with LeaseManager(service.db, cluster="svc") as locks:
         runner = MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id=uuid.uuid4().hex)
         trigger = memoized_trigger(runner, counted)
+        service.sysdb.mark_dirty("p", 5)
         after = run_once(service, trigger)
         assert after.completion_offset == 5
         assert trigger(after, 1, 2) == 5  # as a scheduler would that takes the run over

@@ -190,6 +190,9 @@ class Answer(Exception):
         (Answer(404, "NoSuchKey"), True, ConflictError),
         (Answer(404, "NoSuchBucket"), True, StoreUrlError),
         (Answer(403, "AccessDenied"), False, StoreUrlError),
+        (Answer(429, "TooManyRequests"), True, OutcomeUnknownError),
+        (Answer(429, "TooManyRequests"), False, StoreUnavailableError),
+        (Answer(400, "RequestTimeout"), True, OutcomeUnknownError),
         (Answer(503, "SlowDown"), True, OutcomeUnknownError),
         (Answer(503, "SlowDown"), False, StoreUnavailableError),
         (TimeoutError(), True, OutcomeUnknownError),
@@ -209,6 +212,47 @@ def test_wrong_credentials_are_said_to_be_so(s3_server: Any) -> None:
 def test_a_server_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(StoreUnavailableError):
         HeapStore("s3://heap/x", endpoint_url="http://127.0.0.1:9", access_key="a", secret_key="b", timeout=2)
+
+
+def test_an_endpoint_that_is_no_url_is_refused_and_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(StoreUrlError, match="endpoint_url='nonsense'"):
+        HeapStore("s3://heap/x", endpoint_url="nonsense", access_key="a", secret_key="b")
+    assert set(threading.enumerate()) <= before
+
+
+def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(StoreUrlError, match="Unable to locate credentials; set credentials"):
+        HeapStore("s3://heap/x", endpoint_url="http://127.0.0.1:9")
+
+
+def test_what_a_writer_that_died_left_in_a_directory_is_removed(tmp_path: Path) -> None:
+    store = HeapStore(f"file:{tmp_path}")
+    etag = store.put("0000-x", b"sound", if_match=None)
+    (tmp_path / ".0000-x.0123456789abcdef").write_bytes(b"half")
+    again = HeapStore(f"file:{tmp_path}")
+    assert sorted(os.listdir(tmp_path)) == [".locks", "0000-x"]
+    assert again.get("0000-x") == StoredObject(b"sound", etag)
+
+
+def test_a_directory_whose_flush_fails_leaves_the_outcome_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HeapStore(f"file:{tmp_path}")
+    flush = os.fsync
+
+    def failing(handle: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(5, "Input/output error")
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OutcomeUnknownError, match="Input/output"):
+        store.put("a", b"x", if_match=None)
+    monkeypatch.undo()
+    assert body_of(store, "a") == b"x"
 
 
 class Lax(MemoryStore):

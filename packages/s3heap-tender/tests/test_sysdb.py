@@ -111,6 +111,32 @@ def test_a_run_that_read_to_the_end_needs_no_other(bench: Any) -> None:
     assert (bench.sysdb.get(task.id).state, bench.sysdb.get(task.id).completion_offset) == ("waiting", 3)
 
 
+def test_a_run_that_claims_to_have_read_what_is_not_written_hides_no_write(bench: Any) -> None:
+    task = bench.sysdb.create_task("p", "t", cadence=0)
+    bench.write("p", 2)
+    bench.sysdb.finish(bench.sysdb.claim(task), 10**12)
+    assert (bench.sysdb.get(task.id).state, bench.sysdb.get(task.id).completion_offset) == ("waiting", 2)
+    bench.write("p")
+    assert bench.tend().swept == 1
+    assert bench.sysdb.claim(bench.sysdb.get(task.id)).upto_offset == 3
+
+
+def test_a_dead_letter_leaves_a_pause_in_force(bench: Any) -> None:
+    task = bench.sysdb.create_task("p", "t", cadence=0, max_attempts=1)
+    claim = bench.sysdb.claim(task)
+    bench.sysdb.pause(task.id)
+    bench.sysdb.fail(claim, "broken")
+    assert (bench.sysdb.get(task.id).dead, bench.sysdb.get(task.id).paused) == (True, True)
+    bench.sysdb.resume(task.id)
+    assert bench.sysdb.get(task.id).dead  # a resume is no redrive
+    bench.sysdb.pause(task.id)
+    bench.sysdb.redrive(task.id, 1)
+    assert refused(bench, bench.sysdb.get(task.id)) == "paused"
+    bench.sysdb.resume(task.id)
+    bench.clock.sleep(1)
+    assert bench.sysdb.claim(bench.sysdb.get(task.id)).attempt == 2
+
+
 def test_a_write_schedules_a_waiting_task_no_sooner_than_its_cadence(bench: Any) -> None:
     task = bench.sysdb.create_task("p", "t", cadence=60)
     claim = bench.sysdb.claim(task)

@@ -10,6 +10,7 @@ from s3heap_tender.errors import (
     HeapMismatchError,
     HeapTenderError,
     OutcomeUnknownError,
+    RunStoppedError,
     StoreError,
     StoreUnavailableError,
     StoreUrlError,
@@ -23,6 +24,7 @@ from s3heap_tender.heap import Heap
 from s3heap_tender.heap_values import Bucket, PruneStats, Summary
 from s3heap_tender.inspection import Findings, Metrics, fsck, metrics
 from s3heap_tender.items import HeapItem
+from s3heap_tender.output import keep_output
 from s3heap_tender.records import Backoff, Claim, DeadLetter, Task
 from s3heap_tender.scheduler import Scheduler, Trigger
 from s3heap_tender.stores import HeapStore
@@ -56,6 +58,7 @@ __all__ = [
     "Metrics",
     "OutcomeUnknownError",
     "PruneStats",
+    "RunStoppedError",
     "Scheduler",
     "StoreError",
     "StoreUnavailableError",
@@ -73,6 +76,7 @@ __all__ = [
     "UnknownItemError",
     "fsck",
     "futures_trigger",
+    "keep_output",
     "memoized_trigger",
     "metrics",
     "run_key",

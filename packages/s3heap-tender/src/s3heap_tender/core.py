@@ -164,8 +164,11 @@ def check_claim(task: UUID, row: TaskRow | None, gen: int, epoch: int) -> TaskRo
 
 
 def finished(task: UUID, row: TaskRow, upto_offset: int, tail: int, now: int) -> TaskRow:
-    """After a run that read the log up to `upto_offset`: scheduled again where there is more, else waiting."""
-    row = replace(row, completion=max(row.completion, upto_offset), last_error="")
+    """After a run that read the log up to `upto_offset`: scheduled again where there is more, else waiting.
+
+    Nobody has read what isn't written: an offset beyond the log's end would hide the writes to come.
+    """
+    row = replace(row, completion=max(row.completion, min(upto_offset, tail)), last_error="")
     if has_work(row, tail) and not row.paused:
         return _next_generation(task, row, tail, now)
     return replace(

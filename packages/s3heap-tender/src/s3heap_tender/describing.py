@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fdb_schema import read_clock, read_range
 from s3heap_tender import core, transitions
-from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, Task, TaskRow, task_of
+from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, RunOutput, Task, TaskRow, task_of
 from s3heap_tender.states import State
 from s3heap_tender.sysdb_base import SysDbBase
 from s3heap_tender.transitions import Layout
@@ -29,6 +29,8 @@ class Description:
     dirty: bool
     not_before: float | None  # when the scheduled generation may start
     dead_letters: tuple[int, ...]  # generations
+    output: str = ""  # the end of what the last run printed
+    output_gen: int | None = None  # of which generation
 
 
 def describe(sysdb: SysDbBase, id: UUID) -> Description:
@@ -43,6 +45,8 @@ def describe(sysdb: SysDbBase, id: UUID) -> Description:
         dirty = tr.get(keys.dirty(at.shard_of(row.partition), row.partition)).present()
         letters = tuple(keys.dead_letter_of(key)[1] for key, _ in read_range(tr, *keys.dlq_range(id)))
         start = core.earliest_start(row) if row.state is State.SCHEDULED else None
+        kept = tr.get(keys.output(id)).value
+        output = None if kept is None else RunOutput.decode(bytes(kept))
         return Description(
             task=task_of(id, row),
             now=now / MICROSECONDS,
@@ -53,6 +57,8 @@ def describe(sysdb: SysDbBase, id: UUID) -> Description:
             dirty=dirty,
             not_before=None if start is None else start / MICROSECONDS,
             dead_letters=letters,
+            output="" if output is None else output.text,
+            output_gen=None if output is None else output.gen,
         )
 
     return sysdb.read(body)

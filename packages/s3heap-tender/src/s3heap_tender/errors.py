@@ -39,6 +39,10 @@ class ClaimLostError(HeapTenderError):
     """The claim is no longer the task's: it was retaken, cancelled, settled already, or the task was deleted."""
 
 
+class RunStoppedError(HeapTenderError):
+    """A run that was ended because its scheduler stops: neither done nor failed, it goes to another with the claim."""
+
+
 class UnknownItemError(HeapTenderError):
     """An item whose task this sysdb never had: the heap belongs to another sysdb, or rows were lost."""
 

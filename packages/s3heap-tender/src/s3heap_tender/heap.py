@@ -9,16 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from fdb_schema import NewerFormatError
 from s3heap_tender import tending
 from s3heap_tender.errors import ConflictError, CorruptObjectError
-from s3heap_tender.heap_io import Content, HeapIO
+from s3heap_tender.heap_io import Content, HeapIO, decoded
 from s3heap_tender.heap_values import Bucket, PruneStats, Summary
 from s3heap_tender.items import HeapItem, due_of
 from s3heap_tender.meta import open_meta
-from s3heap_tender.naming import META_KEY, QUARANTINE_PREFIX, ObjectName, shard_prefix
+from s3heap_tender.naming import META_KEY, PROBE_PREFIX, QUARANTINE_PREFIX, ObjectName, shard_prefix
 from s3heap_tender.outbox import Verdict
 from s3heap_tender.records import Task
 from s3heap_tender.stores.port import ObjectStore, StoredObject
@@ -28,7 +28,6 @@ from s3heap_tender.writer import LINGER_SECONDS, MAX_OBJECT_ITEMS, ShardWriter
 
 T = TypeVar("T")
 U = TypeVar("U")
-BUCKET_SECONDS: Final = 60
 
 
 class Heap:
@@ -37,7 +36,7 @@ class Heap:
     Args:
         store: a `HeapStore`.
         sysdb: whose items these are; a heap made for another sysdb is refused.
-        bucket_seconds: length of a bucket of a new heap.
+        bucket_seconds: length of a bucket of a new heap, 60 by default; a heap that exists keeps its own.
         threads: requests at once; 0 runs everything in the calling thread.
 
     Raises:
@@ -49,13 +48,13 @@ class Heap:
         store: ObjectStore,
         sysdb: SysDb,
         *,
-        bucket_seconds: int = BUCKET_SECONDS,
+        bucket_seconds: int | None = None,
         threads: int = 16,
         linger: float = LINGER_SECONDS,
         max_object_items: int = MAX_OBJECT_ITEMS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if bucket_seconds < 1:
+        if bucket_seconds is not None and bucket_seconds < 1:
             raise ValueError(f"bucket_seconds must be 1 or more, not {bucket_seconds}")
         self.store = store
         self.sysdb = sysdb
@@ -177,11 +176,13 @@ class Heap:
         found: list[HeapItem] = []
         group: list[bytes] = []
         bucket: int | None = None
+        # Up to the current bucket an item may lie later than its due time says: it was pushed late.
+        current = self._floor(self.sysdb.now_micro() // 1_000_000)
         for content in self.scan(None if before is None else int(before) + 1):
             if bucket is not None and content.name.bucket > bucket:
                 found.extend(self._first_live(group, limit))
                 group = []
-                if len(found) >= limit:
+                if len(found) >= limit and content.name.bucket > current:
                     break
             bucket = content.name.bucket
             group.extend(r for r in content.records if cut is None or due_of(r) < cut)
@@ -299,12 +300,16 @@ class Heap:
         """
         found = self.store.get(key)
         if not isinstance(found, StoredObject):
-            self.unreadable.pop(key, None)
-            self.corrupt.pop(key, None)
+            self._readable_again(key)
             return None
+        name = ObjectName.parse(key)
+        if name is not None:
+            with contextlib.suppress(CorruptObjectError):
+                decoded(name, found)
+                self._readable_again(key)  # what was read before was damaged on its way here
+                return None
         # Named by its content, so that one who died half-way is continued, and bytes are never overwritten.
         moved_to = f"{QUARANTINE_PREFIX}{key}-{hashlib.blake2b(found.body, digest_size=8).hexdigest()}"
-        name = ObjectName.parse(key)
         with contextlib.suppress(ConflictError):
             self.store.put(moved_to, found.body, if_match=None)
         try:
@@ -312,8 +317,7 @@ class Heap:
         except ConflictError:
             return None
         self._cache.pop(key, None)
-        self.unreadable.pop(key, None)
-        self.corrupt.pop(key, None)
+        self._readable_again(key)
         if name is not None:
             tending.note_quarantined(self.sysdb, name.shard, key, reason, moved_to)
             self.writer(name.shard).forget_all()
@@ -325,7 +329,7 @@ class Heap:
             listed.key
             for listed in self.io.list("")
             if listed.key != META_KEY
-            and not listed.key.startswith(QUARANTINE_PREFIX)
+            and not listed.key.startswith((QUARANTINE_PREFIX, PROBE_PREFIX))
             and ((name := ObjectName.parse(listed.key)) is None or name.shard >= self.shards)
         ]
 
@@ -371,9 +375,12 @@ class Heap:
             self._cache.pop(name.key, None)
             return None
         self._cache[name.key] = content
-        self.unreadable.pop(name.key, None)
-        self.corrupt.pop(name.key, None)
+        self._readable_again(name.key)
         return content
+
+    def _readable_again(self, key: str) -> None:
+        self.unreadable.pop(key, None)
+        self.corrupt.pop(key, None)
 
     def _note_unreadable(self, key: str, error: Exception) -> None:
         self._cache.pop(key, None)

@@ -18,6 +18,7 @@ from s3heap_tender.trace import Trace, items_view
 ATTEMPTS: Final = 6
 FIRST_DELAY: Final = 0.05
 LONGEST_DELAY: Final = 2.0
+PATIENCE_SECONDS: Final = 30.0
 
 
 class Content:
@@ -43,6 +44,8 @@ class HeapIO:
         writer: bytes,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
+        patience: float = PATIENCE_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.trace = trace
@@ -50,6 +53,8 @@ class HeapIO:
         self._read_version = read_version
         self._sleep = sleep
         self._rng = rng or random.Random()
+        self._patience = patience
+        self._monotonic = monotonic
         self._sequence = 0
         self._lock = threading.Lock()
         self.requests: dict[str, int] = {"list": 0, "get": 0, "not_modified": 0, "put": 0, "delete": 0, "conflict": 0}
@@ -130,7 +135,11 @@ class HeapIO:
             )
 
     def _settle_put(self, key: str, body: bytes, if_match: str | None) -> str:
-        """Write, and where the answer was lost read again until it is known whether the write landed."""
+        """Write, and where the answer was lost read again until it is known whether the write landed.
+
+        A store that never answers is given up after `patience` seconds and the request under way: the caller comes again.
+        """
+        end = self._monotonic() + self._patience
         for attempt in range(ATTEMPTS):
             try:
                 return self.store.put(key, body, if_match=if_match)
@@ -142,11 +151,11 @@ class HeapIO:
                 self._count("conflict")
                 raise
             except StoreUnavailableError as error:
-                if attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1 or self._monotonic() >= end:
                     raise
                 self.pause(attempt)
                 if isinstance(error, OutcomeUnknownError):
-                    found = self._read_again(key)
+                    found = self._read_again(key, end)
                     if isinstance(found, StoredObject) and found.body == body:
                         return found.etag
                     if (found.etag if isinstance(found, StoredObject) else None) != if_match:
@@ -158,6 +167,7 @@ class HeapIO:
         raise AssertionError
 
     def _settle_delete(self, key: str, etag: str) -> None:
+        end = self._monotonic() + self._patience
         for attempt in range(ATTEMPTS):
             try:
                 self.store.delete(key, if_match=etag)
@@ -168,18 +178,18 @@ class HeapIO:
                 self._count("conflict")
                 raise
             except StoreUnavailableError as error:
-                if attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1 or self._monotonic() >= end:
                     raise
                 self.pause(attempt)
-                if isinstance(error, OutcomeUnknownError) and self._read_again(key) is None:
+                if isinstance(error, OutcomeUnknownError) and self._read_again(key, end) is None:
                     return
 
-    def _read_again(self, key: str) -> StoredObject | None:
+    def _read_again(self, key: str, end: float) -> StoredObject | None:
         for attempt in range(ATTEMPTS):
             try:
                 found = self.store.get(key)
             except StoreUnavailableError:
-                if attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1 or self._monotonic() >= end:
                     raise
                 self.pause(attempt)
             else:

@@ -36,7 +36,7 @@ class Metrics:
     failures: int
     dead_letters: int
     missed_deadlines: int
-    conflicts: int  # lost conditions of this process's heap
+    conflicts: int  # lost conditions of tenders' writes to the store
     requests: dict[str, int]  # of this process's heap, by kind
 
 
@@ -89,7 +89,7 @@ def metrics(sysdb: SysDbBase, heap: Heap | None = None) -> Metrics:
         failures=stats.get("failures", 0),
         dead_letters=stats.get("dead_letters", 0),
         missed_deadlines=stats.get("missed_deadlines", 0),
-        conflicts=requests.get("conflict", 0),
+        conflicts=stats.get("conflicts", 0),
         requests=requests,
     )
 

@@ -3,6 +3,7 @@
     (…, "config")                      → {id, shards}, msgpack: identity of this sysdb, number of shards
     (…, "task", task)                  → TaskRow
     (…, "payload", task)               → the caller's bytes, as given
+    (…, "output", task)                → RunOutput: the end of what the last run printed
     (…, "part", partition, task)       → ""
     (…, "name", partition, name)       → task id
     (…, "active", shard, task)         → "": the task is scheduled or running
@@ -40,6 +41,7 @@ class HeapKeys:
         self.config: bytes = base.pack(("config",))
         self._tasks = base["task"]
         self._payloads = base["payload"]
+        self._outputs = base["output"]
         self._parts = base["part"]
         self._names = base["name"]
         self._active = base["active"]
@@ -57,6 +59,9 @@ class HeapKeys:
 
     def payload(self, task: UUID) -> bytes:
         return _b(self._payloads.pack((task.bytes,)))
+
+    def output(self, task: UUID) -> bytes:
+        return _b(self._outputs.pack((task.bytes,)))
 
     def part(self, partition: UUID, task: UUID) -> bytes:
         return _b(self._parts.pack((partition.bytes, task.bytes)))

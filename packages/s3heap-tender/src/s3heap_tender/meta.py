@@ -14,13 +14,14 @@ from s3heap_tender.stores.port import ObjectStore, StoredObject
 from s3heap_tender.sysdb_base import SysDbBase
 
 META_FORMAT: Final = 1
+BUCKET_SECONDS: Final = 60
 
 
-def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int) -> int:
-    """Write or check the `meta` object; returns the heap's bucket length."""
+def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None) -> int:
+    """Write or check the `meta` object; returns the heap's bucket length. Raises `HeapMismatchError`."""
     wanted = {
         "format": META_FORMAT,
-        "bucket_seconds": bucket_seconds,
+        "bucket_seconds": bucket_seconds or BUCKET_SECONDS,
         "shards": sysdb.shards,
         "sysdb": sysdb.id.bytes,
     }
@@ -28,7 +29,7 @@ def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int) -> int:
     if found is None:
         try:
             store.put(META_KEY, msgpack.packb(wanted), if_match=None)
-            return bucket_seconds
+            return bucket_seconds or BUCKET_SECONDS
         except ConflictError:
             found = store.get(META_KEY)
     if not isinstance(found, StoredObject):
@@ -52,5 +53,9 @@ def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int) -> int:
     if shards != sysdb.shards:
         raise HeapMismatchError(
             f"{store.url} has {shards} shards, its sysdb has {sysdb.shards}: one of them was replaced"
+        )
+    if bucket_seconds not in (None, seconds):
+        raise HeapMismatchError(
+            f"{store.url} has buckets of {seconds} s, not of {bucket_seconds} s: leave bucket_seconds out, or use another prefix"
         )
     return int(seconds)

@@ -3,6 +3,7 @@
     meta                               → the heap's format, bucket length, shards and sysdb (msgpack)
     SSSS-YYYYMMDDTHHMMSSZ-PPP          → shard, start of the bucket, number of the overflow object
     quarantine-…                       → an object that couldn't be read, moved aside
+    probe-…                            → written and removed whenever the store is opened
 
 The time in a name is the cluster clock's, which starts near 1970.
 """
@@ -16,6 +17,7 @@ from typing import Final
 
 META_KEY: Final = "meta"
 QUARANTINE_PREFIX: Final = "quarantine-"
+PROBE_PREFIX: Final = "probe-"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY: Final = re.compile(r"(\d{4})-(\d{8}T\d{6}Z)-(\d{3})")
 MAX_PARTS: Final = 1000

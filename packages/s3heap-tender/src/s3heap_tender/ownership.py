@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from typing import Any, Final, Protocol
 
+from fdb_schema import RecordError
 from lease_locks import LeaseManager
+from s3heap_tender.errors import is_waited_out
 from s3heap_tender.sysdb_base import SysDbBase
+
+log = logging.getLogger("s3heap_tender.ownership")
 
 _SHARD: Final = "s3heap/shard/"
 _TENDER: Final = "s3heap/tender/"
@@ -49,7 +54,8 @@ class Everything:
 class LeasedShards:
     """A fair share of the shards, each under a lease `s3heap/shard/N`, the version of whose grant is the epoch.
 
-    Every tender holds `s3heap/tender/ID` too, so that each can count the others and leave them their share.
+    Every tender holds `s3heap/tender/ID` too, so that each can count the others and leave them their share. A shard whose
+    lease can't be read is tended by everybody without one: leases save work, and keep nothing from being done.
     """
 
     def __init__(self, locks: Any, shards: int, *, owns_locks: bool = False) -> None:
@@ -57,6 +63,7 @@ class LeasedShards:
         self._owns_locks = owns_locks
         self._count = shards
         self._held: dict[int, Any] = {}
+        self._unreadable: set[int] = set()
         self._me = locks.acquire(_TENDER + uuid.uuid4().hex, timeout=30)
         self._counted_at = float("-inf")
         self._last_share = shards
@@ -68,7 +75,7 @@ class LeasedShards:
         share = self._share()
         while len(self._held) > share:
             _, lease = self._held.popitem()
-            lease.release()
+            self._release(lease)
         # Each begins elsewhere, so that tenders that start together do not ask for the same shard first.
         start = hash(self._me.writer_id) % self._count
         for offset in range(self._count):
@@ -76,23 +83,43 @@ class LeasedShards:
                 break
             shard = (start + offset) % self._count
             if shard not in self._held:
-                lease = self._locks.try_acquire(f"{_SHARD}{shard}")
+                lease = self._try_acquire(shard)
                 if lease is not None:
                     self._held[shard] = lease
-        return {shard: lease.token.version for shard, lease in self._held.items()}
+        return {**dict.fromkeys(self._unreadable, 0), **{s: lease.token.version for s, lease in self._held.items()}}
+
+    def _try_acquire(self, shard: int) -> Any:
+        try:
+            lease = self._locks.try_acquire(f"{_SHARD}{shard}")
+        except RecordError as error:
+            if shard not in self._unreadable:
+                log.warning("shard %d is tended without its lease, which can't be read: %s", shard, error)
+            self._unreadable.add(shard)
+            return None
+        self._unreadable.discard(shard)
+        return lease
 
     def step_down(self, shard: int) -> None:
         lease = self._held.pop(shard, None)
-        if lease is not None and lease.held:
-            lease.release()
+        if lease is not None:
+            self._release(lease)
 
     def close(self) -> None:
         for lease in [*self._held.values(), self._me]:
-            if lease.held:
-                lease.release()
+            self._release(lease)
         self._held.clear()
         if self._owns_locks:
             self._locks.close()
+
+    def _release(self, lease: Any) -> None:
+        """Give a lease up; where the database doesn't take it, it ends with the session."""
+        try:
+            if lease.held:
+                lease.release()
+        except Exception as error:
+            if not is_waited_out(error):
+                raise
+            log.warning("a lease could not be released and will expire: %s", error)
 
     def _share(self) -> int:
         now = time.monotonic()
@@ -100,15 +127,20 @@ class LeasedShards:
             self._me = self._locks.acquire(_TENDER + uuid.uuid4().hex, timeout=30)
         elif now < self._counted_at + COUNT_SECONDS:
             return self._last_share
-        tenders = 0
-        for info in self._locks.list(prefix=_TENDER):
-            # Nobody waits for a dead tender's lease: to get it is to know that it is dead, and it goes.
-            lease = None if info.name == self._me.name else self._locks.try_acquire(info.name)
-            if lease is None:
-                tenders += 1
-            else:
-                lease.release()
         self._counted_at = now
+        tenders = 0
+        try:
+            for info in self._locks.list(prefix=_TENDER):
+                # Nobody waits for a dead tender's lease: to get it is to know that it is dead, and it goes.
+                lease = None if info.name == self._me.name else self._locks.try_acquire(info.name)
+                if lease is None:
+                    tenders += 1
+                else:
+                    self._release(lease)
+        except RecordError as error:
+            # Whoever can't be counted gets no share; what others hold can't be taken from them all the same.
+            log.warning("the tenders can't be counted: %s", error)
+            tenders = 1
         self._last_share = -(-self._count // max(1, tenders))
         return self._last_share
 

@@ -80,6 +80,17 @@ class DeadLetterRow(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class RunOutput(Record):
+    """The end of what a task's last run printed, as its row stores it."""
+
+    gen: int
+    epoch: int
+    ok: bool  # it was finished, not failed
+    at: int  # cluster clock, µs
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A generation that failed `max_attempts` times; `SysDb.redrive(task, gen)` runs it again."""
 

@@ -14,10 +14,11 @@ from uuid import UUID
 
 from fdb_schema import RecordError
 from s3heap_tender import core, outbox
-from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, is_waited_out
+from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, RunStoppedError, is_waited_out
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_io import due_records
 from s3heap_tender.items import HeapItem
+from s3heap_tender.output import take_output
 from s3heap_tender.records import Claim, Task, TaskRow, item_of
 from s3heap_tender.states import State
 from s3heap_tender.sysdb import SysDb
@@ -189,9 +190,17 @@ class Scheduler:
         checked = self._alive.get(session)
         if checked is not None and time.monotonic() - checked < DEAD_CHECK_SECONDS:
             return False
-        if self.sysdb.read(lambda tr, _at: self.sysdb.sessions.is_dead(tr, session)):
+        try:
+            dead = self.sysdb.read(lambda tr, _at: self.sysdb.sessions.is_dead(tr, session))
+        except RecordError as error:
+            # Nobody can say that it is dead, so its claims stay; every other item goes on.
+            log.warning("session %s can't be read, so its runs are left to it: %s", session, error)
+            dead = False
+        if dead:
             self._alive.pop(session, None)
             return True
+        if len(self._alive) >= MOST_REMEMBERED:
+            self._alive.clear()
         self._alive[session] = time.monotonic()
         return False
 
@@ -236,16 +245,32 @@ class Scheduler:
             claim = self.sysdb.claim(item)
         except ClaimRefusedError:
             return  # another scheduler was first, or the task changed meanwhile
-        report.started += 1
+        except RecordError as error:
+            log.warning("task %s has a row that can't be read and is left alone: %s", item.task, error)
+            return
+        self._count(report, "started")
+        began = time.monotonic()
+        what = f"task {claim.task.name} ({claim.id}), generation {claim.gen}"
+        take_output()
         try:
             outcome = self._call(claim)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self._settle(report, lambda: self.sysdb.fail(claim, reason))
-            report.failed += 1
+        except RunStoppedError as error:
+            log.info("%s: %s", what, error)
             return
-        self._settle(report, lambda: self.sysdb.finish(claim, outcome))
-        report.finished += 1
+        except Exception as error:
+            reason, output = f"{type(error).__name__}: {error}", take_output()
+            log.warning("%s failed after %.2f s: %s", what, time.monotonic() - began, reason)
+            self._settle(report, lambda: self.sysdb.fail(claim, reason, output=output))
+            self._count(report, "failed")
+            return
+        output = take_output()
+        log.info("%s ran for %.2f s", what, time.monotonic() - began)
+        self._settle(report, lambda: self.sysdb.finish(claim, outcome, output=output))
+        self._count(report, "finished")
+
+    def _count(self, report: ScheduleReport, what: str) -> None:
+        with self._changed:
+            setattr(report, what, getattr(report, what) + 1)
 
     def _call(self, claim: Claim) -> int | None:
         outcome = self.trigger(claim.task, claim.gen, claim.epoch)
@@ -264,7 +289,7 @@ class Scheduler:
                 settle()
                 return
             except ClaimLostError as error:
-                report.lost += 1
+                self._count(report, "lost")
                 log.info("%s", error)
                 return
             except Exception as error:

@@ -25,12 +25,7 @@ _PAGE: Final = 1000
 class SysDb(SysDbBase):
     """Tasks, what was written, what is due. Safe to share between threads and processes.
 
-    Args:
-        db: a database of `fdb_schema.open_database`.
-        cluster: the name whose keyspace is used.
-        shards: how many shards a new sysdb is spread over; one that exists keeps its own number.
-        sessions: names the holder of this process's claims; by default a lease of lease-locks.
-        clock, trace: replaced in tests.
+    Opened by the arguments of `SysDbBase`.
     """
 
     # tasks
@@ -233,22 +228,27 @@ class SysDb(SysDbBase):
         sessions = self.sessions
         return self.commit("claim", transitions.claim, wanted, sessions.session, sessions.is_dead)
 
-    def finish(self, claim: Claim, upto_offset: int | None = None) -> None:
+    def finish(self, claim: Claim, upto_offset: int | None = None, *, output: str = "") -> None:
         """The run is over and read the log up to `upto_offset` (by default what the claim saw): exactly one effect.
 
-        More in the log schedules the next generation, else the task waits. Raises `ClaimLostError`.
+        More in the log schedules the next generation, else the task waits. An offset beyond the log's end counts as the
+        end: what is written later is not read yet. The last 4000 characters of `output` are kept with the task. Raises
+        `ClaimLostError`.
         """
         upto = claim.upto_offset if upto_offset is None else upto_offset
         if isinstance(upto, bool) or not isinstance(upto, int) or upto < 0:
             raise ValueError(f"upto_offset is a count of records, 0 or more, not {upto!r}")
         self.tick()
-        self.commit("finish", _only_steps(transitions.finish), claim.id, claim.gen, claim.epoch, upto)
+        self.commit("finish", _only_steps(transitions.finish), claim.id, claim.gen, claim.epoch, upto, output)
 
-    def fail(self, claim: Claim, error: BaseException | str) -> None:
-        """The run failed: due again after its back-off, or a dead letter. Raises `ClaimLostError`."""
+    def fail(self, claim: Claim, error: BaseException | str, *, output: str = "") -> None:
+        """The run failed: due again after its back-off, or a dead letter. `output` as in `finish`.
+
+        Raises `ClaimLostError`.
+        """
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self.tick()
-        self.commit("fail", _only_steps(transitions.fail), claim.id, claim.gen, claim.epoch, text)
+        self.commit("fail", _only_steps(transitions.fail), claim.id, claim.gen, claim.epoch, text, output)
 
     def are_done(self, items: Sequence[HeapItem]) -> list[bool]:
         """Whether each item will never be needed again, in their order; True is for ever.

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from fdb_schema import NewerFormatError, RecordError
 from s3heap_tender import outbox, tending
-from s3heap_tender.errors import ConflictError, DuplicateWriterError, StoreError, is_waited_out
+from s3heap_tender.errors import DuplicateWriterError, HeapTenderError, StoreError, is_waited_out
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_values import PruneStats
 from s3heap_tender.items import HeapItem
@@ -25,6 +25,8 @@ from s3heap_tender.transitions import Layout
 
 log = logging.getLogger("s3heap_tender.tender")
 PAGE: Final = 500
+STORE_PATIENCE: Final = 20.0
+REPEAT_LOG_SECONDS: Final = 60.0
 
 
 @dataclass
@@ -37,6 +39,8 @@ class TurnReport:
     reconciled: int = 0
     pruned: PruneStats = field(default_factory=PruneStats)
     errors: list[str] = field(default_factory=list)
+    store_failed: bool = False  # the store did not answer, or lost a condition: the next turn may wait a little
+    lost_seconds: float = 0.0  # spent on a store that failed
 
 
 class Tender:
@@ -75,6 +79,9 @@ class Tender:
         self._pruned_at = float("-inf")
         self._pruned_all_at = float("-inf")
         self._reconciled: dict[int, float] = {}
+        self._owned: set[int] = set()
+        self._noted: dict[str, float] = {}
+        self._conflicts = 0
         self._stop = threading.Event()
 
     def run(self, stop: threading.Event | None = None) -> None:
@@ -87,7 +94,8 @@ class Tender:
                     if self._ownership is None:
                         self._ownership = leased_ownership(self.sysdb)
                     report = self.turn()
-                    faults = min(8, faults + 1) if report.errors else 0
+                    # What is poisoned is no reason for the sound rest to wait; a store that doesn't answer is.
+                    faults = min(8, faults + 1) if report.store_failed else 0
                 except Exception as error:
                     if not is_waited_out(error):
                         raise
@@ -108,28 +116,48 @@ class Tender:
         report = TurnReport()
         self.turns += 1
         self.sysdb.tick()
-        ownership = self._ownership or Everything(self.sysdb.shards)
-        shards = ownership.shards()
-        for shard, epoch in shards.items():
-            if epoch and self.heap.writer(shard).epoch != epoch:
-                self.heap.own(shard, epoch)
+        shards = self._take_shards()
         for shard in shards:
             self._guarded(report, shard, lambda s=shard: self._sweep(s, report))  # type: ignore[misc]
-        for shard in shards:
-            self._guarded(report, shard, lambda s=shard: self._push(s, report))  # type: ignore[misc]
+        self._with_store(report, shards, self._push)
         now = self._monotonic()
         if prune or (prune is None and now - self._pruned_at >= self.prune_every):
             everything = bool(prune) or now - self._pruned_all_at >= 12 * self.prune_every
             self._pruned_at = now
             if everything:
                 self._pruned_all_at = now
-            for shard in shards:
-                self._guarded(report, shard, lambda s=shard: self._prune(s, everything, report))  # type: ignore[misc]
-        for shard in shards:
-            due = now - self._reconciled.get(shard, float("-inf")) >= self.reconcile_every
-            if reconcile or (reconcile is None and due):
-                self._guarded(report, shard, lambda s=shard: self._reconcile(s, report))  # type: ignore[misc]
+            self._with_store(report, shards, lambda s, r: self._prune(s, everything, r))
+        due = [s for s in shards if now - self._reconciled.get(s, float("-inf")) >= self.reconcile_every]
+        if reconcile or (reconcile is None and due):
+            self._with_store(report, shards if reconcile else due, self._reconcile)
+        self._count_conflicts()
         return report
+
+    def _take_shards(self) -> list[int]:
+        """The shards of this turn. Each turn begins with another, so that none is always the last to get its share."""
+        owned = (self._ownership or Everything(self.sysdb.shards)).shards()
+        for shard in self._owned - owned.keys():
+            self.heap.disown(shard)
+        self._owned = set(owned)
+        for shard, epoch in owned.items():
+            if epoch and self.heap.writer(shard).epoch != epoch:
+                self.heap.own(shard, epoch)
+        order = sorted(owned)
+        first = self.turns % len(order) if order else 0
+        return order[first:] + order[:first]
+
+    def _with_store(self, report: TurnReport, shards: Sequence[int], work: Callable[[int, TurnReport], None]) -> None:
+        """One step of each shard, until the store has cost this turn its patience; the next begins elsewhere."""
+        for shard in shards:
+            if report.lost_seconds >= STORE_PATIENCE:
+                return
+            self._guarded(report, shard, lambda s=shard: work(s, report))  # type: ignore[misc]
+
+    def _count_conflicts(self) -> None:
+        conflicts = self.heap.io.requests["conflict"]
+        if conflicts != self._conflicts:
+            tending.count_conflicts(self.sysdb, conflicts - self._conflicts)
+            self._conflicts = conflicts
 
     # the steps of a turn
 
@@ -198,20 +226,31 @@ class Tender:
 
     def _guarded(self, report: TurnReport, shard: int, work: Callable[[], None]) -> None:
         """Run one shard's work; its faults are its own, and every other shard goes on."""
+        began = self._monotonic()
         try:
             work()
         except DuplicateWriterError as error:
             self._note(report, str(error))
+            report.store_failed = True
             self.heap.disown(shard)
             if self._ownership is not None:
                 self._ownership.step_down(shard)
-        except (StoreError, ConflictError, RecordError, NewerFormatError) as error:
+        except (HeapTenderError, RecordError, NewerFormatError) as error:
             self._note(report, str(error))
+            if isinstance(error, StoreError):
+                report.store_failed = True
+                report.lost_seconds += self._monotonic() - began
             self.heap.writer(shard).forget_all()
 
     def _note(self, report: TurnReport, message: str) -> None:
-        log.warning("%s", message)
+        """Report it; what goes on turn after turn is logged once a minute."""
         report.errors.append(message)
+        now = self._monotonic()
+        if now - self._noted.get(message, float("-inf")) >= REPEAT_LOG_SECONDS:
+            if len(self._noted) >= 1000:
+                self._noted.clear()
+            self._noted[message] = now
+            log.warning("%s", message)
 
 
 def reconcile_shard(heap: Heap, sysdb: SysDb, shard: int, *, dry_run: bool = False) -> int:

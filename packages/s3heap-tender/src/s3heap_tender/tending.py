@@ -94,6 +94,16 @@ def reconcile(sysdb: SysDbBase, missing: Sequence[HeapItem]) -> int:
     return asked
 
 
+def count_conflicts(sysdb: SysDbBase, conflicts: int) -> None:
+    """Add lost conditions to the statistics that every process sees."""
+
+    def body(tr: Any, at: Layout) -> tuple[None, list[Step]]:
+        transitions.count(tr, at, "conflicts", conflicts)
+        return None, []
+
+    sysdb.commit("stats", body)
+
+
 def note_quarantined(sysdb: SysDbBase, shard: int, key: str, reason: str, moved_to: str) -> None:
     """Remember an object that couldn't be read, and where its bytes went."""
 

@@ -16,10 +16,9 @@ from s3heap_tender import core
 from s3heap_tender.errors import ClaimRefusedError, TaskExistsError, TaskNotFoundError
 from s3heap_tender.items import HeapItem
 from s3heap_tender.keys import HeapKeys, stamped
-from s3heap_tender.records import Claim, DeadLetterRow, Dirty, TaskRow, item_of, task_of
+from s3heap_tender.output import MAX_OUTPUT_TEXT
+from s3heap_tender.records import Claim, DeadLetterRow, Dirty, RunOutput, TaskRow, item_of, task_of
 from s3heap_tender.states import State, check_change
-
-_ONE = (1).to_bytes(8, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,9 @@ def read_counter(tr: Any, key: bytes, *, snapshot: bool = True) -> int:
     return 0 if data is None else int.from_bytes(data, "little")
 
 
-def count(tr: Any, at: Layout, name: str) -> None:
-    """Add 1 to a statistic, without a conflict."""
-    tr.add(at.keys.stat(name), _ONE)
+def count(tr: Any, at: Layout, name: str, by: int = 1) -> None:
+    """Add to a statistic, without a conflict."""
+    tr.add(at.keys.stat(name), by.to_bytes(8, "little"))
 
 
 def load(tr: Any, at: Layout, task: UUID, *, snapshot: bool = False) -> TaskRow | None:
@@ -157,6 +156,7 @@ def delete(tr: Any, at: Layout, task: UUID) -> list[Step]:
     for key in (
         keys.task(task),
         keys.payload(task),
+        keys.output(task),
         keys.part(row.partition, task),
         keys.name(row.partition, row.name),
         keys.active(at.shard_of(task), task),
@@ -244,7 +244,7 @@ def claim(
     return claimed, [replace(step, extra={"tail": tail})]
 
 
-def finish(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int) -> list[Step]:
+def finish(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int, output: str = "") -> list[Step]:
     """B1 → C1, or B1 → B1 with an intent where the log has more. Raises `ClaimLostError`."""
     row = core.check_claim(task, load(tr, at, task), gen, epoch)
     log = at.keys.log(row.partition)
@@ -255,15 +255,25 @@ def finish(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: i
         # Only a finish that lets the task wait depends on no write having come; one that goes on does not.
         tr.add_read_conflict_key(log)
     count(tr, at, "finishes")
+    keep_output(tr, at, task, RunOutput(gen, epoch, True, now, output))
     return [replace(store(tr, at, "finish", task, row, after, now), extra={"upto": upto_offset, "tail": tail})]
 
 
-def fail(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str) -> list[Step]:
+def keep_output(tr: Any, at: Layout, task: UUID, output: RunOutput) -> None:
+    """The end of what the run printed, in the place of what an earlier one did; a run that printed nothing leaves none."""
+    if output.text:
+        tr.set(at.keys.output(task), replace(output, text=output.text[-MAX_OUTPUT_TEXT:]).encode())
+    else:
+        tr.clear(at.keys.output(task))
+
+
+def fail(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str, output: str = "") -> list[Step]:
     """B1 → B1 plus an intent: the generation is due again later, or is a dead letter. Raises `ClaimLostError`."""
     row = core.check_claim(task, load(tr, at, task), gen, epoch)
     now = read_clock(tr, at.keys.space)
     after = core.failed(task, row, error, now)
     count(tr, at, "failures")
+    keep_output(tr, at, task, RunOutput(gen, epoch, False, now, output))
     if after.dead:
         letter = DeadLetterRow(
             row.partition, row.name, row.attempt, after.failures, now, after.last_error, row.claim_tail

@@ -7,22 +7,16 @@ by `run_key` re-attaches to what the dead scheduler had started.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
-from s3heap_tender.errors import HeapTenderError
 from s3heap_tender.records import Task
 from s3heap_tender.scheduler import Trigger
+from s3heap_tender.subprocesses import TriggerError, run_command
 
-ERROR_TAIL: Final = 2000
-
-
-class TriggerError(HeapTenderError):
-    """A run that ended badly."""
+__all__ = ["TriggerError", "futures_trigger", "memoized_trigger", "run_key", "subprocess_trigger"]
 
 
 def run_key(task: Task, gen: int) -> tuple[str, int, int]:
@@ -61,8 +55,10 @@ def subprocess_trigger(
     """Runs `command` for each generation; exit code 0 is success, anything else a failed run.
 
     The payload is its standard input; `S3HEAP_TASK`, `_NAME`, `_PARTITION`, `_GEN`, `_EPOCH`, `_ATTEMPT` and
-    `_COMPLETION_OFFSET` are in its environment. A last line `upto=N` on standard output says up to where it read.
-    It is killed with its children after `timeout` seconds, or when `stop` is set.
+    `_COMPLETION_OFFSET` are in its environment. A last line `upto=N` on standard output says up to where it read. The end
+    of what it prints is kept with the task. The run is over when the command is: what it left running in its process
+    group is killed then, and all of it after `timeout` seconds. When `stop` is set it is killed too, but then the run
+    didn't fail: its claim goes to whoever comes after this process's session.
     """
     words = [str(word) for word in command]
     if not words:
@@ -79,50 +75,8 @@ def subprocess_trigger(
             "S3HEAP_ATTEMPT": str(task.attempt),
             "S3HEAP_COMPLETION_OFFSET": str(task.completion_offset),
         }
-        child = subprocess.Popen(
-            words,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        output, errors = _finish(child, task.payload, timeout, stop)
-        if child.returncode != 0:
-            tail = errors.decode(errors="replace")[-ERROR_TAIL:].strip()
-            raise TriggerError(f"{words[0]} exited with {child.returncode}" + (f": {tail}" if tail else ""))
-        last = output.decode(errors="replace").strip().rpartition("\n")[2]
-        return int(last[5:]) if last.startswith("upto=") and last[5:].isdigit() else None
+        output = run_command(words, environment, task.payload, timeout=timeout, stop=stop)
+        last = output.strip().rpartition("\n")[2]
+        return int(last[5:]) if last.startswith("upto=") and last[5:].isdecimal() and last.isascii() else None
 
     return trigger
-
-
-def _finish(
-    child: subprocess.Popen[bytes], payload: bytes, timeout: float | None, stop: threading.Event | None
-) -> tuple[bytes, bytes]:
-    if stop is not None:
-        watcher = threading.Thread(target=_kill_when, args=(child, stop), daemon=True)
-        watcher.start()
-    try:
-        return child.communicate(payload, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        _kill(child)
-        child.communicate()
-        raise TriggerError(f"the command ran longer than {timeout:g} s and was killed") from None
-    except BaseException:
-        _kill(child)
-        raise
-
-
-def _kill_when(child: subprocess.Popen[bytes], stop: threading.Event) -> None:
-    while child.poll() is None:
-        if stop.wait(0.2):
-            _kill(child)
-            return
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

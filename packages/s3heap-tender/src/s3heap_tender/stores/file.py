@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from s3heap_tender.errors import ConflictError, StoreUnavailableError, StoreUrlError
+from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
 from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
 
 _LOCKS: Final = 64
@@ -34,6 +34,7 @@ class FileStore:
         self._fsync = fsync
         try:
             (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+            self._remove_scratches()
         except OSError as error:
             raise StoreUrlError(f"{self.url} can't be used as a heap's directory: {error}") from error
 
@@ -56,11 +57,11 @@ class FileStore:
                     if self._fsync:
                         os.fsync(handle.fileno())
                 os.replace(scratch, self.root / key)
-                self._flush_directory()
             except OSError as error:
                 with contextlib.suppress(OSError):
                     scratch.unlink()
                 raise StoreUnavailableError(f"{self.url}: object {key} can't be written: {error}") from error
+            self._flush_directory(key)
         return etag.hex()
 
     def delete(self, key: str, *, if_match: str) -> None:
@@ -68,9 +69,9 @@ class FileStore:
             self._check(key, if_match)
             try:
                 (self.root / key).unlink()
-                self._flush_directory()
             except OSError as error:
                 raise StoreUnavailableError(f"{self.url}: object {key} can't be deleted: {error}") from error
+            self._flush_directory(key)
 
     def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
         try:
@@ -107,14 +108,27 @@ class FileStore:
         if found != if_match:
             raise ConflictError(f"{self.url}: object {key} has ETag {found}, the condition says {if_match}")
 
-    def _flush_directory(self) -> None:
+    def _flush_directory(self, key: str) -> None:
         if not self._fsync:
             return
-        handle = os.open(self.root, os.O_RDONLY)
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            handle = os.open(self.root, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise OutcomeUnknownError(
+                f"{self.url}: object {key} was changed, and may be again what it was if this machine fails: {error}"
+            ) from error
+
+    def _remove_scratches(self) -> None:
+        """Remove what writers that died have left: under the lock of its key a scratch file is nobody's."""
+        for name in os.listdir(self.root):
+            key = name[1:].rpartition(".")[0]
+            if name.startswith(_HIDDEN) and name.count(".") > 1 and key:
+                with self._locked(key), contextlib.suppress(FileNotFoundError):
+                    (self.root / name).unlink()
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from s3heap_tender.errors import ConflictError, StoreUnavailableError, StoreUrlError, UnconditionalStoreError
+from s3heap_tender.naming import PROBE_PREFIX
 from s3heap_tender.stores.file import FileStore
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject
@@ -101,7 +102,7 @@ def _open(url: str, endpoint_url: str | None, options: dict[str, Any]) -> Object
 
 def probe_conditions(store: ObjectStore) -> None:
     """Prove that each condition refuses what it should. Raises `UnconditionalStoreError`, naming the one that didn't."""
-    key = f"probe-{secrets.token_hex(8)}"
+    key = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
     first = store.put(key, b"first " + key.encode(), if_match=None)
     try:
         _refuses(store, key, None, "If-None-Match on PUT")

@@ -16,6 +16,11 @@ from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredO
 
 T = TypeVar("T")
 _CONFLICTS: Final = frozenset({409, 412})
+_UNSENT: Final = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound", "NoRegionError"}
+)
+_BUSY: Final = frozenset({408, 425, 429})
+_BUSY_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests"})
 _PAGE: Final = 1000
 
 
@@ -65,8 +70,14 @@ class S3Store:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="s3heap-store", daemon=True)
         self._thread.start()
-        self._context = session.client("s3", endpoint_url=endpoint_url, config=config)
-        self._client: Any = self._wait(self._context.__aenter__())
+        try:
+            self._context = session.client("s3", endpoint_url=endpoint_url, config=config)
+            self._client: Any = self._wait(self._context.__aenter__())
+        except BaseException as error:
+            self._end_loop()
+            if isinstance(error, ValueError):
+                raise StoreUrlError(f"{self.url}: endpoint_url={endpoint_url!r} can't be used: {error}") from error
+            raise
 
     def get(self, key: str, *, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         condition = {} if if_none_match is None else {"IfNoneMatch": if_none_match}
@@ -140,9 +151,12 @@ class S3Store:
         try:
             self._wait(self._context.__aexit__(None, None, None))
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=10)
-            self._loop.close()
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, self._timeout + 5), self._loop)
@@ -155,8 +169,10 @@ class S3Store:
             return ConflictError(f"{where}: its condition does not hold ({status} {_code(error)})")
         if status == 404:
             return StoreUrlError(f"{where}: {_code(error)}; the bucket {self.bucket!r} must exist")
-        if status is not None and status < 500:
+        if status is not None and status < 500 and status not in _BUSY and _code(error) not in _BUSY_CODES:
             return StoreUrlError(f"{where}: the store answered {status} {_code(error)}; check credentials and the URL")
+        if type(error).__name__ in _UNSENT:
+            return StoreUrlError(f"{where}: {error}; set credentials, region and URL as for any AWS tool")
         if writes:
             # A time-out, a broken connection or a server error: the write may have landed or may land still.
             return OutcomeUnknownError(f"{where}: {type(error).__name__} {error}; it may have taken effect")

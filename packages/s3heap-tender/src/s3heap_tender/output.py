@@ -1,0 +1,24 @@
+"""What a run printed, handed from its trigger to the scheduler, which keeps the end of it with the task."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Final
+
+MAX_OUTPUT_TEXT: Final = 4000
+_kept: ContextVar[str] = ContextVar("s3heap_tender_output", default="")
+
+
+def keep_output(text: str) -> None:
+    """To be called by a trigger, in its own thread: the last 4000 characters of `text` are kept with the task.
+
+    The next run's output replaces them; `SysDb.describe` and the command `describe` show them.
+    """
+    _kept.set(text[-MAX_OUTPUT_TEXT:])
+
+
+def take_output() -> str:
+    """What the trigger that was called in this thread kept; forgotten from now on."""
+    text = _kept.get()
+    _kept.set("")
+    return text
