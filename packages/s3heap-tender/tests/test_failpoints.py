@@ -33,6 +33,7 @@ COMMITS = (
     "stats",
     "sweep",
 )
+SEED = 3  # whose processes write more than one item to an object, so that the script meets a lost condition
 STORE = ("delete", "get", "list", "put")
 NAMES = [f"sysdb.{name}.{side}" for name in COMMITS for side in ("before", "after")] + [
     f"heap.{name}.{side}" for name in STORE for side in ("before", "after")
@@ -133,7 +134,7 @@ def settle(world: Any) -> None:
 
 
 def test_the_script_passes_every_failpoint() -> None:
-    world = new_world(1)
+    world = new_world(SEED)
     play(world, None, 1)
     assert world.hit == set(NAMES)
     settle(world)
@@ -143,7 +144,7 @@ def test_the_script_passes_every_failpoint() -> None:
 @pytest.mark.parametrize("arrival", [1, 2, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_crash_at_a_failpoint_breaks_no_guarantee(name: str, arrival: int) -> None:
-    world = new_world(1)
+    world = new_world(SEED)
     play(world, name, arrival)
     assert world.crashes == [name] or arrival > 1
     failpoints.disarm()
