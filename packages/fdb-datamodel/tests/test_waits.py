@@ -53,6 +53,61 @@ def test_waits_of_an_attempt_end_with_it(lab: Lab) -> None:
     lab(dm.end_wait, again)
 
 
+def test_an_attempt_that_lost_its_claim_forgets_no_wait_of_the_next(lab: Lab) -> None:
+    worker = lab.worker()
+    a, b = lab.spec(), lab.spec()
+    lab.submit(a, b)
+    claims = {claim.id: claim for claim in lab.claim(worker)}
+    lab(dm.relinquish_claim, claims[a.id])
+    again = lab(dm.claim_future, a.id, worker)
+    lab(dm.begin_wait, again, [b.id])
+    lab(dm.end_wait, claims[a.id])
+    lab(dm.end_wait, claims[a.id], [b.id])
+    assert lab(dm.begin_wait, claims[b.id], [a.id]) == (b.id, a.id, b.id)
+    lab(dm.end_wait, again, [b.id])
+    assert not any(row[0] == "waits" for row in lab.rows())
+
+
+def test_the_claim_of_a_running_attempt_is_found_by_its_number(lab: Lab) -> None:
+    worker = lab.worker()
+    lab.submit(lab.spec())
+    (claim,) = lab.claim(worker)
+    found = lab(dm.claim_of, claim.id, claim.attempt)
+    assert (found.token, found.worker) == (claim.token, worker)
+    assert lab(dm.claim_of, claim.id, claim.attempt + 1) is None
+    lab(dm.realize_future, claim, b"")
+    assert lab(dm.claim_of, claim.id, claim.attempt) is None
+
+
+def test_waits_for_more_than_256_are_recorded_and_followed(lab: Lab) -> None:
+    worker = lab.worker()
+    specs = [lab.spec() for _ in range(301)]
+    lab.submit(*specs)
+    claims = {claim.id: claim for claim in lab.claim(worker, limit=400)}
+    first, others = specs[0], [spec.id for spec in specs[1:]]
+    for start in range(0, 300, 100):
+        assert lab(dm.begin_wait, claims[first.id], others[start : start + 100]) == ()
+    assert lab(dm.begin_wait, claims[others[-1]], [first.id]) == (others[-1], first.id, others[-1])
+    lab(dm.end_wait, claims[first.id])
+    assert not any(row[0] == "waits" for row in lab.rows())
+
+
+def test_what_running_tasks_wait_for_is_claimed_first(lab: Lab) -> None:
+    worker = lab.worker()
+    specs = [lab.spec() for _ in range(5)]
+    lab.submit(*specs)
+    wanted = (specs[3].id, specs[4].id)
+    claims = lab(dm.claim_futures, worker, dm.Capacity(wanted=wanted), 1)
+    assert [claim.id for claim in claims] == [specs[3].id]
+    big = lab.spec(requirements=dm.Requirements(ram="2GiB"))
+    lab.submit(big)
+    free, total = dm.Requirements(), dm.Requirements(ram="4GiB")
+    needs = {"free": free, "total": total, "wanted": (big.id,)}
+    assert big.id not in [claim.id for claim in lab(dm.claim_futures, worker, dm.Capacity(**needs), 1)]
+    assert [c.id for c in lab(dm.claim_futures, worker, dm.Capacity(**needs, overcommit=True), 1)] == [big.id]
+    assert dm.validate(lab.db, lab.space.cluster) == []
+
+
 def test_of_two_that_close_a_cycle_together_one_is_told(lab: Lab) -> None:
     worker = lab.worker()
     a, b = lab.spec(), lab.spec()

@@ -38,7 +38,7 @@ from .requirements import Capacity, Requirements, Shape, parse_size
 from .states import TERMINAL, TRANSITIONS, FutureState, Transition
 from .transitions.advance import Progress, advance
 from .transitions.assign import assign_future, reassign_future
-from .transitions.claim import claim_future, claim_futures, claims_of
+from .transitions.claim import claim_future, claim_futures, claim_of, claims_of
 from .transitions.finish import (
     cancel_future,
     fail_future,
@@ -122,6 +122,7 @@ __all__ = [
     "census_page",
     "claim_future",
     "claim_futures",
+    "claim_of",
     "claims_of",
     "clear_mailbox",
     "clone_result",

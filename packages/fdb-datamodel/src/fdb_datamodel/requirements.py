@@ -95,7 +95,10 @@ class Capacity:
     over `free` only is reported as blocked. hold_for: a shape that waited too long; nothing else is claimed from the
     pool until it fits. stripe: (which, of how many) workers that claim from this pool; each prefers its own part of the
     entries, so that two seldom choose the same. look: False if a bell would have told of work that came since the worker
-    found nothing: then only what its own outcomes unblock is claimed.
+    found nothing: then only what its own outcomes unblock is claimed. wanted: futures (ids) that running tasks of this
+    worker wait for: claimed before all else, if they are in the pool; with `overcommit` whatever is free, if they fit the
+    total: the tasks that hold what isn't free wait for them. ahead: how many futures may be claimed that only wait for
+    another one of this worker's claims.
     """
 
     free: Requirements = NOTHING
@@ -103,3 +106,6 @@ class Capacity:
     hold_for: Requirements | None = None
     stripe: tuple[int, int] = (0, 1)
     look: bool = True
+    wanted: tuple[bytes, ...] = ()
+    overcommit: bool = False
+    ahead: int = 0

@@ -388,7 +388,7 @@ def test_a_waiting_task_gives_its_slot_and_its_cpu_to_others() -> None:
     d = Driver(slots=1, total=Requirements(1))
     d.start(claim(1, shape=(1000, 0, 0)))
     assert d.core.free == Requirements(0)
-    instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 0, []]]))
+    instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 0, [], []]]))
     (turn,) = d.only(RunTurn, instructions)
     assert (turn.limit, turn.capacity.free) == (1, Requirements(1))
     assert sent(d.say(TurnEnded(claims(claim(2, shape=(1000, 0, 0))), turn))) == [2]
@@ -406,7 +406,7 @@ def test_what_is_queued_behind_a_waiting_task_is_taken_elsewhere() -> None:
     d.result(0, 0, 10)
     d.core.ambition = 10
     d.claim(claim(2), claim(3), claim(4))
-    instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 1, [2]]]))
+    instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 1, [2], []]]))
     assert TakeBack(0) in instructions
     assert sent(instructions) == [3]
     assert sent(d.say(TasksReturned(0, (3,)))) == [4]
@@ -417,8 +417,58 @@ def test_nested_waits_go_as_deep_as_they_like() -> None:
     d = Driver(slots=1, total=Requirements(1))
     d.start(claim(1))
     for depth in range(1, 50):
-        (turn,) = d.only(RunTurn, d.say(ChildSaid(d.child_of(depth), [[messages.BLOCKED, 0, []]])))
+        (turn,) = d.only(RunTurn, d.say(ChildSaid(d.child_of(depth), [[messages.BLOCKED, 0, [], []]])))
         assert sent(d.say(TurnEnded(claims(claim(depth + 1)), turn))) == [depth + 1]
+
+
+def test_what_is_waited_for_is_claimed_and_run_first() -> None:
+    d = Driver(slots=1, total=Requirements(1))
+    d.start(claim(1))
+    d.result(0, 0, 10)
+    d.core.ambition = 10
+    d.claim(claim(2), claim(3), claim(4))
+    awaited = [claim(4).id, claim(9).id]
+    instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 1, [2, 3], awaited]]))
+    assert sent(instructions) == [4, 3], "in hand: it overtakes what came before it"
+    assert d.core.wanted == [claim(9).id], "to be claimed as soon as there is room"
+
+
+def test_a_task_whose_wait_ended_here_keeps_its_slot_for_a_moment() -> None:
+    d = Driver(slots=1)
+    d.start(claim(1))
+    (turn,) = d.only(RunTurn, d.say(ChildSaid(0, [[messages.BLOCKED, 0, [], [claim(2).id]]])))
+    assert turn.capacity.wanted == (claim(2).id,)
+    d.say(TurnEnded(claims(claim(2)), turn))
+    (turn,) = d.only(RunTurn, d.result(1, 0))
+    assert turn.limit == 0, "the slot is kept for the task that goes on"
+    d.core.wants_claim = True
+    (turn,) = d.only(RunTurn, d.say(TurnEnded(claims(), turn), after=1.0))
+    assert turn.limit == 1, "it didn't"
+
+
+def test_when_every_task_waits_what_they_wait_for_is_claimed_whatever_is_free() -> None:
+    d = Driver(slots=1, total=Requirements(1, "1GiB"))
+    d.start(claim(1, shape=(0, 900 << 20, 0)))
+    (turn,) = d.only(RunTurn, d.say(ChildSaid(0, [[messages.BLOCKED, 0, [], [claim(2).id]]])))
+    assert not turn.capacity.overcommit, "another worker may have room"
+    d.say(TurnEnded(claims(), turn))
+    (turn,) = d.only(RunTurn, d.say(Rang(again=True), after=1.0))
+    assert turn.capacity.overcommit
+    assert turn.capacity.wanted == (claim(2).id,)
+
+
+def test_when_no_process_is_left_the_deepest_task_is_told_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("futures_worker.worker.planning.MOST_CHILDREN", 3)
+    d = Driver(slots=1)
+    d.start(claim(1))
+    for depth in range(1, 3):
+        (turn,) = d.only(RunTurn, d.say(ChildSaid(d.child_of(depth), [[messages.BLOCKED, 0, [], []]])))
+        d.say(TurnEnded(claims(claim(depth + 1)), turn))
+    instructions = d.say(ChildSaid(2, [[messages.BLOCKED, 0, [], []]]))
+    assert KillChild(2) in instructions
+    (outcome,) = outcomes(d.say(ChildEnded(2, "signal SIGKILL")))
+    assert outcome.failure is not None
+    assert (outcome.failure.reason, outcome.permanently) == ("deadlock", True)
 
 
 def test_lost_inputs_send_the_future_back_to_waiting_at_no_charge() -> None:
@@ -601,7 +651,7 @@ def test_whatever_happens_every_claim_ends_exactly_once(seed: int) -> None:
             absorb(d.say(ChildEnded(child.number, "signal SIGKILL", unread), after=rng.choice([0.0, 0.6])))
         elif action < 0.85 and child.state is ChildState.running:
             returned = [t.seq for t in list(child.queue)[1:] if rng.random() < 0.5]
-            absorb(d.say(ChildSaid(child.number, [[messages.BLOCKED, head.seq, returned]])))
+            absorb(d.say(ChildSaid(child.number, [[messages.BLOCKED, head.seq, returned, []]])))
         elif action < 0.92 and child.state is ChildState.blocked:
             absorb(d.say(ChildSaid(child.number, [[messages.RESUMED, head.seq]])))
         elif action < 0.95:

@@ -89,6 +89,8 @@ def take(
             chosen.append(Chosen(f.id, f.e, shape, f, locality is not None, locality.reason if locality else None))
         else:
             enqueue_or_fail(ch, f)
+    if capacity.wanted:
+        free = _choose_wanted(ch, capacity, free, limit, chosen)
     if len(chosen) < limit and pool:
         free = _choose_assignments(ch, worker, free, limit, chosen)
     if len(chosen) < limit and pool:
@@ -106,6 +108,32 @@ def take(
             add_read_conflict_keys(ch.tr, conflicts)
     claims.extend(start(ch, worker, chosen))
     return claims
+
+
+def _choose_wanted(ch: Changes, capacity: Capacity, free: Shape, limit: int, chosen: list[Chosen]) -> Shape:
+    """Choose from the pool by id; what stays free (no less than nothing)."""
+    total = (capacity.total or capacity.free).shape
+    conflicts: list[bytes] = []
+    for future_id in capacity.wanted:
+        if len(chosen) >= limit:
+            break
+        f = ch.load(future_id, snapshot=True)
+        if not f.exists or f.ended or f.claimed or f.backing_off:
+            continue
+        shape, _, locality = f.placement
+        if locality is not None or not (_fits(shape, free) or (capacity.overcommit and _fits(shape, total))):
+            continue
+        entry = index_keys(ch, f)
+        if ch.get_many(entry[:1], snapshot=True)[0] is None:
+            continue  # it waits on edges itself
+        for key in entry:
+            ch.clear(key)
+        conflicts.append(entry[0])
+        free = _less(free, shape)
+        chosen.append(Chosen(f.id, f.e, shape, f))
+    if conflicts:
+        add_read_conflict_keys(ch.tr, conflicts)
+    return max(0, free[0]), max(0, free[1]), max(0, free[2])
 
 
 def _choose_assignments(ch: Changes, worker: WorkerId, free: Shape, limit: int, chosen: list[Chosen]) -> Shape:
@@ -153,6 +181,16 @@ def claims_of(
         if found is not None and found[0] == token and f.claimed:
             claims.append(describe_claim(ch, f, found[1], token, found[3]))
     return claims
+
+
+def claim_of(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, attempt: int) -> Claim | None:
+    """The claim of a running future's attempt, for the code that runs in it; None if that attempt holds it no more."""
+    ch = Changes(tr, space)
+    f = ch.load(as_id(future_id))
+    found = f.claim
+    if found is None or not f.claimed or found[3] != attempt:
+        return None
+    return describe_claim(ch, f, found[1], found[0], attempt)
 
 
 def describe_claim(ch: Changes, f: FutureRows, worker: WorkerId, token: bytes, attempt: int) -> Claim:

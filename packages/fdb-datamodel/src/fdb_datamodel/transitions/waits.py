@@ -11,15 +11,18 @@ from ..changes import Changes, FutureRows
 from ..records import Claim
 from ..space import decode_id, encode_id, split_id
 
-MOST_WAITS_FOLLOWED = 1000
+MOST_WAITS_FOLLOWED = 10_000
 
 
 def begin_wait(tr: Transaction, space: ClusterSpace, claim: Claim, ids: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Record that a running future blocks on others, before it does; () or the cycle that this would close.
+    """Record that a running future blocks on all of `ids`, before it does or soon after; () or the cycle that this closes.
 
     A cycle is told as the ids from the claim's future round to itself, and nothing is recorded: the wait can't end, so the
-    caller raises. Waits and dependencies are followed, all read serializably, so of two that close a cycle together one sees
-    the other. Ended futures wait for nothing. Again: nothing new. Raises WorkerFencedError.
+    caller raises. Waits and dependencies are followed. Recorded waits are read serializably, so of two that close a cycle
+    together one sees the other; all else by snapshot, so that futures that just end conflict with nobody. Ended futures
+    wait for nothing. Again: nothing new. A wait for many is recorded in several calls; keep one under about 500 ids.
+
+    Raises WorkerFencedError.
     """
     ch = Changes(tr, space)
     ch.fence(claim.worker)
@@ -34,15 +37,22 @@ def begin_wait(tr: Transaction, space: ClusterSpace, claim: Claim, ids: Sequence
 
 
 def end_wait(tr: Transaction, space: ClusterSpace, claim: Claim, ids: Sequence[bytes] | None = None) -> None:
-    """Forget waits of a running future: those for `ids`, by default all. Call it when the wait or the attempt is over."""
+    """Forget waits of a running future: those for `ids`, by default all. Call it when the wait or the attempt is over.
+
+    Waits that another attempt of the future recorded are left alone.
+    """
     ch = Changes(tr, space)
     e = encode_id(claim.id)
     if ids is None:
         prefix = ch.keys.waits + e
-        tr.clear_range(prefix, prefix + b"\xff")
-        return
-    for one in ids:
-        ch.clear(ch.keys.wait(e, encode_id(one)))
+        rows = ch.read(prefix, prefix + b"\xff")
+    else:
+        keys = [ch.keys.wait(e, encode_id(one)) for one in ids]
+        found = zip(keys, ch.get_many(keys), strict=True)
+        rows = [(key, value) for key, value in found if value is not None]
+    for key, value in rows:
+        if codec.unpack(value) == claim.token:
+            ch.clear(key)
     ch.flush()
 
 
@@ -55,7 +65,7 @@ def _find_path(ch: Changes, begin: Sequence[bytes], goal: bytes) -> tuple[bytes,
             return _path(came_from, one)
         if len(came_from) > MOST_WAITS_FOLLOWED:
             return ()
-        f = ch.load(one)
+        f = ch.load(one, snapshot=True)
         if f.ended or not f.exists:
             continue
         for upstream in _waited_for(ch, f):
@@ -68,9 +78,12 @@ def _find_path(ch: Changes, begin: Sequence[bytes], goal: bytes) -> tuple[bytes,
 def _waited_for(ch: Changes, f: FutureRows) -> list[bytes]:
     """What a future waits for: by its edges, or while it runs by the waits of this attempt."""
     claim = f.claim
-    prefix = (ch.keys.dependencies if claim is None else ch.keys.waits) + f.e
-    rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED)
-    if claim is not None:
+    if claim is None:
+        prefix = ch.keys.dependencies + f.e
+        rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED, snapshot=True)
+    else:
+        prefix = ch.keys.waits + f.e
+        rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED)
         rows = [(key, value) for key, value in rows if codec.unpack(value) == claim[0]]
     return [decode_id(split_id(key, len(prefix))[0]) for key, _ in rows]
 

@@ -33,12 +33,12 @@ from futures_worker.client.diagnosis import explain, warn_of_wait
 from futures_worker.client.future import Future
 from futures_worker.client.intake import Intake
 from futures_worker.client.mailbox import Mailbox
+from futures_worker.client.nested import Awaited, NestedWait
 from futures_worker.client.outcome import Status, describe
 from futures_worker.client.reading import ResultReader
 from futures_worker.client.storing import Submission, SubmitStore
 from futures_worker.liveness import WorkerObserver, reap_dead
 from futures_worker.payload import Code
-from futures_worker.worker.task_context import waiting
 from idempotent_txn import run
 
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits: mail missed, workers dead
@@ -126,7 +126,10 @@ class Session:
         """Return once the future ended. Raises TimeoutError with the reason it takes so long, or why it wasn't stored."""
         self.expect([future])
         if not self.wait_until(
-            lambda: future._entry is not None or future._trouble is not None, deadline, lambda: future
+            lambda: future._entry is not None or future._trouble is not None,
+            deadline,
+            lambda: future,
+            lambda: ([future._id], True),
         ):
             raise TimeoutError(
                 f"{describe(future._id, future._name)} did not end within {timeout} s: {self._reason(future)}"
@@ -151,15 +154,20 @@ class Session:
             self._subscribe(unasked)
 
     def wait_until(
-        self, done: Callable[[], bool], deadline: float | None, waited_for: Callable[[], Future[Any] | None]
+        self,
+        done: Callable[[], bool],
+        deadline: float | None,
+        waited_for: Callable[[], Future[Any] | None],
+        awaited: Awaited,
     ) -> bool:
         """Block until `done()`, which may change whenever mail was delivered; False if the deadline passed first.
 
-        `waited_for` names a future that explains the wait if it gets long.
+        `waited_for` names a future that explains the wait if it gets long. Inside a task its slot is free for others
+        meanwhile, and a wait for what waits for this task raises DeadlockError.
         """
         if done():
             return True
-        with waiting():  # inside a task: its slot is free for others meanwhile
+        with NestedWait(self.db, self.space, awaited) as nested:
             started = time.monotonic()
             warn_at = started + WARN_SECONDS
             while not done():
@@ -171,7 +179,7 @@ class Session:
                     slow = waited_for()
                     if slow is not None:
                         warn_of_wait(describe(slow._id, slow._name), now - started, self._reason(slow))
-                pause = LOOK_SECONDS * random.uniform(0.8, 1.2)
+                pause = nested.look(LOOK_SECONDS * random.uniform(0.8, 1.2), now)
                 if deadline is not None:
                     pause = min(pause, deadline - now)
                 self._wait_for_mail(done, pause)
@@ -319,7 +327,9 @@ class Session:
         while not self.closed:
             self._pump_work.wait()
             try:
-                self.wait_until(lambda: not self._awaited or self.closed, None, lambda: None)
+                self.wait_until(
+                    lambda: not self._awaited or self.closed, None, lambda: None, lambda: (list(self._awaited), False)
+                )
             except Exception:
                 if self.closed:
                     return

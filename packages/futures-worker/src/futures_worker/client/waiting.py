@@ -40,7 +40,7 @@ def wait(
     first = return_when == FIRST_COMPLETED
     on_error = return_when == FIRST_EXCEPTION
     found = False
-    with _Group(wanted) as group:
+    with _Group(wanted, all_of_them=return_when == ALL_COMPLETED) as group:
 
         def enough() -> bool:
             nonlocal found
@@ -59,7 +59,7 @@ def as_completed(futures: Iterable[Future[T]], timeout: float | None = None) -> 
 
 
 def _completed(futures: set[Future[T]], end: float | None, timeout: float | None) -> Iterator[Future[T]]:
-    with _Group(futures) as group:
+    with _Group(futures, all_of_them=False) as group:
         ready: deque[Future[Any]] = deque()
 
         def some() -> bool:
@@ -81,7 +81,7 @@ def gather(
     if errors not in ("raise", "return"):
         raise ValueError(f'errors is "raise" or "return", found {errors!r}')
     failed: list[Future[Any]] = []
-    with _Group(set(futures)) as group, _Progress(len(group.remaining), shown=progress) as bar:
+    with _Group(set(futures), all_of_them=True) as group, _Progress(len(group.remaining), shown=progress) as bar:
 
         def enough() -> bool:
             for future in group.newly_ended():
@@ -110,7 +110,9 @@ def _result_or_error(future: Future[Any]) -> Any:
 class _Group:
     """Futures that are waited for together. Their sessions tell it who ended, so nothing is looked at twice."""
 
-    def __init__(self, futures: set[Future[Any]]) -> None:
+    def __init__(self, futures: set[Future[Any]], *, all_of_them: bool) -> None:
+        """`all_of_them`: whether the wait ends only when every member has ended."""
+        self._all_of_them = all_of_them
         self.remaining = set(futures)
         self._ended: deque[Future[Any]] = deque()
         self._sessions: dict[int, Session] = {}
@@ -135,8 +137,11 @@ class _Group:
         end = None if timeout is None else time.monotonic() + timeout
         if len(self._sessions) == 1:
             (session,) = self._sessions.values()
-            return session.wait_until(enough, end, self._still_waiting)
+            return session.wait_until(enough, end, self._still_waiting, self._awaited)
         return self._wait_on_several(enough, end)
+
+    def _awaited(self) -> tuple[list[bytes], bool]:
+        return sorted(future._id for future in tuple(self.remaining)), self._all_of_them
 
     def _still_waiting(self) -> Future[Any] | None:
         return next(iter(tuple(self.remaining)), None)

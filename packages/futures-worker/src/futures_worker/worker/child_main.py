@@ -11,14 +11,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from futures_worker import payload
-from futures_worker.errors import MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
+from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry
 from futures_worker.store import map_file, write_file
 from futures_worker.worker import messages, task_context
@@ -77,7 +77,7 @@ class ChildLoop:
         except BaseException as error:
             self._fail(seq, started, messages.FAIL_PERMANENT, error)
             return
-        task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster))
+        task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
         try:
             value = function[0](*positional, **keywords)
         except MemoryError as error:
@@ -86,7 +86,8 @@ class ChildLoop:
             return
         except BaseException as error:
             task_context.enter(None)
-            kind = messages.FAIL_RAISED if may_retry(options, error) else messages.FAIL_PERMANENT
+            retry = may_retry(options, error) and not isinstance(error, DeadlockError)
+            kind = messages.FAIL_RAISED if retry else messages.FAIL_PERMANENT
             self._fail(seq, started, kind, error)
             return
         task_context.enter(None)
@@ -151,11 +152,11 @@ class ChildLoop:
         failure = payload.dump_exception(error, skip_frames=1).to_bytes()
         self._write(self._pack((messages.FAILED, seq, elapsed, kind, failure)))
 
-    def _report_waiting(self, begins: bool) -> None:
+    def _report_waiting(self, begins: bool, ids: Sequence[bytes]) -> None:
         if begins:
             returned = [task[0] for task in reversed(self._queued)]
             self._queued.clear()
-            self._write(msgpack.packb((messages.BLOCKED, self._seq, returned)))
+            self._write(msgpack.packb((messages.BLOCKED, self._seq, returned, ids[: messages.MOST_AWAITED])))
         else:
             self._write(msgpack.packb((messages.RESUMED, self._seq)))
 

@@ -52,6 +52,8 @@ FIRST_PATIENCE = 0.001
 MOST_PATIENCE = 0.004
 """Seconds that such a worker waits after a ring, doubled from the first to the second while it finds nothing."""
 SHORT_OF_MEMORY = "memory is short"
+RESUME_SOON = 0.05
+"""Seconds that a waiting task has to go on after what it waits for ended here, before its slot is given to another."""
 RESPAWN_PAUSE = 0.5
 """Seconds before a child that died without having run anything is replaced."""
 
@@ -93,7 +95,9 @@ class WorkerCore(WorkerState):
     def _rang(self, event: Rang) -> None:
         self.wants_claim = True
         self.watched = False
-        if not event.again:
+        if event.again:
+            self._look_for_awaited()
+        else:
             self.rung = True
             if self.patience and not self.tasks and self.now >= self.claim_after:
                 self.claim_after = self.now + self.patience
@@ -167,13 +171,18 @@ class WorkerCore(WorkerState):
 
     def _inputs_ready(self, event: InputsReady) -> None:
         self.preparing -= len(event.tasks)
+        awaited = self.awaited()
+        first = []
         for task in event.tasks:
             if task.cancelled:
                 self.close(task)
             elif self.draining:
                 self.give_back(task, "drained")
+            elif task.claim.id in awaited:
+                first.append(task)
             else:
                 self.ready.append(task)
+        self.ready.extendleft(reversed(first))
 
     def _inputs_lost(self, event: InputsLost) -> None:
         self.preparing -= 1
@@ -202,7 +211,7 @@ class WorkerCore(WorkerState):
         for message in event.messages:
             kind, seq = message[0], message[1]
             if kind == messages.BLOCKED:
-                self._blocked(child, message[2])
+                self._blocked(child, message[2], message[3])
             elif kind == messages.RESUMED:
                 self.resumed(child)
             else:
@@ -216,6 +225,8 @@ class WorkerCore(WorkerState):
         child.rescued = child.full = False
         if child.state is ChildState.blocked:  # a result ends the wait in any case
             self.resumed(child)
+        if self.waiting:
+            self._expect_back(task.claim.id)
         seconds = message[2] * 1e-6
         self.pace.observe(task.digest, seconds)
         kind = message[0]
@@ -235,18 +246,47 @@ class WorkerCore(WorkerState):
             self.counters.failed += 1
             self.end(task, failed_outcome(task, message))
 
-    def _blocked(self, child: Child, returned: list[int]) -> None:
+    def _blocked(self, child: Child, returned: list[int], awaits: list[bytes]) -> None:
         if child.state is not ChildState.running:
             return
         child.become(ChildState.blocked)
+        child.awaits = tuple(awaits)
         self.waiting += 1
+        self.ambition = self.slots  # what is claimed now should be what is waited for
         self.staff_changed = True
         self.return_tasks(child, returned)
         if len(child.queue) > 1:
             self.out.append(TakeBack(child.number))
         if child.queue:
             self.used[0] -= child.queue[0].cpu
+        self._bring_forward(child.awaits)
         self.wants_claim = True
+
+    def _bring_forward(self, awaits: tuple[bytes, ...]) -> None:
+        """What is waited for goes first, whether it is in hand or to be claimed: so recursion goes deep, not broad."""
+        self.wanted = [one for one in awaits if one not in self.tasks]
+        if len(self.wanted) < len(awaits) and self.ready:
+            first = [task for task in self.ready if task.claim.id in awaits]
+            for task in first:
+                self.ready.remove(task)
+            self.ready.extendleft(reversed(first))
+
+    def _expect_back(self, ended: bytes) -> None:
+        """Whoever waited for nothing else is about to go on: nothing new should begin in its place."""
+        for child in self.children.values():
+            if child.awaits and ended in child.awaits:
+                child.awaits = tuple(one for one in child.awaits if one != ended)
+                if not child.awaits:
+                    child.expected_until = self.now + RESUME_SOON
+
+    def _look_for_awaited(self) -> None:
+        """Every task here waits: what they wait for may be in the pool, and fit nothing that is free."""
+        if self.waiting and not self.running and not self.ready and not self.preparing:
+            blocked = [child for child in self.children.values() if child.state is ChildState.blocked]
+            blocked.sort(key=lambda child: -child.number)
+            self.wanted = [one for child in blocked for one in child.awaits if one not in self.tasks]
+            del self.wanted[messages.MOST_AWAITED :]
+            self.overcommit = True
 
     def _tasks_returned(self, event: TasksReturned) -> None:
         child = self.children.get(event.child)
@@ -278,6 +318,10 @@ class WorkerCore(WorkerState):
             self.give_back(task, "drained")
             return
         self.counters.failed += 1
+        if child.kill_reason == planning.TOO_DEEP:
+            text = f"{task.label} waits for others, as {self.waiting} tasks of this worker do: no process is left to run them"
+            self.end(task, Outcome.failed(task.claim, Failure("deadlock", text), permanently=True))
+            return
         if child.kill_reason == "timeout":
             failure = Failure("timeout", f"{task.label} ran longer than its timeout of {task.claim.run_timeout} s")
         elif event.out_of_memory or child.kill_reason.startswith(SHORT_OF_MEMORY):
@@ -348,7 +392,12 @@ def failed_outcome(task: Task, message: list[Any]) -> Outcome:
     return Outcome.failed(task.claim, Failure(reason, text, packed), permanently=permanent)
 
 
-_REASONS = {"TaskUnpickleError": "unpickle", "ResultPickleError": "result-pickle", "OversizeError": "oversize"}
+_REASONS = {
+    "TaskUnpickleError": "unpickle",
+    "ResultPickleError": "result-pickle",
+    "OversizeError": "oversize",
+    "DeadlockError": "deadlock",
+}
 
 _HANDLERS: dict[type[Event], Callable[[WorkerCore, Any], None]] = {
     Rang: WorkerCore._rang,

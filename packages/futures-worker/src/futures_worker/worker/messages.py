@@ -24,7 +24,8 @@ long task never holds back finished ones:
     [RESULT, seq, microseconds, payload]               inline result
     [STORED, seq, microseconds, size, name]            result in a file of that name
     [FAILED, seq, microseconds, kind, failure]         failure as `payload.Failure.to_bytes()`
-    [BLOCKED, seq, [seq, ...]]                         waits for another future; the listed tasks go back unbegun
+    [BLOCKED, seq, [seq, ...], [id, ...]]              waits for these futures (some of them, if they are many); the listed
+                                                       tasks go back unbegun
     [RESUMED, seq]                                     waits no more
 """
 
@@ -45,6 +46,8 @@ FAIL_PERMANENT: Final = 1
 FAIL_MEMORY: Final = 2
 """MemoryError: counted apart."""
 
+MOST_AWAITED: Final = 64
+"""Futures that a waiting task names to its worker."""
 MAX_PACKET: Final = 96 << 10
 """Bytes of a packet to a child; larger arguments and dependencies travel as files."""
 PARCEL_BYTES: Final = 32 << 10
@@ -55,7 +58,7 @@ _FIELDS: Final = (
     (int, int, int, bytes),
     (int, int, int, int, str),
     (int, int, int, int, bytes),
-    (int, int, list),
+    (int, int, list, list),
     (int, int),
 )
 """Types of the fields of what a child says, by kind."""

@@ -40,8 +40,10 @@ LINGER = 0.001
 """Seconds that outcomes wait for more while short tasks are ending."""
 STUCK = 0.01
 """Seconds after which tasks queued behind a running one are taken back."""
-MOST_CHILDREN = 512
+MOST_CHILDREN = 4096
 """Children at most, those that wait for other futures included."""
+TOO_DEEP = "nested too deep"
+"""Why a child is killed when every one of `MOST_CHILDREN` waits for futures that no process is left to run."""
 
 
 def plan(state: WorkerState) -> None:
@@ -77,6 +79,8 @@ def deadline(state: WorkerState) -> float | None:
     if state.draining and state.now < state.drain_end:
         times.append(state.drain_end)
     for child in state.children.values():
+        if child.expected_until > state.now:
+            times.append(child.expected_until)
         if not child.queue or child.state is ChildState.dying:
             continue
         limit = child.queue[0].claim.run_timeout
@@ -103,13 +107,17 @@ def _staff(state: WorkerState) -> None:
         return
     state.staff_changed = False
     active = [c for c in state.children.values() if c.state in (ChildState.starting, ChildState.running)]
-    for _ in range(min(state.slots - len(active), MOST_CHILDREN - len(state.children))):
+    lacking = min(state.slots - len(active), MOST_CHILDREN - len(state.children))
+    if not active and lacking <= 0 and state.slots:
+        state.kill(max(state.children.values(), key=lambda child: child.number), TOO_DEEP)
+    for _ in range(lacking):
         child = Child(state.next_child)
         state.next_child += 1
         state.children[child.number] = child
         state.out.append(SpawnChild(child.number))
-    surplus = len(active) - state.slots
-    for child in active:
+    # While tasks wait, as many more are kept idle: the next one that waits needs no fork.
+    surplus = len(active) - state.slots * (2 if state.waiting else 1)
+    for child in reversed(active):  # the older ones have more loaded
         if surplus <= 0:
             return
         if child.state is ChildState.running and not child.queue:
@@ -202,9 +210,11 @@ def claim_limit(state: WorkerState) -> int:
     if state.draining:
         return 0
     in_hand = len(state.tasks) - state.waiting
+    if state.waiting:
+        in_hand += sum(1 for child in state.children.values() if child.expected_until > state.now)
     target = state.slots
     overall = state.pace.overall
-    if overall is not None:
+    if overall is not None and not state.waiting:
         affordable = int(state.slots * HORIZON / max(overall, 1e-6))
         target = max(target, min(state.ambition, affordable, MOST_IN_HAND))
     room = target - in_hand
@@ -219,7 +229,7 @@ def _turn(state: WorkerState) -> None:
     if state.outcomes:
         if state.now - state.first_outcome < LINGER and len(state.outcomes) < MOST_PER_TURN // 2 and _ends_soon(state):
             return
-        capacity = _capacity(state)
+        capacity = _capacity(state, limit)
         if limit:
             state.wants_claim = False
         outcomes = _fitting(state.outcomes)
@@ -227,7 +237,7 @@ def _turn(state: WorkerState) -> None:
         state.first_outcome = state.now - LINGER
         state.out.append(RunTurn(outcomes, capacity, limit))
     elif limit and state.wants_claim and state.now >= state.claim_after:
-        capacity = _capacity(state)
+        capacity = _capacity(state, limit)
         state.wants_claim = False
         state.out.append(RunTurn([], capacity, limit))
 
@@ -253,7 +263,11 @@ def _ends_soon(state: WorkerState) -> bool:
     return False
 
 
-def _capacity(state: WorkerState) -> Capacity:
+def _capacity(state: WorkerState, limit: int) -> Capacity:
+    if state.wanted and limit:
+        wanted, state.wanted = tuple(state.wanted), []
+        overcommit, state.overcommit = state.overcommit, False
+        return Capacity(state.free, state.total, stripe=state.stripe, wanted=wanted, overcommit=overcommit)
     look = state.wants_claim or not state.watched or bool(state.blocked_shapes)
     key = (*state.used, *state.stripe, look)
     if state.capacity is None or state.capacity[0] != key:

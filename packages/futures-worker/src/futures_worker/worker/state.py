@@ -52,6 +52,8 @@ class WorkerState:
     drain_end: float = 0.0  # when what still runs is given back
     finished: bool = False
     waiting: int = 0  # children whose task waits for another future
+    wanted: list[bytes] = field(default_factory=list)  # what they wait for and nobody may have begun: claimed first
+    overcommit: bool = False  # and claimed whatever is free: nothing else can go on here
     staff_changed: bool = True  # whether children may have to be forked or retired
     capacity: tuple[tuple[int, ...], Capacity] | None = None  # what was last offered, and what it was made from
     next_child: int = 0
@@ -117,11 +119,17 @@ class WorkerState:
             else:
                 self.ready.appendleft(task)
 
+    def awaited(self) -> set[bytes]:
+        """What tasks of this worker wait for."""
+        return {one for child in self.children.values() for one in child.awaits} if self.waiting else set()
+
     def resumed(self, child: Child) -> None:
         """The child's task waits no more: it takes its cpu again, whether or not that is free."""
         if child.state is not ChildState.blocked:
             return
         child.become(ChildState.running)
+        child.awaits = ()
+        child.expected_until = 0.0
         self.waiting -= 1
         self.staff_changed = True
         if child.queue:

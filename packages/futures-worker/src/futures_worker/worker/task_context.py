@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -20,13 +20,14 @@ class TaskContext:
     id: bytes  # of its future
     url: str  # database of the worker, so that a Client() inside a task finds its cluster
     cluster: str
+    attempt: int = 0  # which start of the future this is
 
     @property
     def future_id(self) -> UUID:
         return UUID(bytes=self.id)
 
 
-_report: Callable[[bool], None] | None = None
+_report: Callable[[bool, Sequence[bytes]], None] | None = None
 _current: TaskContext | None = None
 _waiting = 0
 _lock = threading.Lock()
@@ -38,8 +39,11 @@ def current_task() -> TaskContext | None:
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
-    """Around every wait for a future: inside a task the slot is free for others meanwhile. Outside it does nothing."""
+def waiting(ids: Sequence[bytes] = ()) -> Iterator[None]:
+    """Around every wait for futures: inside a task the slot is free for others meanwhile. Outside it does nothing.
+
+    `ids`: what is waited for, or the first of it; the worker runs that before all else.
+    """
     global _waiting
     if _current is None or _report is None:
         yield
@@ -48,7 +52,7 @@ def waiting() -> Iterator[None]:
         _waiting += 1
         first = _waiting == 1
     if first:
-        _report(True)
+        _report(True, ids)
     try:
         yield
     finally:
@@ -56,10 +60,10 @@ def waiting() -> Iterator[None]:
             _waiting -= 1
             last = _waiting == 0
         if last:
-            _report(False)
+            _report(False, ())
 
 
-def install(report: Callable[[bool], None]) -> None:
+def install(report: Callable[[bool, Sequence[bytes]], None]) -> None:
     """Called once by the child's main loop: how to tell the worker of waits."""
     global _report
     _report = report

@@ -66,6 +66,8 @@ class Child:
     ran: int = 0  # tasks it ended
     full: bool = False  # its socket has no room until it reads some
     rescued: bool = False  # what could be taken back from behind the task it runs has been
+    awaits: tuple[bytes, ...] = ()  # futures its task waits for, while it is blocked
+    expected_until: float = 0.0  # what it awaits has ended here: until then its slot is kept for it
     kill_reason: str = ""  # "timeout", "cancelled", ... if the worker killed it
 
     def become(self, state: ChildState) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import select
 import shutil
@@ -54,6 +55,16 @@ def kill_child(pid: int) -> None:
     kill_session(pid)
 
 
+def load_engine(url: str) -> None:
+    """Imports what a task needs to open the database itself, once for all children. Nothing is opened here."""
+    with contextlib.suppress(Exception):  # a child that opens the database meets the same error, and tells
+        if url.startswith("embedded:"):
+            importlib.import_module("fdb_embedded").load()
+        else:
+            importlib.import_module("fdb")
+        importlib.import_module("futures_worker.client.client")
+
+
 class Template:
     """Serves requests to fork until the worker is gone."""
 
@@ -71,8 +82,6 @@ class Template:
 
     def serve(self) -> None:
         """Runs until the worker closes its end."""
-        gc.collect()
-        gc.freeze()  # the children share what is loaded: their collector must not touch it
         self._say("ready")
         control = self._control.fileno()
         while True:
@@ -94,6 +103,9 @@ class Template:
         request: list[Any] = msgpack.unpackb(packet)
         if request[0] == "setup":
             self._directory, self._url, self._cluster = request[1:4]
+            load_engine(self._url)
+            gc.collect()
+            gc.freeze()  # the children share what is loaded: their collector must not touch it
         elif request[0] == "fork":
             self._fork(request[1], *descriptors)
         elif request[0] == "kill":
