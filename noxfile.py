@@ -18,7 +18,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from workspace import PROJECTS, closure  # noqa: E402
 
-TEST_TOOLS = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26"]
+TEST_TOOLS = [
+    "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26", "playwright>=1.50", "httpx2>=2",
+]  # fmt: skip
 TYPE_TOOLS = ["mypy==2.4.1", "nox", "numpy>=1.26", *TEST_TOOLS]
 RUFF = "ruff==0.17.6"
 RAY = "ray==2.60.0"
@@ -169,8 +171,18 @@ def build(session: nox.Session) -> None:
     session.run("python", "-c", smoke)
 
 
+def have_browser(session: nox.Session) -> None:
+    """The dashboard's tests open it in Chromium: install Debian's where there is none and this may be done."""
+    if any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))) or "MAINSPRING_BROWSER" in os.environ:
+        return
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        session.run("apt-get", "update", "-q", external=True, silent=True)
+        session.run("apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium", external=True, silent=True)
+
+
 @nox.session(venv_backend="none")
 def ci(session: nox.Session) -> None:
     """What continuous integration runs: lint, types, the README's test command."""
+    have_browser(session)
     for name in ("lint", "types", "tests"):
         session.run(sys.executable, "-m", "nox", "-s", name, external=True)

@@ -38,8 +38,11 @@ class Census:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Futures by state, every state named."""
-        counted = Counter(self._open.values()) + self._ended
+        """Futures by state, every state named; during the first sweep those seen so far."""
+        if self.sweeps:
+            counted = Counter(self._open.values()) + self._ended
+        else:
+            counted = Counter(self._sweep_open.values()) + self._sweep_ended
         return {state.value: counted.get(state, 0) for state in FutureState}
 
     def take_ended(self) -> list[Counted]:

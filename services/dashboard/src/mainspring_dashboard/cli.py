@@ -8,11 +8,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, command_app, fail, run_app
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, run_app
 from fdb_schema.errors import EXIT_USAGE
 from mainspring_dashboard.access import is_loopback
 
-app = command_app("mainspring-dashboard", "A live web page over a cluster: futures, workers, leases, the heap.")
+app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 DEFAULT_PORT = 8420
 

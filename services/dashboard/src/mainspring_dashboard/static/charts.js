@@ -4,6 +4,10 @@ import { h } from "./dom.js";
 
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+// On a logarithmic axis only powers of ten have a line and a number.
+const power = (u, marks) => marks.map((mark) => (mark && Math.abs(Math.log10(mark) - Math.round(Math.log10(mark))) < 1e-9 ? mark : null));
+const tens = (axis) => ({ filter: power, grid: { ...axis.grid, filter: power }, ticks: { ...axis.ticks, filter: power } });
+
 // series: [{label, colour, value(sample), fill?}]; stacked ones are drawn on top of each other.
 export function chart({ title, series, format, stacked = false, log = false }) {
   const holder = h("div", { class: "chart", role: "img", "aria-label": title });
@@ -23,7 +27,7 @@ export function chart({ title, series, format, stacked = false, log = false }) {
     plot = new uPlot({
       width: Math.max(240, holder.clientWidth), height: 190, cursor: { y: false }, legend: { live: true },
       scales: { y: log ? { distr: 3 } : { range: (u, low, high) => [0, Math.max(high ?? 0, 1) * 1.05] } },
-      axes: [axis, { ...axis, size: 62, values: (u, marks) => marks.map((mark) => (mark === null ? "" : format(mark))) }],
+      axes: [axis, { ...axis, ...(log ? tens(axis) : {}), size: 62, values: (u, marks) => marks.map((mark) => (mark === null ? "" : format(mark))) }],
       series: [{ label: "time", value: (u, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "") }, ...series.map((one) => ({
         label: one.label, stroke: colour(one.colour), width: 1.5, points: { show: false },
         fill: one.fill ? `${colour(one.colour)}${stacked ? "cc" : "33"}` : undefined,

@@ -23,15 +23,15 @@ export default async function future({ parameters: [id], get }) {
       info.failure.traceback ? h("pre", { tabindex: 0 }, info.failure.traceback) : null) : null,
     h("div", { class: "grid" },
       h("section", { class: "panel" }, h("h2", {}, "Attempts and result"), list([
-        ["attempts", `${info.attempts}, of ${1 + (info.max_retries ?? 0)} charged ${info.charged ?? 0}`],
+        ["attempts", info.state === "deleted" ? null : `${info.attempts} (${info.charged ?? 0} charged, ${1 + (info.max_retries ?? 0)} allowed)`],
         ["lost with workers", info.losses || null], ["out of memory", info.out_of_memory || null], ["reconstructions", info.epoch || null],
         ["worker", info.worker], ["result", info.result_bytes === null || info.result_bytes === undefined ? null : size(info.result_bytes)],
-        ["copies", info.copies?.join(", ")], ["may be recomputed", info.allow_reconstruction === false ? "no" : "yes"],
+        ["copies", info.copies?.join(", ")], ["may be computed again", info.allow_reconstruction === undefined ? null : info.allow_reconstruction ? "yes" : "no"],
       ])),
       h("section", { class: "panel" }, h("h2", {}, "What was asked for"), list([
         ["submitted", info.submitted ? `${time(info.submitted)} (${ago(info.submitted)})` : null], ["session", info.session ? h("span", { class: "mono" }, info.session) : null],
         ["needs", info.requirements ? `cpu ${info.requirements.cpu}, ram ${size(info.requirements.ram)}, gpu ${info.requirements.gpu}` : null],
-        ["priority", info.priority || null], ["code", info.code_bytes === null ? "stored once, shared" : size(info.code_bytes)], ["arguments", size(info.args_bytes)],
+        ["priority", info.priority || null], ["code", info.code_bytes === undefined ? null : info.code_bytes === null ? "stored once, shared" : size(info.code_bytes)], ["arguments", info.args_bytes === undefined ? null : size(info.args_bytes)],
         ["waits on", info.waiting_on?.length ? [count(info.waiting_on.length), ": ", info.waiting_on.slice(0, 20).map(link)] : null],
         ...Object.entries(info.options ?? {}).map(([name, value]) => [name.replaceAll("_", " "), String(value)]),
       ]))),

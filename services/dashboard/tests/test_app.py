@@ -1,0 +1,248 @@
+"""What the server answers: every route, bad input, who is let in. Nothing stored is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from starlette.testclient import TestClient
+
+from lease_locks import LeaseManager
+from mainspring_dashboard import Cluster, create_app
+
+TOKEN = "a-token-of-twenty-four-c"
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[TestClient]:
+    with TestClient(create_app(cluster, interval=0.01), base_url="http://127.0.0.1") as found:
+        yield found
+
+
+def _text(future_id: bytes) -> str:
+    return str(UUID(bytes=future_id))
+
+
+def test_every_page_is_the_same_file_so_that_its_address_can_be_shared(client: TestClient) -> None:
+    first = client.get("/").text
+    assert "/static/main.js" in first
+    for path in ("/futures", "/futures/x?q=1", "/workers", "/leases", "/leases/a/b", "/heap", "/ids"):
+        assert client.get(path).text == first
+    assert client.get("/static/main.js").status_code == 200
+
+
+def test_no_asset_comes_from_another_host(client: TestClient) -> None:
+    answer = client.get("/")
+    assert "http://" not in answer.text.replace("http://www.w3.org/", "")
+    assert "https://" not in answer.text
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_futures_by_state_text_and_page(client: TestClient, lab: Any) -> None:
+    done, failed = lab.submit(name="first done"), lab.submit(name="second")
+    lab.realize(done)
+    lab.fail(failed, "out of luck")
+    queued = [lab.submit(name=f"queued {at}") for at in range(5)]
+    everything = client.get("/api/futures").json()
+    assert [row["id"] for row in everything["futures"]] == [_text(one) for one in (done, failed, *queued)]
+    assert everything["after"] is None
+    assert [row["name"] for row in client.get("/api/futures?state=failed").json()["futures"]] == ["second"]
+    assert [row["name"] for row in client.get("/api/futures?q=LUCK").json()["futures"]] == ["second"]
+    assert [row["name"] for row in client.get(f"/api/futures?q={_text(done)}").json()["futures"]] == ["first done"]
+    seen: list[str] = []
+    after = ""
+    while after is not None:
+        page = client.get("/api/futures", params={"limit": 2, "after": after, "q": "queued"}).json()
+        seen += [row["id"] for row in page["futures"]]
+        after = page["after"]
+    assert seen == [_text(one) for one in queued]
+
+
+def test_a_future_with_its_failure_and_its_graph(client: TestClient, lab: Any) -> None:
+    up = lab.submit(name="up")
+    middle = lab.submit(name="middle", dependencies=(up,), args=b"x")
+    down = lab.submit(name="down", dependencies=(middle,), args=b"x")
+    found = client.get(f"/api/futures/{_text(middle)}").json()
+    assert found["state"] == "waiting"
+    assert found["waiting_on"] == [_text(up)]
+    graph = client.get(f"/api/futures/{_text(middle)}/lineage").json()
+    assert {(node["name"], node["level"]) for node in graph["nodes"]} == {("up", -1), ("middle", 0), ("down", 1)}
+    assert sorted(graph["edges"]) == sorted([[_text(up), _text(middle)], [_text(middle), _text(down)]])
+    assert graph["cut"] is False
+    lab.fail(up, "out of luck")
+    found = client.get(f"/api/futures/{_text(down)}").json()
+    assert found["failure"]["reason"] == "upstream"
+    assert found["failure"]["chain"][-1] == _text(up)
+    assert found["failure"]["final"] is True
+
+
+def test_a_large_graph_is_cut_and_says_so(client: TestClient, lab: Any) -> None:
+    root = lab.submit(name="root")
+    for _ in range(80):
+        lab.submit(dependencies=(root,), args=b"x")
+    graph = client.get(f"/api/futures/{_text(root)}/lineage").json()
+    assert len(graph["nodes"]) == 60
+    assert graph["cut"] is True
+
+
+def test_stored_pickles_are_never_loaded(client: TestClient, lab: Any, tmp_path: Any) -> None:
+    trap = tmp_path / "sprung"
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return open, (str(trap), "w")
+
+    one = lab.submit(args=pickle.dumps(Trap()), name="trap")
+    lab.realize(one, pickle.dumps(Trap()))
+    for path in ("futures", f"futures/{_text(one)}", f"futures/{_text(one)}/lineage", "overview", "workers", "ids"):
+        assert client.get(f"/api/{path}").status_code == 200
+    assert not trap.exists()
+
+
+def test_workers_leases_heap_and_ids(client: TestClient, lab: Any) -> None:
+    (worker,) = client.get("/api/workers").json()["workers"]
+    assert (worker["address"], worker["slots"], worker["cpu"], worker["ram"]) == ("127.0.0.1:7000", 2, 2.0, 4 << 30)
+    assert client.get("/api/leases").json() == {"leases": []}
+    with LeaseManager(lab.db, "demo") as locks, locks.acquire("deploy/a b", meta={"why": "test"}):
+        (lease,) = client.get("/api/leases?prefix=deploy/").json()["leases"]
+        assert lease["meta"] == {"why": "test"}
+        assert client.get("/api/leases?prefix=x").json() == {"leases": []}
+        shown = client.get("/api/leases/deploy%2Fa%20b").json()
+        assert shown["held"]["token"] == lease["token"]
+        assert shown["events"][0]["kind"] == "acquired"
+    assert client.get("/api/leases/deploy%2Fa%20b").json()["held"] is None
+    assert client.get("/api/leases/never").status_code == 404
+    assert client.get("/api/heap").json() == {"present": False}
+    assert client.get("/api/ids").json()["stores"]
+
+
+def test_the_heap_with_its_next_tasks_and_buckets(cluster: Cluster, lab: Any, tmp_path: Any) -> None:
+    from mainspring_dashboard.heap import HeapView
+    from s3heap_tender import Heap, HeapStore, SysDb
+
+    store = f"file:{tmp_path}/heap"
+    with SysDb(lab.db, "demo") as sysdb, HeapStore(store) as opened, Heap(opened, sysdb) as heap:
+        task = sysdb.create_task(uuid4(), "reindex", cadence=60.0)
+        heap.push(task)
+    view = HeapView(cluster.db, "demo", store, None)
+    with TestClient(create_app(cluster, heap=view), base_url="http://localhost") as client:
+        found = client.get("/api/heap").json()
+    view.close()
+    assert [one["name"] for one in found["next"]] == ["reindex"]
+    assert found["next"][0]["cadence"] == 60.0
+    assert sum(one["items"] for one in found["buckets"]) == 1
+    assert found["lag"]["active"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/api/futures?state=lost", 400, "use one of waiting"),
+        ("/api/futures?limit=0", 400, "from 1 to 500"),
+        ("/api/futures?limit=nan", 400, "from 1 to 500"),
+        ("/api/futures?after=zzz", 400, "no id of a future"),
+        ("/api/futures/zzz", 400, "no id of a future"),
+        (f"/api/futures/{uuid4()}", 404, "has no future"),
+        ("/api/nothing", 404, "Not Found"),
+        ("/static/../app.py", 404, "Not Found"),
+        ("/static/%2e%2e/app.py", 404, "Not Found"),
+    ],
+)
+def test_bad_input_is_answered_with_what_to_do(client: TestClient, path: str, status: int, says: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert says in answer.json()["error"]
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
+def test_nothing_can_be_changed(client: TestClient, method: str) -> None:
+    assert getattr(client, method)("/api/futures").status_code == 405
+
+
+def test_the_stream_brings_samples_and_ends_with_the_application(cluster: Cluster, lab: Any) -> None:
+    lab.submit()
+    app = create_app(cluster, interval=0.01)
+    with TestClient(app, base_url="http://localhost") as client:
+        deadline = 500
+        while (sample := client.get("/api/overview").json()["sample"]) is None and deadline:
+            deadline -= 1
+        assert sample["counts"]["unclaimed"] == 1
+        live = app.state.live
+
+        async def first() -> bytes:
+            from mainspring_dashboard.app import _events
+
+            async for event in _events(live):
+                return event
+            raise AssertionError("no event")
+
+        event = client.portal.call(first)  # type: ignore[union-attr]
+        assert json.loads(event.removeprefix(b"data: "))["cluster"] == "demo"
+    assert live.closing
+
+
+def test_a_database_that_fails_is_said_and_asked_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fdb_schema import DatabaseUnreachableError
+
+    def broken() -> list[Any]:
+        raise DatabaseUnreachableError("the disk is gone")
+
+    with TestClient(create_app(cluster, interval=0.01), base_url="http://localhost") as client:
+        monkeypatch.setattr(cluster, "workers", broken)
+        assert client.get("/api/workers").status_code == 503
+        while client.get("/healthz").status_code == 200:
+            pass
+        assert client.get("/api/overview").json()["problem"] == "the disk is gone"
+        monkeypatch.undo()
+        while client.get("/healthz").status_code != 200:
+            pass
+        assert client.get("/api/overview").json()["problem"] is None
+
+
+# --- who is let in
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8420", "localhost", "[::1]:8420"])
+def test_loopback_names_need_no_token(cluster: Cluster, host: str) -> None:
+    with TestClient(create_app(cluster), base_url="http://127.0.0.1") as client:
+        assert client.get("/", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.7:8420", "", "[::2]"])
+def test_another_name_that_points_here_is_refused_without_a_token(cluster: Cluster, host: str) -> None:
+    with TestClient(create_app(cluster), base_url="http://127.0.0.1") as client:
+        assert client.get("/api/futures", headers={"host": host}).status_code == 403
+
+
+def test_a_token_is_asked_for_on_every_path(cluster: Cluster) -> None:
+    with TestClient(create_app(cluster, token=TOKEN), base_url="http://10.0.0.7") as client:
+        for path in ("/", "/api/futures", "/api/stream", "/static/main.js", "/healthz", "/nothing"):
+            answer = client.get(path)
+            assert answer.status_code == 401
+            assert TOKEN not in answer.text
+        assert client.get("/", params={"token": "wrong"}).status_code == 401
+        assert client.get("/", headers={"authorization": "Bearer wrong"}).status_code == 401
+        assert client.get("/", headers={"cookie": "mainspring_token_80=wrong"}).status_code == 401
+        assert client.get("/api/futures", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(cluster: Cluster) -> None:
+    with TestClient(create_app(cluster, token=TOKEN), base_url="http://10.0.0.7") as client:
+        answer = client.get(f"/futures?state=failed&token={TOKEN}&q=a+b", follow_redirects=False)
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/futures?state=failed&q=a+b"
+        cookie = answer.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert client.get("/api/futures").status_code == 200
+
+
+def test_the_redirect_never_leaves_this_host(cluster: Cluster) -> None:
+    with TestClient(create_app(cluster, token=TOKEN), base_url="http://10.0.0.7") as client:
+        answer = client.get(f"http://10.0.0.7//evil.example/?token={TOKEN}", follow_redirects=False)
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/evil.example/"

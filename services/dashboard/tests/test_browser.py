@@ -1,0 +1,260 @@
+"""The page in a real browser: what a person sees, live, on a screen and on a phone, light and dark.
+
+The browser is `MAINSPRING_BROWSER`, or Chromium or Chrome on the PATH. With `MAINSPRING_SCREENSHOTS=DIR` the pictures of
+the documentation are written there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from dashboard_lab import Lab
+
+from fdb_datamodel import Requirements
+from lease_locks import LeaseManager
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PATIENCE_MS = 60_000
+
+
+def _browser_path() -> str | None:
+    return os.environ.get("MAINSPRING_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = _browser_path()
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("no browser: continuous integration must have Chromium, see noxfile.py")
+        pytest.skip("no browser found: install Chromium, or name one by MAINSPRING_BROWSER")
+    with sync_api.sync_playwright() as play:
+        started = play.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+class Served:
+    """A dashboard process over an embedded database that the test writes to."""
+
+    def __init__(self, lab: Any, url: str, process: subprocess.Popen[str]) -> None:
+        self.lab = lab
+        self.url = url
+        self.process = process
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    lab = Lab(f"embedded:{tmp_path}/db")
+    command = [sys.executable, "-m", "mainspring_dashboard", "--db", lab.url, "--cluster", "demo", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert ready.startswith("dashboard ready at http://127.0.0.1:")
+        yield Served(lab, ready.split()[-1].rstrip("/"), process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(30) in (0, -signal.SIGTERM)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+class Page:
+    """A browser page that fails the test for any script error, and for any request to another host."""
+
+    def __init__(self, browser: Any, served: Served, **context: Any) -> None:
+        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 860}} | context))
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.errors: list[str] = []
+        self.elsewhere: list[str] = []
+        self.base = served.url
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda message: self._console(message))
+        self.page.on("request", lambda request: self._requested(request.url))
+
+    def _console(self, message: Any) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.errors.append(message.text)
+
+    def _requested(self, url: str) -> None:
+        if not url.startswith((self.base, "data:")):
+            self.elsewhere.append(url)
+
+    def go(self, path: str) -> Any:
+        self.page.goto(self.base + path)
+        return self.page
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.errors == []
+        assert self.elsewhere == []
+
+
+@pytest.fixture
+def page(browser: Any, served: Served) -> Iterator[Page]:
+    opened = Page(browser, served)
+    yield opened
+    opened.close()
+
+
+def _picture(page: Any, name: str) -> None:
+    folder = os.environ.get("MAINSPRING_SCREENSHOTS")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=f"{folder}/{name}.png")
+
+
+def _tile(page: Any, state: str, count: int) -> None:
+    page.locator(f".tile.{state} b", has_text=f"{count}").filter(has_text=str(count)).wait_for()
+    assert page.locator(f".tile.{state} b").inner_text() == str(count)
+
+
+def _fill(lab: Any) -> dict[str, bytes]:
+    """A small cluster with something of everything."""
+    parts = [lab.submit(name=f"count words of part {at}") for at in range(3)]
+    total = lab.submit(name="sum up", dependencies=tuple(parts), args=b"x")
+    report = lab.submit(name="write the report", dependencies=(total,), args=b"x")
+    for one in parts[:2]:
+        lab.realize(one)
+    failed = lab.submit(name="load <b>bold</b>")
+    lab.fail(failed, "no such file: orders.csv")
+    big = lab.submit(name="train", requirements=Requirements(gpu=8))
+    return {"part": parts[2], "total": total, "report": report, "failed": failed, "big": big}
+
+
+def test_the_overview_follows_the_cluster_live(page: Page, served: Served) -> None:
+    shown = page.go("/")
+    _tile(shown, "unclaimed", 0)
+    ids = _fill(served.lab)
+    _tile(shown, "waiting", 2)
+    _tile(shown, "unclaimed", 2)
+    _tile(shown, "realized", 2)
+    _tile(shown, "failed", 1)
+    served.lab.realize(ids["part"])
+    _tile(shown, "realized", 3)
+    assert shown.locator(".u-over").count() == 4  # the plots were drawn
+    assert shown.locator("#live.on").count() == 1
+    _picture(shown, "overview")
+    shown.locator(".tile.failed").click()
+    shown.wait_for_url("**/futures?state=failed")
+    assert shown.locator("tbody tr").count() == 1
+
+
+def test_other_peoples_text_is_text(page: Page, served: Served) -> None:
+    _fill(served.lab)
+    shown = page.go("/futures?q=bold")
+    assert shown.locator("tbody td").nth(1).inner_text() == "load <b>bold</b>"
+    assert shown.locator("tbody b").count() == 0
+
+
+def test_a_future_s_page_says_why_and_draws_its_lineage(page: Page, served: Served) -> None:
+    ids = _fill(served.lab)
+    shown = page.go("/futures")
+    _picture(shown, "futures")
+    shown.locator("tbody tr", has_text="sum up").locator("a").click()
+    shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
+    assert "waiting on 1 future" in shown.locator("p.reason").inner_text()
+    shown.locator("svg.lineage").wait_for()
+    assert shown.locator("svg.lineage .node").count() == 5
+    assert shown.locator("svg.lineage path").count() == 4
+    _picture(shown, "future")
+    served.lab.realize(ids["part"])
+    served.lab.realize(ids["total"])
+    shown.locator("h2 .badge.realized").wait_for()  # without a reload
+    shown.locator("svg.lineage a", has_text="count words of part 2").click()
+    shown.wait_for_url(f"**/futures/{UUID(bytes=ids['part'])}")
+    shown.go_back()
+    shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
+
+
+def test_search_finds_by_text_and_by_id(page: Page, served: Served) -> None:
+    ids = _fill(served.lab)
+    shown = page.go("/")
+    shown.get_by_label("Find a future").fill("orders.csv")
+    shown.keyboard.press("Enter")
+    shown.wait_for_url("**/futures?q=orders.csv")
+    assert shown.locator("tbody tr").count() == 1
+    shown.get_by_label("Find a future").fill(str(UUID(bytes=ids["failed"])))
+    shown.keyboard.press("Enter")
+    shown.locator("h1", has_text="load <b>bold</b>").wait_for()
+    assert "no such file: orders.csv" in shown.locator("main").inner_text()
+    page.go(f"/futures/{uuid4()}")
+    shown.locator("h1", has_text="Not found").wait_for()
+
+
+def test_workers_leases_heap_and_ids(page: Page, served: Served) -> None:
+    shown = page.go("/workers")
+    shown.locator(".workers .panel", has_text="127.0.0.1:7000").wait_for()
+    assert "0 / 2" in shown.locator(".meter", has_text="slots").inner_text()
+    _picture(shown, "workers")
+    page.go("/heap")
+    shown.locator(".empty", has_text="no heap").wait_for()
+    with LeaseManager(served.lab.db, "demo") as locks:
+        lease = locks.acquire("nightly/report <1>")
+        page.go("/leases")
+        shown.locator("tbody a", has_text="nightly/report <1>").click()
+        shown.locator("h2", has_text="Held").wait_for()
+        _picture(shown, "lease")
+        lease.release()
+        shown.locator("h2", has_text="Nobody holds it").wait_for()
+    page.go("/ids")
+    shown.locator("td", has_text="native").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Any, served: Served, scheme: str) -> None:
+    _fill(served.lab)
+    opened = Page(
+        browser, served, viewport={"width": 390, "height": 844}, color_scheme=scheme, has_touch=True, is_mobile=True
+    )
+    shown = opened.go("/")
+    _tile(shown, "failed", 1)
+    _picture(shown, f"phone-{scheme}")
+    for path in ("/", "/futures", "/workers", "/leases", "/heap", "/ids"):
+        opened.go(path)
+        shown.locator("main *").first.wait_for()
+        assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+    opened.close()
+
+
+def test_light_and_dark_differ_and_the_choice_is_kept(browser: Any, served: Served) -> None:
+    opened = Page(browser, served, color_scheme="light")
+    shown = opened.go("/")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = shown.evaluate(background)
+    shown.get_by_label("Switch between light and dark").click()
+    dark = shown.evaluate(background)
+    assert light != dark
+    _tile(shown, "failed", 0)
+    _picture(shown, "dark")
+    opened.go("/workers")
+    assert shown.evaluate(background) == dark
+    opened.close()
+
+
+def test_the_page_says_when_its_server_is_gone(browser: Any, served: Served) -> None:
+    opened = Page(browser, served)
+    shown = opened.go("/workers")
+    shown.locator("#live.on").wait_for()
+    served.process.terminate()
+    shown.locator("#problem:visible", has_text="doesn't answer").wait_for()
+    opened.context.close()
