@@ -157,6 +157,33 @@ def test_every_fault_gives_its_code(opened: Callable[..., Any], field: str) -> N
     assert made == (field in ("unknown_after", "timed_out_late"))
 
 
+@pytest.mark.parametrize(("field", "code"), [("future_version", 1009), ("process_behind", 1037)])
+def test_a_fault_of_reads_fails_the_first_read_and_is_retried(
+    opened: Callable[..., Any], field: str, code: int
+) -> None:
+    faults = Faults(seed=1, **{field: 1.0})
+    db = opened(faults=faults)
+    fdb = fdb_embedded.load()
+    tr = db.create_transaction()
+    with pytest.raises(fdb.FDBError) as error:
+        _ = tr[b"k"].value
+    assert error.value.code == code
+    tr.on_error(error.value).wait()
+    setattr(faults, field, 0.0)
+    assert tr[b"k"].value is None
+
+
+def test_faults_of_reads_are_the_same_for_a_seed_and_leave_those_of_commits_alone() -> None:
+    def drawn(**fields: float) -> tuple[list[Any], list[Any]]:
+        faults = Faults(seed=7, not_committed=0.3, future_version=0.3, version_jump=0.1, **fields)
+        reads = [faults.for_read_version() for _ in range(300)]
+        return reads, [faults.for_commit().code for _ in range(300)]
+
+    plain, again, more = drawn(), drawn(), drawn(process_behind=0.5)
+    assert plain == again and plain[1] == more[1]
+    assert {code for code, _ in more[0]} == {0, 1009, 1037}
+
+
 def test_faults_are_the_same_for_a_seed() -> None:
     fates = [
         [(f.code, f.lands) for f in (faults.for_commit() for _ in range(200))]

@@ -29,7 +29,7 @@ class Landing(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class Faults:
-    """What goes wrong, each a probability per commit (`future_version`, `version_jump`: per read version).
+    """What goes wrong, each a probability per commit (`future_version`, `process_behind`, `version_jump`: per read version).
 
     not_committed     the commit fails with 1020
     too_old           the commit fails with 1007
@@ -38,6 +38,7 @@ class Faults:
     unknown_late      the caller gets 1021 and the commit is tried later, when other commits may have come before it
     timed_out_late    the same with 1031
     future_version    the first read fails with 1009
+    process_behind    the first read fails with 1037
     delay             the commit waits up to 10 ms
     version_jump      the version jumps by 100,000,000, as in a recovery: transactions under way become too old
     """
@@ -52,6 +53,7 @@ class Faults:
     future_version: float = 0.0
     delay: float = 0.0
     version_jump: float = 0.0
+    process_behind: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -111,16 +113,17 @@ class Faults:
                     break
             return fate
 
-    def for_read_version(self) -> tuple[bool, bool]:
-        """Whether the next read version fails with 1009, and whether the version jumps before it."""
-        if not self.future_version and not self.version_jump:
-            return False, False
+    def for_read_version(self) -> tuple[int, bool]:
+        """The code with which the next read version fails (0: it doesn't), and whether the version jumps before it."""
+        if not self.future_version and not self.version_jump and not self.process_behind:
+            return 0, False
         with self._lock:
             draw = self._reads.random
-            return (
-                bool(self.future_version) and draw() < self.future_version,
-                bool(self.version_jump) and draw() < self.version_jump,
-            )
+            code = errors.FUTURE_VERSION if self.future_version and draw() < self.future_version else 0
+            jump = bool(self.version_jump) and draw() < self.version_jump
+            if self.process_behind and draw() < self.process_behind:
+                code = code or errors.PROCESS_BEHIND
+            return code, jump
 
 
 NEVER, NOW, LATE = "never", "now", "late"

@@ -28,12 +28,12 @@ class FaultyCommits:
         faults.attach(self)
 
     def before_read(self) -> None:
-        """What a read version may meet; raises `Code` 1009."""
-        future_version, jump = self.faults.for_read_version()
+        """What a read version may meet; raises `Code` 1009 or 1037."""
+        code, jump = self.faults.for_read_version()
         if jump:
             self.engine.jump_version(JUMP)
-        if future_version:
-            raise Code(errors.FUTURE_VERSION)
+        if code:
+            raise Code(code)
 
     def submit(self, transaction: Transaction) -> Future:
         """A commit's future; its fate is decided now, and happens when somebody waits or soon after."""

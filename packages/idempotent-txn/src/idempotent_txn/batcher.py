@@ -7,14 +7,19 @@ of them takes the next. There is no timer and no thread: alone, a transaction co
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from types import GeneratorType
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
+from fdb_schema import fdb_error_code
+from idempotent_txn.classification import RETRYABLE_IN_BODY
 from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.loop import run
-from idempotent_txn.recording import NeedsTransaction, Recording, recording_transaction, replay
+from idempotent_txn.merging import READ_CONFLICTS, Group, ranges_of
+from idempotent_txn.recording import NeedsTransaction, Recording, record_beside, recording_transaction, replay
 from idempotent_txn.strategy import StrategyName
 
 T = TypeVar("T")
@@ -41,7 +46,7 @@ class _Member:
 
 
 class _Alone(Exception):
-    """The group failed as a whole and did not commit: each member runs by itself, and has its own error."""
+    """The member did not commit with its group: it runs by itself, and has its own error."""
 
 
 def _closed_gate() -> Any:
@@ -52,10 +57,11 @@ def _closed_gate() -> Any:
 
 
 class Batcher:
-    """Runs transactions of many threads, combining the commits of those that only write.
+    """Runs transactions of many threads, combining their commits.
 
-    Transactions that read, set options, or use versionstamps run by themselves. Nothing that a caller sees differs,
-    but that members of a group have one commit version. A group never conflicts, since its members read nothing.
+    Transactions that read join while others run at the same time; each function's reads are validated, and one whose
+    reads no longer hold runs by itself, again. Those that set options, watch, or use versionstamps always run by
+    themselves. Nothing that a caller sees differs, but that members of a group have one commit version.
 
     Args:
         db: the database.
@@ -74,27 +80,67 @@ class Batcher:
         self._queue: Final[deque[_Member]] = deque()
         self._busy = False
         self._transaction_class: Final[type] = type(db.create_transaction())
+        self._in_flight = 0
+        """How many transactions that read are under way here."""
         self._reads: Final[WeakSet[Callable[..., Any]]] = WeakSet()
+        self._alone: Final[WeakSet[Callable[..., Any]]] = WeakSet()
 
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(tr, *args, **kwargs)` until it committed, once, with others or alone; return what it returned.
 
         Raises what `run` raises.
         """
-        if fn in self._reads:
+        if fn in self._alone:
             return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+        if fn in self._reads:
+            return self._run_reading(fn, args, kwargs)
         tr, recording = recording_transaction(self._transaction_class)
         try:
             value = fn(tr, *args, **kwargs)
         except NeedsTransaction:
             recording.joinable = False
         if not recording.joinable:
+            _remember(self._reads, fn)
+            return self._run_reading(fn, args, kwargs)
+        return self._join(recording, value, fn, args, kwargs)
+
+    def _run_reading(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """With others where there are any: alone, there is nothing to gain from a second transaction."""
+        with self._mutex:
+            self._in_flight += 1
+            alone = self._in_flight == 1 and not self._busy
+        try:
+            if alone:
+                return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+            since = time.monotonic()
+            tr = self._db.create_transaction()
+            recording = record_beside(tr)
             try:
-                self._reads.add(fn)
-            except TypeError:  # no weak reference to it can be had; it is found out anew each time
-                pass
-            return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
-        if recording.size > self._member_bytes:
+                value = fn(tr, *args, **kwargs)
+                if recording.joinable and recording.operations:
+                    recording.read(ranges_of(tr, READ_CONFLICTS))
+                    if recording.reads:
+                        recording.version, recording.since = tr.get_read_version().wait(), since
+            except NeedsTransaction:
+                recording.joinable = False
+            except Exception as error:
+                if fdb_error_code(error) not in RETRYABLE_IN_BODY:
+                    raise
+                return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+            tr = None  # its snapshot isn't needed while the commit waits
+            if not recording.joinable:
+                _remember(self._alone, fn)
+                return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+            return self._join(recording, value, fn, args, kwargs)
+        finally:
+            with self._mutex:
+                self._in_flight -= 1
+
+    def _join(
+        self, recording: Recording, value: T, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> T:
+        """Commit what was recorded with others; where that can't be, run the body by itself."""
+        if recording.size > self._member_bytes or type(value) is GeneratorType:
             return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
         if recording.operations:
             try:
@@ -146,16 +192,19 @@ class Batcher:
         error: BaseException | None = CommitUnknownResultFatal(
             "the thread that committed this transaction together with others was stopped: nobody can tell the outcome"
         )
+        merged: Group[_Member] = Group(group)
         try:
-            run(self._db, replay, [member.recording for member in group], strategy=self._strategy)
+            if merged.members:
+                run(self._db, lambda tr: replay(tr, merged.begin(tr)), strategy=self._strategy)
             error = None
         except CommitUnknownResultFatal as fatal:
             error = fatal
         except Exception:
             error = _Alone()
         finally:
+            alone = set(map(id, merged.left_out))
             for member in group:
-                member.error = error
+                member.error = _Alone() if id(member) in alone else error
                 member.settled = True
                 if member.gate is not None and not member.leads:
                     member.gate.release()
@@ -170,3 +219,10 @@ class Batcher:
                 successor.leads = True
         if successor is not None and successor.gate is not None:
             successor.gate.release()
+
+
+def _remember(functions: WeakSet[Callable[..., Any]], fn: Callable[..., Any]) -> None:
+    try:
+        functions.add(fn)
+    except TypeError:  # no weak reference to it can be had; it is found out anew each time
+        pass

@@ -14,6 +14,7 @@ every version of FoundationDB.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import threading
@@ -25,11 +26,15 @@ from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.outcome import Committed
 from idempotent_txn.repeat import until_committed
 from idempotent_txn.strategy import StrategyName
-from idempotent_txn.tracking import chose_read_version, has_written, track_writes
+from idempotent_txn.tracking import chose_read_version, has_written, read_version_since, track_writes
 
 CLIENT_ID_BYTES: Final = 8
 INCARNATION_BYTES: Final = 8
 HEARTBEAT_SECONDS: Final = 3_600.0
+OLDEST_SNAPSHOT_SECONDS: Final = 20.0
+"""A read version older than this is refused by any commit, by far."""
+MOST_LANES: Final = 65_000
+"""Of a client: two bytes number them. More are not made for bodies that choose old read versions; those run again."""
 _NO_STAMP: Final = bytes(10)
 _STAMP_AT: Final = struct.pack("<I", 8 + INCARNATION_BYTES)
 _SEQ: Final = struct.Struct("<q")
@@ -38,12 +43,14 @@ _SEQ: Final = struct.Struct("<q")
 class Lane:
     """One lane of this process: used by one attempt at a time."""
 
-    __slots__ = ("incarnation", "key", "seq")
+    __slots__ = ("idle_since", "incarnation", "key", "seq")
 
     def __init__(self, key: bytes, incarnation: bytes) -> None:
         self.key: Final = key
         self.incarnation = incarnation
         self.seq = 0
+        self.idle_since = -math.inf
+        """When its last commit was known at the latest, of `time.monotonic`."""
 
 
 class _Attempt:
@@ -108,8 +115,7 @@ class Lanes:
                 )
         if chose_read_version(tr):
             # Its snapshot may be older than the last commit of a lane that was used before.
-            self._free.append(token.lane)
-            token.lane = self._new_lane()
+            token.lane = self._lane_idle_before(token.lane, read_version_since(tr))
         lane = token.lane
         if lane.incarnation != self._incarnation:
             lane.incarnation, lane.seq = self._incarnation, 0
@@ -126,7 +132,7 @@ class Lanes:
             tr.set(lane.key, _SEQ.pack(lane.seq) + lane.incarnation)
 
     def committed(self, tr: Any, token: _Attempt) -> None:
-        self._free.append(token.lane)
+        self._give_back(token.lane)
 
     def abandoned(self, token: _Attempt) -> None:
         self._free.append(token.lane)
@@ -142,11 +148,34 @@ class Lanes:
                 "the outcome of a commit can't be told any more: this client was silent for so long that its lanes "
                 "were cleared (or another process took its client id); look at the data and start the process again"
             )
-        self._free.append(lane)
+        self._give_back(lane)
         if value[: 8 + INCARNATION_BYTES] != _SEQ.pack(lane.seq) + lane.incarnation:
             return False
         stamp = value[8 + INCARNATION_BYTES :]
         return Committed.from_versionstamp(stamp) if len(stamp) == 10 else True
+
+    def _give_back(self, lane: Lane) -> None:
+        lane.idle_since = time.monotonic()
+        self._free.append(lane)
+
+    def _lane_idle_before(self, lane: Lane, moment: float | None) -> Lane:
+        """In place of `lane`, one whose last commit the chosen read version sees: a snapshot from after `moment` at least.
+
+        Lanes are given back at the end of the list and taken from there, so those long idle are at its beginning.
+        """
+        if moment is None:
+            moment = time.monotonic() - OLDEST_SNAPSHOT_SECONDS
+        if lane.idle_since < moment:
+            return lane
+        self._free.append(lane)
+        try:
+            oldest = self._free.pop(0)
+        except IndexError:
+            return self._new_lane()
+        if oldest.idle_since < moment or self._count >= MOST_LANES:
+            return oldest
+        self._free.insert(0, oldest)
+        return self._new_lane()
 
     def _new_lane(self) -> Lane:
         with self._mutex:

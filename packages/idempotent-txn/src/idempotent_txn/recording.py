@@ -1,7 +1,8 @@
-"""A transaction that only notes what its body writes, so that many of them can be committed as one.
+"""Transactions that note what their bodies write, so that many of them can be committed as one.
 
-As soon as its body does anything else than write (read, set an option, add a read conflict, use a versionstamp, …) the
-body is stopped, to be run again in a transaction of its own.
+One kind has no transaction behind it: as soon as its body does anything else than write, it is stopped. The other reads,
+from a transaction of its own that is never committed; it is stopped by what belongs to a commit or can't be shared
+(an option, a versionstamp, a watch, a chosen read version, …). A body that was stopped is run again otherwise.
 """
 
 from __future__ import annotations
@@ -20,20 +21,34 @@ BYTES_PER_OPERATION: Final = 128
 
 
 class NeedsTransaction(BaseException):
-    """The body does more than write. Not an `Exception`, so that a body's handlers let it pass."""
+    """The body does more than this kind of transaction can. Not an `Exception`, so that a body's handlers let it pass."""
 
 
 class Recording:
-    """What a body wrote, in order."""
+    """What a body wrote, in order, and what it read."""
 
-    __slots__ = ("joinable", "operations", "size")
+    __slots__ = ("joinable", "operations", "reads", "since", "size", "version")
 
     def __init__(self) -> None:
         self.operations: list[tuple[str, bytes, bytes]] = []
         self.size = 0
-        """Bytes that the writes add to a commit, about."""
+        """Bytes that the writes (and read conflicts) add to a commit, about."""
         self.joinable = True
-        """Whether the writes are all there is to the transaction, and none of them can be refused for itself."""
+        """Whether that is all there is to the transaction, and none of the writes can be refused for itself."""
+        self.reads: list[tuple[bytes, bytes]] = []
+        """Its read conflict ranges."""
+        self.version = 0
+        """The read version, where it read."""
+        self.since = 0.0
+        """The read version is not older than this, of `time.monotonic`."""
+
+    def read(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        """Note the read conflict ranges."""
+        self.reads = ranges
+        for begin, end in ranges:
+            self.size += len(begin) + len(end) + BYTES_PER_OPERATION
+            if end > END_OF_USER_KEYS:
+                self.joinable = False
 
     def valued(self, name: str, key: bytes, value: bytes) -> None:
         self.operations.append((name, key, value))
@@ -71,6 +86,7 @@ def replay(tr: Any, recordings: Iterable[Recording]) -> None:
 
 
 _classes: dict[type, Any] = {}
+_reading_classes: dict[type, type] = {}
 
 
 def recording_transaction(cls: type) -> tuple[Any, Recording]:
@@ -82,6 +98,88 @@ def recording_transaction(cls: type) -> tuple[Any, Recording]:
     tr = recorder.__new__(recorder)
     recording = tr._recording = Recording()
     return tr, recording
+
+
+def record_beside(tr: Any) -> Recording:
+    """Begin to record the writes of `tr`, a fresh transaction of any engine, which goes on to read and to see them."""
+    cls = tr.__class__
+    try:
+        recorder = _reading_classes[cls]
+    except KeyError:
+        recorder = _reading_classes[cls] = _reading_class(cls)
+    tr.__class__ = recorder
+    recording = Recording()
+    tr._recording = recording
+    return recording
+
+
+_COMMITS_OWN: Final = (
+    "_set_option",
+    "cancel",
+    "commit",
+    "get_committed_version",
+    "get_versionstamp",
+    "on_error",
+    "reset",
+    "set_idempotency_id",
+    "set_read_version",
+    "set_versionstamped_key",
+    "set_versionstamped_value",
+    "watch",
+)
+"""What belongs to the commit of a transaction, or changes what its reads and writes mean."""
+
+
+def _reading_class(cls: type) -> type:
+    """`cls`, whose writes go into its record too; what can't be merged stops the body."""
+    blind = _recorder_class(cls)
+
+    def stop(self: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+        self._recording.joinable = False
+        raise NeedsTransaction
+
+    def both(name: str) -> Callable[..., None]:
+        record, write = getattr(blind, name), getattr(cls, name)
+
+        def recorded(self: Any, *args: Any) -> None:
+            if "_within" in self.__dict__:  # one writing method of the binding calls another
+                write(self, *args)
+                return
+            if name.endswith("_many"):
+                args = (list(args[0]),)
+            record(self, *args)
+            self._within = True
+            try:
+                write(self, *args)
+            finally:
+                del self._within
+
+        return recorded
+
+    def atomic(self: Any, *args: Any) -> None:
+        if "_within" not in self.__dict__:
+            stop(self)
+        cls._atomic_operation(self, *args)  # type: ignore[attr-defined]
+
+    members: dict[str, Any] = {name: both(name) for name in (*VALUED, *_OTHER_WRITES) if hasattr(cls, name)}
+    members |= {name: stop for name in _COMMITS_OWN if hasattr(cls, name)}
+    if hasattr(cls, "_atomic_operation"):
+        members["_atomic_operation"] = atomic
+    members |= {"options": property(stop), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls,), members)
+
+
+_OTHER_WRITES: Final = (
+    "clear",
+    "clear_range",
+    "clear_range_startswith",
+    "add_write_conflict_range",
+    "add_write_conflict_key",
+    "set_many",
+    "clear_many",
+    "__setitem__",
+    "__delitem__",
+)
 
 
 def _recorder_class(cls: type) -> type:
@@ -125,8 +223,7 @@ def _recorder_class(cls: type) -> type:
         first = _key_bytes(self, key)
         self._recording.ranged("add_write_conflict_range", first, first + b"\0")
 
-    def set_item(self: Any, key: Any, value: Any) -> None:
-        self.set(key, value)
+    put = valued("set")
 
     def delete_item(self: Any, key: Any) -> None:
         if isinstance(key, slice):
@@ -136,7 +233,7 @@ def _recorder_class(cls: type) -> type:
 
     def set_all(self: Any, items: Iterable[tuple[bytes, bytes]]) -> None:
         for key, value in items:
-            self.set(key, value)
+            put(self, key, value)
 
     def clear_all(self: Any, keys: Iterable[bytes]) -> None:
         for key in keys:
@@ -154,7 +251,7 @@ def _recorder_class(cls: type) -> type:
         "add_write_conflict_key": add_write_conflict_key,
         "set_many": set_all,
         "clear_many": clear_all,
-        "__setitem__": set_item,
+        "__setitem__": put,
         "__delitem__": delete_item,
         "__getattr__": missing,
         "__del__": do_nothing,

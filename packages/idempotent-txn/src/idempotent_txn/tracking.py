@@ -62,6 +62,18 @@ def chose_read_version(tr: Any) -> bool:
     return "_aged" in tr.__dict__
 
 
+def note_read_version_since(tr: Any, since: float) -> None:
+    """The read version that `tr` was given was had after `since`, of `time.monotonic`."""
+    if "_aged" in tr.__dict__:
+        tr._aged = since
+
+
+def read_version_since(tr: Any) -> float | None:
+    """When the read version that the body chose was had at the earliest, where that is known."""
+    since = tr._aged
+    return since if type(since) is float else None
+
+
 def _tracked_class(cls: type) -> type:
     def marking(method: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Any, *args: Any, **kwargs: Any) -> Any:
