@@ -8,7 +8,8 @@
 
 A real cluster is used when `libfdb_c` loads, `FDB_CLUSTER_FILE` names a file, and `MAINSPRING_DISPOSABLE_CLUSTER=1`
 says that everything in it may be erased: each test starts by clearing its whole user key space. Such a run is of the
-cluster alone, since one process has one engine behind the name `fdb`.
+cluster alone, since one process has one engine behind the name `fdb`: tests that ask for none of these databases are
+skipped, and those marked `embedded_only` with them.
 """
 
 from __future__ import annotations
@@ -83,6 +84,23 @@ def _cluster_offered() -> bool:
 SHARED_ENGINES = ["fdb"] if _cluster_offered() else ["embedded"]
 ENGINES = ["fdb"] if _cluster_offered() else ["memory", "embedded"]
 """What `any_url` runs over, here and now."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "embedded_only(reason): the test asks for a database, but not of a cluster; the reason says why"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "fdb" not in ENGINES:
+        return
+    for item in items:
+        mark = item.get_closest_marker("embedded_only")
+        if mark is not None:
+            item.add_marker(pytest.mark.skip(reason=f"not on a cluster: {mark.args[0]}"))
+        elif not {"any_url", "shared_url"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.skip(reason="this run is of a cluster, and the test asks for none"))
 
 
 def _erase_cluster() -> None:

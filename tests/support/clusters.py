@@ -144,14 +144,14 @@ ClusterFactory = Callable[..., LocalCluster]
 
 
 @pytest.fixture
-def cluster(database_dir: Path, tmp_path: Path) -> Iterator[ClusterFactory]:
-    """Make a cluster on a fresh embedded database: `cluster(workers=2, slots=1, *arguments of run)`."""
+def cluster(shared_url: str, tmp_path: Path) -> Iterator[ClusterFactory]:
+    """Make a cluster on an empty database, once per engine: `cluster(workers=2, slots=1, *arguments of run)`."""
     made: list[LocalCluster] = []
 
     def make(
         workers: int = 2, slots: int = 1, *arguments: str, name: str = "test", env: dict[str, str] | None = None
     ) -> LocalCluster:
-        local = LocalCluster(f"embedded:{database_dir}", name, tmp_path)
+        local = LocalCluster(shared_url, name, tmp_path)
         made.append(local)
         for _ in range(workers):
             local.start("--slots", str(slots), *arguments, wait=False, env=env)

@@ -114,3 +114,13 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
     client.open.side_effect = RuntimeError("libfdb_c.so is missing")
     with pytest.raises(DatabaseUnreachableError, match=r"libfdb_c.so is missing.*embedded:"):
         open_database(f"fdb:{cluster_file}")
+
+
+def test_a_process_on_the_embedded_engine_opens_no_cluster(tmp_path: Path) -> None:
+    code = "from fdb_schema import open_database; open_database('memory:'); open_database('fdb:')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "DatabaseUnreachableError: fdb:: the embedded engine already serves this process" in ended.stderr
+    assert not list(tmp_path.iterdir())

@@ -140,6 +140,7 @@ def _child(url: str, db: Any, connection: Any) -> None:
         connection.send(repr(error))
 
 
+@pytest.mark.embedded_only("the official client doesn't survive a fork")
 def test_a_forked_child_takes_lanes_of_its_own(shared_url: str, shared_db: Any) -> None:
     run(shared_db, put, b"parent", strategy="lanes")
     context = multiprocessing.get_context("fork")

@@ -114,8 +114,15 @@ def _open_cluster(cluster_file: str | None, url: str) -> Database:
     try:
         import fdb
 
+        if "_fdb_embedded" in vars(fdb):  # its `open` would make an embedded database in the working directory
+            raise DatabaseUnreachableError(
+                f"{url}: the embedded engine already serves this process, which has one engine behind the name fdb; "
+                f"open the cluster from another process"
+            )
         fdb.api_version(API_VERSION)
         database: Database = fdb.open(cluster_file)
+    except DatabaseUnreachableError:
+        raise
     except Exception as error:
         raise DatabaseUnreachableError(
             f"{url}: the FoundationDB client can't be used ({error}). Install libfdb_c of the cluster's version, "

@@ -18,6 +18,7 @@ WAIT = 120.0
 RATES = {"not_committed": 0.05, "unknown_before": 0.05, "unknown_after": 0.05, "unknown_late": 0.03, "too_old": 0.02}
 
 
+@pytest.mark.embedded_only("it injects faults into the engine")
 @pytest.mark.parametrize("seed", seed_params(3, fresh=1))
 def test_seeded_faults_in_every_process(cluster: Callable[..., Any], seed: int) -> None:
     rng = random.Random(seed)

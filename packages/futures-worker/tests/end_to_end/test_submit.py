@@ -204,6 +204,7 @@ def test_threads_share_a_client(cluster: Callable[..., Any]) -> None:
     assert results == {number: [number + n for n in range(40)] for number in range(8)}
 
 
+@pytest.mark.embedded_only("the official client doesn't survive a fork")
 def test_a_forked_child_uses_its_parents_client(cluster: Callable[..., Any]) -> None:
     demo = cluster(workers=1)
     client = demo.client()
