@@ -43,6 +43,11 @@ _SUBSPACES = {
     "mailboxes": "What sessions are told; a worker's session is its incarnation (cancel, free).",
     "bells": "The only keys that are watched.",
     "actors": "Where actors take calls, and their names. An actor and its calls are futures.",
+    "sessions": "Client processes that live, judged like workers by a counter. One that is gone has no row.",
+    "references": "Who holds a future, besides its submitter, which needs no row.",
+    "lineage": "The other direction of arguments: what a deleted future would take the ground from.",
+    "garbage": "Futures that wait for the end of their grace, then for whoever collects them.",
+    "collector": "The pace of collecting.",
     "dead_workers": "Incarnations that were fenced and still hold rows.",
 }
 

@@ -347,6 +347,9 @@ class ChaosRun:
                     or beat.free_slots != beat.slots or beat.free.shape != beat.total.shape
                 ):  # fmt: skip
                     lines.append(f"{status.id}: {status.claims} claims, {status.assignments} assignments, {beat}")
+            for number, worker in enumerate(self.workers):
+                if not worker.alive:
+                    raise ChaosError(f"worker {number} ended by itself:\n{_tail(worker.log)}")
             registered = {status.info.pid for status in statuses}
             lines += [
                 f"worker {n} isn't registered" for n, w in enumerate(self.workers) if w.popen.pid not in registered

@@ -109,12 +109,12 @@ def test_a_pushed_future_costs_less(memory_lab: Lab, counted: Any) -> None:
     assert counted.costs["push"].changed == 5 * BATCH + 1, "code, args, claim, num_attempts, the worker's row; its bell"
 
 
-def test_an_edge_costs_four_rows_and_a_hint(memory_lab: Lab, counted: Any) -> None:
+def test_an_edge_costs_five_rows_and_a_hint(memory_lab: Lab, counted: Any) -> None:
     worker = memory_lab.worker()
     up = memory_lab.spec()
     memory_lab.submit(up)
     counted("submit", dm.submit_futures, [memory_lab.spec(dependencies=(up.id,))])
-    assert counted.costs["submit"].changed == 2 + 3, "code, args; both ends of the edge, the hint"
+    assert counted.costs["submit"].changed == 2 + 3 + 1, "code, args; both ends of the edge, the hint; lineage"
     (claim,) = memory_lab.claim(worker)
     counted("turn", dm.finish_turn, worker, [Outcome.realized(claim, b"r")], dm.Capacity(), 1)
     # result, its row, worker's row; edge ends, hint, unsettled cleared; the dependent's claim; mail row and bell

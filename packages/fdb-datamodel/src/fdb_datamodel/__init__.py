@@ -3,6 +3,7 @@
 from fdb_schema import ClusterSpace
 
 from .census import Counted, census_page, recount
+from .collector import Collected, Collector, collect
 from .errors import (
     AddressInUseError,
     ClaimLostError,
@@ -14,6 +15,7 @@ from .errors import (
 )
 from .ids import as_id, id_for_key, new_future_id, new_future_ids
 from .invariants import INVARIANTS
+from .liveness import Observer
 from .reading import describe_future, get_future_state, get_future_states, list_downstreams, list_futures
 from .records import (
     NO_SESSION,
@@ -39,6 +41,7 @@ from .states import TERMINAL, TRANSITIONS, FutureState, Transition
 from .transitions.advance import Progress, advance
 from .transitions.assign import assign_future, reassign_future
 from .transitions.claim import claim_future, claim_futures, claim_of, claims_of
+from .transitions.code_use import session_referrer, use_code
 from .transitions.finish import (
     cancel_future,
     fail_future,
@@ -47,7 +50,7 @@ from .transitions.finish import (
     realize_futures,
     relinquish_claim,
 )
-from .transitions.mailbox import clear_mailbox, close_session, pool_bell, read_mailbox, session_bell, subscribe
+from .transitions.mailbox import clear_mailbox, pool_bell, read_mailbox, session_bell, subscribe
 from .transitions.results import (
     clone_result,
     delete_future,
@@ -58,6 +61,18 @@ from .transitions.results import (
     recover_result,
     resubmit_future,
     transfer_result,
+)
+from .transitions.sessions import (
+    SESSION_BEAT_SECONDS,
+    SESSION_TTL_SECONDS,
+    SessionSighting,
+    beat_session,
+    close_session,
+    declare_session_dead,
+    hold_futures,
+    release_futures,
+    session_lives,
+    session_sightings,
 )
 from .transitions.submit import get_code, put_code, submit_claimed, submit_future, submit_futures
 from .transitions.waits import begin_wait, end_wait
@@ -80,6 +95,8 @@ from .validate import validate
 __all__ = [
     "INVARIANTS",
     "NO_SESSION",
+    "SESSION_BEAT_SECONDS",
+    "SESSION_TTL_SECONDS",
     "TERMINAL",
     "TRANSITIONS",
     "AddressInUseError",
@@ -90,6 +107,8 @@ __all__ = [
     "Claims",
     "ClusterSpace",
     "CodeDigest",
+    "Collected",
+    "Collector",
     "Counted",
     "Failure",
     "FutureDeletedError",
@@ -101,10 +120,12 @@ __all__ = [
     "Heartbeat",
     "Locality",
     "MailEntry",
+    "Observer",
     "Outcome",
     "OversizeError",
     "Progress",
     "Requirements",
+    "SessionSighting",
     "Shape",
     "Transition",
     "UnknownFutureError",
@@ -117,6 +138,7 @@ __all__ = [
     "advance",
     "as_id",
     "assign_future",
+    "beat_session",
     "begin_wait",
     "cancel_future",
     "census_page",
@@ -127,7 +149,9 @@ __all__ = [
     "clear_mailbox",
     "clone_result",
     "close_session",
+    "collect",
     "declare_dead",
+    "declare_session_dead",
     "delete_future",
     "describe_future",
     "drop_copy",
@@ -139,6 +163,7 @@ __all__ = [
     "get_future_state",
     "get_future_states",
     "heartbeat",
+    "hold_futures",
     "id_for_key",
     "is_live",
     "list_downstreams",
@@ -162,9 +187,13 @@ __all__ = [
     "recount",
     "recover_result",
     "register_worker",
+    "release_futures",
     "relinquish_claim",
     "resubmit_future",
     "session_bell",
+    "session_lives",
+    "session_referrer",
+    "session_sightings",
     "sightings",
     "submit_claimed",
     "submit_future",
@@ -172,5 +201,6 @@ __all__ = [
     "subscribe",
     "transfer_result",
     "unregister_worker",
+    "use_code",
     "validate",
 ]

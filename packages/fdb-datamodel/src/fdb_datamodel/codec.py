@@ -268,6 +268,8 @@ _OPTION_DEFAULTS: dict[str, Any] = {
     "unschedulable_timeout": None,
     "name": "",
     "call_options": b"",
+    "keep": False,
+    "ttl": None,
 }
 
 
@@ -313,4 +315,6 @@ def has_defaults_only(spec: FutureSpec) -> bool:
         and spec.run_timeout is None
         and spec.total_timeout is None
         and spec.unschedulable_timeout is None
+        and not spec.keep
+        and spec.ttl is None
     )

@@ -42,6 +42,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "attempts": "num_attempts counts starts: at least the claim's attempt, the epoch's base and all that is uncharged",
     "budget": "no future was started more often than its budgets allow",
     "result-rows": "every row of results is of a Realized future and carries its claim's token",
+    "lineage": "a future names its dependencies in `lineage`, as long as it isn't deleted, and nobody else does",
     "tombstone": "a deleted future has no other row",
     "unsettled": "a future listed as unsettled exists or is a tombstone",
     "workers": "a registered worker has a heartbeat, and isn't listed as dead",
@@ -78,6 +79,9 @@ def check_future(ch: Changes, f: FutureRows) -> Iterator[Violation]:
         yield from _check_claim(ch, f, claim)
     yield from _check_counts(f)
     yield from _check_place(ch, f)
+    rows = ch.get_many([ch.keys.named_by(encode_id(one), f.e) for one in f.dependencies], snapshot=True)
+    if any(row is None for row in rows):
+        yield _found("lineage", f.id, "depends on a future that has no lineage row of it")
     prefix = ch.keys.listeners + f.e
     if not f.listened and ch.read(prefix, prefix + b"\xff", limit=1, snapshot=True):
         yield _found("listeners-flag", f.id, "has listeners but no 'listeners' key")
@@ -244,6 +248,13 @@ def check_listener(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]
     f = ch.load(decode_id(e), snapshot=True)
     if (f.ended or not f.exists) and ch.get_many([ch.keys.unsettled + e], snapshot=True)[0] is None:
         yield _found("edges", f.id, "has ended and still has a listener, and nobody is to settle it")
+
+
+def check_lineage(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
+    """A row of lineage is of a future that is there and has the upstream among its arguments."""
+    up, down = ch.keys.space["lineage"].unpack(key)
+    if up not in ch.load(down, snapshot=True).dependencies:
+        yield _found("lineage", down, f"is in the lineage of {up.hex()}, which it doesn't name")
 
 
 def check_unsettled(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:

@@ -113,6 +113,7 @@ class FutureSpec:
     args: one opaque payload with futures replaced by references; dependencies: the ids among them, to be waited for.
     queue_timeout, run_timeout, total_timeout, unschedulable_timeout: seconds or None. name: for people.
     call_options: opaque bytes for the worker (for example the pickled `retry_on`).
+    keep: never collected, only deleted. ttl: seconds it is kept after it ended and nobody holds it, instead of the cluster's.
     """
 
     code: bytes = b""
@@ -135,6 +136,8 @@ class FutureSpec:
     unschedulable_timeout: float | None = None
     name: str = ""
     call_options: bytes = b""
+    keep: bool = False
+    ttl: float | None = None
 
     def __post_init__(self) -> None:
         if type(self.id) is not bytes:

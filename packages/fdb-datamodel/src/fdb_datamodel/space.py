@@ -60,7 +60,9 @@ KEYS: tuple[KeyDoc, ...] = (
     ),
     KeyDoc("futures", "(id, 'due')", "cluster clock in µs", "set while Waiting for a back-off"),
     KeyDoc("futures", "(id, 'listeners')", "empty", "a hint: subspace listeners has, or had, rows of this future"),
-    KeyDoc("futures", "(id, 'deleted')", "wall_us", "tombstone: the only key a deleted future has"),
+    KeyDoc(
+        "futures", "(id, 'deleted')", "wall_us, cluster clock in µs", "tombstone: the only key a deleted future has"
+    ),
     KeyDoc(
         "resource_requirements_cpu",
         "(cpu, ram rounded, gpu rounded, -priority, id)",
@@ -103,6 +105,22 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
         "actors", "(id, 'place')", "start, ip, port", "where the actor takes calls, while its claim is that start's"
     ),
+    KeyDoc("sessions", "(session)", "counter, wall_us, host, pid", "a client process that lives: it holds its futures"),
+    KeyDoc(
+        "references",
+        "(id, 'session', session)",
+        "empty",
+        "a session other than the submitter's holds the future, or the submitter's took it up again",
+    ),
+    KeyDoc("references", "(id, 'future', outer)", "empty", "the result of `outer` contains the future"),
+    KeyDoc("lineage", "(id, downstream)", "empty", "an undeleted future names it among its arguments"),
+    KeyDoc(
+        "garbage",
+        "(id)",
+        "is released, clock in µs since when it has ended and nobody holds it, or nil",
+        "its submitter let it go, or is gone",
+    ),
+    KeyDoc("collector", "('pass')", "clock in µs", "when the next pass over all futures may begin"),
     KeyDoc(
         "dead_workers", "(ip, port, incarnation)", "drained", "fenced incarnations whose rows are still to be reaped"
     ),
@@ -138,6 +156,7 @@ LISTENERS = _name("listeners")
 DELETED = _name("deleted")
 EDGE = _name("edge")
 SESSION = _name("session")
+FUTURE = _name("future")
 HEARTBEAT = _name("heartbeat")
 INCARNATION = _name("incarnation")
 PLACE = _name("place")
@@ -200,6 +219,11 @@ class Layout:
         self.timers = subspace("timers")
         self.mailboxes = subspace("mailboxes")
         self.dead_workers = subspace("dead_workers")
+        self.sessions = subspace("sessions")
+        self.references = subspace("references")
+        self.lineage = subspace("lineage")
+        self.garbage = subspace("garbage")
+        self.next_pass = bytes(space["collector"].pack(("pass",)))
         self.actors = subspace("actors")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
         self._session_bells = bytes(space["bells"]["session"].key())
@@ -287,6 +311,20 @@ class Layout:
 
     def actor_place(self, e: bytes) -> bytes:
         return self.actors + e + PLACE
+
+    # --- who needs it
+
+    def session(self, session: bytes) -> bytes:
+        return self.sessions + encode_id(session)
+
+    def held_by_session(self, e: bytes, session: bytes) -> bytes:
+        return self.references + e + SESSION + encode_id(session)
+
+    def held_by_future(self, e: bytes, outer: bytes) -> bytes:
+        return self.references + e + FUTURE + outer
+
+    def named_by(self, e: bytes, downstream: bytes) -> bytes:
+        return self.lineage + e + downstream
 
     # --- results, mail
 

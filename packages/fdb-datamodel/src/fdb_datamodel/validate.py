@@ -37,6 +37,11 @@ _CHECKS: dict[str, _Check] = {
     "timers": _nothing,  # a timer without a use does nothing when it is due
     "mailboxes": _nothing,
     "bells": _nothing,
+    "sessions": _nothing,
+    "references": _nothing,  # of a holder that is gone: collected by the next pass
+    "lineage": invariants.check_lineage,
+    "garbage": _nothing,  # a mark is judged anew before it leads to anything
+    "collector": _nothing,
     "actors": _nothing,  # a place counts while the claim is that start's, a name until its actor ended
 }
 

@@ -28,7 +28,7 @@ def session_bell(space: ClusterSpace, session: bytes) -> bytes:
 def subscribe(tr: Transaction, space: ClusterSpace, session: bytes, ids: Sequence[bytes]) -> list[MailEntry]:
     """Ask for mail when these futures end; entries of those that already have (they aren't subscribed to).
 
-    The submitter's own session is mailed without it. A deleted future gives an entry with failure reason "deleted".
+    The submitter's own session is mailed without it. The session holds them from now on, until `release_futures`. A deleted future gives an entry with failure reason "deleted".
     Raises UnknownFutureError.
     """
     ch = Changes(tr, space)
@@ -37,6 +37,10 @@ def subscribe(tr: Transaction, space: ClusterSpace, session: bytes, ids: Sequenc
     entries: list[MailEntry] = []
     for at, (future_id, e) in enumerate(zip(ids, encoded, strict=True)):
         code, claim, result, failure, deleted, epoch_row = values[at * len(_NAMES) : (at + 1) * len(_NAMES)]
+        if code is not None and codec.unpack_code(code)[0] != session:
+            ch.set(ch.keys.held_by_session(e, session), b"")
+        elif code is not None:
+            ch.clear(ch.keys.garbage + e)  # its submitter had let it go, and took it up again
         epoch = codec.unpack(epoch_row)[0] if epoch_row is not None else 0
         if deleted is not None:
             gone = Failure("deleted", f"future {future_id.hex()} was deleted")
@@ -82,11 +86,3 @@ def clear_mailbox(tr: Transaction, space: ClusterSpace, session: bytes, through:
     if through:
         prefix = layout_of(space).mailbox(session)
         tr.clear_range(prefix, prefix + through + b"\x00")
-
-
-def close_session(tr: Transaction, space: ClusterSpace, session: bytes) -> None:
-    """Forget a session's mail and its bell; its futures go on."""
-    keys = layout_of(space)
-    prefix = keys.mailbox(session)
-    tr.clear_range(prefix, prefix + b"\xff")
-    tr.clear(keys.session_bell(session))

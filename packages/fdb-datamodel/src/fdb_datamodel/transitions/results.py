@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction, collect_blob, drop_reference, get_many
+from fdb_schema import ClusterSpace, Transaction, collect_blob, drop_reference, get_many, read_clock
 
 from .. import codec
 from ..changes import Changes, Ended, FutureRows
@@ -106,7 +106,7 @@ def put_realized_future(
 ) -> UUID:
     """Register an object as a realized future without code (row `put_realized_future`), with a synthetic claim.
 
-    Of `spec` the id, the session and the name count. `worker` None: an inline result of a client. Never reconstructed.
+    Of `spec` the id, the session, the name, `keep` and `ttl` count. `worker` None: an inline result of a client. Never reconstructed.
     Again: nothing. Raises WorkerFencedError, OversizeError (inline over 90 kB).
     """
     ch = Changes(tr, space)
@@ -129,8 +129,8 @@ def put_realized_future(
     ch.put(f, CLAIM, codec.pack_claim(worker or _NO_WORKER, ch.token, ch.wall_us, 1))
     ch.put(f, NUM_ATTEMPTS, codec.pack(1))
     ch.put(f, ALLOW_RECONSTRUCTION, codec.pack(False))
-    if spec.name:
-        ch.put(f, OPTIONS, codec.pack({"name": spec.name}))
+    if (options := codec.pack_options(FutureSpec(name=spec.name, keep=spec.keep, ttl=spec.ttl))) is not None:
+        ch.put(f, OPTIONS, options)
     name_latest(ch, f, full)
     ch.set(ch.keys.result(f.e, ch.token), codec.pack_result_row(full, ch.token, ch.wall_us))
     ch.flush()
@@ -194,10 +194,14 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
         ch.ended.append(Ended(f.id, f.e, "failed", failure, f.epoch))
     if unfinished and f.session != NO_SESSION:
         ch.send(f.session, f.id, "failed", failure, f.epoch)
-    args = codec.unpack_args(f.rows.get(ARGS))[0]
+    args, dependencies = codec.unpack_args(f.rows.get(ARGS))
     for name in list(f.rows):
         ch.put(f, name, None)
-    ch.set(ch.keys.future(f.e, DELETED), codec.pack(ch.wall_us))
+    ch.set(ch.keys.future(f.e, DELETED), codec.pack((ch.wall_us, read_clock(tr, space))))
+    for upstream in dependencies:
+        ch.clear(ch.keys.named_by(encode_id(upstream), f.e))
+    ch.clear(ch.keys.garbage + f.e)
+    tr.clear_range(ch.keys.references + f.e, ch.keys.references + f.e + b"\xff")
     ch.clear(ch.keys.actor_place(f.e))
     if isinstance(args, CodeDigest):
         ch.flush_rows()

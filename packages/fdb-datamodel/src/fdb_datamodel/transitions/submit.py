@@ -27,11 +27,11 @@ from ..space import (
     REQUIREMENTS,
     encode_id,
 )
+from .code_use import CODE_REFERRER, use_code
 
 INLINE_LIMIT = 90_000  # bytes of a value; more goes to a blob
 MOST_DEPENDENCIES = 4_000  # their ids are one value, their edges one transaction
 _ZERO: Shape = (0, 0, 0)
-_CODE_REFERRER = b"code"  # code is shared by content and kept: it is lineage
 
 
 def submit_future(tr: Transaction, space: ClusterSpace, spec: FutureSpec) -> UUID:
@@ -174,6 +174,8 @@ def _submit_special(ch: Changes, spec: FutureSpec, e: bytes, fresh: set[bytes]) 
     _write_options(ch, f, spec)
     _set_timers(ch, spec, e)
     if spec.dependencies:
+        for upstream in dict.fromkeys(spec.dependencies):
+            ch.set(ch.keys.named_by(encode_id(upstream), e), b"")
         waits, failure = add_edges(ch, f, spec.dependencies, fresh)
         if failure is not None:
             clear_edges(ch, f)
@@ -242,12 +244,16 @@ def _args_row(ch: Changes, spec: FutureSpec) -> bytes | None:
     return codec.pack_args(args, spec.dependencies)
 
 
-def put_code(tr: Transaction, space: ClusterSpace, data: bytes) -> CodeDigest:
+def put_code(tr: Transaction, space: ClusterSpace, data: bytes, session: bytes | None = None) -> CodeDigest:
     """Store code under its SHA-256, once however often it is put; the digest goes into `FutureSpec.code`.
+
+    It stays while a future has it, or `session` lives, which may then submit more futures with the digest alone.
 
     Raises OversizeError over about 720 kB: store larger code with `fdb_schema.put_blob` and wrap its digest.
     """
-    return _put(tr, space, data, _CODE_REFERRER, "the code")
+    digest = _put(tr, space, data, CODE_REFERRER, "the code")
+    use_code(tr, space, bytes(digest), session)
+    return digest
 
 
 def get_code(tr: Transaction, space: ClusterSpace, code: CodeDigest | bytes) -> bytes:

@@ -34,6 +34,9 @@ from futures_worker.worker.tasks import Task
 
 log = logging.getLogger("futures_worker")
 
+TEMPLATE_TRIES = 3
+"""Templates started in a row, should each be killed before it is ready."""
+
 
 class Crew:
     """The children of one worker, and their place in the shell's one wait (`epoll`)."""
@@ -79,8 +82,16 @@ class Crew:
         self._processes.close()
 
     def _start_template(self) -> ChildProcesses:
-        processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster)
-        processes.wait_ready()
+        for left in range(TEMPLATE_TRIES - 1, -1, -1):
+            processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster)
+            try:
+                processes.wait_ready()
+                break
+            except TemplateLostError as exc:
+                processes.abandon()
+                if left == 0:
+                    raise
+                log.error("%s; starting another", exc)
         self._epoll.register(processes.control.fileno(), select.EPOLLIN)
         return processes
 

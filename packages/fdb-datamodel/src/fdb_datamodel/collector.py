@@ -1,0 +1,142 @@
+"""Passes that collect what nobody needs: dead sessions, what they held, futures past their grace, tombstones, unused code.
+
+Several may work on one cluster: a pass is made by whoever finds it due, and every step is safe to repeat. A pass reads
+every future once, in pages, so it is paced: `tick` works for a bounded time and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fdb_schema import ClusterSpace, Database
+from idempotent_txn import run
+
+from .liveness import Observer
+from .transitions import collect as steps
+from .transitions.sessions import SESSION_TTL_SECONDS, SessionSighting, declare_session_dead, session_sightings
+
+GRACE_SECONDS = 3600.0
+TOMBSTONE_SECONDS = 86_400.0
+PASS_SECONDS = 60.0
+"""From the beginning of one pass to that of the next, at least."""
+_LOOKS_PER_TTL = 6
+
+
+@dataclass(slots=True)
+class Collected:
+    """What was collected, as counts. results: whose record stays as lineage. mailboxes: with their bells."""
+
+    sessions: int = 0
+    futures: int = 0
+    results: int = 0
+    tombstones: int = 0
+    references: int = 0
+    mailboxes: int = 0
+    pins: int = 0
+    code: int = 0
+
+    def add(self, other: Collected) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, one.name) for one in fields(self))
+
+
+class Collector:
+    """One process's part in collecting a cluster's garbage. Not thread-safe."""
+
+    def __init__(
+        self,
+        db: Database,
+        cluster: str | ClusterSpace,
+        *,
+        grace: float = GRACE_SECONDS,
+        session_ttl: float = SESSION_TTL_SECONDS,
+        tombstones: float = TOMBSTONE_SECONDS,
+        interval: float = PASS_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """All in seconds: `grace` a future is kept after it ended and nobody holds it, `tombstones` how long its id answers
+        "deleted", `session_ttl` without a beat that mean a client's death, `interval` between passes of the cluster.
+        """
+        self._db = db
+        self._space = cluster if isinstance(cluster, ClusterSpace) else ClusterSpace(cluster)
+        self._grace = grace
+        self._tombstones = tombstones
+        self._interval = interval
+        self._clock = clock
+        self._observer: Observer[SessionSighting] = Observer(session_ttl)
+        self._look_seconds = session_ttl / _LOOKS_PER_TTL
+        self._next_look = float("-inf")
+        self._next_pass = float("-inf")
+        self._steps: Iterator[Collected] | None = None
+
+    def tick(self, seconds: float = 0.05) -> Collected:
+        """Do what is due for about `seconds`; call it about once a second. Says what this call collected."""
+        begun = self._clock()
+        found = Collected()
+        if begun >= self._next_look:
+            self._next_look = begun + self._look_seconds
+            found.sessions = self.look_at_sessions()
+        if self._steps is None and begun >= self._next_pass:
+            self._next_pass = begun + self._interval / 4
+            if run(self._db, steps.begin_pass, self._space, self._interval):
+                self._steps = self._pass()
+        while self._steps is not None and self._clock() - begun < seconds:
+            step = next(self._steps, None)
+            if step is None:
+                self._steps = None
+            else:
+                found.add(step)
+        return found
+
+    def look_at_sessions(self) -> int:
+        """Look at every session once; how many were declared dead. Only who looks every few seconds can judge."""
+        seen = run(self._db, session_sightings, self._space, strategy="off")
+        dead = self._observer.observe(seen, self._clock())
+        return sum(run(self._db, declare_session_dead, self._space, sighting) for sighting in dead)
+
+    def whole_pass(self) -> Collected:
+        """One pass from beginning to end, due or not. Says what it collected."""
+        found = Collected()
+        for step in self._pass():
+            found.add(step)
+        return found
+
+    def _pass(self) -> Iterator[Collected]:
+        db, space = self._db, self._space
+        codes: set[bytes] = set()
+
+        def pages(step: Callable[[bytes], steps.Page]) -> Iterator[int]:
+            after: bytes | None = b""
+            while after is not None:
+                page = step(after)
+                after = page.after
+                yield page.done
+
+        for done in pages(lambda at: run(db, steps.references_page, space, at)):
+            yield Collected(references=done)
+        for done in pages(lambda at: run(db, steps.mark_page, space, at, self._tombstones, codes)):
+            yield Collected(tombstones=done)
+        after: bytes | None = b""
+        while after is not None:
+            page, shed = run(db, steps.sweep_page, space, after, self._grace)
+            after = page.after
+            yield Collected(futures=page.done, results=shed)
+        for step in (steps.mail_page, steps.bells_page):
+            for done in pages(lambda at, step=step: run(db, step, space, at)):  # type: ignore[misc]
+                yield Collected(mailboxes=done)
+        after = b""
+        while after is not None:
+            page, dropped = run(db, steps.blobs_page, space, after, codes)
+            after = page.after
+            yield Collected(pins=page.done, code=dropped)
+
+
+def collect(db: Database, cluster: str | ClusterSpace, **options: Any) -> Collected:
+    """One whole pass now, with the options of `Collector`. Sessions are judged only by who watches them: `Collector.tick`."""
+    return Collector(db, cluster, **options).whole_pass()

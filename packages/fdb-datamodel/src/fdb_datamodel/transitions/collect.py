@@ -1,0 +1,269 @@
+"""The steps of collecting what nobody needs, each a transaction over one page; `collector` makes passes of them.
+
+Late, never early: whatever makes something needed again (a reference, a dependent, a session that begins) writes a row
+that the transaction which collects has read serializably.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fdb_schema import ClusterSpace, Transaction, collect_blob, drop_reference, read_clock, read_range
+
+from .. import codec
+from ..changes import Changes, FutureRows
+from ..endings import free_copy
+from ..records import NO_SESSION, CodeDigest
+from ..space import CODE, DELETED, FUTURE, SESSION, decode_id, layout_of, span, split_id
+from .code_use import CODE_REFERRER, SESSION_PREFIX, UNUSED
+from .results import delete_future
+from .workers import sightings
+
+_PAGE = 400
+_MICROSECONDS = 1_000_000
+_DEPENDENTS_LOOKED_AT = 50
+
+
+class Page(NamedTuple):
+    """done: what was collected. after: where the next page begins, None after the last."""
+
+    done: int
+    after: bytes | None
+
+
+def begin_pass(tr: Transaction, space: ClusterSpace, interval: float) -> bool:
+    """Whether it is the caller who makes the pass that is due now; the next one is due `interval` seconds later."""
+    key = layout_of(space).next_pass
+    row = tr.get(key).value
+    now = read_clock(tr, space)
+    if row is not None and now < codec.unpack(row):
+        return False
+    tr.set(key, codec.pack(now + round(interval * _MICROSECONDS)))
+    return True
+
+
+def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: float, codes: set[bytes]) -> Page:
+    """Find futures that ended and whose submitter is gone, and tombstones older than `tombstones` seconds (both: done).
+
+    `codes` takes the digest of every code met. Reads by snapshot: a mark is judged again before anything is deleted.
+    """
+    ch = Changes(tr, space)
+    base = ch.keys.futures
+    now = read_clock(tr, space)
+    begin = after or base
+    rows = read_range(tr, begin, span(base)[1], limit=_PAGE, snapshot=True)
+    grouped: dict[bytes, dict[bytes, bytes]] = {}
+    for key, value in rows:
+        e, name = split_id(key, len(base))
+        grouped.setdefault(e, {})[name] = value
+    whole = len(rows) < _PAGE
+    if not whole and len(grouped) > 1:
+        grouped.popitem()  # may be cut off: it begins the next page
+    ended: list[FutureRows] = []
+    done = 0
+    for e, named in grouped.items():
+        f = FutureRows(decode_id(e), e, named)
+        if f.deleted:
+            deleted = codec.unpack(named[DELETED])
+            if isinstance(deleted, tuple) and now - deleted[1] > tombstones * _MICROSECONDS and len(named) == 1:
+                ch.clear(ch.keys.future(e, DELETED))
+                done += 1
+            continue
+        if CODE in named:
+            _, code, _ = codec.unpack_code(named[CODE])
+            if isinstance(code, CodeDigest):
+                codes.add(bytes(code))
+        if f.ended and not f.option("keep"):
+            ended.append(f)
+    sessions = list(dict.fromkeys(f.session for f in ended))
+    lives = dict(zip(sessions, ch.get_many([ch.keys.session(s) for s in sessions], snapshot=True), strict=True))
+    orphans = [f for f in ended if f.session == NO_SESSION or lives[f.session] is None]
+    marks = ch.get_many([ch.keys.garbage + f.e for f in orphans], snapshot=True)
+    for f, mark in zip(orphans, marks, strict=True):
+        if mark is None:
+            ch.set(ch.keys.garbage + f.e, codec.pack((False, now)))
+    last = next(reversed(grouped), None)
+    ch.flush()
+    return Page(done, None if whole or last is None else base + last + b"\xff")
+
+
+def sweep_page(tr: Transaction, space: ClusterSpace, after: bytes, grace: float, limit: int = 20) -> tuple[Page, int]:
+    """Judge marked futures: deleted ones (done), and how many results went whose record stays as lineage."""
+    ch = Changes(tr, space)
+    begin = after or ch.keys.garbage
+    rows = read_range(tr, begin, span(ch.keys.garbage)[1], limit=limit, snapshot=True)
+    now = read_clock(tr, space)
+    done = shed = 0
+    for key, _ in rows:
+        f = ch.load(decode_id(key[len(ch.keys.garbage) :]))
+        verdict = _judge(ch, f, now, grace)
+        if verdict == "delete":
+            ch.flush()
+            delete_future(tr, space, f.id)
+            ch = Changes(tr, space)
+            done += 1
+        elif verdict == "shed":
+            shed += _shed(ch, f)
+    ch.flush()
+    return Page(done, None if len(rows) < limit else rows[-1][0] + b"\x00"), shed
+
+
+def _judge(ch: Changes, f: FutureRows, now: int, grace: float) -> str:
+    """What to do with a marked future, and its mark brought up to date. Everything is read serializably."""
+    key = ch.keys.garbage + f.e
+    mark = ch.get_many([key])[0]
+    if mark is None:
+        return ""
+    released, since = codec.unpack(mark)
+    if not f.exists or f.option("keep"):
+        ch.clear(key)
+        return ""
+    if not released and f.session != NO_SESSION and ch.get_many([ch.keys.session(f.session)])[0] is not None:
+        ch.clear(key)  # it was taken for dead, and came back
+        return ""
+    held = bool(ch.read(ch.keys.references + f.e, ch.keys.references + f.e + b"\xff", limit=1))
+    if held or not f.ended:
+        if since is not None:
+            ch.set(key, codec.pack((released, None)))
+        return ""
+    if since is None:
+        ch.set(key, codec.pack((released, now)))
+        return ""
+    ttl = f.option("ttl")
+    if now - since <= (grace if ttl is None else ttl) * _MICROSECONDS:
+        return ""
+    named = ch.read(ch.keys.lineage + f.e, ch.keys.lineage + f.e + b"\xff", limit=_DEPENDENTS_LOOKED_AT)
+    if not named:
+        return "delete"
+    result = f.result
+    if result is None or result.inline is not None or not f.allow_reconstruction or len(named) == _DEPENDENTS_LOOKED_AT:
+        return ""
+    base = len(ch.keys.lineage) + len(f.e)
+    # A dependent that hasn't ended is about to need it.
+    return "shed" if all(ch.load(decode_id(row[base:])).ended for row, _ in named) else ""
+
+
+def _shed(ch: Changes, f: FutureRows) -> int:
+    """Let every stored copy of a result go; the record stays Realized, and a reader has it computed again."""
+    prefix = ch.keys.results + f.e
+    rows = ch.read(prefix, prefix + b"\xff")
+    for key, value in rows:
+        ch.clear(key)
+        free_copy(ch, f, codec.unpack_result_row(value)[0])
+    return 1 if rows else 0
+
+
+def references_page(tr: Transaction, space: ClusterSpace, after: bytes) -> Page:
+    """Drop references of sessions that are gone and of futures that were deleted."""
+    ch = Changes(tr, space)
+    base = ch.keys.references
+    rows = read_range(tr, after or base, span(base)[1], limit=_PAGE, snapshot=True)
+    holders: dict[bytes, bytes] = {}  # row -> the key that is there while the holder is
+    for key, _ in rows:
+        _, rest = split_id(key, len(base))
+        if rest.startswith(SESSION):
+            holders[key] = ch.keys.session(decode_id(rest[len(SESSION) :]))
+        elif rest.startswith(FUTURE):
+            holders[key] = ch.keys.future(rest[len(FUTURE) :], CODE)
+    present = ch.get_many(list(holders.values()))
+    gone = [key for key, value in zip(holders, present, strict=True) if value is None]
+    for key in gone:
+        ch.clear(key)
+    ch.flush()
+    return Page(len(gone), None if len(rows) < _PAGE else rows[-1][0] + b"\x00")
+
+
+def mail_page(tr: Transaction, space: ClusterSpace, after: bytes, limit: int = 50) -> Page:
+    """Clear mailboxes and bells of sessions that are neither a client's that lives nor a worker's."""
+    keys = layout_of(space)
+    prefix = keys.mailboxes
+    found: list[bytes] = []
+    at = after or prefix
+    while len(found) < limit:
+        rows = read_range(tr, at, span(prefix)[1], limit=1, snapshot=True)
+        if not rows:
+            break
+        e, _ = split_id(rows[0][0], len(prefix))
+        found.append(e)
+        at = prefix + e + b"\xff"
+    done = _clear_mail(tr, space, [decode_id(e) for e in found])
+    return Page(done, at if len(found) == limit else None)
+
+
+def bells_page(tr: Transaction, space: ClusterSpace, after: bytes) -> Page:
+    """The same for bells, which outlive the mail."""
+    keys = layout_of(space)
+    prefix = keys.session_bell(b"")[:-2]
+    rows = read_range(tr, after or prefix, prefix + b"\xff", limit=_PAGE, snapshot=True)
+    done = _clear_mail(tr, space, [decode_id(key[len(prefix) :]) for key, _ in rows])
+    return Page(done, None if len(rows) < _PAGE else rows[-1][0] + b"\x00")
+
+
+def _clear_mail(tr: Transaction, space: ClusterSpace, sessions: list[bytes]) -> int:
+    keys = layout_of(space)
+    if not sessions:
+        return 0
+    workers = {sighting.id.incarnation for sighting in sightings(tr, space)}
+    done = 0
+    for session in sessions:
+        if session in workers or tr.get(keys.session(session)).value is not None:
+            continue
+        mailbox = keys.mailbox(session)
+        # Whoever registers or begins under this id, and is mailed meanwhile, makes this transaction conflict.
+        tr.add_read_conflict_range(mailbox, mailbox + b"\xff")
+        tr.add_read_conflict_key(keys.session_bell(session))
+        tr.clear_range(mailbox, mailbox + b"\xff")
+        tr.clear(keys.session_bell(session))
+        done += 1
+    return done
+
+
+def blobs_page(
+    tr: Transaction, space: ClusterSpace, after: bytes, codes: set[bytes], limit: int = 50
+) -> tuple[Page, int]:
+    """Drop pins and references of sessions that are gone (done), and code that two passes found unused (the second).
+
+    `codes`: the digests that this pass met in futures.
+    """
+    base = bytes(space.blobs.key())
+    end = after or span(base)[1]
+    done = dropped = 0
+    for _ in range(limit):
+        # From the last to the first: a blob's last row is a reference or a pin, its first a chunk of its content.
+        rows = read_range(tr, base, end, limit=1, reverse=True, snapshot=True)
+        if not rows:
+            return Page(done, None), dropped
+        digest = space.blobs.unpack(rows[0][0])[0]
+        end = bytes(space.blobs[digest].key())
+        pins, collected = _judge_blob(tr, space, digest, codes)
+        done += pins
+        dropped += collected
+    return Page(done, end), dropped
+
+
+def _judge_blob(tr: Transaction, space: ClusterSpace, digest: bytes, codes: set[bytes]) -> tuple[int, int]:
+    keys = layout_of(space)
+    blob = space.blobs[digest]
+    done = 0
+    referrers: set[bytes] = set()
+    for kind in ("pin", "ref"):
+        rows = blob[kind].range(())
+        for key, _ in read_range(tr, rows.start, rows.stop, limit=1000):
+            name = blob[kind].unpack(key)[0]
+            if name.startswith(SESSION_PREFIX) and tr.get(keys.session(name[len(SESSION_PREFIX) :])).value is None:
+                tr.clear(key)
+                done += 1
+            else:
+                referrers.add(name)
+    if not referrers:
+        return done, int(done > 0 and collect_blob(tr, space, digest))
+    if referrers <= {CODE_REFERRER, UNUSED} and digest not in codes:
+        if UNUSED not in referrers:
+            tr.set(blob["ref"].pack((UNUSED,)), b"")
+            return done, 0
+        drop_reference(tr, space, digest, CODE_REFERRER)
+        drop_reference(tr, space, digest, UNUSED)
+        return done, int(collect_blob(tr, space, digest))
+    if UNUSED in referrers:
+        drop_reference(tr, space, digest, UNUSED)
+    return done, 0

@@ -1,0 +1,120 @@
+"""Sessions of clients, and what they hold: a future lives at least as long as a session that needs it.
+
+The submitter's session is named in the row `code` and holds a future without any further row, until it lets go
+(`release_futures`) or is gone. Others hold by a row of `references`; a result that contains futures holds them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fdb_schema import ClusterSpace, Transaction, read_range
+
+from .. import codec
+from ..changes import Changes
+from ..space import CODE, decode_id, encode_id, layout_of
+
+SESSION_BEAT_SECONDS = 5.0
+SESSION_TTL_SECONDS = 30.0
+
+
+class SessionSighting(NamedTuple):
+    """What an observer saw of a session: judged dead if `counter` stays the same for a TTL on the observer's clock."""
+
+    id: bytes
+    counter: int
+    host: str = ""
+    pid: int = 0
+
+
+def beat_session(
+    tr: Transaction, space: ClusterSpace, session: bytes, counter: int, host: str = "", pid: int = 0
+) -> bool:
+    """A session's sign of life, by which it also begins. False: it wasn't there (it is new, or was declared dead).
+
+    A client that was declared dead begins anew under the same id; what it still needs it must hold again, and mail of
+    the time between is lost: it asks by `subscribe`.
+    """
+    ch = Changes(tr, space)
+    key = ch.keys.session(session)
+    known = tr.snapshot.get(key).value is not None
+    tr.set(key, codec.pack((counter, ch.wall_us, host, pid)))
+    return known
+
+
+def session_lives(tr: Transaction, space: ClusterSpace, session: bytes) -> bool:
+    """Whether a session is there (a serializable read: of this and its being declared dead one sees the other)."""
+    return tr.get(layout_of(space).session(session)).value is not None
+
+
+def session_sightings(tr: Transaction, space: ClusterSpace) -> list[SessionSighting]:
+    """Every session and its counter, by snapshot: what an observer compares over time."""
+    keys = layout_of(space)
+    rows = read_range(tr, keys.sessions, keys.sessions + b"\xff", snapshot=True)
+    found = []
+    for key, value in rows:
+        fields = codec.unpack(value)
+        found.append(SessionSighting(decode_id(key[len(keys.sessions) :]), fields[0], fields[2], fields[3]))
+    return found
+
+
+def declare_session_dead(tr: Transaction, space: ClusterSpace, sighting: SessionSighting) -> bool:
+    """End a session whose counter stood still for a TTL; whether it is gone now. Its mail goes with it.
+
+    What it held is collected later, by `Collector`: references, mail that comes still, pins of uploads, futures.
+    """
+    keys = layout_of(space)
+    row = tr.get(keys.session(sighting.id)).value
+    if row is None:
+        return True
+    if codec.unpack(row)[0] != sighting.counter:
+        return False
+    _end(tr, space, sighting.id)
+    return True
+
+
+def close_session(tr: Transaction, space: ClusterSpace, session: bytes) -> None:
+    """A session's orderly end: its mail and its bell are forgotten; its futures go on, and are nobody's."""
+    _end(tr, space, session)
+
+
+def _end(tr: Transaction, space: ClusterSpace, session: bytes) -> None:
+    keys = layout_of(space)
+    mailbox = keys.mailbox(session)
+    tr.clear_range(mailbox, mailbox + b"\xff")
+    tr.clear(keys.session_bell(session))
+    tr.clear(keys.session(session))
+
+
+def hold_futures(
+    tr: Transaction,
+    space: ClusterSpace,
+    ids: Sequence[bytes],
+    *,
+    session: bytes | None = None,
+    outer: bytes | None = None,
+) -> None:
+    """Keep futures for as long as `session` lives and doesn't release them, or until future `outer` is deleted."""
+    keys = layout_of(space)
+    for one in ids:
+        e = encode_id(one)
+        if session is not None:
+            tr.set(keys.held_by_session(e, session), b"")
+        if outer is not None:
+            tr.set(keys.held_by_future(e, encode_id(outer)), b"")
+
+
+def release_futures(tr: Transaction, space: ClusterSpace, session: bytes, ids: Sequence[bytes]) -> None:
+    """`session` needs these futures no more; harmless for those that it doesn't hold or that don't exist.
+
+    They aren't deleted: the grace begins once they have ended and nobody holds them.
+    """
+    ch = Changes(tr, space)
+    encoded = [encode_id(one) for one in ids]
+    rows = ch.get_many([ch.keys.future(e, CODE) for e in encoded], snapshot=True)
+    for e, code in zip(encoded, rows, strict=True):
+        ch.clear(ch.keys.held_by_session(e, session))
+        if code is not None and codec.unpack_code(code)[0] == session:
+            ch.set(ch.keys.garbage + e, codec.pack((True, None)))
+    ch.flush()

@@ -1,0 +1,445 @@
+"""What nobody needs is collected, late and never early; what is collected leaves no row but a tombstone, for a while."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+from conftest import seed_params
+from datamodel_lab.lab import Lab
+
+import fdb_datamodel as dm
+from fdb_datamodel import Claim, Collected, FutureResult, WorkerId
+from fdb_schema import put_blob, unpin_blob
+from idempotent_txn import run
+
+GRACE = 100.0
+
+
+class Cleaner:
+    """A collector whose clock, and the cluster's, the test moves."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.now = 0.0
+        self.collector = dm.Collector(lab.db, lab.space, grace=GRACE, tombstones=1000.0, clock=lambda: self.now)
+        lab.clock(0)
+
+    def beat(self, *sessions: bytes) -> None:
+        for session in sessions:
+            self.lab(dm.beat_session, session, round(self.now * 10) + 1)
+
+    def later(self, seconds: float, *beating: bytes) -> int:
+        """Let time pass in small steps, in which these sessions beat; how many sessions were declared dead."""
+        dead = 0
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 5.0)
+            self.beat(*beating)
+            dead += self.collector.look_at_sessions()
+        self.lab.clock(self.now)
+        return dead
+
+    def collect(self) -> Collected:
+        return self.collector.whole_pass()
+
+
+@pytest.fixture
+def cleaner(lab: Lab) -> Cleaner:
+    return Cleaner(lab)
+
+
+def realize(lab: Lab, worker: WorkerId, result: FutureResult | bytes = b"r") -> list[Claim]:
+    claims = lab.claim(worker)
+    for claim in claims:
+        lab(dm.realize_future, claim, result)
+    return claims
+
+
+def subspaces(lab: Lab) -> set[str]:
+    return {row[0] for row in lab.rows()} - {"clock", "collector", "format", "formats"}
+
+
+def test_a_session_that_lives_holds_what_it_submitted(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    cleaner.beat(lab.session)
+    (done,) = lab.submit(lab.spec())
+    realize(lab, worker)
+    cleaner.later(10 * GRACE, lab.session)
+    assert not cleaner.collect() and lab.state(done) == "realized"
+
+
+def test_ended_futures_of_a_dead_session_go_a_grace_after_it(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    cleaner.beat(lab.session)
+    ids = lab.submit(lab.spec(), lab.spec(), lab.spec())
+    claims = lab.claim(worker, 2)
+    lab(dm.realize_future, claims[0], FutureResult(None, 9, "object"))
+    lab(dm.fail_future, claims[1], "x", True)
+    assert cleaner.later(40) == 1, "no beat for a TTL"
+    assert cleaner.collect().futures == 0, "the grace begins when they are seen without a holder"
+    cleaner.later(GRACE - 1)
+    assert cleaner.collect().futures == 0
+    cleaner.later(2)
+    assert cleaner.collect().futures == 2
+    assert lab.state(ids[2]) == "unclaimed", "nobody awaits it, and it runs all the same"
+    for one in ids[:2]:
+        with pytest.raises(dm.FutureDeletedError):
+            lab.state(one)
+    (freed,) = lab(dm.read_mailbox, worker.incarnation)[0]
+    assert freed.kind == "free" and freed.result is not None and freed.result.name == "object"
+    realize(lab, worker)
+    cleaner.collect()
+    cleaner.later(GRACE + 1)
+    assert cleaner.collect().futures == 1
+
+
+def test_what_is_let_go_is_collected_while_its_session_lives(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    cleaner.beat(lab.session)
+    kept, dropped = lab.submit(lab.spec(), lab.spec())
+    lab(dm.release_futures, lab.session, [dropped])
+    cleaner.later(2 * GRACE, lab.session)
+    assert cleaner.collect().futures == 0 and lab.state(dropped) == "unclaimed", "unfinished: it isn't garbage"
+    realize(lab, worker)
+    cleaner.collect()
+    cleaner.later(GRACE + 1, lab.session)
+    assert cleaner.collect().futures == 1
+    assert lab.state(kept) == "realized"
+
+
+def test_another_session_holds_a_future_until_it_lets_go_or_dies(lab: Lab, cleaner: Cleaner) -> None:
+    worker, other, third = lab.worker(), os.urandom(16), os.urandom(16)
+    cleaner.beat(lab.session, other, third)
+    (one,) = lab.submit(lab.spec())
+    realize(lab, worker)
+    for session in (other, third):
+        assert lab(dm.subscribe, session, [one])[0].kind == "realized"
+    lab(dm.release_futures, lab.session, [one])
+    cleaner.collect()
+    cleaner.later(2 * GRACE, lab.session, other, third)
+    assert cleaner.collect().futures == 0
+    lab(dm.release_futures, other, [one])
+    cleaner.later(2 * GRACE, lab.session)  # the third dies
+    assert cleaner.collect().references == 1
+    cleaner.later(GRACE - 1, lab.session)
+    assert cleaner.collect().futures == 0, "a whole grace after the last reference"
+    cleaner.later(2, lab.session)
+    assert cleaner.collect().futures == 1
+
+
+def test_a_submitter_that_takes_its_future_up_again_holds_it(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    cleaner.beat(lab.session)
+    (one,) = lab.submit(lab.spec())
+    realize(lab, worker)
+    lab(dm.release_futures, lab.session, [one])
+    lab(dm.subscribe, lab.session, [one])
+    cleaner.collect()
+    cleaner.later(2 * GRACE, lab.session)
+    cleaner.collect()
+    assert lab.state(one) == "realized"
+
+
+def test_a_session_that_was_only_paused_gets_its_futures_back(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    cleaner.beat(lab.session)
+    (one,) = lab.submit(lab.spec())
+    realize(lab, worker)
+    assert cleaner.later(60) == 1
+    cleaner.collect()
+    assert lab(dm.beat_session, lab.session, 77) is False, "it learns that it was declared dead"
+    cleaner.later(2 * GRACE, lab.session)
+    cleaner.collect()
+    assert lab.state(one) == "realized"
+
+
+def test_kept_ones_stay_and_a_ttl_counts_instead_of_the_grace(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    kept, short, long = lab.submit(lab.spec(keep=True), lab.spec(ttl=10), lab.spec(ttl=5 * GRACE))
+    realize(lab, worker)
+    (put,) = [lab(dm.put_realized_future, lab.spec(keep=True), worker, b"x").bytes]
+    cleaner.collect()
+    cleaner.later(11)
+    assert cleaner.collect().futures == 1
+    cleaner.later(4 * GRACE)
+    assert cleaner.collect().futures == 0
+    cleaner.later(GRACE)
+    assert cleaner.collect().futures == 1
+    lab(dm.release_futures, lab.session, [kept])
+    cleaner.later(GRACE)
+    cleaner.collect()
+    assert lab.state(kept) == lab.state(put) == "realized"
+    for one in (short, long):
+        with pytest.raises(dm.FutureDeletedError):
+            lab.state(one)
+
+
+def test_a_result_goes_while_its_record_stays_as_lineage(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    up = lab.spec()
+    down = lab.spec(dependencies=(up.id,), keep=True)
+    lab.submit(up, down)
+    realize(lab, worker, FutureResult(None, 9, "object"))
+    cleaner.collect()
+    cleaner.later(2 * GRACE)
+    assert not cleaner.collect(), "its dependent hasn't ended and will need it"
+    realize(lab, worker, FutureResult(None, 9, "other"))
+    found = cleaner.collect()
+    assert (found.results, found.futures) == (1, 0)
+    assert lab.state(up.id) == "realized" and lab(dm.live_copies, up.id) == []
+    assert not cleaner.collect(), "once"
+    # The dependent's own result is lost: it is computed again, from the lineage.
+    lab(dm.drop_copy, down.id, worker)
+    assert lab(dm.recover_result, down.id, 0) is None
+    (again,) = lab.claim(worker)
+    assert again.id == down.id and again.inputs[up.id].name == "object"
+    lab(dm.finish_turn, worker, [dm.Outcome.missed_inputs(again, [up.id], [(up.id, worker)])], dm.Capacity(), 0)
+    (first,) = lab.claim(worker)
+    assert first.id == up.id and first.epoch == 1
+    lab(dm.delete_future, down.id)
+    lab(dm.realize_future, first, b"x")
+    assert cleaner.collect().futures == 1, "nobody names it any more"
+
+
+def test_a_put_stays_as_long_as_somebody_names_it(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    put = lab.spec()
+    lab(dm.put_realized_future, put, worker, FutureResult(None, 9, "object", worker))
+    down = lab.spec(dependencies=(put.id,))
+    lab.submit(down)
+    realize(lab, worker)
+    cleaner.collect()
+    cleaner.later(GRACE + 1)
+    found = cleaner.collect()
+    assert (found.results, found.futures) == (0, 1), "it can't be computed again, so the dependent goes first"
+    assert cleaner.collect().futures == 1
+    assert lab(dm.read_mailbox, worker.incarnation)[0][0].kind == "free"
+
+
+def test_a_future_inside_a_result_lives_as_long_as_that(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    outer, inner = lab.submit(lab.spec(), lab.spec())
+    realize(lab, worker)
+    lab(dm.hold_futures, [inner], outer=outer)
+    lab(dm.hold_futures, [outer], session=lab.session)
+    cleaner.beat(lab.session)
+    cleaner.collect()
+    cleaner.later(2 * GRACE, lab.session)
+    assert not cleaner.collect()
+    lab(dm.delete_future, outer)
+    assert cleaner.collect().references == 1
+    lab(dm.release_futures, lab.session, [inner])
+    cleaner.collect()
+    cleaner.later(GRACE + 1)
+    assert cleaner.collect().futures == 1
+
+
+def test_mail_and_bells_of_a_dead_session_go_also_what_comes_later(lab: Lab, cleaner: Cleaner) -> None:
+    worker, other = lab.worker(), os.urandom(16)
+    cleaner.beat(lab.session, other)
+    ids = lab.submit(lab.spec(), lab.spec())
+    lab(dm.subscribe, other, ids)
+    (first,) = lab.claim(worker, 1)
+    lab(dm.realize_future, first, b"x")
+    assert cleaner.later(60, other) == 1
+    assert lab.mail() == [] and len(lab.mail(other)) == 1
+    realize(lab, worker)
+    assert len(lab.mail()) == 1
+    assert cleaner.collect().mailboxes == 1
+    assert lab.mail() == [] and len(lab.mail(other)) == 2
+    assert not any(row[:3] == ("bells", "session", lab.session) for row in lab.rows())
+    lab(dm.cancel_future, lab.submit(lab.spec())[0])
+    assert cleaner.collect().mailboxes == 1
+
+
+def test_a_workers_mail_is_its_own(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    (one,) = lab.submit(lab.spec())
+    lab.claim(worker)
+    lab(dm.cancel_future, one)
+    cleaner.collect()
+    assert [entry.kind for entry in lab(dm.read_mailbox, worker.incarnation)[0]] == ["cancel"]
+
+
+def test_uploads_of_a_dead_session_go_and_those_of_a_living_one_stay(lab: Lab, cleaner: Cleaner) -> None:
+    other = os.urandom(16)
+    cleaner.beat(lab.session, other)
+    for session, text in ((lab.session, b"a"), (other, b"b")):
+        put_blob(run, lab.db, lab.space, text * 200_000, session=dm.session_referrer(session))
+    put_blob(run, lab.db, lab.space, b"c" * 200_000, session=b"somebody else's")
+    cleaner.later(60, other)
+    found = cleaner.collect()
+    assert (found.pins, found.code) == (1, 1)
+    assert len({row[1] for row in lab.rows() if row[0] == "blobs"}) == 2
+
+
+def test_code_goes_once_no_future_and_no_session_needs_it(lab: Lab, cleaner: Cleaner) -> None:
+    worker = lab.worker()
+    cleaner.beat(lab.session)
+    digests = [lab(dm.put_code, text, lab.session) for text in (b"one", b"two")]
+    spec = dm.FutureSpec(code=digests[0], session=lab.session)
+    lab.submit(spec)
+    cleaner.collect()
+    cleaner.later(10, lab.session)
+    assert cleaner.collect().code == 0, "the session may submit more with it"
+    cleaner.later(60)
+    assert [cleaner.collect().code for _ in range(3)] == [0, 1, 0], "found unused by two passes"
+    assert lab(dm.get_code, digests[0]) == b"one"
+    lab(dm.put_code, b"two")
+    realize(lab, worker)
+    cleaner.collect()
+    cleaner.later(GRACE + 1)
+    assert cleaner.collect().futures == 1
+    assert [cleaner.collect().code for _ in range(3)] == [0, 1, 0]
+    assert "blobs" not in subspaces(lab)
+
+
+def test_code_put_between_two_passes_stays(lab: Lab, cleaner: Cleaner) -> None:
+    digest = lab(dm.put_code, b"code")
+    cleaner.collect()
+    cleaner.collect()
+    assert "blobs" not in subspaces(lab)
+    digest = lab(dm.put_code, b"code")
+    cleaner.collect()
+    lab(dm.put_code, b"code")
+    lab.submit(dm.FutureSpec(code=digest))
+    for _ in range(3):
+        cleaner.collect()
+    assert lab(dm.get_code, digest) == b"code"
+
+
+def test_tombstones_are_bounded(lab: Lab, cleaner: Cleaner) -> None:
+    ids = lab.submit(*(lab.spec() for _ in range(5)))
+    for one in ids:
+        lab(dm.delete_future, one)
+    cleaner.later(999)
+    assert cleaner.collect().tombstones == 0
+    with pytest.raises(dm.FutureDeletedError):
+        lab.state(ids[0])
+    cleaner.later(10)
+    assert cleaner.collect().tombstones == 5
+    with pytest.raises(dm.UnknownFutureError):
+        lab.state(ids[0])
+    assert "futures" not in subspaces(lab)
+
+
+def test_passes_are_paced_and_only_one_collector_makes_them(lab: Lab) -> None:
+    now = [0.0]
+    two = [
+        dm.Collector(lab.db, lab.space, grace=0.0, tombstones=0.0, interval=60.0, clock=lambda: now[0])
+        for _ in range(2)
+    ]
+    lab.clock(1)
+    (one,) = lab.submit(lab.spec())
+    lab(dm.delete_future, one)
+    lab.clock(2)
+    assert [bool(collector.tick(5.0)) for collector in two] == [True, False]
+    (one,) = lab.submit(lab.spec())
+    lab(dm.delete_future, one)
+    now[0] = 30.0
+    lab.clock(31)
+    assert not any(collector.tick(5.0) for collector in two), "not due"
+    now[0] = 90.0
+    lab.clock(91)
+    assert [bool(collector.tick(5.0)) for collector in two[::-1]] == [True, False]
+
+
+@pytest.mark.parametrize("seed", seed_params(60))
+def test_seeded_histories_leave_only_what_somebody_holds(seed: int) -> None:
+    """Random submits, ends, references and deaths: whatever is held survives, and in the end nothing is left."""
+    rng = random.Random(seed)
+    lab = Lab()
+    cleaner = Cleaner(lab)
+    worker = lab.worker()
+    sessions = [os.urandom(16) for _ in range(3)]
+    live = set(sessions)
+    holds: dict[bytes, set[bytes]] = {}
+    names: dict[bytes, tuple[bytes, ...]] = {}
+    for session in sessions:
+        cleaner.beat(session)
+    for _ in range(30):
+        choice = rng.random()
+        if choice < 0.4 and live:
+            session = rng.choice(sorted(live))
+            up = tuple(rng.sample(sorted(names), min(len(names), rng.randrange(3))))
+            spec = dm.FutureSpec(b"code", session=session, dependencies=up)
+            lab.submit(spec)
+            names[spec.id] = up
+            holds[spec.id] = {session}
+        elif choice < 0.6:
+            realize(lab, worker, rng.choice([b"r", FutureResult(None, 9, f"o{rng.random()}")]))
+        elif choice < 0.7 and names and live:
+            one, session = rng.choice(sorted(names)), rng.choice(sorted(live))
+            entries = lab(dm.subscribe, session, [one])
+            if not (entries and entries[0].failure and entries[0].failure.reason == "deleted"):
+                holds[one].add(session)
+        elif choice < 0.8 and names:
+            one = rng.choice(sorted(names))
+            for session in sorted(holds[one] & live):
+                lab(dm.release_futures, session, [one])
+                holds[one].discard(session)
+        elif choice < 0.85 and live:
+            gone = rng.choice(sorted(live))
+            live.discard(gone)
+            lab(dm.close_session, gone)
+        else:
+            cleaner.later(rng.choice([10, 2 * GRACE]), *sorted(live))
+            cleaner.collect()
+        needed = {one for one in names if holds[one] & live}
+        while True:
+            more = {up for one in needed for up in names[one]} - needed
+            if not more:
+                break
+            needed |= more
+        rows = {row[1] for row in lab.rows() if row[0] == "futures" and row[2] == "code"}
+        assert needed <= rows
+        for one in sorted(set(names) - rows):
+            del names[one]
+        assert lab.validate() == []
+    for session in sorted(live):
+        lab(dm.close_session, session)
+    for _ in range(20):
+        realize(lab, worker)
+        cleaner.later(2 * GRACE)
+        cleaner.collect()
+    cleaner.later(2000)
+    cleaner.collect()
+    lab(dm.unregister_worker, worker)
+    lab.reap()
+    assert subspaces(lab) <= {"bells"}, lab.rows().keys()
+
+
+def test_a_pin_that_was_let_go_is_nobodys(memory_lab: Lab) -> None:
+    digest = put_blob(run, memory_lab.db, memory_lab.space, b"x", session=dm.session_referrer(memory_lab.session))
+    run(memory_lab.db, unpin_blob, memory_lab.space, digest, dm.session_referrer(memory_lab.session))
+    assert not Cleaner(memory_lab).collect().pins
+
+
+def counted_rows(lab: Lab) -> dict[str, int]:
+    found: dict[str, Any] = {}
+    for row in lab.rows():
+        found[row[0]] = found.get(row[0], 0) + 1
+    return found
+
+
+def test_rows_stay_flat_while_futures_come_and_go(memory_lab: Lab) -> None:
+    cleaner = Cleaner(memory_lab)
+    worker = memory_lab.worker()
+    sizes = []
+    for _ in range(40):
+        session = os.urandom(16)
+        cleaner.beat(session)
+        first = dm.FutureSpec(b"code", session=session)
+        memory_lab.submit(first, dm.FutureSpec(b"code", session=session, dependencies=(first.id,)))
+        for _ in range(2):
+            realize(memory_lab, worker, FutureResult(None, 9, "o"))
+        memory_lab(dm.read_mailbox, worker.incarnation)
+        _, cursor = memory_lab(dm.read_mailbox, worker.incarnation)
+        memory_lab(dm.clear_mailbox, worker.incarnation, cursor)
+        cleaner.later(GRACE)
+        cleaner.collect()
+        sizes.append(sum(counted_rows(memory_lab).values()))
+    assert max(sizes[25:]) <= max(sizes[10:25]) + 5, sizes
