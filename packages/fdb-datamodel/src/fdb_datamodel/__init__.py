@@ -41,7 +41,7 @@ from .states import TERMINAL, TRANSITIONS, FutureState, Transition
 from .transitions.advance import Progress, advance
 from .transitions.assign import assign_future, reassign_future
 from .transitions.claim import claim_future, claim_futures, claim_of, claims_of
-from .transitions.code_use import session_referrer, use_code
+from .transitions.code_use import session_referrer
 from .transitions.finish import (
     cancel_future,
     fail_future,
@@ -201,6 +201,5 @@ __all__ = [
     "subscribe",
     "transfer_result",
     "unregister_worker",
-    "use_code",
     "validate",
 ]
