@@ -22,6 +22,7 @@ TEST_TOOLS = [
     "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26", "playwright>=1.50", "httpx2>=2",
 ]  # fmt: skip
 TYPE_TOOLS = ["mypy==2.4.1", "nox", "numpy>=1.26", *TEST_TOOLS]
+DOCS_TOOLS = ["sphinx>=8.2,<10", "furo>=2025.7", "myst-parser>=4", "sphinx-copybutton>=0.5"]
 RUFF = "ruff==0.17.6"
 RAY = "ray==2.60.0"
 DASK = "distributed==2026.8.0"
@@ -169,6 +170,17 @@ def build(session: nox.Session) -> None:
         "print(idempotent_txn.run(db, lambda tr: tr.get_read_version().wait()) > 0, futures_worker.__file__)"
     )
     session.run("python", "-c", smoke)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, in build/site: references made from the code, every warning and broken link an error."""
+    install(session)
+    session.install(*DOCS_TOOLS)
+    sources, site = ROOT / "build" / "site-sources", ROOT / "build" / "site"
+    session.run("python", "tools/make_site.py", str(sources))
+    session.run("sphinx-build", "-q", "-W", "--keep-going", "-E", "-b", "html", str(sources), str(site))
+    session.log(f"open {site / 'index.html'}")
 
 
 def have_browser(session: nox.Session) -> None:

@@ -11,7 +11,7 @@ export default async function overview({ get }) {
   let samples = answer.history;
   const tiles = h("div", { class: "tiles" });
   const charts = [
-    chart({ title: "Futures that have not ended, by state", stacked: true, format: count,
+    chart({ title: "Futures that have not ended, by state", stacked: true, whole: true, format: count,
       series: ["waiting", "unclaimed", "claimed"].map((state) => ({ label: state, colour: state, fill: true, value: (s) => s.counts?.[state] })) }),
     chart({ title: "Ends per second", format: rate, series: [
       { label: "realized/s", colour: "realized", fill: true, value: (s) => s.finished },
@@ -19,7 +19,7 @@ export default async function overview({ get }) {
     chart({ title: "From submit to result", format: duration, log: true, series: [
       { label: "median", colour: "claimed", value: (s) => s.p50 || null },
       { label: "99 %", colour: "unclaimed", value: (s) => s.p99 || null }] }),
-    chart({ title: "Slots", format: count, series: [
+    chart({ title: "Slots", whole: true, format: count, series: [
       { label: "busy", colour: "claimed", fill: true, value: (s) => s.busy },
       { label: "all", colour: "soft", value: (s) => s.slots }] }),
   ];
