@@ -17,7 +17,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.strikethrough"]
 
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"show-inheritance": True}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -50,7 +50,10 @@ def _plain(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: l
             made.append("")
         made.append(("    " + line.strip()) if row else line)
         inside = row
-    lines[:] = [re.sub(r"(?<![`|])\|(\w[^|`]*)\|(?!`)", r"\\|\1\\|", line) if not line.startswith("    ") else line for line in made]
+    lines[:] = [
+        re.sub(r"(?<![`|])\|(\w[^|`]*)\|(?!`)", r"\\|\1\\|", line) if not line.startswith("    ") else line
+        for line in made
+    ]
 
 
 def setup(app: Any) -> None:

@@ -1,0 +1,54 @@
+"""The site's sources: links follow what they point to, and a link to nothing ends the build."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools"))
+
+import make_site  # noqa: E402
+
+KNOWN = {
+    ROOT / "docs" / "faq.md": Path("faq.md"),
+    ROOT / "docs" / "design" / "death.md": Path("design/death.md"),
+    ROOT / "packages" / "fdb-schema" / "README.md": Path("packages/fdb-schema.md"),
+}
+
+
+def _moved(text: str, page: Path) -> str:
+    return make_site.moved(text, page, KNOWN).rstrip("\n")
+
+
+def test_a_link_from_a_readme_to_a_page_and_back() -> None:
+    readme = ROOT / "packages" / "fdb-schema" / "README.md"
+    assert _moved("[why](../../docs/design/death.md#late)", readme) == "[why](../design/death.md#late)"
+    death = ROOT / "docs" / "design" / "death.md"
+    assert _moved("[schema](../../packages/fdb-schema)", death) == "[schema](../packages/fdb-schema.md)"
+    assert _moved("[faq](../faq.md)", death) == "[faq](../faq.md)"
+
+
+def test_a_file_that_is_no_page_becomes_its_path() -> None:
+    assert _moved("[the licence](../LICENSE)", ROOT / "docs" / "faq.md") == "the licence (`LICENSE`)"
+    assert _moved("[`noxfile.py`](../noxfile.py)", ROOT / "docs" / "faq.md") == "`noxfile.py`"
+
+
+def test_code_and_other_hosts_are_left_alone() -> None:
+    text = "```\n[not](a-link.md)\n```\n[there](https://example.org/x) [here](#there)"
+    assert _moved(text, ROOT / "docs" / "faq.md") == text
+
+
+def test_a_link_to_nothing_names_the_page() -> None:
+    with pytest.raises(make_site.BrokenLinkError, match=r"docs/faq.md points to gone.md"):
+        _moved("[x](gone.md)", ROOT / "docs" / "faq.md")
+
+
+def test_every_page_of_the_repository_has_a_place_of_its_own() -> None:
+    found = make_site.places()
+    assert len(set(found.values())) == len(found)
+    for page in found:
+        if page.suffix == ".md":
+            make_site.moved(page.read_text(), page, found)
