@@ -42,7 +42,8 @@ def install(session: nox.Session, *names: str, editable: bool = True) -> None:
 def demo(session: nox.Session) -> None:
     """Run the main job on a cluster on this machine; a worker is killed midway. `-- --files DIR` takes another folder.
 
-    `-- heap` writes to 1,000 partitions while tender, scheduler and S3 server are killed in turn.
+    `-- heap` writes to 1,000 partitions while tender, scheduler and S3 server are killed in turn. `-- pipeline` shows
+    writes that cause memoized runs of futures, while services are killed.
     """
     if session.posargs[:1] == ["heap"]:
         install(session, "s3heap-tender", editable=False)

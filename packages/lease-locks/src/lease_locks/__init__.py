@@ -1,6 +1,8 @@
 """Leases that need no clock, and runs that are never computed twice, on FoundationDB."""
 
 from lease_locks.aio import AsyncLeaseManager
+from lease_locks.clearing import AbandonedLeases
+from lease_locks.duties import Duties, Duty, DutyReport, duty_reports
 from lease_locks.errors import (
     AcquireTimeout,
     CannotMaintainLock,
@@ -26,10 +28,14 @@ from lease_locks.tokens import FencingToken
 
 __all__ = [
     "MAINTAIN_LOCKS",
+    "AbandonedLeases",
     "AcquireTimeout",
     "AsyncLeaseManager",
     "CannotMaintainLock",
     "DetachedSubprocessShell",
+    "Duties",
+    "Duty",
+    "DutyReport",
     "FencingToken",
     "ForkedLeaseError",
     "Lease",
@@ -53,6 +59,7 @@ __all__ = [
     "Unmemoized",
     "Waiter",
     "detached_shell",
+    "duty_reports",
     "run_remote",
     "samethread_shell",
     "subprocess_shell",

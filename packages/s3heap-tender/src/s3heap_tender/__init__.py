@@ -37,6 +37,7 @@ from s3heap_tender.triggers import (
     run_key,
     subprocess_trigger,
 )
+from s3heap_tender.untended import prune_untended
 
 __all__ = [
     "Backoff",
@@ -79,6 +80,7 @@ __all__ = [
     "keep_output",
     "memoized_trigger",
     "metrics",
+    "prune_untended",
     "run_key",
     "subprocess_trigger",
 ]

@@ -1,49 +1,72 @@
-"""The command `mainspring`."""
+"""The command `mainspring`: every service and every package's command, and what looks after a whole cluster."""
 
 from __future__ import annotations
 
-import os
+import importlib
+import importlib.util
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
-from fdb_schema.cli import command_app, fail, run_app
-from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
+from fdb_schema.cli import JsonOption, command_app, print_rows, run_app
+from fdb_schema.configuration import CONFIG_VARIABLE
+from fdb_schema.service import EPILOG, service_command
+from futures_worker.cli import app as futures_app
+from futures_worker.cli import run as run_worker
+from idempotent_txn.cli import app as ids_app
+from lease_locks.cli import app as leases_app
+from mainspring.demo.commands import demo_app
+from mainspring.doctor.command import doctor
+from mainspring.status import status
+from mainspring.up.command import up
+from mainspring_janitor.cleaning import clean
+from mainspring_scheduler.scheduling import schedule
+from s3heap_tender.cli import app as heap_app
+from s3heap_tender.cli.services import tend
 
-app = command_app("mainspring", "Durable computation on FoundationDB: demonstrations and services.")
+SERVICES = ("up", "worker", "tender", "scheduler", "janitor", "dashboard", "status", "doctor", "migrate")
+
+app = command_app("mainspring", "Durable computation on FoundationDB: a cluster, its services, and what they do.")
+app.info.context_settings = {**(app.info.context_settings or {}), "auto_envvar_prefix": "MAINSPRING"}
+
+_CLUSTER = "A cluster"
+_SERVICE = "Services"
+_LOOK = "Looking and changing"
+
+app.command("up", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(up, "up"))
+app.command("status", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(status, "status"))
+app.command("doctor", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(doctor, "doctor"))
+app.add_typer(demo_app, name="demo", rich_help_panel=_CLUSTER)
+app.command("worker", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(run_worker, "worker"))
+app.command("tender", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(tend, "tender"))
+app.command("scheduler", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(schedule, "scheduler"))
+app.command("janitor", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(clean, "janitor"))
+if importlib.util.find_spec("mainspring_dashboard") is not None:
+    _serve = importlib.import_module("mainspring_dashboard.cli").serve
+    app.command("dashboard", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(_serve, "dashboard"))
+app.add_typer(futures_app, name="futures", rich_help_panel=_LOOK, help="What `futures-worker` does.")
+app.add_typer(leases_app, name="leases", rich_help_panel=_LOOK, help="What `lease-locks` does.")
+app.add_typer(heap_app, name="heap", rich_help_panel=_LOOK, help="What `s3heap-tender` does.")
+app.add_typer(ids_app, name="ids", rich_help_panel=_LOOK, help="What `idempotent-txn` does.")
+
+config_app = typer.Typer(no_args_is_help=True, help="The services' settings.")
+app.add_typer(config_app, name="config", rich_help_panel=_LOOK)
 
 
-@app.command()
-def demo(
-    files: Annotated[
-        Path | None, typer.Option(help="Folder of Python sources; without it this interpreter's standard library.")
+@config_app.command("show")
+def config_show(
+    config: Annotated[
+        Path | None, typer.Option(envvar=CONFIG_VARIABLE, metavar="FILE", help="The TOML file.", show_default=False)
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes to start on this machine.")] = 2,
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Tasks a worker runs at once; by default the cores are shared.")
-    ] = None,
-    kill: Annotated[bool, typer.Option(help="Kill one of the workers midway with SIGKILL.")] = True,
-    seed: Annotated[int | None, typer.Option(help="Decides which worker is killed, and when.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Analyse only the first files.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many functions to print.")] = 15,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what isn't at its default.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Rank the functions of real sources by complexity, on a local cluster that loses a worker midway."""
-    from mainspring.demo.sources import analyse, show, standard_library
+    """Show every service's settings, and whether the environment, the file or nobody set them. Unknown keys are errors."""
+    from mainspring.settings import effective
 
-    console = Console()
-    root = (files or standard_library()).expanduser().resolve()
-    if not root.is_dir():
-        fail(f"--files {root} is not a folder", EXIT_USAGE)
-    share = slots or max(1, (os.cpu_count() or 1) // workers)
-    try:
-        outcome = analyse(root, workers=workers, slots=share, seed=seed, kill=kill, limit=limit, console=console)
-    except ValueError as error:
-        fail(str(error), EXIT_USAGE)
-    show(outcome, console, top)
-    if not outcome.right:
-        raise SystemExit(EXIT_FAILED)
+    rows = [row for row in effective(config) if not changed or row["source"] != "default"]
+    print_rows(rows, ["service", "setting", "value", "source"], as_json=as_json, empty="everything is at its default")
 
 
 @app.command(hidden=True)

@@ -1,0 +1,93 @@
+"""Logs of the services: lines for people, or one JSON object per line for machines; no secrets in either."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final, TextIO
+
+from fdb_schema.configuration import without_credentials
+
+SECRET_VARIABLES: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "MAINSPRING_DASHBOARD_TOKEN")
+_SHORTEST_SECRET: Final = 6
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_QUIET: Final = ("botocore", "aiobotocore", "boto3", "urllib3", "s3transfer")
+
+trace_fields: Callable[[], dict[str, str]] = dict
+"""What identifies the trace that the running code is part of; `fdb_schema.tracing` puts its own here."""
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    text = "text"
+    json = "json"
+
+
+class LogLevel(StrEnum):
+    """The least severity that is logged."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+def redacted(text: str) -> str:
+    """`text` without credentials of URLs and without the secrets of this process's environment."""
+    for name in SECRET_VARIABLES:
+        secret = os.environ.get(name, "")
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return without_credentials(text)
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON: time (UTC), level, logger, service, pid, message, what was given in `extra`."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self.service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "service": self.service,
+            "pid": record.process,
+            "message": record.getMessage(),
+            **trace_fields(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return redacted(json.dumps(line, default=str, ensure_ascii=False))
+
+
+class TextFormatter(logging.Formatter):
+    """A record as a line for people."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {service} %(name)s pid=%(process)d %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
+
+
+def configure_logging(
+    service: str, form: LogFormat = LogFormat.text, level: LogLevel = LogLevel.info, stream: TextIO | None = None
+) -> None:
+    """Send every log record of this process to `stream` (standard error), formatted; replaces what was set before."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(service) if form is LogFormat.json else TextFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.value.upper())
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

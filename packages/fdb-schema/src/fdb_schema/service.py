@@ -1,0 +1,99 @@
+"""How a command of a package becomes a service: settings from a file, logs and traces, `--version`; nothing else is added."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from fdb_schema.configuration import config_option
+from fdb_schema.logs import LogFormat, LogLevel, configure_logging
+
+_PANEL = "Configuration and logs"
+
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar="MAINSPRING_LOG_FORMAT",
+        rich_help_panel=_PANEL,
+        help="Lines for people, or one JSON object per line.",
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel,
+    typer.Option(
+        "--log-level", envvar="MAINSPRING_LOG_LEVEL", rich_help_panel=_PANEL, help="Least severity that is logged."
+    ),
+]
+
+EPILOG = "A setting comes from its option, else from its environment variable, else from the file of --config."
+
+
+def service_command(
+    function: Callable[..., None], table: str, *, distribution: str | None = None
+) -> Callable[..., None]:
+    """`function`, a Typer command, with the options every service has.
+
+    table: of the configuration file, and the service's name in logs. distribution: adds `--version` of it. A function
+    that wants to know `config`, `log_format` or `log_level` has a parameter of that name.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    given = [
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+    added: dict[str, tuple[Any, Any]] = {
+        "log_format": (LogFormatOption, LogFormat.text),
+        "log_level": (LogLevelOption, LogLevel.info),
+        "config": (config_option(table), None),
+    }
+    if distribution is not None:
+        added["version"] = (_version_option(distribution), False)
+
+    own = {parameter.name for parameter in given}
+
+    def service(**settings: Any) -> None:
+        configure_logging(table, settings["log_format"], settings["log_level"])
+        function(**{name: value for name, value in settings.items() if name in own})
+
+    parameters = [
+        *(parameter for parameter in given if parameter.name not in added),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+            for name, (kind, default) in added.items()
+        ),
+    ]
+    service.__name__ = table
+    service.__doc__ = function.__doc__
+    service.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    service.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return service
+
+
+def service_app(distribution: str, table: str, function: Callable[..., None]) -> typer.Typer:
+    """A program of one command: `function` as a service. Its environment variables begin with the program's name."""
+    app = typer.Typer(
+        pretty_exceptions_enable=False,
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "auto_envvar_prefix": distribution.replace("-", "_").upper(),
+        },
+    )
+    app.command(name=distribution, epilog=EPILOG)(service_command(function, table, distribution=distribution))
+    return app
+
+
+def _version_option(distribution: str) -> Any:
+    def show(wanted: bool) -> None:
+        if wanted:
+            try:
+                typer.echo(f"{distribution} {version(distribution)}")
+            except PackageNotFoundError:
+                typer.echo(f"{distribution} (run from a source tree)")
+            raise typer.Exit
+
+    return Annotated[bool, typer.Option("--version", callback=show, is_eager=True, help="Print the version and exit.")]

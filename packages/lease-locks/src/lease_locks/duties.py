@@ -1,0 +1,157 @@
+"""Work that comes again and again and that one process at a time is enough for: each duty is done under a lease.
+
+    (cluster, "duty", name) → DutyReport: when it was last done, by whom, what came of it
+
+Any number of processes may run the same duties: of each, one does it, the others stand by and take over when it ends
+or dies. The lease only spares work: two that believe at once to hold it must do no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from fdb_schema import ClusterSpace, MainspringError, Record, fdb_error_code, read_range
+from idempotent_txn import run
+from lease_locks.errors import AcquireTimeout
+from lease_locks.lease import Lease
+from lease_locks.locks import LeaseManager
+from lease_locks.session import IDEMPOTENT
+
+log = logging.getLogger("lease_locks.duties")
+PREFIX: Final = "duty/"
+STANDBY_SECONDS: Final = 5.0
+LONGEST_BACKOFF: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What is to be done, how often, and under which name. `work` returns how much it did: rows cleared, or 0."""
+
+    name: str
+    every: float
+    work: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class DutyReport(Record):
+    """What is kept of a duty. Wall times (µs) are for people."""
+
+    at_us: int = 0  # end of the last round
+    by: str = ""
+    rounds: int = 0
+    done: int = 0  # in all rounds
+    last: int = 0  # in the last one
+    failures: int = 0  # rounds that failed since one went well
+    error: str = ""
+
+
+class Duties:
+    """Runs duties until it is stopped: a thread for each, which waits for its lease or does its work."""
+
+    def __init__(self, locks: LeaseManager, duties: Sequence[Duty], *, standby: float = STANDBY_SECONDS) -> None:
+        """`standby`: seconds of one wait for a lease; a stop is noticed after it at the latest."""
+        names = [duty.name for duty in duties]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two duties have one name: {', '.join(sorted(names))}")
+        self._locks = locks
+        self._duties = tuple(duties)
+        self._standby = standby
+        self._stop = threading.Event()
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Until `stop` is set; a duty that fails is logged, noted and tried again with growing pauses."""
+        self._stop = stop or self._stop
+        threads = [
+            threading.Thread(target=self._serve, args=(duty,), name=f"duty-{duty.name}", daemon=True)
+            for duty in self._duties
+        ]
+        for thread in threads:
+            thread.start()
+        self._stop.wait()
+        for thread in threads:
+            thread.join(2 * self._standby)
+
+    def stop(self) -> None:
+        """Let `run` return after the rounds under way."""
+        self._stop.set()
+
+    def _serve(self, duty: Duty) -> None:
+        while not self._stop.is_set():
+            try:
+                lease = self._locks.acquire(PREFIX + duty.name, timeout=self._standby)
+            except AcquireTimeout:
+                continue
+            except Exception as error:
+                _warn(duty, "its lease can't be had", error)
+                self._stop.wait(self._standby)
+                continue
+            try:
+                self._do(duty, lease)
+            except Exception as error:
+                _warn(duty, "its report can't be written", error)
+            finally:
+                self._release(lease)
+
+    def _do(self, duty: Duty, lease: Lease) -> None:
+        pause = 0.0
+        while lease.held and not self._stop.wait(pause):
+            done, failure = 0, ""
+            try:
+                done = duty.work()
+            except Exception as error:
+                _warn(duty, "it failed and will be tried again", error)
+                failure = f"{type(error).__name__}: {error}"
+            failures = run(
+                self._locks.db, _note, self._locks.space.cluster, duty.name, self._locks._session.by, done, failure
+            )
+            if done:
+                log.info("duty %s: %d done", duty.name, done)
+            pause = duty.every if not failures else min(LONGEST_BACKOFF, duty.every * 2.0**failures)
+            pause *= random.uniform(0.9, 1.1)
+
+    def _release(self, lease: Lease) -> None:
+        try:
+            if lease.held:
+                lease.release()
+        except Exception as error:
+            log.warning("lease %s can't be released and will expire: %s", lease.name, error)
+
+
+def duty_reports(db: Any, cluster: ClusterSpace) -> dict[str, DutyReport]:
+    """What is known of every duty that was ever done in a cluster, by name."""
+
+    def read(tr: Any) -> dict[str, DutyReport]:
+        prefix = cluster["duty"].key()
+        rows = read_range(tr, prefix, prefix + b"\xff", snapshot=True)
+        return {cluster["duty"].unpack(key)[0]: DutyReport.decode(value) for key, value in rows}
+
+    return run(db, read, strategy=IDEMPOTENT)
+
+
+def _note(tr: Any, cluster: ClusterSpace, name: str, by: str, done: int, error: str) -> int:
+    key = cluster["duty"].pack((name,))
+    data = tr.get(key).value
+    before = DutyReport() if data is None else DutyReport.decode(data)
+    report = replace(
+        before,
+        at_us=time.time_ns() // 1000,
+        by=by,
+        rounds=before.rounds + 1,
+        done=before.done + done,
+        last=done,
+        failures=before.failures + 1 if error else 0,
+        error=error[:1000],
+    )
+    tr.set(key, report.encode())
+    return report.failures
+
+
+def _warn(duty: Duty, what: str, error: Exception) -> None:
+    expected = isinstance(error, (MainspringError, OSError)) or fdb_error_code(error) is not None
+    log.warning("duty %s: %s: %s", duty.name, what, error, exc_info=not expected)

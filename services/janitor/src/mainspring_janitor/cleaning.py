@@ -1,0 +1,85 @@
+"""What the janitor service composes: each package's own way of clearing what nobody needs, as duties under leases."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, open_database
+from fdb_schema.cli import ClusterOption, DbOption
+from futures_worker.liveness import TTL_SECONDS, WorkerObserver, reap_dead
+from idempotent_txn import Cleaner, run
+from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS
+from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager
+from lease_locks.clearing import ABANDONED_SECONDS
+from s3heap_tender import Heap, HeapStore, SysDb, prune_untended
+from s3heap_tender.cli.common import EndpointOption, stop_on_signals
+
+LOOKS_PER_TTL = 6
+"""An observer of workers that looks less often than every half a ttl would start anew each time."""
+
+
+def clean(
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAINSPRING_HEAP",
+            metavar="URL",
+            help="The heap, s3://BUCKET/PREFIX or file:DIRECTORY; without it no heap is pruned.",
+            show_default=False,
+        ),
+    ] = None,
+    endpoint_url: EndpointOption = None,
+    ids_min_age: Annotated[
+        float, typer.Option(min=0, help="Idempotency ids are kept so many seconds.")
+    ] = IDEMPOTENCY_IDS_MIN_AGE_SECONDS,
+    leases_after: Annotated[
+        float, typer.Option(min=0, help="Seconds after which a dead holder's lease that nobody took is ended.")
+    ] = ABANDONED_SECONDS,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two rounds of each duty.")] = 10.0,
+    once: Annotated[bool, typer.Option("--once", help="One round of each duty, without leases, and exit.")] = False,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+) -> None:
+    """Run a janitor until SIGTERM: dead workers and sessions, abandoned leases, old ids, done items of the heap.
+
+    Any number may run: each duty is done by one of them at a time.
+    """
+    stop = stop_on_signals()
+    with ExitStack() as stack:
+        database = open_database(db)
+        space = ClusterSpace(cluster)
+        locks = stack.enter_context(LeaseManager(database, cluster))
+        observer = WorkerObserver(TTL_SECONDS)
+        clock = ClusterClock(space)
+        cleaner = Cleaner(database, ids_min_age)
+        abandoned = AbandonedLeases(locks, leases_after)
+
+        def workers() -> int:
+            run(database, clock.advance, strategy="off")
+            clock.committed()
+            return len(reap_dead(database, space, observer, time.monotonic()))
+
+        def ids() -> int:
+            cleaned = cleaner.run_once()
+            return cleaned.rows + cleaned.clients
+
+        duties = [
+            Duty("workers", min(every, TTL_SECONDS / LOOKS_PER_TTL), workers),
+            Duty("sessions", every, locks.clear_dead_sessions),
+            Duty("leases", every, abandoned.clear),
+            Duty("ids", every, ids),
+        ]
+        if store is not None:
+            sysdb = stack.enter_context(SysDb(database, cluster))
+            endpoint = endpoint_url if store.startswith("s3:") else None
+            heap = stack.enter_context(Heap(stack.enter_context(HeapStore(store, endpoint_url=endpoint)), sysdb))
+            duties.append(Duty("heap", every, lambda: prune_untended(heap, locks)))
+        if once:
+            for duty in duties:
+                typer.echo(f"{duty.name}: {duty.work()}")
+            return
+        Duties(locks, duties).run(stop)

@@ -1,0 +1,49 @@
+"""`mainspring demo`: the demonstrations on real input."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fdb_schema.cli import fail
+from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
+
+demo_app = typer.Typer(invoke_without_command=True, help="Demonstrations on real input.")
+
+
+@demo_app.callback()
+def sources(
+    context: typer.Context,
+    files: Annotated[
+        Path | None, typer.Option(help="Folder of Python sources; without it this interpreter's standard library.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes to start on this machine.")] = 2,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Tasks a worker runs at once; by default the cores are shared.")
+    ] = None,
+    kill: Annotated[bool, typer.Option(help="Kill one of the workers midway with SIGKILL.")] = True,
+    seed: Annotated[int | None, typer.Option(help="Decides which worker is killed, and when.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Analyse only the first files.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many functions to print.")] = 15,
+) -> None:
+    """Rank the functions of real sources by complexity, on a local cluster that loses a worker midway."""
+    if context.invoked_subcommand is not None:
+        return
+    from mainspring.demo.sources import analyse, show, standard_library
+
+    console = Console()
+    root = (files or standard_library()).expanduser().resolve()
+    if not root.is_dir():
+        fail(f"--files {root} is not a folder", EXIT_USAGE)
+    share = slots or max(1, (os.cpu_count() or 1) // workers)
+    try:
+        outcome = analyse(root, workers=workers, slots=share, seed=seed, kill=kill, limit=limit, console=console)
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    show(outcome, console, top)
+    if not outcome.right:
+        raise SystemExit(EXIT_FAILED)

@@ -1,0 +1,156 @@
+"""Checks of a cluster, from an observation of it: pure functions but for `describe`, which reads why one future waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+from mainspring.doctor.findings import Finding, ok, problem, warning
+from mainspring.doctor.observing import DUTIES, TENDERS, Observation
+
+LATE_SECONDS: Final = 30.0
+DIRTY_SECONDS: Final = 10.0
+UNPRUNED_SECONDS: Final = 3_600.0
+SHOWN: Final = 5
+
+
+def check_clock(seen: Observation) -> list[Finding]:
+    """The cluster clock goes on while services run."""
+    passed = (seen.second.clock_us - seen.first.clock_us) / 1e6
+    if passed > 0:
+        return [ok("clock", f"the cluster clock went {passed:.1f} s in {seen.seconds:.1f} s")]
+    if seen.live_workers():
+        what = f"workers live and the cluster clock stood still for {seen.seconds:.0f} s"
+        return [problem("clock", what, "look at the workers' logs: their housekeeping is refused or hangs")]
+    what = f"the cluster clock stood still for {seen.seconds:.0f} s: no service runs"
+    return [warning("clock", what, "start one: `mainspring up`; back-offs, timeouts and cadences wait for it")]
+
+
+def check_workers(seen: Observation) -> list[Finding]:
+    """Every registered worker beats and can be reached."""
+    found = []
+    for worker in seen.silent_workers():
+        address = f"{worker.id.ip}:{worker.id.port}"
+        what = (
+            f"worker {address} (pid {worker.info.pid} on {worker.info.host}) gave no sign of life for "
+            f"{seen.seconds:.0f} s and holds {worker.claims} futures"
+        )
+        do = "start another worker, or a janitor: either declares it dead and gives its futures to others"
+        found.append(problem("workers", what, do))
+    silent = {f"{worker.id.ip}:{worker.id.port}" for worker in seen.silent_workers()}
+    for address, why in seen.refused.items():
+        if address not in silent:
+            what = f"worker {address} beats, and can't be reached from here: {why}"
+            do = "start it with an --address that others reach, and open its port: large results are fetched there"
+            found.append(problem("workers", what, do))
+    return found or [ok("workers", f"{len(seen.second.workers)} workers beat and can be reached")]
+
+
+def check_futures(seen: Observation, describe: Callable[[bytes], str]) -> list[Finding]:
+    """What waited at both looks is not waiting in vain. `describe(id)` says why a future is where it is."""
+    waited = [one for one in seen.second.unclaimed if one in seen.first.unclaimed]
+    counted = ", ".join(f"{number} {state}" for state, number in sorted(seen.second.states.items())) or "none"
+    if not waited:
+        return [ok("futures", counted)]
+    if not seen.live_workers():
+        what = f"{len(waited)} futures wait and no worker lives"
+        return [problem("futures", what, "start one: `mainspring worker`, or `mainspring up`")]
+    stuck = {one: reason for one in waited if (reason := describe(one)).startswith("unschedulable")}
+    found = []
+    for one, reason in list(stuck.items())[:SHOWN]:
+        what = f"future {UUID(bytes=one)} can't run: {reason}"
+        found.append(problem("futures", what, "start a worker that large, or cancel it: `mainspring futures show ID`"))
+    if len(stuck) > SHOWN:
+        what = f"{len(stuck) - SHOWN} more futures can't run"
+        found.append(problem("futures", what, "`mainspring futures ls --state unclaimed` lists them"))
+    free = sum(worker.heartbeat.free_slots for worker in seen.live_workers() if worker.heartbeat is not None)
+    idle = len(waited) - len(stuck)
+    if idle and free:
+        what = f"{idle} futures waited {seen.seconds:.0f} s in the pool though {free} slots are free"
+        found.append(problem("futures", what, "`mainspring futures show ID` says why; look at the workers' logs"))
+    return found or [ok("futures", counted)]
+
+
+def check_sessions(seen: Observation) -> list[Finding]:
+    """No rows of processes that are gone."""
+    dead = seen.second.dead_sessions
+    if not dead:
+        return [ok("sessions", f"{seen.second.sessions} sessions live")]
+    shown = "; ".join(list(dead.values())[:SHOWN])
+    what = f"{len(dead)} of {seen.second.sessions} sessions are dead: {shown}"
+    return [warning("sessions", what, "run a janitor, or `mainspring leases doctor --clean`")]
+
+
+def check_leases(seen: Observation) -> list[Finding]:
+    """No lease is held by the dead, least of all while others wait for it."""
+    dead = seen.second.dead_sessions
+    found = []
+    for lease in seen.second.leases:
+        if not all(maintainer.session in dead for maintainer in lease.maintainers):
+            continue
+        what = f"lease {lease.name!r} is held by {lease.describe()}, which is dead"
+        if lease.waiters:
+            what += f"; {len(lease.waiters)} wait for it"
+            found.append(problem("leases", what, f"`mainspring leases force-release {lease.name} --reason …`"))
+        else:
+            do = f"nothing: whoever acquires it takes it over; or `mainspring leases force-release {lease.name} --reason …`"
+            found.append(warning("leases", what, do))
+    return found or [ok("leases", f"{len(seen.second.leases)} leases, each held by a process that lives")]
+
+
+def check_heap(seen: Observation) -> list[Finding]:
+    """What is due starts, what is written is swept, what is done goes."""
+    first, second = seen.first.heap, seen.second.heap
+    if first is None or second is None:
+        return [ok("heap", "no task was ever made")]
+    dead = set(seen.second.dead_sessions)
+    tenders = [
+        lease
+        for lease in seen.second.leases
+        if lease.name.startswith(TENDERS) and not all(m.session in dead for m in lease.maintainers)
+    ]
+    found = []
+    stays = min(first.outbox_depth, second.outbox_depth), min(first.dirty_partitions, second.dirty_partitions)
+    if not tenders and any(stays):
+        what = f"no tender runs; {second.outbox_depth} runs wait to be pushed, {second.dirty_partitions} partitions to be swept"
+        found.append(problem("heap", what, "start one: `mainspring tender`, or `mainspring up`"))
+    elif second.dirty_partitions and second.dirty_lag > DIRTY_SECONDS:
+        what = f"writes wait to be swept for {second.dirty_lag:.0f} s"
+        found.append(problem("heap", what, "look at the tender's log; start more of them"))
+    elif all(stays) and second.outbox_depth > 100:
+        what = f"{second.outbox_depth} runs wait to be pushed to the heap"
+        found.append(problem("heap", what, "the store does not take writes: look at the tender's log"))
+    if second.oldest_due_age > LATE_SECONDS:
+        what = f"a task is due for {second.oldest_due_age:.0f} s and does not start"
+        found.append(
+            problem("heap", what, "start a scheduler, or more of them: `mainspring scheduler`; `mainspring heap next`")
+        )
+    if seen.second.dead_letters:
+        what = f"{seen.second.dead_letters} runs failed for good"
+        found.append(
+            problem("heap", what, "`mainspring heap dlq` says which and why; `mainspring heap redrive` runs them again")
+        )
+    if second.cursor_lag > UNPRUNED_SECONDS:
+        what = f"the heap was not pruned for {second.cursor_lag:.0f} s"
+        found.append(warning("heap", what, "start a tender, or a janitor with --store"))
+    return found or [ok("heap", f"{second.active} tasks are scheduled or run, nothing is late")]
+
+
+def check_duties(seen: Observation) -> list[Finding]:
+    """A janitor runs, and its duties succeed."""
+    dead = set(seen.second.dead_sessions)
+    held = {
+        lease.name[len(DUTIES) :]
+        for lease in seen.second.leases
+        if lease.name.startswith(DUTIES) and not all(m.session in dead for m in lease.maintainers)
+    }
+    found = []
+    for name, report in sorted(seen.duties.items()):
+        if report.failures:
+            what = f"the janitor's duty {name!r} failed {report.failures} times in a row: {report.error}"
+            found.append(problem("janitor", what, "mend what it says; the janitor tries again by itself"))
+    if not held:
+        what = "no janitor runs: what the dead leave behind stays"
+        found.append(warning("janitor", what, "start one: `mainspring janitor`, or `mainspring up`"))
+    return found or [ok("janitor", f"duties {', '.join(sorted(held))} are done")]

@@ -1,0 +1,56 @@
+"""The configuration as a whole: every service's settings, what each is, and which of option, environment or file says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fdb_schema.configuration import NO_SETTINGS, Configuration, option_names, read_configuration, without_credentials
+
+
+def service_commands() -> dict[str, Any]:
+    """Table of the file → command, of every service of this installation."""
+    from mainspring.cli import SERVICES, app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return {name: commands[name] for name in SERVICES if name in commands}
+
+
+def check_file(path: Path) -> Configuration:
+    """The file's settings, once every key of every table is known. Raises `ConfigurationError`."""
+    found = read_configuration(path)
+    for table, command in service_commands().items():
+        found.of(table, option_names(command))
+    return found
+
+
+def effective(path: Path | None) -> Iterator[dict[str, Any]]:
+    """Every setting of every service: table, key, value, and source ("environment", "file" or "default").
+
+    Raises `ConfigurationError`.
+    """
+    arguments = [] if path is None else ["--config", str(path)]
+    for table, command in service_commands().items():
+        context = command.make_context(
+            table, list(arguments), resilient_parsing=True, auto_envvar_prefix=f"MAINSPRING_{table.upper()}"
+        )
+        if path is not None:
+            check_file(path)
+        names = option_names(command)
+        for key, parameter in names.items():
+            if parameter in NO_SETTINGS:
+                continue
+            value = context.params.get(parameter)
+            source = context.get_parameter_source(parameter)
+            yield {
+                "service": table,
+                "setting": key,
+                "value": without_credentials(value) if isinstance(value, str) else value,
+                "source": _SOURCES.get(getattr(source, "name", ""), "default"),
+            }
+
+
+_SOURCES = {"ENVIRONMENT": "environment", "DEFAULT_MAP": "file", "COMMANDLINE": "option"}

@@ -1,0 +1,147 @@
+"""`mainspring status`: what a cluster holds and does, in one look. Reads only; nothing is unpickled."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fdb_datamodel import FutureState, census_page, list_workers
+from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, read_clock, url_of
+from fdb_schema.cli import ClusterOption, DbOption, JsonOption, print_json
+from idempotent_txn import id_status, run
+from lease_locks import LeaseManager, duty_reports
+from mainspring.existing import open_existing
+from s3heap_tender import SysDb, metrics
+from s3heap_tender.keys import HeapKeys
+
+COUNTED = 200_000
+
+
+def status(
+    limit: Annotated[int, typer.Option(min=1, help="Count the states of at most so many futures.")] = COUNTED,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a cluster holds and does: futures, workers, leases, the heap, the janitor's duties."""
+    database = open_existing(db)
+    found = picture(database, cluster, limit)
+    if as_json:
+        print_json(found)
+        return
+    _print(found)
+
+
+def picture(database: Any, cluster: str, limit: int = COUNTED) -> dict[str, Any]:
+    """Everything `status` shows, as plain values."""
+    space = ClusterSpace(cluster)
+    began = time.monotonic()
+    clock_us = run(database, read_clock, space, strategy="off")
+    answered = time.monotonic() - began
+    states, more = count_futures(database, space, limit)
+    locks = LeaseManager(database, cluster)
+    leases = locks.list()
+    duties = duty_reports(database, space)
+    return {
+        "database": url_of(database),
+        "cluster": cluster,
+        "answer_ms": round(answered * 1000, 3),
+        "clock_seconds": clock_us / 1e6,
+        "futures": {**states, "counted_all": not more},
+        "workers": [worker_row(worker) for worker in run(database, list_workers, space, strategy="off")],
+        "leases": {"held": len(leases), "waiters": sum(len(lease.waiters) for lease in leases)},
+        "sessions": sum(1 for _ in locks.sessions()),
+        "duties": {
+            name: {"by": r.by, "rounds": r.rounds, "done": r.done, "failures": r.failures, "error": r.error, "at": _wall(r.at_us)}
+            for name, r in sorted(duties.items())
+        },
+        "heap": heap_figures(database, cluster),
+        "idempotency_ids": sum(store.ids for store in id_status(database)),
+    }  # fmt: skip
+
+
+def count_futures(database: Any, space: ClusterSpace, limit: int) -> tuple[dict[str, int], bool]:
+    """Futures by state, at most about `limit`; and whether there are more."""
+    counted: Counter[str] = Counter()
+    after: bytes | None = None
+    while True:
+        page, after = run(database, census_page, space, after, strategy="off")
+        counted.update(one.state.value for one in page)
+        if after is None or sum(counted.values()) >= limit:
+            return {state.value: counted[state.value] for state in FutureState}, after is not None
+
+
+def worker_row(worker: Any) -> dict[str, Any]:
+    """A worker in plain values."""
+    beat = worker.heartbeat
+    return {
+        "address": f"{worker.id.ip}:{worker.id.port}",
+        "host": worker.info.host,
+        "pid": worker.info.pid,
+        "slots": worker.info.slots,
+        "free_slots": None if beat is None else beat.free_slots,
+        "claims": worker.claims,
+        "last_beat": None if beat is None else _wall(beat.wall_us),
+    }
+
+
+def has_heap(database: Any, cluster: str) -> bool:
+    """Whether a sysdb was ever opened in this cluster; opening one would make it."""
+    key = HeapKeys(ClusterSpace(cluster)).config
+    return bool(run(database, lambda tr: tr.snapshot.get(key).present(), strategy="off"))
+
+
+def heap_figures(database: Any, cluster: str) -> dict[str, Any] | None:
+    """How far behind the heap is; None where there is no sysdb."""
+    if not has_heap(database, cluster):
+        return None
+    with SysDb(database, cluster) as sysdb:
+        found = metrics(sysdb)
+    names = (
+        "oldest_due_age", "dirty_lag", "dirty_partitions", "outbox_depth", "active", "running", "starts", "finishes",
+        "failures", "dead_letters", "missed_deadlines",
+    )  # fmt: skip
+    return {name: getattr(found, name) for name in names}
+
+
+def _wall(us: int) -> str | None:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(us / 1e6)) if us else None
+
+
+def _print(found: dict[str, Any]) -> None:
+    console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console.print(f"cluster {found['cluster']} in {found['database']}, answered in {found['answer_ms']:.1f} ms")
+    futures = dict(found["futures"])
+    whole = futures.pop("counted_all")
+    console.print(
+        "futures    " + ", ".join(f"{n} {state}" for state, n in futures.items()) + ("" if whole else ", more")
+    )
+    leases = found["leases"]
+    console.print(f"leases     {leases['held']} held, {leases['waiters']} waiting; {found['sessions']} sessions")
+    heap = found["heap"]
+    if heap is None:
+        console.print("heap       none: no task was ever made")
+    else:
+        console.print(
+            f"heap       {heap['active']} active, {heap['running']} running, {heap['outbox_depth']} to push, "
+            f"{heap['dirty_partitions']} dirty; {heap['finishes']} runs finished, {heap['dead_letters']} dead letters"
+        )
+    console.print(f"ids        {found['idempotency_ids']} idempotency ids kept")
+    for name, duty in found["duties"].items():
+        failed = f", FAILED {duty['failures']} times: {duty['error']}" if duty["failures"] else ""
+        console.print(f"duty       {name}: {duty['done']} done in {duty['rounds']} rounds by {duty['by']}{failed}")
+    if not found["workers"]:
+        console.print("workers    none: start one with `mainspring up` or `mainspring worker`")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = ["address", "slots", "free_slots", "claims", "host", "pid", "last_beat"]
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    for row in found["workers"]:
+        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
+    console.print(table)

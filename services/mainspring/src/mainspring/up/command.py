@@ -1,0 +1,198 @@
+"""`mainspring up`: settings, one cluster per directory, and what a person is told."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fdb_schema import ClusterSpace, MainspringError, database_url, open_database
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail
+from fdb_schema.configuration import CONFIG_VARIABLE, configured_path
+from fdb_schema.errors import EXIT_USAGE
+from fdb_schema.logs import LogFormat, LogLevel
+from mainspring.settings import check_file
+from mainspring.up.plan import S3_BUCKET, UpSettings, services
+from mainspring.up.supervisor import Supervisor
+
+
+class AlreadyUpError(MainspringError):
+    """Another `mainspring up` keeps its state in the same directory."""
+
+
+def up(
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes.")] = 2,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Tasks that a worker runs at once.", show_default="the cores are shared")
+    ] = None,
+    tenders: Annotated[int, typer.Option(min=0, help="Tender processes.")] = 1,
+    schedulers: Annotated[int, typer.Option(min=0, help="Scheduler processes.")] = 1,
+    janitors: Annotated[int, typer.Option(min=0, help="Janitor processes.")] = 1,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="What the scheduler runs for every task; without it, a task's payload names its function.",
+            show_default=False,
+        ),
+    ] = None,
+    dashboard: Annotated[
+        bool | None, typer.Option("--dashboard/--no-dashboard", help="The dashboard.", show_default="where installed")
+    ] = None,
+    s3: Annotated[
+        bool, typer.Option("--s3", help="Keep the heap on a development S3 server (SeaweedFS) instead of in files.")
+    ] = False,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAINSPRING_HEAP",
+            metavar="URL",
+            help="The heap: s3://BUCKET/PREFIX or file:DIRECTORY.",
+            show_default="file:./heap",
+        ),
+    ] = None,
+    endpoint_url: Annotated[
+        str | None,
+        typer.Option(envvar="AWS_ENDPOINT_URL", metavar="URL", help="Of an S3 server other than AWS's."),
+    ] = None,
+    state: Annotated[Path, typer.Option(metavar="DIR", help="Where logs, spilled results and up.json go.")] = Path(
+        "./.mainspring-up"
+    ),
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that tasks have to finish when it stops.")] = 10.0,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(envvar="MAINSPRING_OTLP_ENDPOINT", metavar="URL", help="Send OpenTelemetry traces there."),
+    ] = None,
+    config: Any = None,
+    log_format: LogFormat = LogFormat.text,
+    log_level: LogLevel = LogLevel.info,
+) -> None:
+    """Run a whole cluster on this machine until Ctrl-C: workers, tender, scheduler, janitor, on an embedded database.
+
+    A service that ends is started again, after pauses that grow. Everything stops with this command.
+    """
+    config = config or configured_path()
+    if config is not None:
+        check_file(config)
+    url = _shareable(database_url(db))
+    folder = state.expanduser().resolve()
+    heap = store or (f"s3://{S3_BUCKET}/{cluster}" if s3 else "file:./heap")
+    if heap.startswith("file:"):
+        heap = f"file:{Path(heap[5:]).expanduser().resolve()}"
+    share = slots or max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+    settings = UpSettings(
+        url, cluster, heap, folder, workers, _slots(slots, share, config), tenders, schedulers, janitors,
+        _dashboard(dashboard), run, endpoint_url, None, config, log_format.value, log_level.value, otlp_endpoint, grace,
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        if s3:
+            settings = _with_s3(settings)
+        os.environ.pop(CONFIG_VARIABLE, None)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()]))
+        ClusterSpace(cluster)
+        open_database(url)  # made, or found unusable, here and not five times below
+        _supervise(settings)
+
+
+def _supervise(settings: UpSettings) -> None:
+    console = Console(stderr=False, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    specs = services(settings)
+    width = max((len(spec.name) for spec in specs), default=0)
+    facts = {"db": settings.url, "cluster": settings.cluster, "store": settings.store}
+
+    def say(name: str, text: str) -> None:
+        console.print(f"{name:<{width}}  {text}")
+
+    supervisor = Supervisor(specs, settings.state, say, facts)
+
+    def ready() -> None:
+        console.print(_what_is_where(settings, supervisor))
+
+    supervisor.run(ready)
+    console.print("stopped: nothing is left running; the database and the heap stay where they are")
+
+
+def _what_is_where(settings: UpSettings, supervisor: Supervisor) -> str:
+    running = ", ".join(f"{s.spec.name} ({s.pid})" for s in supervisor.services)
+    shown = {
+        "database": settings.url,
+        "cluster": settings.cluster,
+        "heap": settings.store + (f" at {settings.endpoint_url}" if settings.endpoint_url else ""),
+        "processes": running,
+        "logs": f"{settings.state}/logs/",
+    }
+    lines = [f"  {name:<10} {value}" for name, value in shown.items()]
+    for service in supervisor.services:
+        if service.spec.name == "dashboard":
+            lines.append(f"  {'dashboard':<10} {service.said}")
+    export = (
+        f"export MAINSPRING_DB={settings.url} MAINSPRING_CLUSTER={settings.cluster} MAINSPRING_HEAP={settings.store}"
+    )
+    if settings.endpoint_url:
+        export += f" AWS_ENDPOINT_URL={settings.endpoint_url}"
+    return "\n".join(["ready", *lines, "  in another terminal:", f"    {export}", "    mainspring status"])
+
+
+def _shareable(url: str) -> str:
+    scheme, _, rest = url.partition(":")
+    if scheme == "memory":
+        fail("a memory: database lives in one process: give --db embedded:PATH or fdb:", EXIT_USAGE)
+    return f"embedded:{Path(rest).expanduser().resolve()}" if scheme == "embedded" and rest else url
+
+
+def _slots(given: int | None, share: int, config: Path | None) -> int | None:
+    """`--slots` of the workers; None leaves them to the [worker] table of the file."""
+    from fdb_schema.configuration import read_configuration
+
+    if given is None and "slots" in read_configuration(config).tables.get("worker", {}):
+        return None
+    return share
+
+
+def _dashboard(wanted: bool | None) -> bool:
+    installed = importlib.util.find_spec("mainspring_dashboard") is not None
+    if wanted and not installed:
+        fail("the dashboard isn't installed: python -m pip install mainspring-dashboard", EXIT_USAGE)
+    return installed if wanted is None else wanted
+
+
+def _with_s3(settings: UpSettings) -> UpSettings:
+    from dataclasses import replace
+
+    from s3heap_tender.devserver import ACCESS_KEY, SECRET_KEY, _free_ports
+
+    if not settings.store.startswith("s3:"):
+        fail(f"--s3 keeps the heap on the development server, and --store is {settings.store}: give one", EXIT_USAGE)
+    os.environ.setdefault("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    os.environ.setdefault("AWS_REGION", "us-east-1")
+    os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
+    (port,) = _free_ports(1, first=None)
+    return replace(settings, s3_port=port, endpoint_url=f"http://127.0.0.1:{port}")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AlreadyUpError(
+                f"another `mainspring up` runs with its state in {folder}: stop it, or give another --state"
+            ) from None
+        os.set_inheritable(lock.fileno(), False)
+        yield
+
+
+__all__ = ["AlreadyUpError", "sys", "up"]

@@ -1,0 +1,102 @@
+"""Which processes make a cluster, and how each is started: a pure function of what was asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+S3_BUCKET: Final = "heap"
+
+
+class Stage(IntEnum):
+    """Services start in this order and stop in the opposite one: who needs another goes first."""
+
+    store = 0
+    workers = 1
+    keepers = 2  # tender, janitor
+    schedulers = 3
+    dashboard = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """One process to be kept alive."""
+
+    name: str
+    command: tuple[str, ...]
+    stage: Stage
+    environment: Mapping[str, str] = field(default_factory=dict)
+    says_ready: bool = False  # prints a line once it serves
+    grace: float = 15.0  # seconds from SIGTERM to SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    """What was asked for; paths absolute."""
+
+    url: str
+    cluster: str
+    store: str
+    state: Path
+    workers: int = 2
+    slots: int | None = None
+    tenders: int = 1
+    schedulers: int = 1
+    janitors: int = 1
+    dashboard: bool = False
+    run: str | None = None
+    endpoint_url: str | None = None
+    s3_port: int | None = None  # of the development server; None: there is none
+    config: Path | None = None
+    log_format: str = "text"
+    log_level: str = "info"
+    otlp_endpoint: str | None = None
+    grace: float = 10.0
+
+
+def services(settings: UpSettings) -> list[ServiceSpec]:
+    """Every process of the cluster, in the order of starting."""
+    shared = {
+        "MAINSPRING_DB": settings.url,
+        "MAINSPRING_CLUSTER": settings.cluster,
+        "MAINSPRING_HEAP": settings.store,
+        "MAINSPRING_LOG_FORMAT": settings.log_format,
+        "MAINSPRING_LOG_LEVEL": settings.log_level,
+    }
+    if settings.endpoint_url is not None:
+        shared["AWS_ENDPOINT_URL"] = settings.endpoint_url
+    if settings.otlp_endpoint is not None:
+        shared["MAINSPRING_OTLP_ENDPOINT"] = settings.otlp_endpoint
+    found: list[ServiceSpec] = []
+
+    def add(
+        kind: str, count: int, stage: Stage, *arguments: str, says_ready: bool = False, grace: float | None = None
+    ) -> None:
+        for number in range(1, count + 1):
+            name = kind if count == 1 else f"{kind}-{number}"
+            own = [argument.replace("{name}", name) for argument in arguments]
+            command = [sys.executable, "-m", f"mainspring_{kind}", *own]
+            # The database, cluster and heap of `up` hold for all, whatever the file says; the file's tables for the rest.
+            if settings.config is not None:
+                command += ["--config", str(settings.config)]
+            found.append(ServiceSpec(name, tuple(command), stage, shared, says_ready, grace or settings.grace + 5))
+
+    if settings.s3_port is not None:
+        data = str(settings.state / "s3")
+        command = (sys.executable, "-m", "s3heap_tender.devserver", "--dir", data, "--port", str(settings.s3_port))
+        found.append(ServiceSpec("s3", command, Stage.store, {}, says_ready=True))
+    slots = () if settings.slots is None else ("--slots", str(settings.slots))
+    spill = ("--spill", str(settings.state / "spill" / "{name}"))
+    grace = ("--grace", f"{settings.grace:g}")
+    add("worker", settings.workers, Stage.workers, *slots, *spill, *grace, says_ready=True)
+    add("tender", settings.tenders, Stage.keepers)
+    add("janitor", settings.janitors, Stage.keepers, grace=20)
+    chosen = () if settings.run is None else ("--run", settings.run)
+    add("scheduler", settings.schedulers, Stage.schedulers, *chosen, *grace)
+    if settings.dashboard:
+        add("dashboard", 1, Stage.dashboard, says_ready=True)
+    return found

@@ -1,0 +1,139 @@
+"""`mainspring up`: one command, every service kept alive, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.upping import Up, mainspring, wait_until
+
+from futures_worker import Client
+from mainspring.up.plan import Stage, UpSettings, services
+from mainspring.up.restarts import FIRST, GOOD_LIFE, LONGEST, Restarts
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    running = Up(tmp_path_factory.mktemp("up"), "--workers", "1", "--slots", "2")
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.close()
+
+
+def test_it_says_what_is_where(cluster: Up) -> None:
+    said = cluster.text()
+    assert cluster.url in said
+    assert cluster.store in said
+    assert f"scheduler ({cluster.pid('scheduler')})" in said
+
+
+def test_a_future_runs_on_it(cluster: Up) -> None:
+    with Client(cluster.url) as client:
+        assert client.submit(pow, 2, 10).result(timeout=60) == 1024
+
+
+@pytest.mark.parametrize("service", ["worker", "tender", "scheduler", "janitor"])
+def test_a_killed_service_is_started_again(cluster: Up, service: str) -> None:
+    before = cluster.state()["services"][service]["restarts"]
+    cluster.kill(service)
+    assert cluster.state()["services"][service]["restarts"] == before + 1
+    assert f"{service:<9}  was killed by SIGKILL; starting it again" in cluster.text()
+
+
+def test_futures_run_after_all_that(cluster: Up) -> None:
+    with Client(cluster.url) as client:
+        assert sum(client.gather(client.map(abs, range(-10, 0)), timeout=90)) == 55
+
+
+def test_status_shows_it(cluster: Up) -> None:
+    def look() -> Any:
+        done = cluster.command("status", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    # The worker that was killed above is declared dead, by whoever looks, a ttl later.
+    wait_until(lambda: [worker["slots"] for worker in look()["workers"]] == [2], "one worker")
+    found = look()
+    assert found["futures"]["realized"] >= 11
+    assert set(found["duties"]) == {"workers", "sessions", "leases", "ids", "heap"}
+    assert found["heap"]["dead_letters"] == 0
+    people = cluster.command("status")
+    assert people.returncode == 0
+    assert "realized" in people.stdout
+
+
+def test_a_second_one_over_the_same_state_is_refused(cluster: Up) -> None:
+    done = cluster.command("up")
+    assert done.returncode == 1
+    assert "another `mainspring up` runs with its state in" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_stops_cleanly_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    running = Up(tmp_path / "cluster", "--workers", "1", "--slots", "1")
+    try:
+        running.wait_ready()
+        assert len(running.processes()) >= 5
+        assert running.stop(number) == 0
+        assert running.processes() == []
+        assert running.state() == {}
+        assert "nothing is left running" in running.text()
+    finally:
+        running.close()
+
+
+def test_its_services_end_with_it_even_by_sigkill(tmp_path: Path) -> None:
+    running = Up(tmp_path / "cluster", "--workers", "1", "--slots", "1")
+    try:
+        running.wait_ready()
+        os.kill(running.process.pid, signal.SIGKILL)
+        running.process.wait()
+        wait_until(lambda: not running.processes(), "the end of every service")
+    finally:
+        running.close()
+
+
+def test_a_service_that_ends_at_once_is_said_and_waited_for(tmp_path: Path) -> None:
+    running = Up(tmp_path / "cluster", "--workers", "0", "--run", "nowhere:nothing")
+    try:
+        wait_until(lambda: running.text().count("scheduler  ended with exit code 1") >= 2, "two ends of the scheduler")
+        assert "nowhere:nothing can't be imported" in running.text()
+        assert running.stop() == 0
+        assert running.processes() == []
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_looking_at_a_mistyped_path_makes_no_database(tmp_path: Path, command: str) -> None:
+    folder = tmp_path / "typo"
+    done = mainspring(tmp_path, command, "--db", f"embedded:{folder}")
+    assert done.returncode == 4
+    assert "there is no database in" in done.stderr
+    assert not folder.exists()
+
+
+def test_pauses_double_and_a_good_life_makes_good() -> None:
+    restarts = Restarts()
+    pauses = [restarts.ended(started=0.0, now=1.0) for _ in range(12)]
+    assert pauses[:3] == [FIRST, 2 * FIRST, 4 * FIRST]
+    assert pauses[-1] == LONGEST
+    assert restarts.ended(started=0.0, now=GOOD_LIFE) == FIRST
+    assert restarts.total == 13
+
+
+def test_every_service_is_planned_in_the_order_of_need(tmp_path: Path) -> None:
+    settings = UpSettings("embedded:/d", "c", "s3://heap/c", tmp_path, workers=2, s3_port=1234, dashboard=True)
+    planned = services(settings)
+    names = [spec.name for spec in planned]
+    assert names == ["s3", "worker-1", "worker-2", "tender", "janitor", "scheduler", "dashboard"]
+    assert [spec.stage for spec in planned] == sorted(spec.stage for spec in planned)
+    assert planned[0].stage is Stage.store
+    assert all(spec.environment["MAINSPRING_DB"] == "embedded:/d" for spec in planned[1:])

@@ -1,0 +1,5 @@
+"""`python -m mainspring_tender`."""
+
+from mainspring_tender.cli import main
+
+main()

@@ -1,0 +1,5 @@
+"""`python -m mainspring_worker`."""
+
+from mainspring_worker.cli import main
+
+main()
