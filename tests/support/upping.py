@@ -42,7 +42,7 @@ def mainspring(
 
 
 class Up:
-    """One `mainspring up`. Its database, heap and state lie in `folder`."""
+    """One `mainspring up`, without the dashboard unless `arguments` ask for it. Its database, heap and state lie in `folder`."""
 
     def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class Up:
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1", "MAINSPRING_DB": self.url, **(env or {})}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mainspring", "up", *arguments],
+                [sys.executable, "-m", "mainspring", "up", "--no-dashboard", *arguments],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

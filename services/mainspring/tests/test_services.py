@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.upping import mainspring
 
-SERVICES = ["worker", "tender", "scheduler", "janitor"]
+SERVICES = ["worker", "tender", "scheduler", "janitor", "dashboard"]
 
 
 def program(*command: str) -> str:

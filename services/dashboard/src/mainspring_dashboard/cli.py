@@ -10,9 +10,8 @@ import typer
 
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, run_app
 from fdb_schema.errors import EXIT_USAGE
+from fdb_schema.service import service_app
 from mainspring_dashboard.access import is_loopback
-
-app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 DEFAULT_PORT = 8420
 
@@ -80,7 +79,7 @@ def dashboard(
         listening.close()
 
 
-app.command()(dashboard)
+app = service_app("mainspring-dashboard", "dashboard", dashboard)
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -43,8 +43,8 @@ app.command("tender", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(t
 app.command("scheduler", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(schedule, "scheduler"))
 app.command("janitor", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(clean, "janitor"))
 if importlib.util.find_spec("mainspring_dashboard") is not None:
-    _serve = importlib.import_module("mainspring_dashboard.cli").serve
-    app.command("dashboard", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(_serve, "dashboard"))
+    _dashboard = importlib.import_module("mainspring_dashboard.cli").dashboard
+    app.command("dashboard", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(_dashboard, "dashboard"))
 app.add_typer(futures_app, name="futures", rich_help_panel=_LOOK, help="What `futures-worker` does.")
 app.add_typer(leases_app, name="leases", rich_help_panel=_LOOK, help="What `lease-locks` does.")
 app.add_typer(heap_app, name="heap", rich_help_panel=_LOOK, help="What `s3heap-tender` does.")

@@ -48,9 +48,16 @@ def effective(path: Path | None) -> Iterator[dict[str, Any]]:
             yield {
                 "service": table,
                 "setting": key,
-                "value": without_credentials(value) if isinstance(value, str) else value,
+                "value": _shown(key, value),
                 "source": _SOURCES.get(getattr(source, "name", ""), "default"),
             }
 
 
+def _shown(key: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return "***" if value and key in _SECRETS else without_credentials(value)
+
+
+_SECRETS = frozenset({"token", "secret", "password"})
 _SOURCES = {"ENVIRONMENT": "environment", "DEFAULT_MAP": "file", "COMMANDLINE": "option"}
