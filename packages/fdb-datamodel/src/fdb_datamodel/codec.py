@@ -62,6 +62,7 @@ def pack_worker_info(incarnation: bytes, info: WorkerInfo) -> bytes:
             info.boot_id,
             info.host,
             info.wall_us,
+            info.pid_start,
         )
     )
 
@@ -69,7 +70,9 @@ def pack_worker_info(incarnation: bytes, info: WorkerInfo) -> bytes:
 def unpack_worker_info(value: bytes) -> tuple[bytes, WorkerInfo]:
     f = unpack(value)
     total = Requirements.from_shape(_at(f, 2, (0, 0, 0)))
-    info = WorkerInfo(_at(f, 1, 1), total, _at(f, 3, 0), _at(f, 4, 0), _at(f, 5, ""), _at(f, 6, ""), _at(f, 7, 0))
+    info = WorkerInfo(
+        _at(f, 1, 1), total, _at(f, 3, 0), _at(f, 4, 0), _at(f, 5, ""), _at(f, 6, ""), _at(f, 7, 0), _at(f, 8, 0)
+    )
     return f[0], info
 
 

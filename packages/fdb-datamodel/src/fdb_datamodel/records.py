@@ -258,9 +258,10 @@ class WorkerInfo:
     total: Requirements = NOTHING
     object_store: int = 0  # bytes
     pid: int = 0
-    boot_id: str = ""  # which boot of the host `pid` belongs to
+    boot_id: str = ""  # which boot of the host, and which namespace, `pid` belongs to
     host: str = ""
     wall_us: int = 0
+    pid_start: int = 0  # ticks after boot at which the process began: another one may have its pid later
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from fdb_schema.errors import (
     is_retryable_not_committed,
 )
 from fdb_schema.formats import check_format
+from fdb_schema.identity import boot_id, pid_namespace, process_gone, process_start
 from fdb_schema.keyspace import DEFAULT_CLUSTER, ClusterSpace, check_name, prefix_end
 from fdb_schema.records import Record, pack, unpack
 
@@ -60,6 +61,7 @@ __all__ = [
     "add_read_conflict_keys",
     "add_reference",
     "blob_digest",
+    "boot_id",
     "check_format",
     "check_name",
     "clear_many",
@@ -75,7 +77,10 @@ __all__ = [
     "is_retryable_not_committed",
     "open_database",
     "pack",
+    "pid_namespace",
     "prefix_end",
+    "process_gone",
+    "process_start",
     "put_blob",
     "put_small_blob",
     "read_clock",

@@ -1,14 +1,28 @@
 """Who is alive, judged by an observer's own clock: a worker whose heartbeat counter stood still for a whole TTL is dead.
 
+One that ran on the observer's own host and whose process is certainly gone is dead at once.
+
 `WorkerObserver` is pure: sightings and the observer's monotonic time go in, the workers to declare dead come out. Workers,
 janitors and clients that wait all use it, so that a future is rescued by whoever looks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from fdb_datamodel import ClusterSpace, Observer, WorkerId, WorkerSighting, declare_dead, reap, sightings
+from fdb_datamodel import (
+    ClusterSpace,
+    Observer,
+    WorkerId,
+    WorkerInfo,
+    WorkerSighting,
+    WorkerStatus,
+    declare_dead,
+    list_workers,
+    reap,
+)
+from fdb_schema import boot_id, pid_namespace, process_gone
 from idempotent_txn import run
 
 HEARTBEAT_SECONDS: Final = 0.5
@@ -23,10 +37,30 @@ class WorkerObserver(Observer[WorkerSighting]):
         super().__init__(ttl)
 
 
+def process_space() -> str:
+    """Where a process id means the same process: this boot of this host, and this namespace of process ids."""
+    boot, namespace = boot_id(), pid_namespace()
+    return f"{boot}/{namespace}" if boot and namespace else ""
+
+
+def worker_gone(info: WorkerInfo) -> bool:
+    """Whether the process that registered is certainly gone: it ran on this boot of this host, and is no more."""
+    boot, _, namespace = info.boot_id.partition("/")
+    return process_gone(boot, namespace, info.pid, info.pid_start)
+
+
+def find_dead(observer: WorkerObserver, seen: Sequence[WorkerStatus], now: float) -> list[WorkerSighting]:
+    """The dead among `seen`: those whose process is certainly gone, at once, and those that stood still for a TTL."""
+    sighted = [WorkerSighting(status.id, status.heartbeat.counter if status.heartbeat else 0) for status in seen]
+    stopped = set(observer.observe(sighted, now))
+    gone = {sighting for sighting, status in zip(sighted, seen, strict=True) if worker_gone(status.info)}
+    return [sighting for sighting in sighted if sighting in stopped or sighting in gone]
+
+
 def reap_dead(db: Any, space: ClusterSpace, observer: WorkerObserver, now: float) -> list[WorkerId]:
     """Look at every worker once, fence the dead and give back what they held; whom this call declared dead."""
-    seen = run(db, sightings, space, strategy="off")
-    dead = observer.observe(seen, now)
+    seen = run(db, list_workers, space, count=False, strategy="off")
+    dead = find_dead(observer, seen, now)
     declared = [sighting.id for sighting in dead if run(db, declare_dead, space, sighting)]
     while run(db, reap, space):  # also what another observer declared dead and didn't finish
         pass

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from fdb_schema import boot_id
 from futures_worker import wire
 from futures_worker.errors import AuthenticationError, ObjectLostError, WireError
 from futures_worker.store import Buffer, map_file, write_file
-from futures_worker.store_server import boot_id
 
 MAX_IDLE_CONNECTIONS = 4
 """Authenticated connections kept per worker for the next request."""

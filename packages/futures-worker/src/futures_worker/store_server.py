@@ -17,23 +17,15 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+from fdb_schema import boot_id
 from futures_worker import wire
 from futures_worker.errors import AddressInUseError, MainspringError, WireError
 from futures_worker.store import ObjectStore, check_name
 
 MAX_CONNECTIONS = 256
 """Connections served at once; further ones wait in the listening socket's queue."""
-
-
-def boot_id() -> str:
-    """Names this boot of this host: processes with equal boot ids may see each other's files. Empty where unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def listen(address: str, port: int) -> socket.socket:

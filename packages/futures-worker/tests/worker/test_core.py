@@ -332,7 +332,7 @@ def test_long_tasks_are_claimed_one_per_slot() -> None:
     assert turn.limit == 1
 
 
-def test_work_that_turns_out_long_goes_back_to_the_pool() -> None:
+def test_work_that_turns_out_long_goes_back_to_the_pool_while_others_are_idle() -> None:
     d = Driver()
     d.start(claim(1))
     (turn,) = d.only(RunTurn, d.result(0, 0, 10))
@@ -344,11 +344,31 @@ def test_work_that_turns_out_long_goes_back_to_the_pool() -> None:
     instructions = d.say(after=planning.STUCK)
     assert d.only(TakeBack, instructions) == [TakeBack(0)]
     assert sent(d.say(TasksReturned(0, tuple(t.seq for t in list(d.core.children[0].queue)[1:])))) == []
+    for _ in range(5):
+        assert outcomes(d.say(PeersSeen(0, 2), after=planning.REVIEW + 0.05)) == [], "a busy peer would gain nothing"
+    given += outcomes(d.say(PeersSeen(0, 2, idle_slots=1), after=planning.REVIEW))
+    assert 25 <= len(given) <= 30, "a fair share"
+    assert outcomes(d.say(after=planning.REVIEW + 0.05)) == [], "once for each time they say so"
     for _ in range(12):
-        given += outcomes(d.say(after=planning.REVIEW + 0.05))
+        given += outcomes(d.say(PeersSeen(0, 2, idle_slots=1), after=planning.REVIEW + 0.05))
     assert {o.event for o in given} == {"relinquish_claim"}
     assert {o.failure.reason for o in given if o.failure is not None} == {"rebalanced"}
     assert len(d.core.ready) == 1
+
+
+def test_what_an_idle_peer_has_no_room_for_is_kept() -> None:
+    d = Driver(total=Requirements(100))
+    d.start(claim(1))
+    (turn,) = d.only(RunTurn, d.result(0, 0, 10))
+    d.core.ambition = 100
+    d.say(TurnEnded(claims(*[claim(i, shape=(1000, 0, 0)) for i in range(2, 60)]), turn))
+    d.say(after=planning.STUCK)
+    d.say(TasksReturned(0, tuple(t.seq for t in list(d.core.children[0].queue)[1:])))
+    before = [task.claim.id for task in d.core.ready]
+    assert outcomes(d.say(PeersSeen(0, 2, 1, (1000, 0, 0)), after=1.0)) == [], "it may be from before they came"
+    assert outcomes(d.say(PeersSeen(0, 2, 1, (500, 0, 0)), after=1.0)) == []
+    assert [task.claim.id for task in d.core.ready] == before
+    assert len(outcomes(d.say(PeersSeen(0, 2, 1, (1000, 0, 0)), after=1.0))) > 20
 
 
 def test_tasks_stuck_behind_a_long_one_go_to_an_idle_child() -> None:

@@ -229,7 +229,7 @@ def test_housekeeping_reaps_the_silent_and_names_the_living(site: Site) -> None:
     site.claim()
     other = site.join(7002)
     seen: list[list[WorkerId]] = []
-    keeper = Housekeeping(site.db, SPACE, ttl=1.0, on_peers=seen.append)
+    keeper = Housekeeping(site.db, SPACE, ttl=1.0, on_peers=lambda live: seen.append([status.id for status in live]))
     stop = threading.Event()
     beats = Ledger(site.db, SPACE, other, lambda: None)
 

@@ -93,10 +93,13 @@ def is_live(tr: Transaction, space: ClusterSpace, worker: WorkerId) -> bool:
     return Changes(tr, space).is_live(worker)
 
 
-def list_workers(tr: Transaction, space: ClusterSpace) -> list[WorkerStatus]:
-    """Every registered worker, by snapshot; claims and assignments are counted up to 1,000 each."""
+def list_workers(tr: Transaction, space: ClusterSpace, *, count: bool = True) -> list[WorkerStatus]:
+    """Every registered worker, by snapshot; claims and assignments are counted up to 1,000 each, unless not `count`."""
     found = []
     for worker, info, beat in _registered(tr, space):
+        if not count:
+            found.append(WorkerStatus(worker, info, beat))
+            continue
         keys = layout_of(space)
         counts = []
         for prefix in (keys.claim_rows(worker.ip, worker.port), keys.assignment_rows(worker.ip, worker.port)):

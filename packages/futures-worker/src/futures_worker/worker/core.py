@@ -104,6 +104,10 @@ class WorkerCore(WorkerState):
 
     def _peers_seen(self, event: PeersSeen) -> None:
         self.stripe = (event.rank, event.count)
+        # A heartbeat is old news: what counts is one that was made after there was something here to give.
+        self.idle_elsewhere = event.idle_slots if self.stocked else 0
+        self.stocked = len(self.ready) > self.slots
+        self.idle_room = event.idle_room
 
     def _learn_patience(self, found: bool) -> None:
         """After a ring: an idle worker that keeps finding the pool empty lets others be first, until it finds work."""

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fdb_datamodel import WorkerId, advance, declare_dead, reap, sightings
+from fdb_datamodel import WorkerId, WorkerStatus, advance, declare_dead, list_workers, reap
 from fdb_schema import ClusterClock, ClusterSpace, fdb_error_code
 from fdb_schema.clock import ADVANCE_SECONDS
-from futures_worker.liveness import TTL_SECONDS, WorkerObserver
+from futures_worker.liveness import TTL_SECONDS, WorkerObserver, find_dead, worker_gone
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
@@ -30,7 +30,7 @@ class Housekeeping:
         space: ClusterSpace,
         *,
         ttl: float = TTL_SECONDS,
-        on_peers: Callable[[list[WorkerId]], None] = lambda _: None,
+        on_peers: Callable[[list[WorkerStatus]], None] = lambda _: None,
     ) -> None:
         """`on_peers` is told, from the thread, which workers live, after every look."""
         self._on_peers = on_peers
@@ -41,6 +41,7 @@ class Housekeeping:
         self._look_seconds = ttl / LOOKS_PER_TTL
         self._stop = threading.Event()
         self._hurry = threading.Event()
+        self._live: list[WorkerStatus] = []  # at the last look
         self._thread = threading.Thread(target=self._loop, name="housekeeping", daemon=True)
 
     def start(self) -> None:
@@ -69,14 +70,16 @@ class Housekeeping:
 
     def look(self) -> list[WorkerId]:
         """Looks at every worker's heartbeat; gives back what the dead held. Whom this call declared dead."""
-        seen = run(self._db, sightings, self._space, strategy="off")
-        dead = self._observer.observe(seen, time.monotonic())
+        seen = run(self._db, list_workers, self._space, count=False, strategy="off")
+        dead = find_dead(self._observer, seen, time.monotonic())
         declared = [sighting.id for sighting in dead if run(self._db, declare_dead, self._space, sighting)]
         for worker in declared:
-            log.warning("worker %s gave no sign of life for its TTL: declared dead, its claims given back", worker)
+            log.warning("worker %s is gone, or gave no sign of life for its TTL: its claims are given back", worker)
         while not self._stop.is_set() and run(self._db, reap, self._space):
             pass  # also what another observer declared dead and didn't finish
-        self._on_peers([sighting.id for sighting in seen if sighting not in dead])
+        gone = {sighting.id for sighting in dead}
+        self._live = [status for status in seen if status.id not in gone]
+        self._on_peers(self._live)
         return declared
 
     def _loop(self) -> None:
@@ -88,7 +91,7 @@ class Housekeeping:
                     return
             try:
                 self.tick()
-                if time.monotonic() >= next_look:
+                if time.monotonic() >= next_look or any(worker_gone(status.info) for status in self._live):
                     next_look = time.monotonic() + self._look_seconds * random.uniform(0.75, 1.25)
                     self.look()
             except Exception as exc:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fdb_datamodel import Capacity, Claim, Claims, MailEntry, Outcome, WorkerId
+from fdb_datamodel import Capacity, Claim, Claims, MailEntry, Outcome, Shape, WorkerId
 from futures_worker.worker.tasks import Task
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -20,10 +20,15 @@ class Rang:
 
 @dataclass(frozen=True, slots=True)
 class PeersSeen:
-    """This worker is number `rank` of `count` live ones: each prefers its own stripe of the pool."""
+    """This worker is number `rank` of `count` live ones: each prefers its own stripe of the pool.
+
+    `idle_slots`: of the others, by their last heartbeats; `idle_room`: the shape of what the idlest of them has free.
+    """
 
     rank: int
     count: int
+    idle_slots: int = 0
+    idle_room: Shape = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

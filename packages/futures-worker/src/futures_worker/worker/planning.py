@@ -18,8 +18,8 @@ from futures_worker.worker.tasks import SHORT, Child, ChildState, Task
 
 HORIZON = 0.5
 """Seconds of work claimed ahead at most, by what tasks took so far."""
-MOST_WORK = 1.0
-"""Seconds of work in hand beyond which the excess is given back to the pool."""
+MOST_WORK = 0.25
+"""Seconds of work per slot in hand beyond which a share is given back to the pool if other workers are idle."""
 REVIEW = 0.2
 """Seconds between looks at whether too much work is in hand."""
 MOST_IN_HAND = 2000
@@ -88,7 +88,7 @@ def deadline(state: WorkerState) -> float | None:
             times.append(child.head_since + limit)
         if len(child.queue) > 1 and child.state is ChildState.running and not child.rescued:
             times.append(child.head_since + STUCK)
-    if len(state.ready) > state.slots:
+    if state.idle_elsewhere and len(state.ready) > state.slots:
         times.append(state.next_review)
     return min(times) if times else None
 
@@ -183,26 +183,35 @@ def _stuck(state: WorkerState, child: Child) -> bool:
 
 
 def _give_back_excess(state: WorkerState) -> None:
-    """Work beyond `MOST_WORK` seconds goes back to the pool, where another worker may be free."""
-    if len(state.ready) <= state.slots or state.now < state.next_review:
+    """Work that is more than a moment's goes back to the pool, a fair share of it, where others have nothing to do.
+
+    A busy peer would only have to claim it in its turn, so nothing is given back while all are busy.
+    """
+    if not state.idle_elsewhere or len(state.ready) <= state.slots or state.now < state.next_review:
         return
     state.next_review = state.now + REVIEW
-    expected = 0.0
     longest = [
         state.looked - c.head_since for c in state.children.values() if c.queue and c.state is ChildState.running
     ]
     # If every slot has been busy with one task for that long, those in line will take as long, as far as is known.
     floor = min(longest) if len(longest) >= state.slots else 0.0
-    keep = 0
+    expected = 0.0
     for task in state.ready:
-        known = state.pace.of(task.digest)
-        expected += max(floor, known if known is not None else state.pace.overall or 0.0)
-        if expected > MOST_WORK * state.slots and keep >= state.slots:
-            break
-        keep += 1
-    while len(state.ready) > keep:
-        state.ambition = state.slots
-        state.give_back(state.ready.pop(), "rebalanced")
+        expected += max(floor, state.pace.of(task.digest) or 0.0)
+    if expected <= MOST_WORK * state.slots:
+        return
+    idle, state.idle_elsewhere = state.idle_elsewhere, 0  # they say so again if this isn't enough
+    keep = max(state.slots, -(-len(state.ready) * state.slots // (state.slots + idle)))
+    state.ambition = state.slots
+    room = state.idle_room
+    kept: deque[Task] = deque()
+    while len(state.ready) + len(kept) > keep and state.ready:
+        task = state.ready.pop()
+        if task.cpu <= room[0] and task.ram <= room[1] and task.gpu <= room[2]:
+            state.give_back(task, "rebalanced")
+        else:
+            kept.appendleft(task)
+    state.ready.extend(kept)
 
 
 def claim_limit(state: WorkerState) -> int:

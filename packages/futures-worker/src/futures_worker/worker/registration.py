@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -21,9 +20,9 @@ from fdb_datamodel import (
     register_worker,
     unregister_worker,
 )
+from fdb_schema import process_start
 from futures_worker.errors import AddressInUseError
-from futures_worker.liveness import TTL_SECONDS
-from futures_worker.store_server import boot_id
+from futures_worker.liveness import TTL_SECONDS, process_space, worker_gone
 from idempotent_txn import run
 
 _LOOK = 0.25
@@ -32,14 +31,16 @@ _LOOK = 0.25
 
 def describe_self(slots: int, total: Requirements, object_store: int) -> WorkerInfo:
     """What this process registers about itself."""
+    started = process_start(os.getpid())
     return WorkerInfo(
         slots=slots,
         total=total,
         object_store=object_store,
         pid=os.getpid(),
-        boot_id=_process_space(),
+        boot_id=process_space(),
         host=socket.gethostname(),
         wall_us=int(time.time() * 1e6),
+        pid_start=started[0] if started else 0,
     )
 
 
@@ -68,7 +69,8 @@ def leave(db: Any, space: ClusterSpace, worker: WorkerId) -> None:
 def _judge(db: Any, space: ClusterSpace, before: WorkerStatus, ttl: float) -> WorkerSighting:
     """The earlier incarnation, once it is known to be dead. Raises `AddressInUseError` if it lives."""
     seen = _counter(before)
-    if process_gone(before.info):
+    this_process = before.info.boot_id == process_space() and before.info.pid == os.getpid()
+    if this_process or worker_gone(before.info):
         return WorkerSighting(before.id, seen)
     give_up = time.monotonic() + ttl
     while time.monotonic() < give_up:
@@ -82,27 +84,6 @@ def _judge(db: Any, space: ClusterSpace, before: WorkerStatus, ttl: float) -> Wo
                 f"(pid {now.info.pid} on {now.info.host}): choose another --address or --port"
             )
     return WorkerSighting(before.id, seen)
-
-
-def process_gone(info: WorkerInfo) -> bool:
-    """Whether the process that registered is certainly gone: same boot and namespace, and no process of that id."""
-    if not info.boot_id or info.boot_id != _process_space() or not info.pid:
-        return False
-    if info.pid == os.getpid():
-        return True  # an earlier incarnation of this very process
-    with contextlib.suppress(ProcessLookupError):
-        with contextlib.suppress(PermissionError):
-            os.kill(info.pid, 0)
-        return False
-    return True
-
-
-def _process_space() -> str:
-    """Where a process id means the same process: this boot of this host, and this namespace of process ids."""
-    boot = boot_id()
-    with contextlib.suppress(OSError):
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}" if boot else ""
-    return boot
 
 
 def _counter(status: WorkerStatus) -> int:

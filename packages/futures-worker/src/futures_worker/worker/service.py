@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fdb_datamodel import ClusterSpace, Requirements, WorkerId
+from fdb_datamodel import ClusterSpace, Requirements, WorkerId, WorkerStatus
 from fdb_schema import database_url, open_database
 from futures_worker.liveness import TTL_SECONDS
 from futures_worker.store import ObjectStore, WorkDirectory
@@ -90,11 +90,13 @@ class WorkerService:
         self._housekeeping.start()
         self._cleanup.callback(self._housekeeping.close)
 
-    def _on_peers(self, live: list[WorkerId]) -> None:
-        here = sorted((worker.ip, worker.port) for worker in live)
+    def _on_peers(self, live: list[WorkerStatus]) -> None:
+        here = sorted((status.id.ip, status.id.port) for status in live)
         if self.address in here:
-            seen = PeersSeen(here.index(self.address), len(here))
-            if seen != self._peers:
+            beats = [s.heartbeat for s in live if s.heartbeat and (s.id.ip, s.id.port) != self.address]
+            room = max((beat.free.shape for beat in beats if beat.free_slots), default=(0, 0, 0))
+            seen = PeersSeen(here.index(self.address), len(here), sum(beat.free_slots for beat in beats), room)
+            if seen != self._peers or seen.idle_slots:
                 self._peers = seen
                 self.shell.post(seen)
 

@@ -253,7 +253,7 @@ class Shell:
             started_at_us=self._started_us,
             slots=core.slots,
             total=core.total,
-            free_slots=max(0, core.slots - core.running),
+            free_slots=core.free_slots,
             free=core.free,
             object_store=self._object_store,
             object_store_free=max(0, self._object_store - in_memory),

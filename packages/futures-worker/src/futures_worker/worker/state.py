@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fdb_datamodel import Capacity, Outcome, Requirements, WorkerId
+from fdb_datamodel import Capacity, Outcome, Requirements, Shape, WorkerId
 from futures_worker.worker.instructions import ForgetTask, Instruction, KillChild
 from futures_worker.worker.tasks import Child, ChildState, Pace, Task
 
@@ -46,6 +46,9 @@ class WorkerState:
     patience: float = 0.0  # seconds to leave a ring to those others
     claim_after: float = 0.0  # until when the last ring is left to them
     stripe: tuple[int, int] = (0, 1)
+    idle_elsewhere: int = 0  # slots of other workers that had nothing to do when they last said so
+    stocked: bool = False  # whether work was in line here when they last said so
+    idle_room: Shape = (0, 0, 0)  # what one of them has free
     ambition: int = 0  # tasks to have in hand, doubled while the pool gives as many as asked for
     blocked_shapes: tuple[Requirements, ...] = ()  # what the pool holds that doesn't fit now
     draining: bool = False
@@ -74,6 +77,11 @@ class WorkerState:
     def running(self) -> int:
         """Slots taken."""
         return sum(1 for c in self.children.values() if c.queue and c.state is ChildState.running)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that nothing in hand will take, for others to know."""
+        return 0 if self.draining else max(0, self.slots - (len(self.tasks) - self.waiting))
 
     @property
     def idle(self) -> bool:

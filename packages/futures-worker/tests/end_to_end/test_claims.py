@@ -1,0 +1,46 @@
+"""A claim is a start: what is claimed is run, and seldom given back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fdb_datamodel import list_futures
+from idempotent_txn import run
+
+WAIT = 90.0
+
+
+def nap(milliseconds: float) -> float:
+    time.sleep(milliseconds / 1000)
+    return milliseconds
+
+
+def attempts_of(client: Any) -> list[int]:
+    found: list[int] = []
+    after = None
+    while True:
+        page, after = run(client._db, list_futures, client._space, after, 500)
+        found += [info.attempts for info in page]
+        if after is None:
+            return found
+
+
+def test_claims_are_hardly_more_than_tasks(cluster: Callable[..., Any]) -> None:
+    demo = cluster(2, 1)
+    client = demo.client()
+    client.gather([client.submit(nap, 8) for _ in range(300)], timeout=WAIT, progress=False)
+    attempts = attempts_of(client)
+    assert len(attempts) == 300
+    assert sum(attempts) <= 330
+    demo.check()
+
+
+def test_every_noop_is_claimed_once(cluster: Callable[..., Any]) -> None:
+    demo = cluster(2, 1)
+    client = demo.client()
+    for _ in range(3):
+        client.gather([client.submit(abs, n) for n in range(1000)], timeout=WAIT, progress=False)
+    assert sum(attempts_of(client)) <= 3000 * 1.02
+    demo.check()
