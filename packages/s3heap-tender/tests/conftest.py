@@ -72,11 +72,20 @@ def s3_store(s3_server: Any) -> Iterator[Any]:
     store.close()
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
+@pytest.fixture
+def obstore_store(s3_server: Any) -> Iterator[Any]:
+    """A new, empty store on the S3 server, through the other client."""
+    pytest.importorskip("obstore")
+    store = _local("seaweed").new_store(s3_server, client="obstore")
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["memory", "file", "s3", "obstore"])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """An empty store, once per kind."""
+    """An empty store, once per kind, and per client of S3."""
     from s3heap_tender import HeapStore
 
-    if request.param == "s3":
-        return request.getfixturevalue("s3_store")
+    if request.param in ("s3", "obstore"):
+        return request.getfixturevalue(f"{request.param}_store")
     return HeapStore("memory:" if request.param == "memory" else f"file:{tmp_path / 'heap'}")

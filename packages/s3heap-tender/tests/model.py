@@ -7,6 +7,7 @@ rule of the protocol; each must be caught.
 State of the task: `st` (None, scheduled, running, waiting, or "gone"), `gen`, `due` (its number in the generation: one
 never comes back), `live`, `epoch`; `log` and `done` are the log's end and how far it is processed; `dirty` the marker; `intent`
 (gen, due, stamp); `heap` the items (gen, due); `version` tells the pruner whether the object changed since it looked.
+That no push outlives its task's tombstone is what `keep_tombstones` is for: the model takes it as given.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from s3heap_tender.states import ROW_OF, Cell, Column, State, cell_name, move_be
 
 S, R, W = State.SCHEDULED, State.RUNNING, State.WAITING
 GONE = "gone"
+FORGOTTEN = "forgotten"  # deleted, and its tombstone dropped: nothing is known of it
 
 MUTANTS = {
     "no_fence": "a run that lost its claim settles it all the same",
@@ -32,6 +34,8 @@ MUTANTS = {
     "finish_snapshot_only": "finish looks at the log, but does not conflict with a write it did not see",
     "done_off_by_one": "the current generation counts as done",
     "superseded_is_live_only_by_gen": "a claim does not compare due times",
+    "forget_what_is_on_the_heap": "a tombstone is dropped while items of its task are on the heap",
+    "forget_before_pushes_end": "a tombstone is dropped while a tender may still push an intent it read before",
 }
 
 
@@ -81,7 +85,7 @@ class Bounds:
 
 
 def cell(s: Model) -> Cell:
-    row = ROW_OF[None if s.st in (None, GONE) else s.st]
+    row = ROW_OF[None if s.st in (None, GONE, FORGOTTEN) else s.st]
     return row, Column.ON_HEAP if s.heap else Column.NOT_ON_HEAP
 
 
@@ -106,6 +110,8 @@ class Protocol:
     def is_done(self, s: Model, item: tuple[int, int]) -> bool:
         if s.st in (None, GONE):
             return True
+        if s.st == FORGOTTEN:
+            return False
         gen, due = item
         if self.mutant == "done_off_by_one" and gen == s.gen and s.log == s.done:
             return True
@@ -130,6 +136,7 @@ class Protocol:
             if not drain:
                 self._outside(s, found)
             self._sweep(s, found)
+        self._forget(s, found)
         self._tender(s, found, drain)
         for index in range(len(s.runs)):
             self._runner(s, index, found, drain)
@@ -139,6 +146,12 @@ class Protocol:
                 found.append(("session ends", s._replace(lease="dead")))
         self._prune(s, found, drain)
         return [(name, t if t.pruner is not None else t._replace(version=0)) for name, t in found]
+
+    def _forget(self, s: Model, found: Successors) -> None:
+        on_heap = s.heap and self.mutant != "forget_what_is_on_the_heap"
+        on_its_way = s.tender is not None and self.mutant != "forget_before_pushes_end"
+        if s.st == GONE and not on_heap and not on_its_way:
+            found.append(("forget", s._replace(st=FORGOTTEN)))
 
     def _outside(self, s: Model, found: Successors) -> None:
         if s.writes:
@@ -275,7 +288,7 @@ class Protocol:
             first = [step for step in after if step[0] not in ("claim", "retake", "fail", "EARLY CLAIM")] or after
             t = first[0][1]
         exhausted = t.gen >= self.bounds.generations or t.epoch >= self.bounds.epochs
-        ok = t.st in (None, GONE) or (t.st is W and t.done >= t.log) or exhausted
+        ok = t.st in (None, GONE, FORGOTTEN) or (t.st is W and t.done >= t.log) or exhausted
         self._drained[s] = ok
         return ok
 
@@ -300,6 +313,8 @@ class Protocol:
             result.states += 1
             if s.st is S and s.intent is None and s.tender is None and (s.gen, s.due) not in s.heap:
                 return caught("OUTBOX", s)
+            if s.st == FORGOTTEN and s.heap:
+                return caught("LEFT", s)
             if not self.drains(s):
                 return caught("LOST", s)
             for name, t in self.next(s):
@@ -310,7 +325,7 @@ class Protocol:
                     if move_between(before, after) is None:
                         return caught(f"MOVE {cell_name(before)} {cell_name(after)}", s, name)
                     result.moves.setdefault((before, after), set()).add(name)
-                if s.st != t.st:
+                if s.st != t.st and t.st != FORGOTTEN:
                     result.changes.add((name, s.st, None if t.st is GONE else t.st))
                 if t not in parents:
                     if len(parents) >= self.bounds.states:

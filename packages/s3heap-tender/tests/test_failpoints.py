@@ -24,6 +24,7 @@ COMMITS = (
     "delete",
     "fail",
     "finish",
+    "forget",
     "pause",
     "quarantine",
     "reconcile",
@@ -100,6 +101,8 @@ def script(world: Any) -> list[Callable[[], Any]]:
         *(tend, damage, mend, mend, start, wait),
         lambda: sysdb().delete(three),
         *(tend, start, wait, prune),
+        lambda: world.clock.sleep(7200),
+        mend,
     ]
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fdb_schema import open_database
-from s3heap_tender import SysDb, fsck, metrics, outbox
+from s3heap_tender import Heap, HeapStore, SysDb, Tender, export_parquet, fsck, metrics, outbox
+from s3heap_tender.cli.moments import Moments
+from s3heap_tender.export import ExportError
 from s3heap_tender.inspection import next_due
 from s3heap_tender.sessions import LocalSessions
 
@@ -189,7 +193,12 @@ def test_the_command_makes_shows_and_ends_a_task(tmp_path: Path) -> None:
     id = made["id"]
     assert [row["id"] for row in json.loads(run("tasks", "--json"))] == [id]
     assert json.loads(run("describe", id, "--json"))["reasons"]
-    assert json.loads(run("next", "--json"))[0]["name"] == "index"
+    [soon] = json.loads(run("next", "--json"))
+    assert (soon["name"], -60 < soon["due_in"] < 1) == ("index", True)
+    assert abs((datetime.fromisoformat(soon["due_at"]) - datetime.now(UTC)).total_seconds()) < 60
+    assert " s ago" in run("tasks") or "in 0.0 s" in run("tasks")
+    assert f"{datetime.now():%Y-}" in run("next")
+    assert "cluster clock" in run("describe", id)
     assert json.loads(run("pause", id, "--json"))["paused"] is True
     assert json.loads(run("resume", id, "--json"))["paused"] is False
     assert json.loads(run("run-now", id, "--json"))["gen"] == 1
@@ -201,6 +210,105 @@ def test_the_command_makes_shows_and_ends_a_task(tmp_path: Path) -> None:
     assert json.loads(run("peek", "--json")) == json.loads(run("buckets", "--json")) == []
     assert json.loads(run("delete", id, "--json")) == {"task": id, "deleted": True}
     assert "was deleted" in run("describe", id, code=3)
+
+
+def test_the_command_runs_commands_and_shows_what_they_printed(tmp_path: Path) -> None:
+    run = Command(tmp_path)
+    id = json.loads(run("create", "orders", "index", "--cadence", "5", "--json"))["id"]
+    services = []
+    with (tmp_path / "log").open("wb") as log:
+        for words in (("tend",), ("schedule", "--", "sh", "-c", "echo generation $S3HEAP_GEN is done")):
+            words = (sys.executable, "-m", "s3heap_tender", *words)
+            services.append(subprocess.Popen(words, cwd=tmp_path, stdout=log, stderr=log))
+    try:
+        deadline = time.monotonic() + 60
+        while "generation 1 is done" not in (shown := run("describe", id)):
+            assert time.monotonic() < deadline, (shown, (tmp_path / "log").read_text())
+    finally:
+        for service in services:
+            service.terminate()
+        for service in services:
+            assert service.wait(60) == 0
+    assert "generation 1 printed at its end:\n  generation 1 is done\n" in shown
+    assert json.loads(run("describe", id, "--json"))["output"] == "generation 1 is done\n"
+    assert "index" in (tmp_path / "log").read_text()
+
+
+def test_a_scheduler_that_is_stopped_kills_what_outlives_its_grace(tmp_path: Path) -> None:
+    run = Command(tmp_path)
+    id = json.loads(run("create", "orders", "index", "--json"))["id"]
+    pid = tmp_path / "pid"
+    with SysDb(open_database(f"embedded:{tmp_path / '.mainspring'}"), sessions=LocalSessions()) as sysdb:
+        heap = Heap(HeapStore(f"file:{tmp_path / 'heap'}"), sysdb)
+        Tender(heap, sysdb).turn()
+        heap.close()
+    words = ("schedule", "--grace", "0.1", "--", "sh", "-c", f"echo $$ > {pid}; sleep 600")
+    service = subprocess.Popen((sys.executable, "-m", "s3heap_tender", *words), cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        service.terminate()
+        assert service.wait(60) == 0
+    finally:
+        service.kill()
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    after = json.loads(run("describe", id, "--json"))
+    assert (after["attempt"], after["last_error"]) == (0, "")  # another scheduler goes on with the same attempt
+
+
+def test_the_heap_is_exported_to_parquet(quick: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tasks = [quick.sysdb.create_task("p", f"t{number}", cadence=0) for number in range(5)]
+    quick.tend()
+    quick.sysdb.delete(tasks[0].id)
+    file = tmp_path / "heap.parquet"
+    file.write_bytes(b"an older export")
+    assert export_parquet(quick.heap, file) == 5
+    found = parquet.read_table(file)
+    rows = {row["task"]: row for row in found.to_pylist()}
+    assert set(rows) == {str(task.id) for task in tasks}
+    assert [rows[str(task.id)]["verdict"] for task in tasks] == ["done", "live", "live", "live", "live"]
+    one = rows[str(tasks[1].id)]
+    assert (one["gen"], one["due_ms"], one["partition"]) == (1, tasks[1].item.due_ms, str(tasks[1].partition))
+    assert one["object"] in {bucket.key for bucket in quick.heap.buckets()}
+    assert found.schema.metadata[b"s3heap.sysdb"] == str(quick.sysdb.id).encode()
+    with pytest.raises(ExportError, match="can't be written"):
+        export_parquet(quick.heap, tmp_path / "absent" / "x.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heap.parquet"]
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ExportError, match=r"pip install 's3heap-tender\[parquet\]'"):
+        export_parquet(quick.heap, file)
+
+
+def test_an_empty_heap_is_exported_too(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run = Command(tmp_path)
+    assert json.loads(run("export", "heap.parquet", "--json")) == {"file": "heap.parquet", "items": 0}
+    assert parquet.read_table(tmp_path / "heap.parquet").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "in 0.0 s"),
+        (-3.25, "3.2 s ago"),
+        (185, "in 3 min 5 s"),
+        (-7260, "2 h 1 min ago"),
+        (200_000, "in 2 d 7 h"),
+    ],
+)
+def test_times_are_shown_as_people_read_them(seconds: float, text: str) -> None:
+    assert Moments.relative(seconds) == text
+
+
+def test_a_time_of_the_cluster_clock_is_shown_as_this_machines() -> None:
+    moments = Moments(100.0, datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC))
+    assert moments.fields("due", 160.5) == {"due_in": 60.5, "due_at": "2030-01-02T03:05:05.500+00:00"}
+    assert moments.fields("due", None) == {"due_in": None, "due_at": None}
+    assert "in 60.5 s, " in moments.text(160.5)
+    assert "(cluster clock 160.500 s)" in moments.text(160.5)
 
 
 def test_the_commands_exit_codes_say_what_went_wrong(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,15 +206,96 @@ def test_each_answer_of_s3_has_one_meaning(s3_store: Any, error: Exception, writ
     assert type(s3_store.inner._translated("written", "k", error, writes=writes)) is means
 
 
-def test_wrong_credentials_are_said_to_be_so(s3_server: Any) -> None:
-    options = {**s3_server.options, "secret_key": "wrong"}
+CLIENTS = pytest.mark.parametrize("client", ["aioboto3", "obstore"])
+
+
+def needs(client: str) -> None:
+    if client == "obstore":
+        pytest.importorskip("obstore")
+
+
+@CLIENTS
+def test_wrong_credentials_are_said_to_be_so(s3_server: Any, client: str) -> None:
+    needs(client)
+    options = {**s3_server.options, "secret_key": "wrong", "client": client}
     with pytest.raises(StoreUrlError, match="credentials"):
         HeapStore("s3://heap/x", **options)
 
 
-def test_a_server_that_does_not_answer_is_unavailable() -> None:
+@pytest.mark.parametrize(
+    ("name", "said", "writes", "means"),
+    [
+        ("AlreadyExistsError", "412", True, ConflictError),
+        ("PreconditionError", "412", True, ConflictError),
+        ("NotFoundError", "<Code>NoSuchKey</Code>", True, ConflictError),
+        ("NotFoundError", "<Code>NoSuchBucket</Code>", True, StoreUrlError),
+        ("PermissionDeniedError", "403", True, StoreUrlError),
+        ("UnauthenticatedError", "401", False, StoreUrlError),
+        ("GenericError", "timed out", True, OutcomeUnknownError),
+        ("GenericError", "503", False, StoreUnavailableError),
+    ],
+)
+def test_each_error_of_obstore_has_one_meaning(name: str, said: str, writes: bool, means: type) -> None:
+    exceptions = pytest.importorskip("obstore.exceptions")
+    store = HeapStore("s3://heap/x", client="obstore", probe=False, access_key="a", secret_key="b")
+    error = getattr(exceptions, name)(said)
+    assert type(store.inner._translated("written", "k", error, writes=writes)) is means
+
+
+@CLIENTS
+def test_a_server_that_does_not_answer_is_unavailable(client: str) -> None:
+    needs(client)
     with pytest.raises(StoreUnavailableError):
-        HeapStore("s3://heap/x", endpoint_url="http://127.0.0.1:9", access_key="a", secret_key="b", timeout=2)
+        HeapStore(
+            "s3://heap/x",
+            endpoint_url="http://127.0.0.1:9",
+            access_key="a",
+            secret_key="b",
+            timeout=2,
+            client=client,
+        )
+
+
+def test_a_client_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreUrlError, match="no S3 client 'curl': use aioboto3 or obstore"):
+        HeapStore("s3://heap/x", client="curl")
+    monkeypatch.setenv("MAINSPRING_S3_CLIENT", "wget")
+    with pytest.raises(StoreUrlError, match="no S3 client 'wget'"):
+        HeapStore("s3://heap/x")
+
+
+def test_a_client_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(StoreUrlError, match=r"pip install 's3heap-tender\[obstore\]'"):
+        HeapStore("s3://heap/x", client="obstore", access_key="a", secret_key="b")
+
+
+def test_what_one_client_wrote_the_other_reads_and_replaces(s3_store: Any, s3_server: Any) -> None:
+    pytest.importorskip("obstore")
+    with HeapStore(s3_store.url, client="obstore", **s3_server.options) as other:
+        etag = s3_store.put("a", b"one", if_match=None)
+        assert other.get("a") == StoredObject(b"one", etag)
+        second = other.put("a", b"two", if_match=etag)
+        assert [o.etag for o in s3_store.list("")] == [second]
+        s3_store.delete("a", if_match=second)
+        assert other.get("a") is None
+
+
+@CLIENTS
+def test_a_server_that_never_answers_costs_its_time_out(client: str) -> None:
+    needs(client)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # it accepts, and says nothing
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailableError):
+            HeapStore(
+                "s3://heap/x",
+                endpoint_url=f"http://127.0.0.1:{deaf.getsockname()[1]}",
+                access_key="a",
+                secret_key="b",
+                timeout=1.0,
+                client=client,
+            )
+        assert time.monotonic() - began < 60
 
 
 def test_an_endpoint_that_is_no_url_is_refused_and_leaves_no_thread() -> None:

@@ -38,6 +38,8 @@ from s3heap_tender.sessions import LocalSessions
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.trace import Trace
 
+KEEP_TOMBSTONES = 3600.0  # beyond what a step may take in the simulation's time
+
 Refused = (
     ClaimLostError,
     ClaimRefusedError,
@@ -123,7 +125,7 @@ class Process:
             max_object_items=world.rng.choice((1, 3, 4096)),
         )
         self.heap.io._rng = random.Random(world.rng.random())
-        self.tender = Tender(self.heap, self.sysdb)
+        self.tender = Tender(self.heap, self.sysdb, keep_tombstones=KEEP_TOMBSTONES)
         self.scheduler = Scheduler(self.heap, self.sysdb, world.trigger, concurrency=0)
 
 
@@ -285,6 +287,7 @@ class World:
             raise AssertionError(f"not drained: {[t for t in rows if t.state != 'waiting']}")
         self.clock.sleep(7200)
         process.heap.prune()
+        process.tender.turn(prune=False, reconcile=True)
 
     def check(self) -> None:
         """G1 to G4, the drained heap and sysdb, and the history."""
@@ -302,7 +305,7 @@ class World:
             assert len(set(epochs)) == len(epochs), f"G3: task {id} {ordered}"
         left = [listed.key for listed in self.memory.list("") if not listed.key.startswith(("meta", "quarantine-"))]
         assert left == [], f"the heap is not empty: {left}"
-        rows = self._rows("intent") + self._rows("dirty") + self._rows("active")
+        rows = self._rows("intent") + self._rows("dirty") + self._rows("active") + self._rows("tomb")
         assert rows == [], f"left in the sysdb: {rows}"
         found = [str(violation) for violation in history.check(self.lines)]
         assert found == [], found

@@ -20,6 +20,7 @@ from s3heap_tender.errors import (
     UnconditionalStoreError,
     UnknownItemError,
 )
+from s3heap_tender.export import ExportError, export_parquet
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_values import Bucket, PruneStats, Summary
 from s3heap_tender.inspection import Findings, Metrics, fsck, metrics
@@ -50,6 +51,7 @@ __all__ = [
     "DeadLetter",
     "Description",
     "DuplicateWriterError",
+    "ExportError",
     "Findings",
     "Heap",
     "HeapItem",
@@ -75,6 +77,7 @@ __all__ = [
     "TriggerError",
     "UnconditionalStoreError",
     "UnknownItemError",
+    "export_parquet",
     "fsck",
     "futures_trigger",
     "keep_output",

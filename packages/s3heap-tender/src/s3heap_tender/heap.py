@@ -152,6 +152,10 @@ class Heap:
             name = cached.name
             if name.shard in wanted and (before is None or name.bucket < before) and key not in known:
                 self._cache.pop(key, None)
+        for key in list(self.unreadable):
+            lost = ObjectName.parse(key)
+            if lost is None or (lost.shard in wanted and (before is None or lost.bucket < before) and key not in known):
+                self._readable_again(key)
         listed.sort(key=lambda entry: (entry[0].bucket, entry[0].shard, entry[0].part))
         at = 0
         while at < len(listed):

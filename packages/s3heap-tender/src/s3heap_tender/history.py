@@ -75,6 +75,7 @@ def check(lines: Iterable[str], *, drained: bool = True) -> list[Violation]:
     for task, history in steps.items():
         history.sort(key=_step)
         found.extend(_check_task(task, history))
+    found.extend(_check_forgotten(parsed, steps))
     found.extend(_check_heap(parsed, steps))
     found.extend(_check_coverage(parsed, steps, drained))
     return sorted(found, key=lambda violation: violation.line)
@@ -176,6 +177,14 @@ def _check_cadence(task: str, history: list[Line], started: list[tuple[int, int,
                 f"the cadence is {cadence / 1e6:.3f} s",
                 number,
             )
+
+
+def _check_forgotten(lines: list[Line], steps: dict[str, list[Line]]) -> Iterator[Violation]:
+    """Only a deleted task's tombstone goes."""
+    deleted = {line["task"] for line in lines if line["op"] in ("delete", "delete.begin")}
+    for line in lines:
+        if line["op"] == "forget" and steps.get(line["task"]) and line["task"] not in deleted:
+            yield Violation("deleted", f"task {line['task']} was forgotten and never deleted", line["n"])
 
 
 def _check_heap(lines: list[Line], steps: dict[str, list[Line]]) -> Iterator[Violation]:

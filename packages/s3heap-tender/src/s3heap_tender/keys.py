@@ -11,7 +11,7 @@
     (…, "log", partition)              → end of the partition's log, u64 little endian: records written so far
     (…, "dirty", shard, partition)     → versionstamp (10) of the last write
     (…, "boundary", shard)             → start of the oldest bucket that may be written, seconds, u64 little endian
-    (…, "tomb", task)                  → partition (16): the task was deleted; its id is never used again
+    (…, "tomb", task)                  → partition (16) deleted at (8, µs, big endian): what is left of it on the heap is done
     (…, "dlq", task, generation)       → DeadLetterRow
     (…, "quarantine", shard, key)      → {reason, moved_to}, msgpack: an object that couldn't be read
     (…, "stats", name)                 → counter, u64 little endian
@@ -116,6 +116,9 @@ class HeapKeys:
 
     def quarantine_range(self) -> tuple[bytes, bytes]:
         return _range(self._quarantine)
+
+    def tomb_range(self) -> tuple[bytes, bytes]:
+        return _range(self._tombs)
 
     def stats_range(self) -> tuple[bytes, bytes]:
         return _range(self._stats)

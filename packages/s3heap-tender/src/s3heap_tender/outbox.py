@@ -11,7 +11,7 @@ from fdb_schema import get_many, read_range
 from s3heap_tender import core
 from s3heap_tender.items import HeapItem
 from s3heap_tender.keys import STAMP_BYTES
-from s3heap_tender.records import Dirty, Intent, TaskRow
+from s3heap_tender.records import Dirty, Intent, TaskRow, Tombstone
 from s3heap_tender.transitions import Layout, read_counter
 
 
@@ -69,6 +69,17 @@ def read_dirty(tr: Any, at: Layout, shard: int, after: UUID | None, limit: int) 
         begin = at.keys.dirty(shard, after) + b"\x00"
     return [
         Dirty(at.keys.partition_of(key), shard, bytes(value))
+        for key, value in read_range(tr, begin, end, limit=limit, snapshot=True)
+    ]
+
+
+def read_tombstones(tr: Any, at: Layout, after: UUID | None, limit: int) -> list[Tombstone]:
+    """Tombstones of all shards, at most `limit`, of the tasks after `after`."""
+    begin, end = at.keys.tomb_range()
+    if after is not None:
+        begin = at.keys.tomb(after) + b"\x00"
+    return [
+        Tombstone(at.keys.task_of(key), int.from_bytes(value[16:24], "big"), bytes(value))
         for key, value in read_range(tr, begin, end, limit=limit, snapshot=True)
     ]
 

@@ -176,6 +176,15 @@ class Dirty:
     value: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What is left of a deleted task: its row's exact bytes to clear it by."""
+
+    task: UUID
+    deleted: int  # cluster clock, µs
+    value: bytes
+
+
 def task_of(task: UUID, row: TaskRow, payload: bytes = b"") -> Task:
     """The caller's view of a row."""
     return Task(

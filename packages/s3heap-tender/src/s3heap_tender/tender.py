@@ -17,8 +17,9 @@ from s3heap_tender.errors import DuplicateWriterError, HeapTenderError, StoreErr
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_values import PruneStats
 from s3heap_tender.items import HeapItem
+from s3heap_tender.naming import shard_prefix
 from s3heap_tender.ownership import Everything, Ownership, leased_ownership
-from s3heap_tender.records import Dirty, Intent, item_of
+from s3heap_tender.records import MICROSECONDS, Dirty, Intent, Tombstone, item_of
 from s3heap_tender.states import State
 from s3heap_tender.sysdb import SysDb
 from s3heap_tender.transitions import Layout
@@ -26,6 +27,8 @@ from s3heap_tender.transitions import Layout
 log = logging.getLogger("s3heap_tender.tender")
 PAGE: Final = 500
 STORE_PATIENCE: Final = 20.0
+FORGET_EVERY: Final = 3600.0
+KEEP_TOMBSTONES: Final = 7 * 86_400.0
 REPEAT_LOG_SECONDS: Final = 60.0
 
 
@@ -37,6 +40,7 @@ class TurnReport:
     pushed: int = 0
     late: int = 0  # pushed below the boundary: pushed again
     reconciled: int = 0
+    forgotten: int = 0  # tombstones
     pruned: PruneStats = field(default_factory=PruneStats)
     errors: list[str] = field(default_factory=list)
     store_failed: bool = False  # the store did not answer, or lost a condition: the next turn may wait a little
@@ -52,6 +56,8 @@ class Tender:
         ownership: which shards are this process's; by default leases of lease-locks, taken when `run` starts.
         poll: seconds between turns of `run`.
         prune_every, reconcile_every: seconds between prunings of past buckets, and of comparisons of heap and sysdb.
+        keep_tombstones: seconds of the cluster clock for which a deleted task's id is remembered at least; longer than
+            any process may be suspended between reading an intent and pushing its item.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Tender:
         poll: float = 0.2,
         prune_every: float = 5.0,
         reconcile_every: float = 300.0,
+        keep_tombstones: float = KEEP_TOMBSTONES,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if heap.sysdb.id != sysdb.id:
@@ -72,6 +79,7 @@ class Tender:
         self.poll = poll
         self.prune_every = prune_every
         self.reconcile_every = reconcile_every
+        self.keep_tombstones = keep_tombstones
         self.turns = 0
         self._ownership = ownership
         self._monotonic = monotonic
@@ -79,6 +87,7 @@ class Tender:
         self._pruned_at = float("-inf")
         self._pruned_all_at = float("-inf")
         self._reconciled: dict[int, float] = {}
+        self._forgot_at = float("-inf")
         self._owned: set[int] = set()
         self._noted: dict[str, float] = {}
         self._conflicts = 0
@@ -130,6 +139,9 @@ class Tender:
         due = [s for s in shards if now - self._reconciled.get(s, float("-inf")) >= self.reconcile_every]
         if reconcile or (reconcile is None and due):
             self._with_store(report, shards if reconcile else due, self._reconcile)
+        if reconcile or (reconcile is None and now - self._forgot_at >= FORGET_EVERY):
+            self._forgot_at = now
+            self._forget(report, shards)
         self._count_conflicts()
         return report
 
@@ -197,8 +209,9 @@ class Tender:
     def push(self, shard: int, intents: Sequence[Intent], report: TurnReport) -> None:
         """B2 → B1 for the intents of a shard: write, then clear exactly what was read."""
         verdicts = self.sysdb.verdicts([intent.item for intent in intents])
-        wanted = [i for i, verdict in zip(intents, verdicts, strict=True) if verdict is not outbox.Verdict.DONE]
-        done = [i for i, verdict in zip(intents, verdicts, strict=True) if verdict is outbox.Verdict.DONE]
+        # An intent of a task of which nothing is known is a deleted task's that was forgotten: as done as any.
+        wanted = [i for i, verdict in zip(intents, verdicts, strict=True) if verdict is outbox.Verdict.LIVE]
+        done = [i for i, verdict in zip(intents, verdicts, strict=True) if verdict is not outbox.Verdict.LIVE]
         pushed: list[tuple[Intent, int]] = []
         if wanted:
             placed = self.heap.push([intent.item for intent in wanted])
@@ -213,7 +226,7 @@ class Tender:
 
     def _quarantine(self, shard: int, report: TurnReport) -> None:
         for key, reason in list(self.heap.corrupt.items()):
-            if not key.startswith(f"{shard:04d}-"):
+            if not key.startswith(shard_prefix(shard)):
                 continue
             moved_to = self.heap.quarantine(key, reason)
             if moved_to is not None:
@@ -223,6 +236,31 @@ class Tender:
     def _reconcile(self, shard: int, report: TurnReport) -> None:
         report.reconciled += reconcile_shard(self.heap, self.sysdb, shard)
         self._reconciled[shard] = self._monotonic()
+
+    def _forget(self, report: TurnReport, shards: Sequence[int]) -> None:
+        """A1 and A2 end: drop tombstones that are old enough and of whose task a look at the whole shard finds nothing.
+
+        The tombstones are read first: what could still have been pushed when a task was deleted is long on the heap.
+        """
+        old: dict[int, list[Tombstone]] = {shard: [] for shard in shards}
+        limit = self.sysdb.now_micro() - int(self.keep_tombstones * MICROSECONDS)
+        after: UUID | None = None
+        while page := self.sysdb.read(outbox.read_tombstones, after, PAGE):
+            for tombstone in page:
+                shard = self.sysdb.layout.shard_of(tombstone.task)
+                if tombstone.deleted <= limit and shard in old:
+                    old[shard].append(tombstone)
+            after = page[-1].task
+
+        def forget(shard: int, report: TurnReport) -> None:
+            there = {record[16:32] for content in self.heap.scan(shards=[shard]) for record in content.records}
+            if any(key.startswith(shard_prefix(shard)) for key in self.heap.unreadable):
+                return  # nobody knows what is in there
+            gone = [tombstone for tombstone in old[shard] if tombstone.task.bytes not in there]
+            tending.forget(self.sysdb, gone)
+            report.forgotten += len(gone)
+
+        self._with_store(report, [shard for shard in shards if old[shard]], forget)
 
     def _guarded(self, report: TurnReport, shard: int, work: Callable[[], None]) -> None:
         """Run one shard's work; its faults are its own, and every other shard goes on."""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from s3heap_tender import outbox, transitions
 from s3heap_tender.items import HeapItem
-from s3heap_tender.records import Dirty, Intent
+from s3heap_tender.records import Dirty, Intent, Tombstone
 from s3heap_tender.sysdb_base import SysDbBase
 from s3heap_tender.transitions import Layout, Step
 
@@ -92,6 +92,21 @@ def reconcile(sysdb: SysDbBase, missing: Sequence[HeapItem]) -> int:
 
         asked += sysdb.commit("reconcile", body)
     return asked
+
+
+def forget(sysdb: SysDbBase, tombstones: Sequence[Tombstone]) -> None:
+    """Clear the tombstones of tasks of which nothing is on the heap nor on its way there."""
+    for start in range(0, len(tombstones), CLEAR_INTENTS):
+        page = tombstones[start : start + CLEAR_INTENTS]
+
+        def body(tr: Any, at: Layout, page: Sequence[Tombstone] = page) -> tuple[None, list[Step]]:
+            for tombstone in page:
+                tr.compare_and_clear(at.keys.tomb(tombstone.task), tombstone.value)
+            return None, []
+
+        for tombstone in page:
+            sysdb.trace.line("forget", task=tombstone.task)
+        sysdb.commit("forget", body)
 
 
 def count_conflicts(sysdb: SysDbBase, conflicts: int) -> None:

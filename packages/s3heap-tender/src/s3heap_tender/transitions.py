@@ -164,8 +164,9 @@ def delete(tr: Any, at: Layout, task: UUID) -> list[Step]:
     ):
         tr.clear(key)
     tr.clear_range(*keys.dlq_range(task))
-    tr.set(keys.tomb(task), row.partition.bytes)
-    return [Step("delete", task, row, None, read_clock(tr, keys.space))]
+    now = read_clock(tr, keys.space)
+    tr.set(keys.tomb(task), row.partition.bytes + now.to_bytes(8, "big"))
+    return [Step("delete", task, row, None, now)]
 
 
 def record_write(tr: Any, at: Layout, partition: UUID, records: int) -> None:

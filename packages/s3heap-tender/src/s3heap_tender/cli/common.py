@@ -1,81 +1,152 @@
-"""What the commands share: the application, its options, and how they open sysdb and heap."""
+"""What the commands share: the application, its options, how they open sysdb and heap, and how they show tasks."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import typer
 
 from fdb_schema import open_database
-from fdb_schema.cli import command_app, print_json, print_rows
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, command_app, print_json, print_rows
+from s3heap_tender.cli.moments import Moments
 from s3heap_tender.heap import Heap
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import Task
+from s3heap_tender.states import State
 from s3heap_tender.stores import HeapStore
+from s3heap_tender.stores.opening import CLIENTS
 from s3heap_tender.sysdb import SysDb
 
 app = command_app("s3heap-tender", "Tasks that run because data was written, no faster than their cadence.")
 
-StoreOption = Annotated[
+DEFAULT_STORE: Final = "file:./heap"
+TaskArgument = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.")]
+PollOption = Annotated[float, typer.Option(help="Seconds between looks.")]
+_StoreOption = Annotated[
     str,
     typer.Option(
         "--store", envvar="MAINSPRING_HEAP", metavar="URL", help="The heap: s3://BUCKET/PREFIX or file:DIRECTORY."
     ),
 ]
-EndpointOption = Annotated[
+_EndpointOption = Annotated[
     str | None,
     typer.Option("--endpoint-url", envvar="AWS_ENDPOINT_URL", metavar="URL", help="Of an S3 server other than AWS's."),
 ]
-TaskArgument = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.")]
-DEFAULT_STORE = "file:./heap"
+_ClientOption = Annotated[
+    str | None,
+    typer.Option("--s3-client", envvar="MAINSPRING_S3_CLIENT", metavar="NAME", help=f"{' or '.join(CLIENTS)}."),
+]
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+_SYSDB_OPTIONS: Final = (_option("db", DbOption, None), _option("cluster", ClusterOption, DEFAULT_CLUSTER))
+_HEAP_OPTIONS: Final = (
+    _option("store", _StoreOption, DEFAULT_STORE),
+    _option("endpoint_url", _EndpointOption, None),
+    _option("s3_client", _ClientOption, None),
+    *_SYSDB_OPTIONS,
+)
 
 
 @contextmanager
 def open_sysdb(db: str | None, cluster: str) -> Iterator[SysDb]:
+    """The sysdb that the options name."""
     with SysDb(open_database(db), cluster) as sysdb:
         yield sysdb
 
 
 @contextmanager
-def open_heap(db: str | None, cluster: str, store: str, endpoint_url: str | None) -> Iterator[Heap]:
-    with (
-        open_sysdb(db, cluster) as sysdb,
-        HeapStore(store, endpoint_url=endpoint_url if store.startswith("s3:") else None) as opened,
-        Heap(opened, sysdb) as heap,
-    ):
+def open_heap(
+    db: str | None, cluster: str, store: str, endpoint_url: str | None, s3_client: str | None
+) -> Iterator[Heap]:
+    """The heap that the options name, with its sysdb."""
+    options: dict[str, Any] = {}
+    if store.startswith("s3:"):
+        options["endpoint_url"] = endpoint_url
+        if s3_client is not None:
+            options["client"] = s3_client
+    with open_sysdb(db, cluster) as sysdb, HeapStore(store, **options) as opened, Heap(opened, sysdb) as heap:
         yield heap
 
 
+def sysdb_command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that is given the open sysdb first: `--db` and `--cluster` are added to its options."""
+    return _opening(function, _SYSDB_OPTIONS, open_sysdb)
+
+
+def heap_command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that is given the open heap first: the options that say which are added to its own."""
+    return _opening(function, _HEAP_OPTIONS, open_heap)
+
+
+def _opening(
+    function: Callable[..., None], options: tuple[inspect.Parameter, ...], opened: Callable[..., Any]
+) -> Callable[..., None]:
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+
+    def command(**given: Any) -> None:
+        with opened(**{option.name: given.pop(option.name) for option in options}) as subject:
+            function(subject, **given)
+
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    signature = inspect.Signature([*named, *options])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
 def stop_on_signals() -> threading.Event:
+    """An event that SIGINT and SIGTERM set; and logs to standard error, which services write."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("botocore").setLevel(logging.WARNING)
+    logging.getLogger("aiobotocore").setLevel(logging.WARNING)
     return stop
 
 
-def task_row(task: Task) -> dict[str, Any]:
+def task_row(task: Task, moments: Moments) -> dict[str, Any]:
+    """A task's fields, and its times as people read them."""
     row = asdict(task)
     row.pop("payload")
     row["backoff"].pop("extra", None)
-    return row
+    due = None if task.state == State.WAITING.value else task.due
+    return {**row, **moments.fields("due", due), **moments.fields("last_start", task.last_start)}
 
 
-def show_task(task: Task, as_json: bool) -> None:
-    row = task_row(task)
+def show_task(sysdb: SysDb, task: Task, as_json: bool) -> None:
+    """One task, after it was changed."""
+    row = task_row(task, Moments(sysdb.now()))
     if as_json:
         print_json(row)
     else:
-        print_rows([row], ("id", "name", "state", "gen", "due", "paused", "dead"), as_json=False)
+        print_rows([row], ("id", "name", "state", "gen", "due_in", "paused", "dead"), as_json=False, show=show_cell)
 
 
-def item_row(item: HeapItem) -> dict[str, Any]:
-    return {"task": str(item.task), "partition": str(item.partition), "gen": item.gen, "due": item.due}
+def show_cell(column: str, value: Any) -> str:
+    """A table's cell: `…_in` and `…_at` as people read times."""
+    if value is None:
+        return ""
+    if column.endswith("_in"):
+        return Moments.relative(value)
+    return Moments.short(value) if column.endswith("_at") else str(value)
+
+
+def item_row(item: HeapItem, moments: Moments) -> dict[str, Any]:
+    """A heap item's fields, and its due time as people read it."""
+    row = {"task": str(item.task), "partition": str(item.partition), "gen": item.gen, "due": item.due}
+    return {**row, **moments.fields("due", item.due)}

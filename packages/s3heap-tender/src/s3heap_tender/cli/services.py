@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -9,53 +10,58 @@ from typing import Annotated
 
 import typer
 
-from fdb_schema import DEFAULT_CLUSTER
-from fdb_schema.cli import ClusterOption, DbOption, JsonOption, fail, print_rows
+from fdb_schema.cli import JsonOption, fail, print_rows
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
 from s3heap_tender import history
-from s3heap_tender.cli.common import (
-    DEFAULT_STORE,
-    EndpointOption,
-    StoreOption,
-    app,
-    open_heap,
-    stop_on_signals,
-)
+from s3heap_tender.cli.common import PollOption, app, heap_command, stop_on_signals
+from s3heap_tender.heap import Heap
 from s3heap_tender.scheduler import Scheduler
-from s3heap_tender.tender import Tender
+from s3heap_tender.tender import KEEP_TOMBSTONES, Tender
 from s3heap_tender.triggers import subprocess_trigger
+
+log = logging.getLogger("s3heap_tender")
 
 
 @app.command()
+@heap_command
 def tend(
-    store: StoreOption = DEFAULT_STORE,
-    endpoint_url: EndpointOption = None,
-    poll: Annotated[float, typer.Option(help="Seconds between looks.")] = 0.2,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
+    heap: Heap,
+    poll: PollOption = 0.2,
+    keep_tombstones: Annotated[
+        float, typer.Option(help="Seconds for which a deleted task's id is remembered.")
+    ] = KEEP_TOMBSTONES,
 ) -> None:
     """Run a tender until interrupted: sweep writes, push what is due, prune, reconcile."""
     stop = stop_on_signals()
-    with open_heap(db, cluster, store, endpoint_url) as heap:
-        Tender(heap, heap.sysdb, poll=poll).run(stop)
+    log.info("tending %s, %d shards, for cluster %s", heap.store.url, heap.shards, heap.sysdb.cluster)
+    Tender(heap, heap.sysdb, poll=poll, keep_tombstones=keep_tombstones).run(stop)
 
 
 @app.command()
+@heap_command
 def schedule(
+    heap: Heap,
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What runs a task; write -- before it.")],
-    store: StoreOption = DEFAULT_STORE,
-    endpoint_url: EndpointOption = None,
-    poll: Annotated[float, typer.Option(help="Seconds between looks.")] = 0.2,
+    poll: PollOption = 0.2,
     concurrency: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 8,
     timeout: Annotated[float | None, typer.Option(help="Seconds until a run is killed.")] = None,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
+    grace: Annotated[float, typer.Option(help="Seconds that runs have to end when the scheduler is stopped.")] = 30.0,
 ) -> None:
-    """Run a scheduler until interrupted: each due task runs COMMAND, with the task in its environment (S3HEAP_…)."""
+    """Run a scheduler until interrupted: each due task runs COMMAND, with the task in its environment (S3HEAP_…).
+
+    The end of what COMMAND prints is kept: `describe` shows it.
+    """
     stop = stop_on_signals()
-    with open_heap(db, cluster, store, endpoint_url) as heap:
-        trigger = subprocess_trigger(command, timeout=timeout)
-        Scheduler(heap, heap.sysdb, trigger, concurrency=concurrency, poll=poll).run(stop)
+    over = threading.Event()
+    trigger = subprocess_trigger(command, timeout=timeout, stop=over)
+    scheduler = Scheduler(heap, heap.sysdb, trigger, concurrency=concurrency, poll=poll)
+    log.info("running what is due on %s, for cluster %s", heap.store.url, heap.sysdb.cluster)
+    try:
+        scheduler.run(stop, grace=grace)
+    finally:
+        # What has used up its grace is killed before the session ends: then it runs nowhere twice.
+        over.set()
+        scheduler.drain(10.0)
 
 
 @app.command()

@@ -9,31 +9,26 @@ from uuid import UUID
 
 import typer
 
-from fdb_schema import DEFAULT_CLUSTER
-from fdb_schema.cli import ClusterOption, DbOption, JsonOption, fail, print_json, print_rows
+from fdb_schema.cli import JsonOption, fail, print_json, print_rows
 from fdb_schema.errors import EXIT_USAGE
 from s3heap_tender import inspection
-from s3heap_tender.cli.common import (
-    TaskArgument,
-    app,
-    open_sysdb,
-    show_task,
-    task_row,
-)
+from s3heap_tender.cli.common import TaskArgument, app, show_cell, show_task, sysdb_command, task_row
+from s3heap_tender.cli.moments import Moments
+from s3heap_tender.sysdb import SysDb
 
 
 @app.command()
+@sysdb_command
 def tasks(
+    sysdb: SysDb,
     partition: Annotated[str | None, typer.Option(help="Only of this partition: a UUID or a name.")] = None,
     as_json: JsonOption = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """List tasks."""
-    with open_sysdb(db, cluster) as sysdb:
-        rows = [task_row(task) for task in sysdb.tasks(None if partition is None else _partition(partition))]
-    columns = ("id", "name", "state", "gen", "due", "cadence", "completion_offset", "paused", "dead")
-    print_rows(rows, columns, as_json=as_json, empty="no tasks")
+    moments = Moments(sysdb.now())
+    rows = [task_row(task, moments) for task in sysdb.tasks(None if partition is None else _partition(partition))]
+    columns = ("id", "name", "state", "gen", "due_in", "due_at", "cadence", "completion_offset", "paused", "dead")
+    print_rows(rows, columns, as_json=as_json, empty="no tasks", show=show_cell)
 
 
 def _partition(text: str) -> UUID | str:
@@ -44,25 +39,34 @@ def _partition(text: str) -> UUID | str:
 
 
 @app.command()
-def describe(
-    task: TaskArgument, as_json: JsonOption = False, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER
-) -> None:
-    """Show a task, and say why it is not running."""
-    with open_sysdb(db, cluster) as sysdb:
-        found = sysdb.describe(task)
-    row = {**task_row(found.task), **{k: v for k, v in asdict(found).items() if k not in ("task",)}}
+@sysdb_command
+def describe(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> None:
+    """Show a task, the end of what its last run printed, and why it is not running."""
+    found = sysdb.describe(task)
+    moments = Moments(found.now)
+    row = {**task_row(found.task, moments), **{k: v for k, v in asdict(found).items() if k != "task"}}
+    row.update(moments.fields("not_before", found.not_before))
     if as_json:
         print_json(row)
         return
     for name, value in row.items():
-        if name != "reasons":
-            print(f"{name:18} {value}")
-    for reason in found.reasons or (f"running since {found.task.last_start:.3f} s (cluster clock)",):
+        if name in ("reasons", "output", "now") or name.endswith(("_in", "_at")):
+            continue
+        if name in ("due", "last_start", "not_before") and value is not None:
+            value = moments.text(value)
+        print(f"{name:18} {value}")
+    if found.output:
+        print(f"generation {found.output_gen} printed at its end:")
+        for line in found.output.rstrip("\n").split("\n"):
+            print(f"  {line}")
+    for reason in found.reasons or (f"it runs since {moments.text(found.task.last_start or 0)}",):
         print(f"→ {reason}")
 
 
 @app.command()
+@sysdb_command
 def create(
+    sysdb: SysDb,
     partition: Annotated[str, typer.Argument(help="Whose writes run the task: a UUID or a name.")],
     name: Annotated[str, typer.Argument(help="The task's name, unique in its partition.")],
     cadence: Annotated[float, typer.Option(help="Seconds between starts.")] = 60.0,
@@ -75,77 +79,65 @@ def create(
     catch_up: Annotated[str, typer.Option(help="once or all.")] = "once",
     payload: Annotated[Path | None, typer.Option(help="File whose bytes the trigger gets.")] = None,
     as_json: JsonOption = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """Create a task; it is due at once."""
-    with open_sysdb(db, cluster) as sysdb:
-        try:
-            made = sysdb.create_task(
-                _partition(partition),
-                name,
-                cadence,
-                min_records,
-                max_wait,
-                jitter,
-                backoff,
-                max_attempts,
-                overlap,
-                catch_up,
-                b"" if payload is None else payload.read_bytes(),
-            )
-        except (ValueError, OSError) as error:
-            fail(str(error), getattr(error, "exit_code", EXIT_USAGE))
-    show_task(made, as_json)
+    try:
+        made = sysdb.create_task(
+            _partition(partition),
+            name,
+            cadence,
+            min_records,
+            max_wait,
+            jitter,
+            backoff,
+            max_attempts,
+            overlap,
+            catch_up,
+            b"" if payload is None else payload.read_bytes(),
+        )
+    except (ValueError, OSError) as error:
+        fail(str(error), getattr(error, "exit_code", EXIT_USAGE))
+    show_task(sysdb, made, as_json)
 
 
 @app.command()
-def pause(
-    task: TaskArgument, as_json: JsonOption = False, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER
-) -> None:
+@sysdb_command
+def pause(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> None:
     """Start no more runs of a task; writes accumulate."""
-    with open_sysdb(db, cluster) as sysdb:
-        show_task(sysdb.pause(task), as_json)
+    show_task(sysdb, sysdb.pause(task), as_json)
 
 
 @app.command()
-def resume(
-    task: TaskArgument, as_json: JsonOption = False, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER
-) -> None:
+@sysdb_command
+def resume(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> None:
     """End a pause; what was written meanwhile causes one run."""
-    with open_sysdb(db, cluster) as sysdb:
-        show_task(sysdb.resume(task), as_json)
+    show_task(sysdb, sysdb.resume(task), as_json)
 
 
 @app.command(name="run-now")
-def run_now(
-    task: TaskArgument, as_json: JsonOption = False, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER
-) -> None:
+@sysdb_command
+def run_now(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> None:
     """Run a task as soon as its cadence allows."""
-    with open_sysdb(db, cluster) as sysdb:
-        show_task(sysdb.run_now(task), as_json)
+    show_task(sysdb, sysdb.run_now(task), as_json)
 
 
 @app.command()
+@sysdb_command
 def backfill(
+    sysdb: SysDb,
     task: TaskArgument,
     runs: Annotated[int, typer.Argument(min=1, help="How many more generations.")],
     as_json: JsonOption = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """Give a task more generations, a cadence apart."""
-    with open_sysdb(db, cluster) as sysdb:
-        show_task(sysdb.backfill(task, runs), as_json)
+    show_task(sysdb, sysdb.backfill(task, runs), as_json)
 
 
 @app.command()
-def delete(
-    task: TaskArgument, as_json: JsonOption = False, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER
-) -> None:
+@sysdb_command
+def delete(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> None:
     """Delete a task for ever."""
-    with open_sysdb(db, cluster) as sysdb:
-        deleted = sysdb.delete(task)
+    deleted = sysdb.delete(task)
     if as_json:
         print_json({"task": str(task), "deleted": deleted})
     else:
@@ -153,35 +145,36 @@ def delete(
 
 
 @app.command(name="next")
+@sysdb_command
 def next_(
+    sysdb: SysDb,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 10,
     as_json: JsonOption = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """List the tasks that start next, from the sysdb alone."""
-    with open_sysdb(db, cluster) as sysdb:
-        now = sysdb.now()
-        rows = [{**task_row(task), "due_in": round(task.due - now, 3)} for task in inspection.next_due(sysdb, limit)]
-    print_rows(rows, ("due_in", "id", "name", "gen"), as_json=as_json, empty="nothing is scheduled")
+    moments = Moments(sysdb.now())
+    rows = [task_row(task, moments) for task in inspection.next_due(sysdb, limit)]
+    columns = ("due_in", "due_at", "id", "name", "gen")
+    print_rows(rows, columns, as_json=as_json, empty="nothing is scheduled", show=show_cell)
 
 
 @app.command()
-def dlq(as_json: JsonOption = False, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER) -> None:
+@sysdb_command
+def dlq(sysdb: SysDb, as_json: JsonOption = False) -> None:
     """List dead letters: generations that failed too often."""
-    with open_sysdb(db, cluster) as sysdb:
-        rows = [asdict(letter) for letter in sysdb.dead_letters()]
-    print_rows(rows, ("task", "gen", "name", "failures", "error"), as_json=as_json, empty="no dead letters")
+    moments = Moments(sysdb.now())
+    rows = [{**asdict(letter), **moments.fields("died", letter.at)} for letter in sysdb.dead_letters()]
+    columns = ("task", "gen", "name", "failures", "died_at", "error")
+    print_rows(rows, columns, as_json=as_json, empty="no dead letters", show=show_cell)
 
 
 @app.command()
+@sysdb_command
 def redrive(
+    sysdb: SysDb,
     task: TaskArgument,
     gen: Annotated[int, typer.Argument(help="The dead letter's generation.")],
     as_json: JsonOption = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """Run a dead letter's generation again."""
-    with open_sysdb(db, cluster) as sysdb:
-        show_task(sysdb.redrive(task, gen), as_json)
+    show_task(sysdb, sysdb.redrive(task, gen), as_json)

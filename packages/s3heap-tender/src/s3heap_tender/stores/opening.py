@@ -14,6 +14,8 @@ from s3heap_tender.stores.file import FileStore
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject
 
+CLIENTS: Final = ("aioboto3", "obstore")
+CLIENT_VARIABLE: Final = "MAINSPRING_S3_CLIENT"
 _FORMS: Final = "s3://BUCKET/PREFIX, file:DIRECTORY or memory:NAME"
 
 
@@ -22,7 +24,8 @@ class HeapStore:
 
     `probe=True` proves at open that conditional writes and deletes are honoured, with one small object that it removes.
     Options of an S3 store: endpoint_url (or the environment's `AWS_ENDPOINT_URL`), access_key, secret_key, region,
-    timeout, connections. Of a file store: fsync.
+    timeout, connections, and client: "aioboto3" or, where it is installed, the faster "obstore" (or the environment's
+    `MAINSPRING_S3_CLIENT`). Of a file store: fsync.
 
     Raises:
         StoreUrlError: the URL names no store, or one that can't be used.
@@ -83,12 +86,14 @@ def _open(url: str, endpoint_url: str | None, options: dict[str, Any]) -> Object
     if not colon:
         raise StoreUrlError(f"store URL {url!r} has no scheme: use {_FORMS}")
     if scheme == "s3":
-        from s3heap_tender.stores.s3 import S3Store
-
         bucket, _, prefix = rest.removeprefix("//").partition("/")
         if "//" in prefix:
             raise StoreUrlError(f"store URL {url!r}: a prefix can't hold '//'")
-        return S3Store(bucket, prefix, endpoint_url=endpoint_url or os.environ.get("AWS_ENDPOINT_URL"), **options)
+        client = _client(options.pop("client", None) or os.environ.get(CLIENT_VARIABLE) or CLIENTS[0])
+        opened: ObjectStore = client(
+            bucket, prefix, endpoint_url=endpoint_url or os.environ.get("AWS_ENDPOINT_URL"), **options
+        )
+        return opened
     if endpoint_url is not None:
         raise StoreUrlError(f"endpoint_url is for s3: URLs, not for {url!r}")
     if scheme == "file":
@@ -98,6 +103,18 @@ def _open(url: str, endpoint_url: str | None, options: dict[str, Any]) -> Object
     if scheme == "memory":
         return MemoryStore(rest, **options)
     raise StoreUrlError(f"store URL {url!r} has the unknown scheme {scheme!r}: use {_FORMS}")
+
+
+def _client(name: str) -> Any:
+    if name == "aioboto3":
+        from s3heap_tender.stores.s3 import S3Store
+
+        return S3Store
+    if name == "obstore":
+        from s3heap_tender.stores.rust import ObstoreStore
+
+        return ObstoreStore
+    raise StoreUrlError(f"there is no S3 client {name!r}: use {' or '.join(CLIENTS)}")
 
 
 def probe_conditions(store: ObjectStore) -> None:
