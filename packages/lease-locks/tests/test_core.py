@@ -179,7 +179,7 @@ def test_renewals_come_every_third_of_the_shortest_ttl_within_10_percent() -> No
         due = core.renewal_due()
         assert 0.9 * 2.0 - 1e-9 <= due - start <= 1.1 * 2.0 + 1e-9
         start = due
-        core.renewal_done(core.begin_renewal(due), due + 0.01)
+        core.renewal_done(core.begin_renewal(due), due + 0.01, None)
 
 
 def test_a_renewal_that_fails_is_due_again_soon_and_for_ever() -> None:
@@ -193,7 +193,7 @@ def test_a_renewal_that_fails_is_due_again_soon_and_for_ever() -> None:
         now = core.renewal_due()
     assert pauses[0] == pytest.approx(0.05)
     assert all(0 < pause <= 1.5 + 1e-9 for pause in pauses)
-    core.renewal_done(core.begin_renewal(now), now)
+    core.renewal_done(core.begin_renewal(now), now, None)
     assert core.renewal_due() - now == pytest.approx(5.0)
 
 

@@ -71,12 +71,15 @@ def acquiring(
     """
     clocks = session.clocks
     give_up = None if timeout is None else clocks.monotonic() + timeout
-    enqueue = timeout != 0
+    enqueue = timeout is None or timeout > 0
     queued = False
     done = False
     staying = False
+    attempts = 0
 
     def attempt(tr: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
         found = None if look is None else look(tr)
         if found is not None:
             if queued:
@@ -87,6 +90,7 @@ def acquiring(
     try:
         while True:
             started = clocks.boottime()
+            known = session.revocation
             left = None if give_up is None else max(0.0, give_up - clocks.monotonic()) + GRACE
             try:
                 outcome: Outcome[Any] = yield Transact(attempt, left)
@@ -99,13 +103,14 @@ def acquiring(
                 token = yield from _token(found, outcome, lock, claim)
                 holding = Holding(claim.ttl, started, max_hold=claim.max_hold, maintained=claim.maintained)
                 lease = Lease(session, lock, token, holding, claim.owner, claim.mode, HOLDER)
-                session.adopt(lease, claim.owner, holding)
+                session.adopt(lease, claim.owner, holding, known)
                 done = True
                 return lease if look is None else (lease, found.adopts)
             if not isinstance(found, Waiting):
                 done = True
                 return found
             if give_up is not None and clocks.monotonic() >= give_up:
+                done = attempts == 1 and not enqueue  # the one try only read: nothing can be left behind
                 raise (yield from _timed_out(session, lock, timeout or 0.0, enqueue))
             if not staying and enqueue:
                 session.stay(1)  # a waiter is as alive as its session's heartbeat
@@ -117,15 +122,16 @@ def acquiring(
             if give_up is not None:
                 seconds = min(seconds, max(0.0, give_up - clocks.monotonic()))
             watch = found.watch if also_watch is None else found.watch + also_watch()
-            yield Pause(watch, seconds, _local(session, found.processes))
+            yield Pause(watch, seconds, local(session, found.processes))
     finally:
-        if staying:
-            session.stay(-1)
-        if not done and not session.forked:
-            session.withdraw(lock, claim)
+        if not session.forked:  # in a child made by fork() they are its parent's
+            if staying:
+                session.stay(-1)
+            if not done:
+                session.withdraw(lock, claim)
 
 
-def _local(session: Session, subjects: tuple[Subject, ...]) -> tuple[Subject, ...]:
+def local(session: Session, subjects: tuple[Subject, ...]) -> tuple[Subject, ...]:
     """The subjects whose processes all ran on this host, so that their end can be seen here."""
     mine = session.record
     return tuple(
@@ -169,4 +175,4 @@ def _timed_out(session: Session, lock: LockKeys, timeout: float, waited: bool) -
     return error
 
 
-__all__ = ["PRESENT", "PROCESS_LOOK_SECONDS", "Pause", "Step", "Transact", "acquiring"]
+__all__ = ["PRESENT", "PROCESS_LOOK_SECONDS", "Pause", "Step", "Transact", "acquiring", "local"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import functools
+import logging
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,9 +16,11 @@ from lease_locks.acquiring import PROCESS_LOOK_SECONDS, Pause, Step, Transact, a
 from lease_locks.errors import AcquireTimeout
 from lease_locks.info import LeaseEvent, LeaseInfo
 from lease_locks.lease import Lease
-from lease_locks.locks import LeaseManager, any_gone, start_watches
+from lease_locks.locks import LeaseManager, _check_timeout, any_gone, start_watches
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import FencingToken
+
+log = logging.getLogger("lease_locks")
 
 _POOL_THREADS = 4
 
@@ -26,15 +30,31 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="lease-async")
 
 
+def _started(call: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Future[Any]:
+    """A short blocking call in the pool."""
+    return asyncio.get_running_loop().run_in_executor(_pool(), functools.partial(call, *args, **options))
+
+
+async def _whatever_comes(future: asyncio.Future[Any]) -> Any:
+    """The outcome of a call in the pool, which is known soon: also where this task is cancelled, again and again."""
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            continue  # its caller was cancelled before, and says so when the outcome is known
+    return future.result()
+
+
 async def _in_thread(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Run a short blocking call in the pool. A cancellation is delivered after it has ended: its outcome is known then."""
-    future = asyncio.get_running_loop().run_in_executor(_pool(), functools.partial(call, *args, **options))
+    future = _started(call, *args, **options)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await asyncio.wait([future])
-        if not future.cancelled():
-            future.exception()  # retrieved; the cancellation goes first
+        try:
+            await _whatever_comes(future)
+        except Exception as error:
+            log.debug("a cancelled call failed: %s", error)  # the cancellation goes first
         raise
 
 
@@ -103,10 +123,11 @@ class AsyncLeaseManager:
     ) -> Lease:
         """As `LeaseManager.acquire`; `reentrant` is by task. A cancelled wait leaves nothing behind."""
         owner = asyncio.current_task()
-        again = self.sync._reenter(name, owner) if reentrant else None
+        again = self.sync._reenter(name, owner, mode) if reentrant else None
         if again is not None:
             return again
         claim = self.sync._claim(ttl, mode, slots, fair, max_hold, meta)
+        _check_timeout(timeout)
         session = self.sync._session
         await _in_thread(session.start)
         lease: Lease = await self._drive(acquiring(session, self.sync.space.lock(name), claim, timeout))
@@ -151,10 +172,34 @@ class AsyncLeaseManager:
         ended: builtins.list[FencingToken] = await _in_thread(self.sync.force_release, name, reason=reason)
         return ended
 
-    async def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
-        over, step = await _in_thread(_advance, steps, None, None)
-        while not over:
-            answer, failure = None, None
+    async def _drive(self, steps: Generator[Step, Any, Lease]) -> Lease:
+        answer: Any = None
+        failure: BaseException | None = None
+        while True:
+            future = _started(_advance, steps, answer, failure)
+            cancelled = None
+            try:
+                await asyncio.shield(future)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            except BaseException:
+                pass  # raised again below
+            try:
+                over, step = await _whatever_comes(future)
+            except BaseException:
+                if cancelled is not None:
+                    raise cancelled from None
+                raise
+            answer, failure = None, cancelled
+            if over and cancelled is not None:
+                with contextlib.suppress(Exception):  # lost meanwhile, or owed to the database from now on
+                    await _whatever_comes(_started(step.release))
+                raise cancelled  # it came when the lease was granted already
+            if over:
+                lease: Lease = step
+                return lease
+            if failure is not None:
+                continue
             try:
                 if isinstance(step, Transact):
                     answer = await _in_thread(
@@ -164,8 +209,6 @@ class AsyncLeaseManager:
                     await self._pause(step)
             except BaseException as error:
                 failure = error
-            over, step = await _in_thread(_advance, steps, answer, failure)
-        return step
 
     async def _pause(self, step: Pause) -> None:
         loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ _RETRY_SHARE: Final = 0.1  # of the ttl: the longest pause between two attempts 
 class Holding:
     """One lease as one of its maintainers sees it."""
 
-    __slots__ = ("deadline", "hold_until", "maintained", "reason", "state", "ttl")
+    __slots__ = ("deadline", "hold_until", "maintained", "reason", "state", "ttl", "unsettled")
 
     def __init__(self, ttl: float, started: float, *, max_hold: float = 0.0, maintained: bool = True) -> None:
         self.ttl = ttl
@@ -31,6 +31,7 @@ class Holding:
         self.hold_until = started + max_hold if max_hold else float("inf")
         self.state = Belief.HELD
         self.reason: str | None = None
+        self.unsettled = False  # its release was asked for, and is still owed to the database
 
     def learn(self, news: News, reason: str | None = None) -> bool:
         """Apply a row of the table; True where the lease was lost by it."""
@@ -71,10 +72,12 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """A renewal in flight: when it began and what it is for."""
+    """A renewal in flight: when it began, what it is for, and what it looks at if the session was told to look."""
 
     started: float
     keys: frozenset[Hashable]
+    looked: frozenset[Hashable]
+    known: bytes | None  # revocation row
 
 
 class RenewalPlan:
@@ -116,10 +119,20 @@ class SessionCore:
     def __init__(self, ttl: float, jitter: Callable[[], float], now: float) -> None:
         self.plan = RenewalPlan(ttl, jitter)
         self.holdings: dict[Hashable, Holding] = {}
+        self.revocation: bytes | None = None  # the row as it was when all holdings were known to stand
         self._began = now
 
-    def add(self, key: Hashable, holding: Holding) -> None:
+    def add(self, key: Hashable, holding: Holding, known: bytes | None = None) -> bool:
+        """Keep a lease; `known`: `revocation` as it was before the lease was asked for.
+
+        True where the session was told to look in between: perhaps because this very lease ended already, so it has to
+        look again.
+        """
         self.holdings[key] = holding
+        if known == self.revocation:
+            return False
+        self.revocation = None
+        return True
 
     def drop(self, key: Hashable) -> Holding | None:
         return self.holdings.pop(key, None)
@@ -155,13 +168,20 @@ class SessionCore:
         return lost
 
     def begin_renewal(self, now: float) -> Renewal:
-        return Renewal(now, frozenset(k for k, h in self.holdings.items() if h.maintained and h.state is Belief.HELD))
+        keys = frozenset(k for k, h in self.holdings.items() if h.maintained and h.state is Belief.HELD)
+        return Renewal(now, keys, frozenset(self.holdings), self.revocation)
 
     def renewal_done(
-        self, renewal: Renewal, now: float, ended: Iterable[tuple[Hashable, str]] = ()
+        self, renewal: Renewal, now: float, revocation: bytes | None, ended: Iterable[tuple[Hashable, str]] = ()
     ) -> list[tuple[Hashable, Holding]]:
-        """The heartbeat committed; `ended`: (key, reason) of grants it found gone. Returns what is lost by that."""
+        """The heartbeat committed; `revocation`: the row it read; `ended`: (key, reason) of grants it found gone.
+
+        Returns what is lost by that.
+        """
         self.plan.succeeded(renewal.started)
+        if self.revocation == renewal.known and revocation != renewal.known:
+            # What was acquired meanwhile was not looked at: it may be what the session was told of.
+            self.revocation = revocation if renewal.looked.issuperset(self.holdings) else None
         lost = []
         for key, reason in ended:
             holding = self.holdings.get(key)

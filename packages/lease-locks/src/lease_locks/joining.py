@@ -6,15 +6,18 @@ Functions of a transaction, each one row of `states.GRANT_ROWS` or none, each sa
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+from lease_locks.ending import how_ended, write_event
 from lease_locks.errors import CannotMaintainLock, LeaseLost, LockReleased, LockWasStolenError
+from lease_locks.observer import VERSIONS_PER_SECOND
 from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord
 from lease_locks.rows import HeldGrant, read_grant, read_name
 from lease_locks.space import LockKeys, stamped_value
 from lease_locks.states import Event, Grant, next_grant
-from lease_locks.tokens import FencingToken
-from lease_locks.transitions import how_ended, write_event
+from lease_locks.tokens import STAMP_BYTES, FencingToken
+
+_NOTHING: Final = 1e-6  # seconds: over at once, and not the 0.0 of "no limit"
 
 
 def join(tr: Any, lock: LockKeys, token: FencingToken, session: bytes, record: MaintainerRecord, by: str) -> HeldGrant:
@@ -39,11 +42,34 @@ def join(tr: Any, lock: LockKeys, token: FencingToken, session: bytes, record: M
         _refuse_join(tr, lock, token)
     next_grant(Grant.HELD, Event.JOINED)
     holder = HolderRecord.decode(found.value)
-    tr.set_versionstamped_value(lock.maintainer(token, session), stamped_value(record.encode()))
-    write_event(
-        tr, lock, 0, EventRecord("joined", bytes(token), token.epoch, by, session, record.role, record.joined_us)
-    )
+    key = lock.maintainer(token, session)
+    before = tr.snapshot.get(key).value
+    tr.set_versionstamped_value(key, stamped_value(record.encode()))
+    if before is None or before[STAMP_BYTES:] != record.encode():  # else an attempt of this very join had committed
+        write_event(
+            tr, lock, 0, EventRecord("joined", bytes(token), token.epoch, by, session, record.role, record.joined_us)
+        )
     return HeldGrant(lock.holder(token), token, holder)
+
+
+def hold_left(grant: HeldGrant, version: int | None) -> float:
+    """Seconds of the grant's max_hold that are left to who joined it by a commit of `version`; 0.0 where it has none.
+
+    By the age of its token, not by a clock. The commit's version is used and not the one it read, which may be older
+    than the time that passed where nobody commits; versions that jump ahead only make it less.
+    """
+    if not grant.record.max_hold_ms:
+        return 0.0
+    if version is None:
+        return _NOTHING
+    age = (version - grant.token.version) / VERSIONS_PER_SECOND
+    return max(_NOTHING, grant.record.max_hold_ms / 1000 - max(0.0, age))
+
+
+def joined_at(tr: Any, lock: LockKeys, token: FencingToken, session: bytes) -> int | None:
+    """The commit version of the session's join, by snapshot; None where its row is gone."""
+    row: bytes | None = tr.snapshot.get(lock.maintainer(token, session)).value
+    return None if row is None else int.from_bytes(row[:8], "big")
 
 
 def _refuse_join(tr: Any, lock: LockKeys, token: FencingToken) -> None:

@@ -96,7 +96,11 @@ class Lease:
     def maintain(self) -> None:
         """Renew now. Raises `LeaseLost` where the lease is gone."""
         self.check()
-        self._session.renew_now(timeout=self.remaining())
+        try:
+            self._session.renew_now(timeout=self.remaining())
+        except Exception:
+            self.check()  # the deadline passed meanwhile
+            raise
         self.check()
 
     def release(self) -> bool:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fdb_schema import DEFAULT_CLUSTER, DatabaseUrlError, open_database, url_of
 from idempotent_txn import run, run_committed
-from lease_locks import joining, sessions, transitions
+from lease_locks import ending, joining, sessions
 from lease_locks.acquiring import PRESENT, PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring
 from lease_locks.clocks import Clocks, SystemClocks
-from lease_locks.errors import AcquireTimeout
+from lease_locks.errors import AcquireTimeout, LeaseError
 from lease_locks.holding import Holding
 from lease_locks.host import process_gone
 from lease_locks.info import LeaseEvent, LeaseInfo, held_names, history, lease_infos
 from lease_locks.lease import HOLDER, Lease
 from lease_locks.observer import Dead
-from lease_locks.records import MaintainerRecord
-from lease_locks.rows import session_subject
+from lease_locks.records import MaintainerRecord, check_meta
+from lease_locks.rows import HeldGrant, session_subject
 from lease_locks.session import IDEMPOTENT, Session
 from lease_locks.space import LeaseSpace
 from lease_locks.tokens import FencingToken
@@ -84,7 +84,11 @@ class LeaseManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
 
     def close(self) -> None:
         """Release every lease and end the session. In a child made by `fork()` it does nothing."""
@@ -92,12 +96,18 @@ class LeaseManager:
             return
         for part in list(self._before_close):
             part.close()
+        failed: list[Exception] = []
         try:
             for lease in self._session.leases():
                 lease._depth = 1
-                lease.release()
+                try:
+                    lease.release()
+                except Exception as error:  # the others are released all the same
+                    failed.append(error)
         finally:
             self._session.stop()
+        if failed:
+            raise failed[0]
 
     def before_close(self, part: Any) -> None:
         """Call `part.close()` when this manager is closed, if `part` still lives."""
@@ -162,11 +172,12 @@ class LeaseManager:
 
         Raises `AcquireTimeout`, which names the holder.
         """
-        owner = threading.get_ident()
-        again = self._reenter(name, owner) if reentrant else None
+        owner = threading.current_thread()  # not its number, which the next thread may get
+        again = self._reenter(name, owner, mode) if reentrant else None
         if again is not None:
             return again
         claim = self._claim(ttl, mode, slots, fair, max_hold, meta)
+        _check_timeout(timeout)
         self._session.start()
         lease: Lease = self._drive(acquiring(self._session, self.space.lock(name), claim, timeout))
         if reentrant:
@@ -189,14 +200,14 @@ class LeaseManager:
 
         return AsyncLeaseManager(self).lock(name, timeout, **options)
 
-    def _reenter(self, name: str, owner: Any) -> Lease | None:
+    def _reenter(self, name: str, owner: Any, mode: str) -> Lease | None:
         lease = self._own.get((name, owner))
-        if lease is None:
+        if lease is None or not lease.held:
             return None
-        if lease.held:
-            lease._depth += 1
-            return lease
-        return None
+        if mode == "exclusive" != lease.mode:
+            raise LeaseError(f"lease {name!r} is held here as {lease.mode} and can't become {mode}: release it first")
+        lease._depth += 1
+        return lease
 
     def _claim(
         self,
@@ -212,12 +223,13 @@ class LeaseManager:
     ) -> Claim:
         if mode not in ("exclusive", "shared"):
             raise ValueError(f'mode must be "exclusive" or "shared", not {mode!r}')
-        if slots < 1:
-            raise ValueError(f"slots must be at least 1, not {slots!r}")
+        if not isinstance(slots, int) or slots < 1:
+            raise ValueError(f"slots must be a whole number of at least 1, not {slots!r}")
         if ttl is not None:
             _check_seconds("ttl", ttl)
         if max_hold is not None:
             _check_seconds("max_hold", max_hold)
+        check_meta(meta)
         session = self._session
         return Claim(
             owner=secrets.token_bytes(16),
@@ -295,18 +307,24 @@ class LeaseManager:
         lock = self.space.lock(name)
         record = MaintainerRecord(role, session.clocks.wall_us(), session.record.host, session.record.pid)
         started = session.clocks.boottime()
+        known = session.revocation
 
-        def joined(tr: Any) -> Any:
+        def joined(tr: Any) -> HeldGrant:
             grant = joining.join(tr, lock, token, session.sid, record, session.by)
             if also is not None:
                 also(tr, grant)
             return grant
 
-        grant = run(self.db, joined, strategy=IDEMPOTENT)
-        holding = Holding(grant.record.ttl_ms / 1000, started)
+        outcome = run_committed(self.db, joined, strategy=IDEMPOTENT)
+        grant = outcome.value
+        if outcome.commit is not None:
+            version: int | None = outcome.commit.version
+        else:
+            version = run(self.db, joining.joined_at, lock, grant.token, session.sid, strategy=IDEMPOTENT)
+        holding = Holding(grant.record.ttl_ms / 1000, started, max_hold=joining.hold_left(grant, version))
         key = secrets.token_bytes(16)
         lease = Lease(session, lock, grant.token, holding, key, grant.record.mode, role)
-        session.adopt(lease, key, holding)
+        session.adopt(lease, key, holding, known)
         return lease
 
     def read(self, name: str) -> LeaseInfo | None:
@@ -338,10 +356,10 @@ class LeaseManager:
 
         def forced(tr: Any) -> builtins.list[FencingToken]:
             wall = session.clocks.wall_us()
-            ended = transitions.force(tr, self.space, self.space.lock(name), session.sid, session.by, reason, wall)
+            ended = ending.force(tr, self.space, self.space.lock(name), session.sid, session.by, reason, wall)
             return [grant.token for grant in ended]
 
-        return run(self.db, forced, strategy=IDEMPOTENT)
+        return run(self.db, forced)  # with an idempotency id: what it ended can't be found out by running it again
 
     def sessions(self) -> Iterator[tuple[bytes, Any, bytes | None]]:
         """Every session as (id, SessionRecord, heartbeat row), page by page."""
@@ -390,13 +408,17 @@ def _reopen(live_id: str, url: str | None, cluster: str, ttl: float) -> LeaseMan
     return LeaseManager(url, cluster, ttl)
 
 
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise ValueError(f"timeout must be None or seconds from 0 on, not {timeout!r}")
+
+
 def _check_seconds(what: str, value: float) -> None:
-    if not 0 < value < 10**9:
+    if not isinstance(value, int | float) or not 0 < value < 10**9:
         raise ValueError(f"{what} must be a positive number of seconds, not {value!r}")
 
 
 def _let_go(session: Session) -> None:
     """The manager was dropped without close(): stop renewing, so that its leases expire."""
-    with session.mutex:
-        session._stopping = True
-        session.mutex.notify_all()
+    if not session.forked:
+        session.abandon()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from fdb_schema import Record
+from fdb_schema import Record, pack
+
+META_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,20 @@ class HolderRecord(Record):
     meta: dict[str, Any] | None = None
     host: str = ""  # for people, after the session is gone
     pid: int = 0
+
+
+def check_meta(meta: dict[str, Any] | None) -> None:
+    """Raises `ValueError` for what can't be shown to whoever reads the lease: plain values, not much of them."""
+    if meta is None:
+        return
+    if not isinstance(meta, dict) or not all(isinstance(name, str) for name in meta):
+        raise ValueError(f"meta must be a dict with texts as keys, not {meta!r:.80}")
+    try:
+        size = len(pack(meta))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"meta takes plain values (numbers, texts, bytes, lists, dicts): {error}") from error
+    if size > META_BYTES:
+        raise ValueError(f"meta may take {META_BYTES:,} bytes, found {size:,}: store it elsewhere and name it here")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from fdb_schema import MainspringError, fdb_error_code
-from idempotent_txn import run
-from lease_locks import sessions, transitions
+from idempotent_txn import TransactionTimedOut, run
+from lease_locks import ending, sessions, transitions
 from lease_locks.clocks import Clocks
 from lease_locks.errors import ForkedLeaseError, LeaseLost
 from lease_locks.holding import Holding, SessionCore
@@ -50,13 +50,13 @@ class Session:
         self._leases: dict[Hashable, Lease] = {}
         self._chores: list[Callable[[Any], Any]] = []  # transactions still owed to the database
         self._waiting = 0  # claims in queues, and other reasons to stay alive
-        self._revocation: bytes | None = None
         self._watch: Any = None
         self._poked = False
         self._renew_at = _NEVER  # when the renewal thread wakes by itself
         self._watchdog_at = _NEVER
         self._started = False
         self._stopping = False
+        self._abandoned = False
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
 
@@ -111,19 +111,35 @@ class Session:
                 run(self.db, chore, strategy=IDEMPOTENT, timeout=10)
             run(self.db, sessions.clear_session, self.space, self.sid, strategy=IDEMPOTENT, timeout=10)
 
+    def abandon(self) -> None:
+        """Nobody can close the manager any more: renew nothing, so that its leases expire; they learn it as always."""
+        with self.mutex:
+            self._abandoned = True
+            self.mutex.notify_all()
+            if self._leases and not self._stopping:
+                log.info("a LeaseManager was dropped with %d leases, which expire: close it", len(self._leases))
+            if self._watch is not None:
+                self._watch.cancel()
+
     def leases(self) -> list[Lease]:
         with self.mutex:
             return list(self._leases.values())
 
     # --- what leases ask
 
-    def adopt(self, lease: Lease, key: bytes, holding: Holding) -> None:
-        """Keep `lease` alive from now on."""
+    @property
+    def revocation(self) -> bytes | None:
+        """What is known of the revocation row, to be taken before a lease is asked for; see `adopt`."""
+        return self._core.revocation
+
+    def adopt(self, lease: Lease, key: bytes, holding: Holding, known: bytes | None) -> None:
+        """Keep `lease` alive from now on; `known`: `revocation` before the transaction that granted it began."""
         with self.mutex:
             if not self._leases and not self._waiting:
                 self._core.active_since(self.clocks.boottime())
             self._leases[key] = lease
-            self._core.add(key, holding)
+            if self._core.add(key, holding, known):
+                self._poke()
             self._wake_for(holding)
 
     def _wake_for(self, holding: Holding) -> None:
@@ -154,22 +170,23 @@ class Session:
         self.look(lease)
         holding = lease._holding
         with self.mutex:
-            repeated = holding.state is Belief.RELEASED
+            repeated = holding.state is Belief.RELEASED and not holding.unsettled
             # Before the transaction: from here on nothing is believed, whatever becomes of it.
-            holding.learn(News.RELEASED)
-            self._forget(lease)
+            self._end_parts(lease)
         if repeated:
             return True
 
         def give_back(tr: Any) -> str:
             wall = self.clocks.wall_us()
-            return transitions.release(tr, self.space, lease._lock, lease.token, self.sid, self.by, "", wall)
+            return ending.release(tr, self.space, lease._lock, lease.token, self.sid, self.by, "", wall)
 
         try:
             outcome = run(self.db, give_back, strategy=IDEMPOTENT)
         except BaseException:
+            holding.unsettled = True
             self.owe(give_back)
             raise
+        holding.unsettled = False
         if outcome == "succeeded":
             reason = holding.reason or "stolen"
             raise LeaseLost(
@@ -179,11 +196,20 @@ class Session:
             )
         return outcome != "ended"
 
-    def ended_elsewhere(self, lease: Lease) -> None:
-        """The lease was freed by a transaction that the caller made: stop maintaining it."""
+    def ended_elsewhere(self, lease: Lease, *, freed: bool) -> None:
+        """The caller's own transaction freed the lease, or failed to: either way stop maintaining this part of it."""
         with self.mutex:
-            lease._holding.learn(News.RELEASED)
-            self._forget(lease)
+            if freed:
+                self._end_parts(lease)
+            else:
+                lease._holding.learn(News.RELEASED)
+                self._forget(lease)
+
+    def _end_parts(self, lease: Lease) -> None:
+        """The grant ends by this session: nothing of it is believed any more. Nobody tells the session what it did."""
+        for part in [lease, *(x for x in self._leases.values() if x.token == lease.token and x.name == lease.name)]:
+            part._holding.learn(News.RELEASED)
+            self._forget(part)
 
     def _forget(self, lease: Lease) -> None:
         self._leases.pop(lease._key, None)
@@ -204,9 +230,11 @@ class Session:
 
         try:
             run(self.db, chore, strategy=IDEMPOTENT, timeout=1.0)
-        except Exception as error:
+        except BaseException as error:
             log.debug("the claim for %r is withdrawn later: %s", lock.name, error)
             self.owe(chore)
+            if not isinstance(error, Exception):
+                raise
 
     def stay(self, how_many: int) -> None:
         """Count reasons to keep the heartbeat beside leases: places in queues, a pinned session."""
@@ -227,7 +255,6 @@ class Session:
         with self.mutex:
             renewal = self._core.begin_renewal(self.clocks.boottime())
             held = {key: (lease._lock, lease.token) for key, lease in self._leases.items()}
-            known = self._revocation
         try:
             revocation, gone = run(
                 self.db,
@@ -235,7 +262,7 @@ class Session:
                 self.space,
                 self.sid,
                 self.record,
-                known,
+                renewal.known,
                 held,
                 self.clocks.wall_us(),
                 verify,
@@ -247,10 +274,8 @@ class Session:
                 self._core.renewal_failed(self.clocks.boottime())
             raise
         with self.mutex:
-            if self._revocation == known:
-                self._revocation = revocation
             ended = [(key, reason) for key, (reason, _) in gone.items()]
-            lost = self._core.renewal_done(renewal, self.clocks.boottime(), ended)
+            lost = self._core.renewal_done(renewal, self.clocks.boottime(), revocation, ended)
             calls = [(lease, self._lose(lease)) for key, _ in lost if (lease := self._leases.get(key)) is not None]
             for key, (reason, _) in gone.items():
                 if reason == "released" and key in self._leases:
@@ -273,11 +298,10 @@ class Session:
             x.token == lease.token and x.name == lease.name and x.role != HOLDER for x in self._leases.values()
         )
         if lease._holding.maintained and not shared and reason in ("unreachable", "max_hold"):
-            whole = reason == "max_hold"
 
             def leave(tr: Any) -> Any:
                 wall = self.clocks.wall_us()
-                return transitions.leave(
+                return ending.leave(
                     tr,
                     self.space,
                     lease._lock,
@@ -287,7 +311,6 @@ class Session:
                     reason,
                     wall,
                     joined=joined,
-                    whole=whole,
                 )
 
             self._chores.append(leave)
@@ -298,7 +321,7 @@ class Session:
     def _renew_loop(self) -> None:
         while True:
             with self.mutex:
-                while not self._stopping and not self._poked:
+                while not (self._stopping or self._abandoned or self._poked):
                     active = bool(self._leases) or self._waiting > 0
                     now = self.clocks.boottime()
                     self._renew_at = self._core.renewal_due() if active else _NEVER
@@ -306,22 +329,20 @@ class Session:
                         break
                     self.mutex.wait(min(self._renew_at - now, 3600.0))
                 self._renew_at = -_NEVER  # awake
-                if self._stopping:
+                if self._stopping or self._abandoned:
                     return
                 self._poked = False
                 chores = list(self._chores)
                 active = bool(self._leases) or self._waiting > 0
                 horizon = (self._core.shortest_ttl() or self.ttl) / 3
             try:
-                for chore in chores:
-                    run(self.db, chore, strategy=IDEMPOTENT, timeout=horizon)
-                    with self.mutex:
-                        self._chores.remove(chore)
                 if active:
                     self._renew(verify=False, timeout=horizon)
                 self._watch_revocation()
+                for chore in chores:
+                    self._do(chore, horizon)
             except Exception as error:
-                if fdb_error_code(error) is None and not isinstance(error, (MainspringError, OSError)):
+                if not _of_database(error):
                     log.exception("the renewal of session %s failed unexpectedly; it goes on", self.sid.hex())
                 else:
                     log.warning("a renewal of session %s failed and is retried: %s", self.sid.hex(), error)
@@ -331,6 +352,16 @@ class Session:
                         if self._chores:
                             self._poked = True
                         self.mutex.wait(min(1.0, horizon / 10) * (0.5 + random.random()))
+
+    def _do(self, chore: Callable[[Any], Any], timeout: float) -> None:
+        try:
+            run(self.db, chore, strategy=IDEMPOTENT, timeout=timeout)
+        except Exception as error:
+            if _of_database(error):
+                raise
+            log.exception("session %s gives up what it owed the database", self.sid.hex())
+        with self.mutex:
+            self._chores.remove(chore)
 
     def _watch_revocation(self) -> None:
         """A watch on the row that whoever ends one of the session's grants writes; one per process."""
@@ -344,7 +375,7 @@ class Session:
         found, watch = run(self.db, look, strategy=IDEMPOTENT, timeout=self.ttl)
         self._watch = watch
         watch.on_ready(self._rung)
-        if found != self._revocation:
+        if found != self._core.revocation:
             self._poke()
 
     def _rung(self, watch: Any) -> None:
@@ -366,7 +397,7 @@ class Session:
         while True:
             calls = []
             with self.mutex:
-                if self._stopping:
+                if self._stopping or (self._abandoned and not self._leases):
                     return
                 now = self.clocks.boottime()
                 for key, _ in self._core.lost_by(now):
@@ -383,6 +414,11 @@ class Session:
             for lease, callbacks in calls:
                 log.warning("lease %r is lost: %s", lease.name, lease._holding.reason)
                 _call_all(callbacks, lease)
+
+
+def _of_database(error: Exception) -> bool:
+    """Whether it says nothing but that the database didn't do it now."""
+    return fdb_error_code(error) is not None or isinstance(error, TransactionTimedOut | OSError)
 
 
 def _call_all(callbacks: list[Callable[[Lease], Any]], lease: Lease) -> None:

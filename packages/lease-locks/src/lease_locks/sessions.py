@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdb_schema import check_format, get_many, read_range
+from lease_locks.ending import how_ended
 from lease_locks.observer import Dead, Observer
 from lease_locks.records import SessionRecord
 from lease_locks.rows import session_subject
 from lease_locks.space import FORMAT, LeaseSpace, LockKeys, stamped_value
 from lease_locks.tokens import FencingToken
-from lease_locks.transitions import how_ended
 
 
 def register(tr: Any, space: LeaseSpace, sid: bytes, record: SessionRecord) -> None:

@@ -150,13 +150,13 @@ class LeaseSpace:
         return name
 
     def session(self, sid: bytes) -> bytes:
-        return self.sessions + _pack(sid)
+        return self.sessions + _bytes_part(sid)
 
     def heartbeat(self, sid: bytes) -> bytes:
-        return self.sessions + _pack(sid, "hb")
+        return self.sessions + _bytes_part(sid) + b"\x02hb\x00"
 
     def revocation(self, sid: bytes) -> bytes:
-        return self.sessions + _pack(sid, "rev")
+        return self.sessions + _bytes_part(sid) + b"\x02rev\x00"
 
     def session_of(self, key: bytes) -> tuple[bytes, str]:
         """(sid, "" | "hb" | "rev") of a session's row."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fdb_schema import add_read_conflict_keys
+from lease_locks.ending import Found, release, take_over, write_event
 from lease_locks.observer import Alive, Dead, Observer, Subject
 from lease_locks.records import EventRecord, HolderRecord, WaiterRecord
 from lease_locks.rows import (
@@ -20,8 +21,6 @@ from lease_locks.rows import (
     grant_subject,
     place_subject,
     read_ahead,
-    read_events,
-    read_grant,
     read_name,
 )
 from lease_locks.space import HISTORY_EVENTS, LeaseSpace, LockKeys, stamped_key, stamped_value
@@ -74,11 +73,6 @@ class Waiting:
     holder: HeldGrant | None = None
     again: bool = False  # this transaction took a place, or skipped a dead waiter: look again once it committed
     processes: tuple[Subject, ...] = ()  # whose processes' end, on this host, would end the wait
-
-
-def write_event(tr: Any, lock: LockKeys, order: int, record: EventRecord) -> None:
-    """Add a line to the name's history; `order` tells the events of one transaction apart."""
-    tr.set_versionstamped_key(stamped_key(lock.events, order), record.encode())
 
 
 def _admits(claim: Claim, grants: list[HeldGrant]) -> bool:
@@ -143,13 +137,17 @@ def acquire(
                 return _enqueue(tr, lock, claim)
             look_in = min(verdict.look_in for verdict in verdicts if isinstance(verdict, Alive))
             return Waiting(_watched(tr, lock, rows.grants), look_in, living[0], processes=tuple(subjects))
-        for grant, subject, verdict in zip(rows.grants, subjects, verdicts, strict=True):
-            if isinstance(verdict, Dead):
-                _take_over(tr, space, lock, grant, subject, verdict, claim, order)
-                observer.forget(subject.key)
-                order += 1
-                if claim.adopt:
-                    adopts += [*_adopted(grant.record), grant.token]
+        dead = [
+            Found(grant, subject, verdict)
+            for grant, subject, verdict in zip(rows.grants, subjects, verdicts, strict=True)
+            if isinstance(verdict, Dead)
+        ]
+        take_over(tr, space, lock, dead, claim.session, claim.by, claim.wall_us)
+        order = len(dead)
+        for found in dead:
+            observer.forget(found.subject.key)
+            if claim.adopt:
+                adopts += [*_adopted(found.grant.record), found.grant.token]
     return _grant(tr, lock, claim, last_read.value, place, adopts, order, draw)
 
 
@@ -255,127 +253,6 @@ def _behind(
     tr.clear(lock.pointer(ahead.record.owner))
     observer.forget(subject.key)
     return None
-
-
-def _take_over(
-    tr: Any,
-    space: LeaseSpace,
-    lock: LockKeys,
-    grant: HeldGrant,
-    subject: Subject,
-    verdict: Dead,
-    claim: Claim,
-    order: int,
-) -> None:
-    """HELD ─expired─▶ ENDED, or ─stolen─▶ where its processes are gone before the ttl passed.
-
-    The holder's record, the whole maintainer range and every maintainer's heartbeat become serializable reads: a
-    heartbeat, a join, a release or a forced end that lands in between aborts this.
-    """
-    kind = Event.STOLEN if verdict.early else Event.EXPIRED
-    next_grant(Grant.HELD, kind)
-    tr.add_read_conflict_range(grant.key, grant.key + b"\xff")
-    add_read_conflict_keys(tr, [space.heartbeat(vital.session) for vital in subject.vitals])
-    _end(tr, space, lock, grant, grant.sessions)
-    write_event(tr, lock, order, _ended(grant, kind, claim.by, claim.session, verdict.why, claim.wall_us))
-
-
-def _ended(grant: HeldGrant, kind: Event, by: str, session: bytes, why: str, wall_us: int) -> EventRecord:
-    return EventRecord(str(kind), bytes(grant.token), grant.token.epoch, by, session, why, wall_us)
-
-
-def _end(tr: Any, space: LeaseSpace, lock: LockKeys, grant: HeldGrant, tell: list[bytes]) -> None:
-    """Remove a grant's rows and tell the sessions `tell` to look."""
-    tr.clear_range(grant.key, grant.key + b"\xff")
-    if not grant.alone:
-        tr.add(lock.bell, _ONE)
-    for sid in tell:
-        key = space.revocation(sid)
-        if tr.snapshot.get(key).present():
-            tr.set_versionstamped_value(key, stamped_value())
-        else:
-            # A session whose rows were cleared gets none back; should it write them now, this is run again.
-            tr.add_read_conflict_key(key)
-
-
-def release(
-    tr: Any, space: LeaseSpace, lock: LockKeys, token: FencingToken, session: bytes, by: str, why: str, wall_us: int
-) -> str:
-    """HELD ─released─▶ ENDED by a maintainer; whatever a successor holds is never touched.
-
-    Returns "freed", "repeated" (released before), "succeeded" (ended otherwise, and somebody else holds the name) or
-    "ended" (ended otherwise, nobody holds it). Reads the grant with its maintainers serializably.
-    """
-    grant = read_grant(tr, lock, token)
-    if grant is not None:
-        next_grant(Grant.HELD, Event.RELEASED)
-        _end(tr, space, lock, grant, [sid for sid in grant.sessions if sid != session])
-        write_event(tr, lock, 0, _ended(grant, Event.RELEASED, by, session, why, wall_us))
-        return "freed"
-    if how_ended(tr, lock, token)[0] == "released":
-        return "repeated"
-    return "succeeded" if read_name(tr, lock).grants else "ended"
-
-
-def how_ended(tr: Any, lock: LockKeys, token: FencingToken) -> tuple[str, str]:
-    """(reason, why) of the end of `token`, from the history; ("stolen", …) where the history has forgotten it."""
-    wanted = bytes(token)
-    for _, event in reversed(read_events(tr, lock)):
-        if event.token == wanted and event.kind in ("released", "expired", "stolen", "forced"):
-            why = f"{event.kind} by {event.by}" + (f": {event.why}" if event.why else "")
-            return event.kind, why
-    return "stolen", "ended so long ago that the history doesn't say how"
-
-
-def leave(
-    tr: Any,
-    space: LeaseSpace,
-    lock: LockKeys,
-    token: FencingToken,
-    session: bytes,
-    by: str,
-    why: str,
-    wall_us: int,
-    *,
-    joined: bool = False,
-    whole: bool = False,
-) -> bool:
-    """HELD ─left─▶ HELD: stop counting as a maintainer; ─expired─▶ ENDED where nobody else maintains it, or `whole`.
-
-    `joined`: the part to leave is that of a remote, otherwise the holder's own; a session may have both.
-
-    For a session that lost the lease but lives on: its heartbeats must not keep the grant. True where it ended.
-    """
-    grant = read_grant(tr, lock, token)
-    if grant is None:
-        return True
-    if joined:
-        others = grant.record.maintained or any(sid != session for sid, _ in grant.joins)
-    else:
-        others = bool(grant.joins)  # a remote of this very session is another maintainer
-    if others and not whole:
-        next_grant(Grant.HELD, Event.LEFT)
-        if joined:
-            tr.clear(lock.maintainer(token, session))
-        else:
-            tr.set(grant.key, replace(grant.record, maintained=False).encode())
-        return False
-    next_grant(Grant.HELD, Event.EXPIRED)
-    _end(tr, space, lock, grant, [sid for sid in grant.sessions if sid != session])
-    write_event(tr, lock, 0, _ended(grant, Event.EXPIRED, by, session, why, wall_us))
-    return True
-
-
-def force(
-    tr: Any, space: LeaseSpace, lock: LockKeys, session: bytes, by: str, why: str, wall_us: int
-) -> list[HeldGrant]:
-    """HELD ─forced─▶ ENDED for every grant of the name, on a person's word. Returns what was ended."""
-    grants = read_name(tr, lock, snapshot=False).grants
-    for order, grant in enumerate(grants):
-        next_grant(Grant.HELD, Event.FORCED)
-        _end(tr, space, lock, grant, grant.sessions)
-        write_event(tr, lock, order, _ended(grant, Event.FORCED, by, session, why, wall_us))
-    return grants
 
 
 def withdraw(tr: Any, space: LeaseSpace, lock: LockKeys, claim: Claim) -> None:

@@ -11,11 +11,11 @@ import typer
 
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
 from idempotent_txn import run
-from lease_locks.acquiring import Pause
+from lease_locks.acquiring import Pause, local
 from lease_locks.errors import AcquireTimeout, LeaseNotFoundError
 from lease_locks.info import LeaseEvent, LeaseInfo, wall_time
 from lease_locks.locks import LeaseManager
-from lease_locks.observer import Dead
+from lease_locks.observer import Alive, Dead
 from lease_locks.rows import grant_subject, read_name
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import STAMP_BYTES
@@ -23,6 +23,7 @@ from lease_locks.transitions import PRESENT
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The lease's name.")]
 _WATCH_SECONDS = 0.25
+_REREAD_SECONDS = 15.0
 
 
 def lease_row(info: LeaseInfo) -> dict[str, Any]:
@@ -122,14 +123,13 @@ def watch(
     until = None if seconds is None else time.monotonic() + seconds
     seen = max((event.version for event in locks.history(name)), default=0)
     while until is None or time.monotonic() < until:
-        for event in locks.history(name):
-            if event.version > seen:
-                row = event_row(event)
-                if json:
-                    print_json(row)
-                else:
-                    typer.echo(f"{event.at:%H:%M:%S} {event.kind:<9}{event.by}  {event.why}")
-        seen = max([seen, *(event.version for event in locks.history(name))])
+        events = [event for event in locks.history(name) if event.version > seen]
+        for event in events:
+            if json:
+                print_json(event_row(event))
+            else:
+                typer.echo(f"{event.at:%H:%M:%S} {event.kind:<9}{event.by}  {event.why}")
+        seen = max((event.version for event in events), default=seen)  # of what was printed, not of what came since
         time.sleep(_WATCH_SECONDS)
 
 
@@ -139,21 +139,32 @@ def wait(
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
-    """Wait until nobody holds a lease, without taking it."""
+    """Wait until nobody who lives holds a lease, without taking it."""
     locks = LeaseManager(db, cluster)
-    lock = locks.space.lock(name)
     until = None if timeout is None else time.monotonic() + timeout
     while True:
-        grants = run(locks.db, read_name, lock, strategy=IDEMPOTENT).grants
-        if not grants:
+        held = [(subject, verdict) for subject, verdict in run(locks.db, _judged, locks, name, strategy=IDEMPOTENT)]
+        living = [verdict.look_in for _, verdict in held if isinstance(verdict, Alive)]
+        if not living:
             return
-        left = 15.0 if until is None else until - time.monotonic()
+        left = _REREAD_SECONDS if until is None else until - time.monotonic()
         if left <= 0:
             info = locks.read(name)
             if info is None:
                 return
             raise AcquireTimeout(f"lease {name!r} is still held after {timeout:g} s by {info.describe()}")
-        locks._pause(Pause(tuple((grant.key, PRESENT) for grant in grants), min(left, 15.0), ()))
+        lock = locks.space.lock(name)
+        rows = tuple((lock.holder(subject.key[1]), PRESENT) for subject, _ in held)
+        subjects = local(locks._session, tuple(subject for subject, _ in held))
+        locks._pause(Pause(rows, min(left, _REREAD_SECONDS, *living), subjects))
+
+
+def _judged(tr: Any, locks: LeaseManager, name: str) -> list[tuple[Any, Alive | Dead]]:
+    """Every grant of a name as (what was observed, the verdict)."""
+    lock = locks.space.lock(name)
+    subjects = [grant_subject(tr, locks.space, lock, grant) for grant in read_name(tr, lock).grants]
+    version = tr.get_read_version().wait()
+    return [(subject, locks._session.observer.judge(subject, version)) for subject in subjects]
 
 
 def force_release(
@@ -218,18 +229,9 @@ def doctor(
         what = f"session {sid.hex()} of {record.host}:{record.pid} is dead: {why}"
         findings.append({"what": what, "do": "lease-locks doctor --clean", "cleanable": True})
     for info in locks.list():
-
-        def dead(tr: Any, name: str = info.name) -> list[str]:
-            lock = locks.space.lock(name)
-            version = tr.get_read_version().wait()
-            verdicts = [
-                locks._session.observer.judge(grant_subject(tr, locks.space, lock, grant), version)
-                for grant in read_name(tr, lock).grants
-            ]
-            return [verdict.why for verdict in verdicts if isinstance(verdict, Dead)]
-
-        for why in run(locks.db, dead, strategy=IDEMPOTENT):
-            what = f"lease {info.name!r} of {info.host}:{info.pid} is dead: {why}"
+        verdicts = run(locks.db, _judged, locks, info.name, strategy=IDEMPOTENT)
+        for verdict in [v for subject, v in verdicts if subject.key[1] == info.token and isinstance(v, Dead)]:
+            what = f"lease {info.name!r} of {info.host}:{info.pid} is dead: {verdict.why}"
             do = f"nothing: who acquires it takes it over; or lease-locks force-release {info.name} --reason …"
             findings.append({"what": what, "do": do, "cleanable": False})
     cleaned = locks.clear_dead_sessions() if clean else 0

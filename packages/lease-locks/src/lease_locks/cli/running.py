@@ -16,9 +16,12 @@ import typer
 
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail
 from fdb_schema.errors import EXIT_LOCK_STOLEN
+from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
+from lease_locks.observer import FENCE, UNCHANGED
 
 _PR_SET_PDEATHSIG: Final = 1
+_GRACE_SECONDS: Final = 5.0
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +39,14 @@ def run_under(
     shared: Annotated[bool, typer.Option("--shared", help="Beside other shared holders.")] = False,
     slots: Annotated[int, typer.Option(help="How many may run at once.")] = 1,
     max_hold: Annotated[float | None, typer.Option(help="Seconds after which the lease is lost.")] = None,
-    grace: Annotated[float, typer.Option(help="Seconds between TERM and KILL when the lease is lost.")] = 5.0,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds between TERM and KILL when the lease is lost; 5, but when the database is out of reach no longer "
+            "than nobody can have taken over.",
+            show_default=False,
+        ),
+    ] = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
@@ -62,7 +72,12 @@ def run_under(
         except OSError as error:
             fail(f"{command[0]!r} can't be run: {error.strerror}", 127)
         stopped = threading.Event()
-        lease.on_lost(lambda _: threading.Thread(target=_stop, args=(process, grace, stopped), daemon=True).start())
+
+        def stop(lost: Lease) -> None:
+            seconds = _grace(lost) if grace is None else grace
+            threading.Thread(target=_stop, args=(process, seconds, stopped), daemon=True).start()
+
+        lease.on_lost(stop)
         restore = _forward(process)
         try:
             code = process.wait()
@@ -73,6 +88,14 @@ def run_under(
             fail(f"lease {name!r} was lost ({lease.lost_reason}), {command[0]!r} was stopped", EXIT_LOCK_STOLEN)
         lease.release()
     raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def _grace(lease: Lease) -> float:
+    """Between TERM and KILL. Where the holder only fenced itself, until the earliest moment at which another may hold it:
+    UNCHANGED × ttl after the last renewal by a clock that runs 10 % fast, if this one runs 10 % slow."""
+    if lease.lost_reason != "unreachable":
+        return _GRACE_SECONDS
+    return min(_GRACE_SECONDS, (UNCHANGED / 1.1 - FENCE / 0.9) * lease.ttl)
 
 
 def _die_with_parent() -> Callable[[], Any] | None:

@@ -36,15 +36,30 @@ def logic_key(function: Any) -> str:
 def canonical(value: Any) -> bytes:
     """The canonical bytes of `value`. Raises `MemoKeyError`."""
     out: list[bytes] = []
-    _Encoder(out.append).put(value)
+    _encode(out.append, value)
     return b"".join(out)
 
 
 def canonical_digest(value: Any) -> bytes:
     """SHA-256 of the canonical bytes."""
     digest = hashlib.sha256()
-    _Encoder(digest.update).put(value)
+    _encode(digest.update, value)
     return digest.digest()
+
+
+def plain_cells(function: Any) -> tuple[tuple[str, Any], ...]:
+    """(name, value) of what a function closes over, as far as it is a number, a text, bytes, a bool or None."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return tuple(
+        (name, cell.cell_contents) for name, cell in cells if _filled(cell) and type(cell.cell_contents) in _SIMPLE
+    )
+
+
+def _encode(write: Callable[[Any], Any], value: Any) -> None:
+    try:
+        _Encoder(write).put(value)
+    except RecursionError:
+        raise MemoKeyError("it is nested too deeply for a memo key: pass what identifies it instead") from None
 
 
 class _Encoder:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lease_locks")
 FLUSH_SECONDS: Final = 1.0
 _PAGE: Final = 500
+_TIMEOUT_SECONDS: Final = 10.0  # counts are not worth more waiting for a database that doesn't answer
 
 
 class Counting:
@@ -50,7 +51,7 @@ class Counting:
                 self._thread = threading.Thread(target=_flush_later, args=(weakref.ref(self),), daemon=True)
                 self._thread.start()
         if flush:
-            self.flush()
+            self.close()
 
     def flush(self) -> None:
         """Write what was counted since the last time."""
@@ -60,20 +61,22 @@ class Counting:
                     page = dict(list(self._counts.items())[:_PAGE])
                 if not page:
                     return
-                run(self._locks.db, self._write, page)
+                run(self._locks.db, self._write, page, timeout=_TIMEOUT_SECONDS)
+                self._registered = True
                 with self._mutex:
                     self._counts.subtract(page)
                     self._counts = +self._counts
 
     def _write(self, tr: Any, page: dict[tuple[Memo, str], int]) -> None:
         key = self._rows.run_key(self.run_id)
-        if not self._registered and not tr.get(key).present():
+        if not self._registered:
             session = self._locks._session
             tr.set(key, RunRecord(session.clocks.wall_us(), session.by, " ".join(sys.argv[:1])[-200:]).encode())
         for (memo, kind), count in page.items():
             self._rows.count(tr, self.run_id, memo, kind, count)
 
     def close(self) -> None:
+        """`flush`, where a database that doesn't answer is no reason to fail: the counts are kept for the next time."""
         try:
             self.flush()
         except Exception as error:

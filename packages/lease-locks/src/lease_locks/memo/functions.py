@@ -17,7 +17,7 @@ from typing import Any, Final
 import cloudpickle
 
 from lease_locks.errors import LeaseError
-from lease_locks.memo.canonical import MemoKeyError, canonical, canonical_digest, logic_key
+from lease_locks.memo.canonical import MemoKeyError, canonical, canonical_digest, logic_key, plain_cells
 from lease_locks.memo.rows import INLINE_BYTES, Memo
 
 _PICKLE_PROTOCOL: Final = 5
@@ -92,7 +92,8 @@ def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     digest = hashlib.sha256()
     digest.update(canonical((pipeline, name, key)))
     if "<lambda>" in name and not key:
-        digest.update(canonical(plain.__code__))  # its name says nothing: a lambda goes by its code
+        digest.update(canonical(plain.__code__))  # its name says nothing: a lambda goes by its code, and by what it
+        digest.update(canonical(plain_cells(plain)))  # closes over where that is plain
     for parameter, value in bound.arguments.items():
         try:
             digest.update(canonical(parameter))

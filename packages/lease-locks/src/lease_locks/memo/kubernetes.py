@@ -14,6 +14,7 @@ import json
 import logging
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from lease_locks.errors import LeaseError
 log = logging.getLogger("lease_locks")
 
 Api = Callable[[str, str, "dict[str, Any] | None"], "tuple[int, dict[str, Any]]"]
+_POST_PAUSES: Final = (0.2, 1.0)
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -72,7 +74,7 @@ class KubernetesJobShell:
         pod = spec.setdefault("template", {}).setdefault("spec", {})
         pod.setdefault("restartPolicy", "Never")
         pod["containers"][0]["command"] = [*self.command, *args]
-        status, answer = self.api("POST", self._path(), manifest)
+        status, answer = self._post(manifest)
         if status not in (200, 201, 202, 409):  # 409: it is there
             raise JobError(f"job {name} was refused with {status}: {answer.get('message', answer)}")
         future = self._follow(name)
@@ -87,6 +89,16 @@ class KubernetesJobShell:
         """Delete the job with its pods; False where there is none."""
         status, _ = self.api("DELETE", f"{self._path()}/{handle}?propagationPolicy=Background", None)
         return status in (200, 202)
+
+    def _post(self, manifest: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Ask for the job, again where no answer came: it may have been made all the same."""
+        for pause in _POST_PAUSES:
+            try:
+                return self.api("POST", self._path(), manifest)
+            except OSError as error:
+                log.warning("the API server did not answer, asking again: %s", error)
+                time.sleep(pause)
+        return self.api("POST", self._path(), manifest)
 
     def _path(self) -> str:
         return f"/apis/batch/v1/namespaces/{self.namespace}/jobs"

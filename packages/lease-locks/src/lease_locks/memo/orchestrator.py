@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from lease_locks.memo.remote import InProcess
 from lease_locks.memo.rows import (
     FAILED,
     GONE,
+    PENDING,
     STOLEN,
     AttemptRecord,
     InvocationRecord,
@@ -37,6 +39,7 @@ from lease_locks.tokens import FencingToken
 log = logging.getLogger("lease_locks")
 
 _LOOK_SECONDS: Final = 0.1
+_REREAD_SECONDS: Final = 15.0  # in case a watch was lost
 
 
 class NoResultAfterShell(LeaseError):
@@ -78,13 +81,16 @@ class Orchestrator:
             self._in_process.calls.pop(call.memo.digest, None)
             self._give_back(lease)
 
+    @property
+    def _shell_name(self) -> str:
+        return getattr(self.shell, "__name__", None) or type(self.shell).__name__
+
     def _invoke(self, call: functions.Call, keys: MemoKeys, lease: Lease) -> Future[Any] | None:
         session = self.locks._session
         wall = session.clocks.wall_us()
         payload = store(session, functions.dump_call(call), f"the arguments of {call.memo}")
         invocation = InvocationRecord(payload, call.shown(), wall, session.by)
-        shell_name = getattr(self.shell, "__name__", type(self.shell).__name__)
-        attempt = AttemptRecord("pending", shell=shell_name, invoked_us=wall, run=self.run_id)
+        attempt = AttemptRecord(PENDING, shell=self._shell_name, invoked_us=wall, run=self.run_id)
         lock = self.locks.space.lock(lease.name)
 
         def invoked(tr: Any) -> None:
@@ -119,8 +125,8 @@ class Orchestrator:
                 self.locks.db, lambda tr, token=token: tr.get(keys.attempt(bytes(token))).value, strategy=IDEMPOTENT
             )
             attempt = None if data is None else AttemptRecord.decode(data)
-            if attempt is None or not attempt.handle or attach is None:
-                continue
+            if attempt is None or not attempt.handle or attach is None or attempt.shell != self._shell_name:
+                continue  # a handle means something only to the Shell that made it
             future: Future[Any] | None = attach(attempt.handle)
             if future is not None:
                 log.info("%s: the remote of writer %s is adopted", keys.memo, token.hex)
@@ -147,7 +153,8 @@ class Orchestrator:
 
         def work() -> None:
             try:
-                while run(locks.db, runs, strategy=IDEMPOTENT):
+                # Twice: this thread may have been stopped between its reads and the verdict, and only read.
+                while run(locks.db, runs, strategy=IDEMPOTENT) or run(locks.db, runs, strategy=IDEMPOTENT):
                     time.sleep(_LOOK_SECONDS)
                 future.set_result(None)
             except BaseException as error:
@@ -175,11 +182,12 @@ class Orchestrator:
             over, watch = run(self.locks.db, look, strategy=IDEMPOTENT)
             if over:
                 break  # the remote freed the lock with its outcome; its exit is only a matter of moments
-            watch.on_ready(lambda _: changed.set())
-            if future.done():
-                break
-            changed.wait(15.0)
-            watch.cancel()
+            try:
+                watch.on_ready(lambda _: changed.set())
+                if not future.done():
+                    changed.wait(_REREAD_SECONDS * (0.8 + 0.4 * random.random()))
+            finally:
+                watch.cancel()
         if not future.done():
             future.add_done_callback(lambda _: self._note_exit(keys, lease))
             return None

@@ -105,6 +105,7 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: Callable[..
         _refused(locks, keys, token, str(error))
         print(f"error: {error}", file=sys.stderr)
         return EXIT_LOCK_STOLEN
+    freed = ran = False
     try:
         try:
             data = run(locks.db, lambda tr: tr.get(keys.invocation).value, strategy=IDEMPOTENT)
@@ -114,20 +115,27 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: Callable[..
             function, arguments, named = functions.load_call(fetch(locks.db, locks.space, record.payload))
             if live is not None:
                 function = live  # not its copy: in this process the function sees what it closes over
+            ran = True
             value = functions.dump_value(function(*arguments, **named))
+            ran = False
             payload = store(session, value, f"the result of {memo}")
             outcome = OutcomeRecord(payload, bytes(token), session.clocks.wall_us(), session.by)
         except BaseException as error:
+            # Only what the function raised, or a result that doesn't pickle, is the function's: the database's troubles
+            # and an interrupted process are this attempt's.
+            its_own = ran and isinstance(error, Exception)
             outcome = failure_outcome(locks, token, error)
-            _publish(locks, keys, lease, token, outcome)
+            _publish(locks, keys, lease, token, outcome, memoize=its_own)
+            freed = True
             if not isinstance(error, Exception):
                 raise
             log.info("the function of %s failed: %s", memo, outcome.error)
             return EXIT_FAILED
         _publish(locks, keys, lease, token, outcome)
+        freed = True
         return EXIT_OK
     finally:
-        session.ended_elsewhere(lease)
+        session.ended_elsewhere(lease, freed=freed)
 
 
 def _join(locks: LeaseManager, keys: MemoKeys, token: FencingToken) -> Lease:
@@ -155,14 +163,24 @@ def _refused(locks: LeaseManager, keys: MemoKeys, token: FencingToken, why: str)
 def failure_outcome(locks: LeaseManager, token: FencingToken, error: BaseException) -> OutcomeRecord:
     """A function's exception as a row."""
     data, name, text = functions.dump_failure(error)
+    if not isinstance(error, Exception):
+        data = b""  # carried as text: an interrupted remote must not interrupt those who wait for it
     session = locks._session
     return OutcomeRecord(
         Payload(len(data), data), bytes(token), session.clocks.wall_us(), session.by, error=name, traceback=text
     )
 
 
-def _publish(locks: LeaseManager, keys: MemoKeys, lease: Lease, attempt: FencingToken, outcome: OutcomeRecord) -> None:
+def _publish(
+    locks: LeaseManager,
+    keys: MemoKeys,
+    lease: Lease,
+    attempt: FencingToken,
+    outcome: OutcomeRecord,
+    *,
+    memoize: bool = True,
+) -> None:
     session = locks._session
     lock = locks.space.lock(keys.memo.lock_name)
     wall = session.clocks.wall_us()
-    run(locks.db, publish, session, keys, lock, lease.token, attempt, outcome, wall, strategy=IDEMPOTENT)
+    run(locks.db, publish, session, keys, lock, lease.token, attempt, outcome, wall, memoize, strategy=IDEMPOTENT)

@@ -33,13 +33,13 @@ from fdb_schema import (
     unpin_blob,
 )
 from idempotent_txn import run
+from lease_locks.ending import release
 from lease_locks.errors import CannotMaintainLock
 from lease_locks.joining import guard
 from lease_locks.rows import read_grant
 from lease_locks.session import IDEMPOTENT, Session
 from lease_locks.space import LeaseSpace, LockKeys, stamped_value
 from lease_locks.tokens import FencingToken
-from lease_locks.transitions import release
 
 FORMAT: Final = 1
 INLINE_BYTES: Final = 16_384
@@ -130,7 +130,11 @@ class Memo:
         parts = rest.split("/")
         if scheme != "memo" or len(parts) != 3:
             raise CannotMaintainLock(f"{uri!r:.120} is no memo URI: memo:PIPELINE/FUNCTION/DIGEST")
-        return cls(unquote(parts[0]), unquote(parts[1]), bytes.fromhex(parts[2]))
+        try:
+            digest = bytes.fromhex(parts[2])
+        except ValueError:
+            raise CannotMaintainLock(f"{uri!r:.120} is no memo URI: its last part isn't hexadecimal") from None
+        return cls(unquote(parts[0]), unquote(parts[1]), digest)
 
     @property
     def lock_name(self) -> str:
@@ -314,18 +318,19 @@ def publish(
     attempt: FencingToken,
     outcome: OutcomeRecord,
     wall_us: int,
+    memoize: bool = True,
 ) -> bool:
     """The outcome, and the end of the lock, in one transaction: by the remote, orchestrator alive or not.
 
     A value is written once: where there is a result, it stays. A value without the lock (it was stolen while the
     function ran) is still published if there is none. A failure without the lock is the attempt's alone: it never
-    becomes the function's. True where it was written.
+    becomes the function's; nor does one that isn't to be memoized. True where it was written.
     """
     held = read_grant(tr, lock, token) is not None
     failed = bool(outcome.error)
     written = False
     if failed:
-        if held:
+        if held and memoize:
             tr.set(keys.failure, outcome.encode())
             written = True
     elif not tr.get(keys.result).present():

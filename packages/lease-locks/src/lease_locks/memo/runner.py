@@ -285,6 +285,6 @@ def forget(locks: LeaseManager, rows: MemoRows, memo: Memo) -> bool:
         known = tr.get(keys.invocation).present() or tr.get(keys.result).present() or tr.get(keys.failure).present()
         return known, invalidate(tr, locks.space, keys)
 
-    known, blobs = run(locks.db, body, strategy=IDEMPOTENT)
+    known, blobs = run(locks.db, body)  # with an idempotency id: which blobs it let go of can't be found out again
     collect(locks.db, locks.space, blobs)
     return known

@@ -114,9 +114,10 @@ class DetachedSubprocessShell:
 
 
 def _alive(handle: str) -> bool:
-    boot, pid, start = handle.split(":")
-    found = process_start(int(pid)) if boot == boot_id() else None
-    return found is not None and not found[1] and found[0] == int(start)
+    boot, _, rest = handle.partition(":")
+    pid, _, start = rest.partition(":")
+    found = process_start(int(pid)) if boot == boot_id() and pid.isdecimal() else None
+    return found is not None and not found[1] and str(found[0]) == start
 
 
 detached_shell = DetachedSubprocessShell()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lease_locks import joining
+from lease_locks import ending, joining
 from lease_locks import transitions as t
 from lease_locks.errors import LeaseLost
 from lease_locks.holding import Holding, SessionCore
 from lease_locks.records import WaiterRecord
 from lease_locks.rows import read_grant
-from lease_locks.sessions import register, renew
+from lease_locks.sessions import clear_if_dead, register, renew
 from lease_locks.space import LeaseSpace, LockKeys
 from lease_locks.states import Belief, News
 from lease_locks.tokens import FencingToken
@@ -44,7 +45,6 @@ class Session:
     ttl: float
     core: SessionCore
     held: dict[Any, Held] = field(default_factory=dict)
-    known: bytes | None = None
     to_leave: list[Held] = field(default_factory=list)
     to_withdraw: list[tuple[LockKeys, t.Claim]] = field(default_factory=list)
 
@@ -100,6 +100,13 @@ class Model:
         """Whether another maintainer of the same lease, to whom it was handed, has released it."""
         return False
 
+    def settled(self) -> bool:
+        """Nobody who lives waits for anything, holds anything, or owes the database anything."""
+        return all(wait.process.crashed for wait in self.waits) and all(
+            session.process.crashed or not (session.held or session.to_leave or session.to_withdraw)
+            for session in self.sessions
+        )
+
     def granted(self, name: str, token: FencingToken) -> None:
         self.acquired += 1
         self.grants.setdefault(name, []).append(token)
@@ -128,6 +135,8 @@ def renewer(model: Model, session: Session) -> Actor:
             lost(model, session, key)
             assert holding.reason in ("unreachable", "max_hold")
         yield from _clean_up(model, session)
+        if model.world.troubled and rng.random() < 0.02:
+            yield from janitor(model, session)
         now = process.boottime()
         pause = min(core.renewal_due(), core.next_deadline()) - now
         if pause > 0:
@@ -138,18 +147,26 @@ def renewer(model: Model, session: Session) -> Actor:
         renewal = core.begin_renewal(process.boottime())
         held = {key: (h.lock, h.token) for key, h in session.held.items()}
 
-        def body(tr: Any, held: Any = held) -> Any:
-            return renew(tr, SPACE, process.sid, record, session.known, held, record.started_us)
+        def body(tr: Any, renewal: Any = renewal, held: Any = held) -> Any:
+            return renew(tr, SPACE, process.sid, record, renewal.known, held, record.started_us)
 
         try:
             (known, gone), _ = yield from run(body, process, rng, attempts=1)
         except Unreachable:
             core.renewal_failed(process.boottime())
             continue
-        session.known = known
         ended = [(key, reason) for key, (reason, _) in gone.items()]
-        for key, _ in core.renewal_done(renewal, process.boottime(), ended):
+        for key, _ in core.renewal_done(renewal, process.boottime(), known, ended):
             lost(model, session, key)
+
+
+def janitor(model: Model, session: Session) -> Actor:
+    """Clears the rows of a session that this process can prove dead, as it sees it."""
+    process, rng = session.process, model.world.rng
+    other = rng.choice(model.sessions)
+    if other is not session:
+        with contextlib.suppress(Unreachable):
+            yield from run(lambda tr: clear_if_dead(tr, SPACE, other.process.sid, process.observer), process, rng, 2)
 
 
 def lost(model: Model, session: Session, key: Any) -> None:
@@ -168,7 +185,8 @@ def _clean_up(model: Model, session: Session) -> Actor:
         assert held.holding.state is not Belief.HELD
 
         def gone(tr: Any, held: Held = held) -> bool:
-            return t.leave(tr, SPACE, held.lock, held.token, process.sid, "simulation", "lost", 0, joined=held.joined)
+            by = "simulation"
+            return ending.leave(tr, SPACE, held.lock, held.token, process.sid, by, "lost", 0, joined=held.joined)
 
         try:
             yield from run(gone, process, rng, attempts=2)
@@ -222,9 +240,11 @@ def acquire(model: Model, session: Session, lock: LockKeys, claim: t.Claim, pati
     queued = False
     give_up = None if patience is None else process.monotonic() + patience
     unsettled: float | None = None
+    known: bytes | None = None
     enqueue = patience != 0.0
     while True:
         started = process.boottime() if unsettled is None else unsettled
+        known = session.core.revocation if unsettled is None else known
 
         def body(tr: Any, queued: bool = queued) -> Any:
             return t.acquire(tr, SPACE, lock, claim, process.observer, queued=queued, enqueue=enqueue, draw=rng.random)
@@ -244,7 +264,7 @@ def acquire(model: Model, session: Session, lock: LockKeys, claim: t.Claim, pati
             holding = Holding(claim.ttl, started, max_hold=claim.max_hold)
             held = Held(lock, token, holding, claim.mode, claim.slots, claim)
             session.held[claim.owner] = held
-            session.core.add(claim.owner, holding)
+            session.core.add(claim.owner, holding, known)
             model.granted(lock.name, token)
             return held
         assert isinstance(outcome, t.Waiting)
@@ -283,7 +303,7 @@ def hold(model: Model, session: Session, held: Held, seconds: float) -> Actor:
         # A lost lease is released as well: that frees it where nobody took it over, and touches nobody else's.
         try:
             yield from run(
-                lambda tr: t.release(tr, SPACE, held.lock, held.token, process.sid, "simulation", "", 0),
+                lambda tr: ending.release(tr, SPACE, held.lock, held.token, process.sid, "simulation", "", 0),
                 process,
                 rng,
                 attempts=3,
@@ -313,7 +333,7 @@ def simulate(seed: int) -> Model:
         for number in range(rng.choice([1, 2, 3])):
             world.start(process, client(model, session, number))
     world.after(rng.uniform(0, 4), world.stir)
-    world.run(until=140.0)
+    world.run(until=140.0, settled=model.settled)
     for wait in model.waits:
         assert wait.process.crashed, f"seed {seed}: still waiting since {wait.since:.1f}: {wait}"
     for session in model.sessions:

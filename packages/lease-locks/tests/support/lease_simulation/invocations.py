@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from lease_locks import joining
+from lease_locks import ending, joining
 from lease_locks import transitions as t
 from lease_locks.errors import LeaseLost, LockWasStolenError
 from lease_locks.holding import Holding, SessionCore
@@ -45,8 +45,11 @@ class Invocations(Model):
     asked: list[Any] = field(default_factory=list)  # (process, memo) of callers without an answer
     exited: set[bytes] = field(default_factory=set)  # tokens whose Shell has exited
 
+    def settled(self) -> bool:
+        return super().settled() and all(process.crashed for process, _ in self.asked)
+
     def handed_back(self, held: Held) -> bool:
-        return t.how_ended(Transaction(self.world.store), held.lock, held.token)[0] == "released"
+        return ending.how_ended(Transaction(self.world.store), held.lock, held.token)[0] == "released"
 
     def check(self) -> None:
         super().check()
@@ -77,6 +80,7 @@ def orchestrator(model: Invocations, session: Session, number: int) -> Actor:
             session=process.sid,
             ttl=session.ttl,
             maintained=rng.random() < 0.8,
+            max_hold=rng.choice([0.0, 0.0, 0.0, 8.0]),
             adopt=True,
             host=process.host,
             pid=process.index,
@@ -93,8 +97,10 @@ def look_or_acquire(model: Invocations, session: Session, keys: MemoKeys, lock: 
     process, rng = session.process, model.world.rng
     queued = False
     unsettled: float | None = None
+    known: bytes | None = None
     while True:
         started = process.boottime() if unsettled is None else unsettled
+        known = session.core.revocation if unsettled is None else known
 
         def body(tr: Any, queued: bool = queued) -> Any:
             if tr.get(keys.result).present():
@@ -113,10 +119,10 @@ def look_or_acquire(model: Invocations, session: Session, keys: MemoKeys, lock: 
             return found
         if isinstance(found, t.Granted):
             token = found.token or FencingToken(found.epoch, version.to_bytes(8, "big") + b"\x00\x00")
-            holding = Holding(claim.ttl, started, maintained=claim.maintained)
+            holding = Holding(claim.ttl, started, max_hold=claim.max_hold, maintained=claim.maintained)
             held = Held(lock, token, holding, claim.mode, claim.slots, claim)
             session.held[claim.owner] = held
-            session.core.add(claim.owner, holding)
+            session.core.add(claim.owner, holding, known)
             model.granted(lock.name, token)
             return held
         queued = True
@@ -145,7 +151,7 @@ def execute(model: Invocations, session: Session, keys: MemoKeys, held: Held) ->
     if held.holding.state == "held":
         held.holding.learn(News.RELEASED)
     yield from run(
-        lambda tr: t.release(tr, SPACE, held.lock, token, process.sid, process.host, "Shell exit", 0), process, rng
+        lambda tr: ending.release(tr, SPACE, held.lock, token, process.sid, process.host, "Shell exit", 0), process, rng
     )
     session.held.pop(held.claim.owner, None)
     session.core.drop(held.claim.owner)
@@ -156,6 +162,7 @@ def remote(model: Invocations, session: Session, keys: MemoKeys, token: FencingT
     process, rng = session.process, model.world.rng
     lock = SPACE.lock(keys.memo.lock_name)
     started = process.boottime()
+    known = session.core.revocation
 
     def joined(tr: Any) -> Any:
         record = MaintainerRecord("remote", 0, process.host, process.index)
@@ -164,15 +171,15 @@ def remote(model: Invocations, session: Session, keys: MemoKeys, token: FencingT
         return grant
 
     try:
-        grant, _ = yield from run(joined, process, rng)
+        grant, version = yield from run(joined, process, rng)
     except LockWasStolenError:
         model.exited.add(bytes(token))
         return
     key = b"remote" + bytes(token) + process.sid
-    holding = Holding(session.ttl, started)
+    holding = Holding(grant.record.ttl_ms / 1000, started, max_hold=joining.hold_left(grant, version))
     claim = t.Claim(b"", process.sid, session.ttl)
     session.held[key] = Held(lock, grant.token, holding, "exclusive", 1, claim, joined=True)
-    session.core.add(key, holding)
+    session.core.add(key, holding, known)
     model.computing += 1
     yield Sleep(rng.choice([0.01, 0.5, 3.0, 12.0]))
     failed = rng.random() < 0.2 and model.world.troubled
@@ -205,7 +212,7 @@ def simulate_invocations(seed: int) -> Invocations:
         for number in range(rng.choice([1, 2])):
             world.start(process, orchestrator(model, session, number))
     world.after(rng.uniform(0, 4), world.stir)
-    world.run(until=200.0)
+    world.run(until=200.0, settled=model.settled)
     for process, memo in model.asked:
         assert process.crashed, f"seed {seed}: a living caller never got the result of {memo}"
     for keys in memos:

@@ -13,6 +13,9 @@ from lease_locks.observer import Observer
 from lease_locks.records import SessionRecord
 from lease_simulation.store import Store, Transaction
 
+_LOOK_SECONDS = 4.0
+_QUIET_LOOKS = 3  # together longer than a commit can be in flight
+
 
 class Unreachable(Exception):
     """An attempt whose fate its process doesn't know, or that never began."""
@@ -87,6 +90,7 @@ class World:
         self.trouble_until = trouble_until
         self.processes: list[Process] = []
         self.check: Callable[[], None] = lambda: None
+        self._changed = False  # since the last check
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._watches: list[tuple[Process, Watch, Callable[[], None]]] = []
@@ -104,12 +108,26 @@ class World:
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), action))
 
-    def run(self, until: float) -> None:
+    def run(self, until: float, settled: Callable[[], bool]) -> None:
+        """Until `until`, or until nothing is left to do: `settled` for a while after the trouble.
+
+        Time alone only ends beliefs. So what must never be can only begin where a commit lands, or where a process
+        learns of one: that is when everything is checked.
+        """
+        quiet = 0
+        look_at = self.trouble_until
         while self._events and self._events[0][0] <= until:
             self.now, _, action = heapq.heappop(self._events)
             self.store.at(self.now)
             action()
-            self.check()
+            if self._changed:
+                self._changed = False
+                self.check()
+            if self.now >= look_at:
+                quiet = quiet + 1 if settled() else 0
+                if quiet == _QUIET_LOOKS:
+                    return
+                look_at = self.now + _LOOK_SECONDS
 
     # --- actors
 
@@ -123,6 +141,7 @@ class World:
         if self.now < process.stopped_until:
             self.after(process.stopped_until - self.now, lambda: self._resume(process, actor, value, error))
             return
+        self._changed = self._changed or value is not None
         try:
             step = actor.throw(error) if error is not None else actor.send(value)
         except StopIteration:
@@ -178,6 +197,7 @@ class World:
         def land(report: bool) -> None:
             changed = self.store.commit(tr)
             if changed is not None:
+                self._changed = True
                 self._notify(changed)
             if report:
                 error = Conflict() if changed is None else None
