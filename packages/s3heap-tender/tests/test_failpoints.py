@@ -25,6 +25,7 @@ COMMITS = (
     "fail",
     "finish",
     "forget",
+    "mark_dirty",
     "pause",
     "quarantine",
     "reconcile",
@@ -35,7 +36,7 @@ COMMITS = (
     "sweep",
 )
 SEED = 3  # whose processes write more than one item to an object, so that the script meets a lost condition
-STORE = ("delete", "get", "list", "put")
+STORE = ("delete", "get", "list", "put", "put_aside", "remove")
 NAMES = [f"sysdb.{name}.{side}" for name in COMMITS for side in ("before", "after")] + [
     f"heap.{name}.{side}" for name in STORE for side in ("before", "after")
 ]

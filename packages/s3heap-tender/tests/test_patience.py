@@ -11,7 +11,7 @@ import pytest
 
 import idempotent_txn
 from fdb_schema import RecordError
-from s3heap_tender import Heap, HeapItem, OutcomeUnknownError, StoreUnavailableError, metrics, tender
+from s3heap_tender import Heap, HeapItem, OutcomeUnknownError, StoreUnavailableError, metrics, prune_untended, tender
 from s3heap_tender.heap_io import PATIENCE_SECONDS
 from s3heap_tender.ownership import LeasedShards
 from s3heap_tender.stores.memory import MemoryStore
@@ -177,6 +177,15 @@ def test_a_shard_whose_lease_cannot_be_read_is_tended_without_it(quick: Any) -> 
     quick.sysdb.create_task("p", "t2", cadence=0, id=uuid.UUID(int=3))
     assert tended.turn(prune=False, reconcile=False).pushed == 2
     assert (quick.heap.writer(0).owner, quick.heap.writer(1).owner) == (False, True)
+
+
+def test_a_janitor_prunes_a_shard_whose_lease_cannot_be_read(quick: Any) -> None:
+    for number in (2, 3):
+        quick.sysdb.create_task("p", f"t{number}", cadence=0, id=uuid.UUID(int=number))
+    quick.tend()
+    for task in list(quick.sysdb.tasks()):
+        quick.sysdb.delete(task.id)
+    assert prune_untended(quick.heap, Locks({"s3heap/shard/0"})) == 2
 
 
 def test_tenders_that_cannot_be_counted_hold_no_tender_up() -> None:

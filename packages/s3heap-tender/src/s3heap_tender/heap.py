@@ -315,9 +315,9 @@ class Heap:
         # Named by its content, so that one who died half-way is continued, and bytes are never overwritten.
         moved_to = f"{QUARANTINE_PREFIX}{key}-{hashlib.blake2b(found.body, digest_size=8).hexdigest()}"
         with contextlib.suppress(ConflictError):
-            self.store.put(moved_to, found.body, if_match=None)
+            self.io.put_aside(moved_to, found.body)
         try:
-            self.store.delete(key, if_match=found.etag)
+            self.io.remove(key, found.etag)
         except ConflictError:
             return None
         self._cache.pop(key, None)

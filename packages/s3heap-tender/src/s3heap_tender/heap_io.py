@@ -134,6 +134,20 @@ class HeapIO:
                 v1=self._read_version(),
             )
 
+    def put_aside(self, key: str, body: bytes) -> None:
+        """Write bytes that are no object of the heap's, under a key of their own. Raises `ConflictError`: they are there."""
+        failpoints.hit("heap.put_aside.before")
+        self._count("put")
+        self._settle_put(key, body, None)
+        failpoints.hit("heap.put_aside.after")
+
+    def remove(self, key: str, etag: str) -> None:
+        """Delete what can't be read, its bytes being kept elsewhere. Raises `ConflictError`."""
+        failpoints.hit("heap.remove.before")
+        self._count("delete")
+        self._settle_delete(key, etag)
+        failpoints.hit("heap.remove.after")
+
     def _settle_put(self, key: str, body: bytes, if_match: str | None) -> str:
         """Write, and where the answer was lost read again until it is known whether the write landed.
 

@@ -14,8 +14,8 @@ from s3heap_tender.sysdb_base import SysDbBase
 
 log = logging.getLogger("s3heap_tender.ownership")
 
-_SHARD: Final = "s3heap/shard/"
-_TENDER: Final = "s3heap/tender/"
+SHARD_LEASE: Final = "s3heap/shard/"
+TENDER_LEASE: Final = "s3heap/tender/"
 COUNT_SECONDS: Final = 1.0
 
 
@@ -64,7 +64,7 @@ class LeasedShards:
         self._count = shards
         self._held: dict[int, Any] = {}
         self._unreadable: set[int] = set()
-        self._me = locks.acquire(_TENDER + uuid.uuid4().hex, timeout=30)
+        self._me = locks.acquire(TENDER_LEASE + uuid.uuid4().hex, timeout=30)
         self._counted_at = float("-inf")
         self._last_share = shards
 
@@ -90,7 +90,7 @@ class LeasedShards:
 
     def _try_acquire(self, shard: int) -> Any:
         try:
-            lease = self._locks.try_acquire(f"{_SHARD}{shard}")
+            lease = self._locks.try_acquire(f"{SHARD_LEASE}{shard}")
         except RecordError as error:
             if shard not in self._unreadable:
                 log.warning("shard %d is tended without its lease, which can't be read: %s", shard, error)
@@ -124,13 +124,13 @@ class LeasedShards:
     def _share(self) -> int:
         now = time.monotonic()
         if not self._me.held:
-            self._me = self._locks.acquire(_TENDER + uuid.uuid4().hex, timeout=30)
+            self._me = self._locks.acquire(TENDER_LEASE + uuid.uuid4().hex, timeout=30)
         elif now < self._counted_at + COUNT_SECONDS:
             return self._last_share
         self._counted_at = now
         tenders = 0
         try:
-            for info in self._locks.list(prefix=_TENDER):
+            for info in self._locks.list(prefix=TENDER_LEASE):
                 # Nobody waits for a dead tender's lease: to get it is to know that it is dead, and it goes.
                 lease = None if info.name == self._me.name else self._locks.try_acquire(info.name)
                 if lease is None:

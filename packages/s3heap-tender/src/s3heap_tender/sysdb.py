@@ -10,7 +10,7 @@ from uuid import UUID
 
 from fdb_schema import read_range
 from idempotent_txn import run_committed
-from s3heap_tender import core, outbox, transitions
+from s3heap_tender import core, failpoints, outbox, transitions
 from s3heap_tender.describing import Description, describe
 from s3heap_tender.errors import TaskNotFoundError, UnknownItemError
 from s3heap_tender.items import HeapItem
@@ -206,7 +206,9 @@ class SysDb(SysDbBase):
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 1:
             raise ValueError(f"offset is the log's end after the write, 1 or more, not {offset!r}")
         there = partition_id(partition)
+        failpoints.hit("sysdb.mark_dirty.before")
         outcome = run_committed(self.db, transitions.mark_dirty, self.layout, there, offset)
+        failpoints.hit("sysdb.mark_dirty.after")
         version = None if outcome.commit is None else outcome.commit.version
         self.trace.line("write", partition=there, offset=offset, v=version)
 

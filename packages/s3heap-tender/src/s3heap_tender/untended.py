@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fdb_schema import RecordError
 from s3heap_tender.heap import Heap
-from s3heap_tender.ownership import _SHARD
+from s3heap_tender.ownership import SHARD_LEASE
 
 
 def prune_untended(heap: Heap, locks: Any) -> int:
@@ -15,7 +16,11 @@ def prune_untended(heap: Heap, locks: Any) -> int:
     """
     removed = 0
     for shard in range(heap.shards):
-        lease = locks.try_acquire(f"{_SHARD}{shard}")
+        try:
+            lease = locks.try_acquire(f"{SHARD_LEASE}{shard}")
+        except RecordError:
+            removed += heap.prune(shards=[shard]).pruned  # nobody can hold it; the tenders prune it without it too
+            continue
         if lease is None:
             continue
         try:

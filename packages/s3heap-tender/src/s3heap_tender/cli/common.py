@@ -31,17 +31,17 @@ app = command_app("s3heap-tender", "Tasks that run because data was written, no 
 DEFAULT_STORE: Final = "file:./heap"
 TaskArgument = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.")]
 PollOption = Annotated[float, typer.Option(help="Seconds between looks.")]
-_StoreOption = Annotated[
+StoreOption = Annotated[
     str,
     typer.Option(
         "--store", envvar="MAINSPRING_HEAP", metavar="URL", help="The heap: s3://BUCKET/PREFIX or file:DIRECTORY."
     ),
 ]
-_EndpointOption = Annotated[
+EndpointOption = Annotated[
     str | None,
     typer.Option("--endpoint-url", envvar="AWS_ENDPOINT_URL", metavar="URL", help="Of an S3 server other than AWS's."),
 ]
-_ClientOption = Annotated[
+ClientOption = Annotated[
     str | None,
     typer.Option("--s3-client", envvar="MAINSPRING_S3_CLIENT", metavar="NAME", help=f"{' or '.join(CLIENTS)}."),
 ]
@@ -53,9 +53,9 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 _SYSDB_OPTIONS: Final = (_option("db", DbOption, None), _option("cluster", ClusterOption, DEFAULT_CLUSTER))
 _HEAP_OPTIONS: Final = (
-    _option("store", _StoreOption, DEFAULT_STORE),
-    _option("endpoint_url", _EndpointOption, None),
-    _option("s3_client", _ClientOption, None),
+    _option("store", StoreOption, DEFAULT_STORE),
+    _option("endpoint_url", EndpointOption, None),
+    _option("s3_client", ClientOption, None),
     *_SYSDB_OPTIONS,
 )
 
