@@ -133,7 +133,7 @@ def test_a_restart_fails_what_was_sent_before_and_fences_the_earlier_start(memor
     sent = record(lab, host)
     lab.kill(worker)
     lab.reap()
-    assert lab(actors.find_actor, host.id)[1:] == ("", 0, 1, None)
+    assert lab(actors.find_actor, host.id)[1:] == ("", 0, 2, None)
     second = lab.worker(2)
     (claim,) = lab.claim(second)
     again = lab(actors.begin_host, host.id, claim.attempt)

@@ -53,13 +53,13 @@ class ActorHost(NamedTuple):
 class ActorPlace(NamedTuple):
     """What a caller needs to know of an actor. ip, port: where start `start` takes calls; "", 0: not up yet.
 
-    starts: the latest start that was begun. failure: why the actor is no more.
+    taking: the start that takes calls made now, up or not. failure: why the actor is no more.
     """
 
     start: int
     ip: str
     port: int
-    starts: int
+    taking: int
     failure: Failure | None
 
 
@@ -140,7 +140,7 @@ def find_actor(tr: Transaction, space: ClusterSpace, actor: bytes) -> ActorPlace
     claim = f.claim
     if claim is None or claim[3] != start:
         start, ip, port = 0, "", 0
-    return ActorPlace(start, ip, port, f.attempts, f.failure)
+    return ActorPlace(start, ip, port, f.attempts + (not f.claimed), f.failure)
 
 
 def call_options(start: int, method: str) -> bytes:
@@ -166,7 +166,7 @@ def recorded_calls(
     for key, _ in rows:
         f = ch.load(decode_id(key[len(prefix) :]))
         packed = f.option("call_options")
-        if f.ended or f.dependencies[:1] != (host.id,) or not packed:
+        if f.ended or f.dependencies[:1] != (host.id,) or not packed or codec.unpack_code(f.rows[CODE])[1]:
             continue  # not a call: something that waits for the actor's end
         start, method = codec.unpack(packed)[:2]
         if start < host.start:
@@ -180,7 +180,7 @@ def recorded_calls(
 
 
 def fail_calls(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes], actor: bytes, why: str) -> None:
-    """Recorded calls that will never run, or may have run, end Failed ("worker-lost"); others are left as they are."""
+    """Recorded calls that will never run, or may have run, end Failed ("actor-died"); others are left as they are."""
     ch = Changes(tr, space)
     for one in ids:
         f = ch.load(one)
@@ -190,7 +190,7 @@ def fail_calls(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes], actor
 
 
 def lost_call(call: bytes, actor: bytes, why: str) -> Failure:
-    return Failure("worker-lost", f"call {show_id(call)} of actor {show_id(actor)} is lost: {why}")
+    return Failure("actor-died", f"call {show_id(call)} of actor {show_id(actor)} is lost: {why}")
 
 
 def ended_calls(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes]) -> list[MailEntry | None]:

@@ -54,7 +54,7 @@ class Failure:
     """Why an attempt, or the future for good, failed.
 
     reason: "error" (the code raised), "crash" (its child process died), "worker-lost", "oom", "cancelled", "timeout",
-    "upstream", "object-lost", "unpickle", "result-pickle", "oversize", "unschedulable", or a caller's own word.
+    "upstream", "object-lost", "actor-died", "unpickle", "result-pickle", "oversize", "unschedulable", or a caller's own word.
     message: one line for people. payload: the pickled exception (opaque here). traceback: the remote traceback's text.
     chain: ids from the direct upstream to the cause (reason "upstream"; of a long chain the middle is left out). epoch: of
     the cause. attempt: which start. cause: the message of the future that failed first, where that isn't this one.

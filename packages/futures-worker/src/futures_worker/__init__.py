@@ -1,6 +1,7 @@
 """Durable distributed futures on FoundationDB: workers, object store, client."""
 
 from futures_worker.client import (
+    Actor,
     BoundOptions,
     Client,
     DoneAndNotDone,
@@ -14,6 +15,7 @@ from futures_worker.client import (
     wait,
 )
 from futures_worker.errors import (
+    ActorDiedError,
     AddressInUseError,
     ClaimLostError,
     DeadlockError,
@@ -34,6 +36,8 @@ from futures_worker.errors import (
 )
 
 __all__ = [
+    "Actor",
+    "ActorDiedError",
     "AddressInUseError",
     "BoundOptions",
     "ClaimLostError",

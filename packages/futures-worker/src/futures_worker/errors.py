@@ -8,6 +8,7 @@ from fdb_datamodel import AddressInUseError, ClaimLostError, FutureDeletedError,
 from fdb_schema import MainspringError, OversizeError
 
 __all__ = [
+    "ActorDiedError",
     "AddressInUseError",
     "AuthenticationError",
     "ClaimLostError",
@@ -51,6 +52,10 @@ class FutureFailedError(MainspringError):
 
 class WorkerLostError(FutureFailedError):
     """The workers that ran the future died more often than `max_worker_losses` allows."""
+
+
+class ActorDiedError(WorkerLostError):
+    """The actor is no more, or the process that ran it died before the call's end was recorded."""
 
 
 class OutOfMemoryError(FutureFailedError):

@@ -1,5 +1,6 @@
 """The client side: submit functions as futures, wait for them, get their results."""
 
+from futures_worker.client.actors import Actor
 from futures_worker.client.ambient import current_client
 from futures_worker.client.bound import BoundOptions
 from futures_worker.client.client import Client
@@ -10,6 +11,7 @@ from futures_worker.client.shell import WorkerPoolShell
 from futures_worker.client.waiting import DoneAndNotDone, as_completed, gather, wait
 
 __all__ = [
+    "Actor",
     "BoundOptions",
     "Client",
     "DoneAndNotDone",

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
-from uuid import UUID
 
 from fdb_datamodel import (
     CodeDigest,
     FutureSpec,
     Locality,
     WorkerId,
-    as_id,
-    delete_future,
-    describe_future,
-    find_worker,
     id_for_key,
     new_future_id,
     open_cluster,
-    put_realized_future,
     read_results,
 )
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, MainspringError, open_database
 from futures_worker.client import ambient, processes
+from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, end_own_actors, get_actor, make_actor
 from futures_worker.client.bound import BoundOptions
+from futures_worker.client.data import DataMethods
 from futures_worker.client.future import Future
-from futures_worker.client.objects import copy_to_worker, put_on_worker
-from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_SET, SubmitOptions, split_address
+from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_SET, SubmitOptions
 from futures_worker.client.session import Session
 from futures_worker.client.waiting import gather, wait
-from futures_worker.errors import NoWorkerError, ObjectLostError
-from futures_worker.payload import INLINE_RESULT_BYTES, CodeCache, dump_args, dump_result
+from futures_worker.payload import CodeCache, dump_args
 from futures_worker.worker.task_context import current_task
 from idempotent_txn import run
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(DataMethods):
     """A connection to one cluster of workers.
 
     Threads may share a client. A forked child that uses its parent's client gets a session of its own. Leaving a
@@ -77,6 +71,7 @@ class Client:
         self._fetcher: Any = None
         self._db: Any = self._open()
         run(self._db, open_cluster, self._space, strategy="off")
+        self._own_actors: list[bytes] = []  # unnamed ones, which end with this client
         self._session: Session | None = Session(self._db, self._space, self._object_fetcher)
         processes.opened(self)
 
@@ -131,44 +126,33 @@ class Client:
         options = self._options.changed(**{name: kwargs.pop(name) for name in OPTION_SET & kwargs.keys()})
         return self._map(options, fn, iterables, batch, kwargs)
 
-    def put(self, obj: Any, *, name: str | None = None) -> Future[Any]:
-        """Store an object and get a future that is realized already.
+    # --- actors ---------------------------------------------------------------------------------------------------------
 
-        Small objects live in the database; others on a live worker, and are never computed again if it dies.
+    def actor(self, kind: type[T], /, *args: Any, **kwargs: Any) -> Actor[T]:
+        """Make an object that lives in a worker's process: `actor.method(...)` calls it and returns the call's future.
 
-        Raises NoWorkerError if a large object finds no worker; TypeError if it can't be pickled.
+        Calls of one client run in the order they were made. A call runs at most once; its result is never computed again.
+        An actor without a name ends when this client is closed; one with a name lives until `kill_actor`.
+
+        Args:
+            kind: the class; further arguments and keywords are its constructor's, but for these:
+            name: get the actor of that name, or create it.
+            max_restarts: how often it is started again, with fresh state, after its process or worker died; -1: always.
+            resources: as in `submit`. Without cpu it holds no slot; with cpu it holds a slot and that cpu all its life.
+            priority, locality, unschedulable_timeout: as in `submit`, for finding it a place.
+
+        Raises TypeError or ValueError for wrong arguments. A constructor that raises ends the actor: its calls fail.
         """
-        payload = dump_result(obj)
-        spec = FutureSpec(session=self._live.id, name=name or "", allow_reconstruction=False)
-        if payload.nbytes > INLINE_RESULT_BYTES:
-            put_on_worker(self._db, self._space, self._object_fetcher(), spec, payload)
-        else:
-            run(self._db, put_realized_future, self._space, spec, None, payload.to_bytes())
-        return Future(self._session_of, spec.id, name or "", stored=True, subscribed=False)
+        settings = {name: kwargs.pop(name) for name in ACTOR_OPTIONS & kwargs.keys()}
+        return make_actor(self, kind, args, kwargs, settings)
 
-    def clone(self, future: Future[Any], worker: Any) -> None:
-        """Give a worker (a `WorkerId` or its address "ip:port") a copy of the result, so that it survives the holder.
+    def get_actor(self, name: str) -> Actor[Any]:
+        """The living actor of that name. Raises LookupError."""
+        return get_actor(self, name)
 
-        Waits for the result; nothing is done for small ones, which live in the database. Raises what `result` raises,
-        NoWorkerError, and ObjectLostError if the worker can't take it.
-        """
-        self._copy(future, worker, move=False)
-
-    def transfer(self, future: Future[Any], worker: Any) -> None:
-        """Move the result to a worker, as `clone`; the worker that held it frees its copy."""
-        self._copy(future, worker, move=True)
-
-    def take_ownership(self, future: Future[Any]) -> None:
-        """Inside a task: move the result to the worker that runs the task."""
-        task = current_task()
-        if task is None:
-            raise MainspringError(
-                "take_ownership is called inside a task: elsewhere use client.transfer(future, worker)"
-            )
-        info = run(self._db, describe_future, self._space, task.id, strategy="off")
-        if info.worker is None:
-            raise MainspringError(f"the task {task.future_id} is no longer claimed by this worker")
-        self._copy(future, info.worker, move=True)
+    def kill_actor(self, actor: Actor[Any]) -> None:
+        """End an actor at once, whatever it runs; its calls fail. Ending it twice is harmless."""
+        end_actor(self, actor)
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
@@ -199,36 +183,6 @@ class Client:
         if ended.not_done:
             raise TimeoutError(f"{len(ended.not_done)} of {len(ended.done) + len(ended.not_done)} futures did not end")
 
-    def get_future(self, future_id: UUID | bytes | str) -> Future[Any]:
-        """The future with this id, whichever process submitted it, dead or alive.
-
-        Raises ValueError for what is no id. An id that no future has is found out by the first wait or `state()`:
-        UnknownFutureError.
-        """
-        if isinstance(future_id, str):
-            try:
-                future_id = UUID(future_id)
-            except ValueError:
-                raise ValueError(f"{future_id!r} is no id of a future: give the UUID that its `id` shows") from None
-        return self._attach(as_id(future_id), "")
-
-    def delete(self, future: Future[Any]) -> None:
-        """Delete a future and its results. Whoever asks for them later gets FutureDeletedError."""
-        self.delete_all([future])
-
-    def delete_all(self, futures: Iterable[Future[Any]]) -> None:
-        """Delete several futures and their results."""
-        ids = [future._id for future in futures]
-        self.flush()
-        for start in range(0, len(ids), 50):
-            page = ids[start : start + 50]
-
-            def body(tr: Any, page: list[bytes] = page) -> None:
-                for future_id in page:
-                    delete_future(tr, self._space, future_id)
-
-            run(self._db, body)
-
     def executor(self) -> Any:
         """A `concurrent.futures.Executor` that runs on the cluster."""
         from futures_worker.client.executor import ClusterExecutor
@@ -237,14 +191,12 @@ class Client:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Return once everything submitted so far is in the database."""
-        self._live.flush()
-
     def close(self) -> None:
         """Store what was submitted and let go of the session; futures go on. Closing twice is harmless."""
         if self.closed:
             return
+        if self._own_actors:
+            end_own_actors(self)
         self.closed = True
         processes.closed(self)
         try:
@@ -308,16 +260,14 @@ class Client:
             self._fetcher = ObjectFetcher(self._secret or cluster_secret(self._db, self._space))
         return self._fetcher
 
-    def _attach(self, future_id: bytes, name: str) -> Future[Any]:
-        known = self._live.pending(future_id)
-        return known or Future(self._session_of, future_id, name, stored=True, subscribed=False)
-
     def _submit(
         self, options: SubmitOptions, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[Any]:
         session = self._live
         code = self._code.dump(fn)
         data, dependencies = dump_args(args, kwargs)
+        if dependencies:
+            session.record_calls(dependencies)
         name = options.name or code.name
         future_id = new_future_id() if options.key is None else id_for_key(self.cluster, options.key)
         spec = FutureSpec(
@@ -355,41 +305,6 @@ class Client:
         spec.call_options = options.call_options
         spec.backoff = options.backoff
         spec.locality = self._locality(options.locality)
-
-    def _copy(self, future: Future[Any], worker: Any, *, move: bool) -> None:
-        target = worker if isinstance(worker, WorkerId) else self._worker_at(worker)
-        session = self._live
-        while True:
-            error = future.exception()
-            if error is not None:
-                raise error
-            entry = future._entry
-            stored = entry.result if entry is not None else None
-            if entry is None or stored is None or stored.inline is not None or stored.worker == target:
-                return
-            data = session.fetch(future, stored, True)
-            if data is None:
-                continue  # it was lost: wait for it anew
-            copy = copy_to_worker(
-                self._db, self._space, self._object_fetcher(), future._id, stored, data, target, move=move
-            )
-            if copy is None:  # it moved, or was computed again, meanwhile
-                (now,) = run(self._db, read_results, self._space, [future._id], strategy="off")
-                if now is None:
-                    raise ObjectLostError(f"{future!r} has no result any more: wait for it again")
-                future._entry = entry._replace(result=now)
-                continue
-            if move:
-                future._entry = entry._replace(result=copy)
-            return
-
-    def _worker_at(self, address: str) -> WorkerId:
-        status = run(self._db, find_worker, self._space, *split_address(address), strategy="off")
-        if status is None:
-            raise NoWorkerError(
-                f"cluster {self.cluster!r} has no live worker at {address}: see `futures-worker workers`"
-            )
-        return status.id
 
     def _locality(self, wanted: Any) -> Locality | None:
         if wanted is None or isinstance(wanted, Locality):

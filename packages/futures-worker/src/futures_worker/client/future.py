@@ -88,7 +88,7 @@ class Future(Generic[T]):
         deadline = session.deadline(timeout)
         while True:
             if self._entry is None:
-                session.await_one(self, deadline, timeout)
+                self._await_end(session, deadline, timeout)
             error = self._exception()
             if error is not None:
                 try:
@@ -113,7 +113,7 @@ class Future(Generic[T]):
         """
         if self._entry is None:
             session = self._home()
-            session.await_one(self, session.deadline(timeout), timeout)
+            self._await_end(session, session.deadline(timeout), timeout)
         error = self._exception()
         if isinstance(error, CancelledError):
             raise error
@@ -151,7 +151,7 @@ class Future(Generic[T]):
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call `callback(self)` when the future ends, in a thread of this process; at once if it already has."""
-        self._home().add_callback(self, callback)
+        self._home().callbacks.add(self, callback)
 
     @property
     def size_in_bytes(self) -> int:
@@ -186,6 +186,9 @@ class Future(Generic[T]):
         if self._trouble is not None:
             raise self._trouble
 
+    def _await_end(self, session: Session, deadline: float | None, timeout: float | None) -> None:
+        session.await_one(self, deadline, timeout)
+
     def _exception(self) -> BaseException | None:
         """Of a future that ended; made once, like the exception of a local future."""
         if self._trouble is not None:
@@ -210,16 +213,30 @@ async def _await(future: Future[T]) -> T:
     import asyncio
 
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
+    session = future._home()
+    ended: asyncio.Future[None] = loop.create_future()
 
-    def tell(_: Future[T]) -> None:
+    def settle(error: BaseException | None) -> None:
+        if not ended.done():
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+    def tell(error: BaseException | None) -> None:
         try:
-            loop.call_soon_threadsafe(ended.set)
+            loop.call_soon_threadsafe(settle, error)
         except RuntimeError:  # the loop was closed meanwhile; nobody waits
             pass
 
-    future.add_done_callback(tell)
-    await ended.wait()
+    if not future._stored or not future._subscribed:  # asks the database, which may take its time
+        await loop.run_in_executor(None, session.expect, [future])
+    session.callbacks.watch(ended, tell)
+    try:
+        future.add_done_callback(lambda _: tell(None))
+        await ended
+    finally:
+        session.callbacks.unwatch(ended)
     # Reading may fetch an object from a worker or, if it was lost, wait for it anew.
     stored = future._entry.result if future._entry is not None else None
     if stored is None or stored.inline is not None:

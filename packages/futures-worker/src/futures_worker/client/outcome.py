@@ -9,6 +9,7 @@ from uuid import UUID
 from fdb_datamodel import Failure as FailureRecord
 from fdb_datamodel import FutureDeletedError, FutureState
 from futures_worker.errors import (
+    ActorDiedError,
     DeadlockError,
     FutureFailedError,
     FutureTimeoutError,
@@ -24,6 +25,7 @@ from futures_worker.errors import (
 from futures_worker.payload import Failure, load_exception
 
 _BY_REASON: Final[dict[str, type[Exception]]] = {
+    "actor-died": ActorDiedError,
     "cancelled": CancelledError,
     "crash": WorkerLostError,
     "deadlock": DeadlockError,

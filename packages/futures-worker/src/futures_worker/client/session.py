@@ -29,6 +29,8 @@ from fdb_datamodel import (
     subscribe,
 )
 from fdb_schema import MainspringError
+from futures_worker.client.callbacks import Callbacks
+from futures_worker.client.calls import Call, CallReader
 from futures_worker.client.diagnosis import explain, warn_of_wait
 from futures_worker.client.future import Future
 from futures_worker.client.intake import Intake
@@ -70,11 +72,10 @@ class Session:
         self._delivered = threading.Condition(threading.Lock())
         self._followers = 0
         self._groups: tuple[Group, ...] = ()
+        self._joining = threading.Lock()
         self._ended: list[Future[Any]] = []  # with callbacks to run once the reader stopped reading
-        self._callbacks = threading.Lock()
-        self._awaited: set[bytes] = set()  # ids with callbacks, which no thread may be waiting for
-        self._pump_work = threading.Event()
-        self._pump: threading.Thread | None = None
+        self.callbacks = Callbacks(self)
+        self._calls: CallReader | None = None  # of actors, once there is one
         self._observer = WorkerObserver()
         self._looked = 0.0
         self._idle: WorkerId | None = None  # a worker that probably waits for work
@@ -103,6 +104,8 @@ class Session:
         """Store everything that was submitted before the call."""
         self._check_open()
         self._intake.flush()
+        if self._calls is not None:
+            self._calls.record()
 
     def _store_batch(self, batch: Sequence[Submission]) -> None:
         idle, self._idle = self._idle, None
@@ -112,8 +115,8 @@ class Session:
         self._pending.pop(future._id, None)
         future._trouble = error
         self._tell_groups([future])
-        self._run_callbacks([future])
-        self._wake_followers()
+        self.callbacks.run([future])
+        self.wake_followers()
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -159,14 +162,18 @@ class Session:
         deadline: float | None,
         waited_for: Callable[[], Future[Any] | None],
         awaited: Awaited,
+        *,
+        pump: bool = False,
     ) -> bool:
         """Block until `done()`, which may change whenever mail was delivered; False if the deadline passed first.
 
-        `waited_for` names a future that explains the wait if it gets long. Inside a task its slot is free for others
-        meanwhile, and a wait for what waits for this task raises DeadlockError.
+        `waited_for` names a future that explains the wait if it gets long. `pump`: the caller is the thread that reads for
+        others. Inside a task its slot is free for others meanwhile, and a wait for what waits for this task raises
+        DeadlockError. Raises the database's error if it doesn't answer.
         """
         if done():
             return True
+        troubles = self.callbacks.troubles
         with NestedWait(self.db, self.space, awaited) as nested:
             started = time.monotonic()
             warn_at = started + WARN_SECONDS
@@ -182,7 +189,13 @@ class Session:
                 pause = nested.look(LOOK_SECONDS * random.uniform(0.8, 1.2), now)
                 if deadline is not None:
                     pause = min(pause, deadline - now)
-                self._wait_for_mail(done, pause)
+                if pump or not self.waits_for_both():
+                    self._wait_for_mail(done, pause)
+                else:
+                    self.callbacks.start()
+                    self.follow(done, pause)
+                    if self.callbacks.troubles != troubles and self.callbacks.trouble is not None and not done():
+                        raise self.callbacks.trouble
                 self._check_open()
         return True
 
@@ -204,19 +217,36 @@ class Session:
             finally:
                 self._followers -= 1
 
-    def _wake_followers(self) -> None:
+    def waits_for_both(self) -> bool:
+        """Whether somebody waits for several futures while calls of actors are unanswered: no thread can block on both."""
+        return self._calls is not None and bool(self._groups) and self._calls.unanswered()
+
+    def follow(self, done: Callable[[], bool], pause: float) -> None:
+        """Wait at most `pause` seconds for others to deliver something."""
+        with self._delivered:
+            self._followers += 1
+            try:
+                if not done():
+                    self._delivered.wait(pause)
+            finally:
+                self._followers -= 1
+
+    def wake_followers(self) -> None:
+        """Futures may have ended: let those who wait for others' reading look."""
         if self._followers:
             with self._delivered:
                 self._delivered.notify_all()
 
     def join(self, group: Group) -> None:
         """Tell `group` of every future that ends, from now on."""
-        with self._callbacks:
+        with self._joining:
             self._groups = (*self._groups, group)
+        if self._calls is not None:
+            self._calls.hurry()
 
     def leave(self, group: Group) -> None:
         """The end of `join`."""
-        with self._callbacks:
+        with self._joining:
             self._groups = tuple(other for other in self._groups if other is not group)
 
     def look(self, future: Future[Any]) -> None:
@@ -232,16 +262,16 @@ class Session:
         """Let another thread read, then run callbacks: they may wait for futures themselves."""
         ended, self._ended = self._ended, []
         self._reading.release()
-        self._wake_followers()
+        self.wake_followers()
         if ended:
-            self._run_callbacks(ended)
+            self.callbacks.run(ended)
 
     def _deliver(self, entries: Sequence[MailEntry]) -> None:
         """Called by the reader. Callbacks run once it stopped reading."""
         self._ended.extend(self._settle(entries))
 
-    def _settle(self, entries: Sequence[MailEntry]) -> list[Future[Any]]:
-        """Record how futures ended; those that have callbacks."""
+    def _settle(self, entries: Sequence[MailEntry], calls: bool = False) -> list[Future[Any]]:
+        """Record how futures ended; those that have callbacks. `calls`: of actors, whose workers may be busy."""
         pending = self._pending
         ended = []
         for entry in entries:
@@ -255,7 +285,7 @@ class Session:
                     for twin in self._twins.pop(entry.id, ()):
                         twin._entry = entry
                         ended.append(twin)
-        if entries:
+        if entries and not calls:
             # A worker that ended the only thing we wait for has a free slot, as far as we can know.
             last = entries[-1].result
             self._idle = last.worker if last is not None and not pending else None
@@ -277,8 +307,8 @@ class Session:
             for future in page:
                 future._session = self
                 future._stored = future._subscribed = True
-            self._run_callbacks(self._settle(entries))
-            self._wake_followers()
+            self.callbacks.run(self._settle(entries))
+            self.wake_followers()
 
     def _look_after_workers(self) -> None:
         now = time.monotonic()
@@ -288,55 +318,50 @@ class Session:
             reap_dead(self.db, self.space, self._observer, now)
         self._looked = now
 
-    # --- callbacks ----------------------------------------------------------------------------------------------------
+    # --- calls of actors ----------------------------------------------------------------------------------------------
 
-    def add_callback(self, future: Future[Any], callback: Callable[[Future[Any]], object]) -> None:
-        """Have `callback(future)` called once the future ended, by a thread that reads the mail if nobody else does."""
-        with self._callbacks:
-            if future._callbacks is None:
-                future._callbacks = []
-            future._callbacks.append(callback)
-            self._awaited.add(future._id)
-        if future._entry is None and future._trouble is None:
-            try:
-                self.expect([future])
-            except BaseException as error:
-                future._trouble = future._trouble or error
-        if future._entry is not None or future._trouble is not None:  # ended meanwhile, or before
-            self._run_callbacks([future])
-            return
-        self._pump_work.set()
-        if self._pump is None or not self._pump.is_alive():
-            self._pump = threading.Thread(target=self._pump_mail, name="mainspring-mail", daemon=True)
-            self._pump.start()
+    @property
+    def calls(self) -> CallReader:
+        """The session's connections to actors."""
+        if self._calls is None:
+            with self._joining:
+                self._calls = self._calls or CallReader(self)
+        return self._calls
 
-    def _run_callbacks(self, futures: Sequence[Future[Any]]) -> None:
-        for future in futures:
-            with self._callbacks:
-                callbacks = future._take_callbacks()
-                self._awaited.discard(future._id)
-            for callback in callbacks:
-                try:
-                    callback(future)
-                except Exception:
-                    import logging
+    def submit_call(self, call: Call[Any]) -> None:
+        """Take a call to be sent to its actor."""
+        self._check_open()
+        self._pending[call._id] = call
+        self.calls.submit(call)
 
-                    logging.getLogger("futures_worker").exception("a callback of %r failed", future)
+    def deliver_calls(self, entries: Sequence[MailEntry]) -> None:
+        """Calls ended. `calls_delivered` runs their callbacks, when the caller holds no lock any more."""
+        self.callbacks.later(self._settle(entries, calls=True))
 
-    def _pump_mail(self) -> None:
-        while not self.closed:
-            self._pump_work.wait()
-            try:
-                self.wait_until(
-                    lambda: not self._awaited or self.closed, None, lambda: None, lambda: (list(self._awaited), False)
-                )
-            except Exception:
-                if self.closed:
-                    return
-                time.sleep(LOOK_SECONDS)  # the database; whoever waits meets the same error
-            self._pump_work.clear()
-            if self._awaited:
-                self._pump_work.set()
+    def calls_delivered(self) -> None:
+        """After `deliver_calls`."""
+        self.wake_followers()
+        self.callbacks.run_due()
+
+    def watched(self) -> bool:
+        """Whether somebody waits for several futures, or has a callback called."""
+        return bool(self._groups) or bool(self.callbacks)
+
+    def flush_before(self, dependencies: Iterable[bytes]) -> None:
+        """What another process is about to ask for is in the database: submits, and those calls of actors."""
+        self._intake.flush()
+        self.record_calls(dependencies)
+
+    def record_calls(self, ids: Iterable[bytes]) -> None:
+        """Make those unanswered calls among `ids` known to the cluster."""
+        if self._calls is not None:
+            self._calls.record(ids)
+
+    def store(self, submissions: Iterable[Submission]) -> None:
+        """Store submissions that no batch waits for."""
+        for submission in submissions:
+            self._intake.add(submission)
+        self._intake.flush()
 
     # --- what the database says of one future -------------------------------------------------------------------------
 
@@ -382,8 +407,10 @@ class Session:
             self._intake.close()
         finally:
             self.closed = True
-            self._pump_work.set()
-            self._wake_followers()
+            self.callbacks.close()
+            if self._calls is not None:
+                self._calls.close()
+            self.wake_followers()
             with self._reading:
                 self._mailbox.close()
             run(self.db, close_session, self.space, self.id)

@@ -54,6 +54,8 @@ MOST_PATIENCE = 0.004
 SHORT_OF_MEMORY = "memory is short"
 RESUME_SOON = 0.05
 """Seconds that a waiting task has to go on after what it waits for ended here, before its slot is given to another."""
+ACTOR = "actor "
+"""What the names of actors' own futures start with."""
 RESPAWN_PAUSE = 0.5
 """Seconds before a child that died without having run anything is replaced."""
 
@@ -256,6 +258,9 @@ class WorkerCore(WorkerState):
         child.become(ChildState.blocked)
         child.awaits = tuple(awaits)
         self.waiting += 1
+        if child.queue and child.queue[0].claim.name.startswith(ACTOR):
+            child.resident = True
+            self.residents += 1
         self.ambition = self.slots  # what is claimed now should be what is waited for
         self.staff_changed = True
         self.return_tasks(child, returned)
@@ -285,7 +290,7 @@ class WorkerCore(WorkerState):
 
     def _look_for_awaited(self) -> None:
         """Every task here waits: what they wait for may be in the pool, and fit nothing that is free."""
-        if self.waiting and not self.running and not self.ready and not self.preparing:
+        if self.waiting > self.residents and not self.running and not self.ready and not self.preparing:
             blocked = [child for child in self.children.values() if child.state is ChildState.blocked]
             blocked.sort(key=lambda child: -child.number)
             self.wanted = [one for child in blocked for one in child.awaits if one not in self.tasks]
@@ -363,6 +368,8 @@ class WorkerCore(WorkerState):
             for child in self.children.values():
                 if child.state is ChildState.running and len(child.queue) > 1:
                     self.out.append(TakeBack(child.number))
+                if child.queue and child.queue[0].claim.name.startswith(ACTOR):
+                    self.kill(child, "drained")  # it would never end by itself
         else:
             self.drain_end = min(self.drain_end, self.now + event.grace)
 

@@ -109,14 +109,14 @@ def _staff(state: WorkerState) -> None:
     active = [c for c in state.children.values() if c.state in (ChildState.starting, ChildState.running)]
     lacking = min(state.slots - len(active), MOST_CHILDREN - len(state.children))
     if not active and lacking <= 0 and state.slots:
-        state.kill(max(state.children.values(), key=lambda child: child.number), TOO_DEEP)
+        state.kill(max(state.children.values(), key=lambda child: (not child.resident, child.number)), TOO_DEEP)
     for _ in range(lacking):
         child = Child(state.next_child)
         state.next_child += 1
         state.children[child.number] = child
         state.out.append(SpawnChild(child.number))
     # While tasks wait, as many more are kept idle: the next one that waits needs no fork.
-    surplus = len(active) - state.slots * (2 if state.waiting else 1)
+    surplus = len(active) - state.slots * (2 if state.waiting > state.residents else 1)
     for child in reversed(active):  # the older ones have more loaded
         if surplus <= 0:
             return
@@ -219,11 +219,12 @@ def claim_limit(state: WorkerState) -> int:
     if state.draining:
         return 0
     in_hand = len(state.tasks) - state.waiting
-    if state.waiting:
+    nested = state.waiting > state.residents
+    if nested:
         in_hand += sum(1 for child in state.children.values() if child.expected_until > state.now)
     target = state.slots
     overall = state.pace.overall
-    if overall is not None and not state.waiting:
+    if overall is not None and not nested:
         affordable = int(state.slots * HORIZON / max(overall, 1e-6))
         target = max(target, min(state.ambition, affordable, MOST_IN_HAND))
     room = target - in_hand

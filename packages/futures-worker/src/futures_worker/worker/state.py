@@ -55,6 +55,7 @@ class WorkerState:
     drain_end: float = 0.0  # when what still runs is given back
     finished: bool = False
     waiting: int = 0  # children whose task waits for another future
+    residents: int = 0  # of these, actors: they hold no slot for as long as they live
     wanted: list[bytes] = field(default_factory=list)  # what they wait for and nobody may have begun: claimed first
     overcommit: bool = False  # and claimed whatever is free: nothing else can go on here
     staff_changed: bool = True  # whether children may have to be forked or retired
@@ -139,6 +140,9 @@ class WorkerState:
         child.awaits = ()
         child.expected_until = 0.0
         self.waiting -= 1
+        if child.resident:
+            child.resident = False
+            self.residents -= 1
         self.staff_changed = True
         if child.queue:
             self.used[0] += child.queue[0].cpu

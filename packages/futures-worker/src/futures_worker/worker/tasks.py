@@ -68,6 +68,7 @@ class Child:
     rescued: bool = False  # what could be taken back from behind the task it runs has been
     awaits: tuple[bytes, ...] = ()  # futures its task waits for, while it is blocked
     expected_until: float = 0.0  # what it awaits has ended here: until then its slot is kept for it
+    resident: bool = False  # an actor lives in it
     kill_reason: str = ""  # "timeout", "cancelled", ... if the worker killed it
 
     def become(self, state: ChildState) -> None:

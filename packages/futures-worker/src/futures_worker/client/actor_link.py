@@ -1,0 +1,275 @@
+"""One client's connection to one actor: calls go out in order, answers come back, and a broken connection says so.
+
+A thread that waits for a call reads the answers itself, for all; where nobody waits for one call alone, a thread of the
+session does (`calls`). After the process that runs the actor died, calls that were sent and not answered fail, since they
+may have run; those that were not sent go to the actor's next start.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import msgpack
+
+from fdb_datamodel import Failure, FutureDeletedError, FutureSpec, MailEntry, UnknownFutureError, actors
+from futures_worker import wire
+from futures_worker.client.storing import Submission
+from futures_worker.errors import WireError
+from futures_worker.store_secret import cluster_secret
+from idempotent_txn import run
+
+if TYPE_CHECKING:
+    from futures_worker.client.calls import Call
+    from futures_worker.client.session import Session
+
+READ_BYTES: Final = 1 << 18
+PLACE_PAUSE: Final = 0.005  # seconds between two looks whether an actor is up, at first
+MOST_PLACE_PAUSE: Final = 0.1
+PAGE: Final = 100  # calls of one transaction
+
+
+class ActorLink:
+    """Thread-safe. Calls are `queued` until they are sent, and `unanswered` from their making to their end."""
+
+    def __init__(self, session: Session, actor: bytes, label: str) -> None:
+        self.session = session
+        self.actor = actor
+        self.label = label  # for messages
+        self.reading = threading.Lock()  # held by the thread that reads answers for all
+        self.connecting = threading.Lock()  # held by the thread that looks for the actor
+        self.unanswered: dict[bytes, Call[Any]] = {}
+        self._sending = threading.RLock()
+        self._queued: deque[Call[Any]] = deque()
+        self._sock: socket.socket | None = None
+        self._poll = select.poll()
+        self._start = 0  # that the connection is to
+        self._dead: Failure | None = None
+        self._unpacker = msgpack.Unpacker()
+        self._pack = msgpack.Packer(autoreset=True).pack
+        self._pause = PLACE_PAUSE
+        self._look_after = 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether calls are being sent."""
+        return self._sock is not None
+
+    def fileno(self) -> int:
+        """Of the connection; -1: there is none."""
+        sock = self._sock
+        return -1 if sock is None else sock.fileno()
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def submit(self, call: Call[Any]) -> None:
+        """Send a call, or keep it until the actor is up. Blocks only while the actor has too many."""
+        with self._sending:
+            if self._dead is not None:
+                self.session.deliver_calls([self._of_dead(call)])
+                return
+            self.unanswered[call._id] = call
+            if self._sock is None:
+                self._queued.append(call)
+            else:
+                self._send(self._frame(call))
+
+    def _frame(self, call: Call[Any]) -> bytes:
+        method, args, dependencies = call._what
+        frame: bytes = self._pack(("call", call._id, method, call._name, args, dependencies))
+        return frame
+
+    def _send(self, data: bytes) -> None:
+        """Called with `_sending` held. While the actor takes nothing, answers are read, so that both ends get on."""
+        view = memoryview(data)
+        while view:
+            sock = self._sock
+            if sock is None:
+                return  # it broke: the call is among those that are lost
+            try:
+                view = view[sock.send(view) :]
+            except BlockingIOError:
+                both = select.poll()
+                both.register(sock.fileno(), select.POLLIN | select.POLLOUT)
+                both.poll(1000)
+                if self.reading.acquire(blocking=False):
+                    try:
+                        self.read(0.0)
+                    finally:
+                        self.reading.release()
+            except OSError as error:
+                self._break(f"the connection broke: {error}")
+                return
+
+    def cancel(self, call: Call[Any]) -> None:
+        """Ask that a call doesn't begin."""
+        with self._sending:
+            if call in self._queued:
+                self._queued.remove(call)
+                self.unanswered.pop(call._id, None)
+                gone = Failure("cancelled", f"call {UUID(bytes=call._id)} was cancelled before it was sent")
+                self.session.deliver_calls([MailEntry(call._id, "failed", None, gone)])
+            elif self._sock is not None and call._id in self.unanswered:
+                self._send(self._pack(("cancel", call._id)))
+
+    def record(self, call: Call[Any]) -> None:
+        """Make a call that hasn't ended known to the cluster, and with it those that are to be sent before it."""
+        with self._sending:
+            if call._recorded or call._entry is not None:
+                return
+            waiting = list(self._queued)
+            batch = waiting[: waiting.index(call) + 1] if call in waiting else [call]
+            start = self._start
+            if self._sock is None:
+                start = run(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off").taking
+            fresh = [one for one in batch if not one._recorded]
+            for one in fresh:
+                one._recorded = True
+        submissions = []
+        for one in fresh:
+            method, args, dependencies = one._what
+            spec = FutureSpec(
+                b"",
+                args,
+                one._id,
+                self.session.id,
+                (self.actor, *dependencies),
+                max_retries=0,
+                max_worker_losses=0,
+                max_oom=0,
+                allow_reconstruction=False,
+                name=one._name,
+                call_options=actors.call_options(start, method),
+            )
+            submissions.append(Submission(one, spec, None))
+        self.session.store(submissions)
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def read(self, timeout: float) -> bool:
+        """Take in answers; wait for the first at most `timeout` seconds. Called with `reading` held; whether any came."""
+        sock = self._sock
+        if sock is None:
+            return False
+        try:
+            if timeout and not self._poll.poll(timeout * 1000):
+                return False
+            data = sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError) as error:
+            self._break(f"the connection broke: {error}", sock)
+            return True
+        if not data:
+            self._break("the process that ran it is gone", sock)
+            return True
+        self._unpacker.feed(data)
+        entries = [actors.read_answer(*answer) for answer in self._unpacker]
+        self._take(entries)
+        return True
+
+    def _take(self, entries: list[MailEntry]) -> None:
+        for entry in entries:
+            self.unanswered.pop(entry.id, None)
+        self.session.deliver_calls(entries)
+
+    # --- the actor comes and goes -------------------------------------------------------------------------------------
+
+    def connect(self) -> float:
+        """Called with `connecting` held: look where the actor is and connect; seconds until another look is worth it."""
+        if self._sock is not None:
+            return 0.0
+        session = self.session
+        try:
+            place = run(session.db, actors.find_actor, session.space, self.actor, strategy="off")
+        except (UnknownFutureError, FutureDeletedError) as error:
+            place = actors.ActorPlace(0, "", 0, 0, Failure("deleted", str(error)))
+        if place.failure is not None:
+            self._die(place.failure)
+            return 0.0
+        if place.ip:
+            try:
+                secret = cluster_secret(session.db, session.space)
+                connection = wire.connect((place.ip, place.port), secret)
+            except (OSError, WireError):
+                pass  # it died, and its place isn't given up yet
+            else:
+                self._begin(connection, place.start)
+                return 0.0
+        pause, self._pause = self._pause, min(MOST_PLACE_PAUSE, self._pause * 1.5)
+        return pause
+
+    def _begin(self, connection: wire.Connection, start: int) -> None:
+        sock = connection.sock
+        sock.setblocking(False)
+        with self.reading, self._sending:
+            self._sock, self._start, self._pause = sock, start, PLACE_PAUSE
+            self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 30, use_list=False)
+            self._poll = select.poll()
+            self._poll.register(sock.fileno(), select.POLLIN)
+        with self._sending:
+            self._send(self._pack(("hello", self.actor, start, self.session.id)))
+            while self._queued and self._sock is sock:
+                call = self._queued.popleft()
+                self._send(self._frame(call))
+
+    def check(self) -> None:
+        """Whether the connection is still to the actor's present start, at most once a second."""
+        now = time.monotonic()
+        if now < self._look_after or self._sock is None:
+            return
+        self._look_after = now + 1.0
+        try:
+            place = run(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off")
+        except (UnknownFutureError, FutureDeletedError):
+            self._break("it was deleted")
+            return
+        if place.failure is not None or place.start != self._start:
+            self._break("its worker was declared dead, or it was ended")
+
+    def _break(self, why: str, sock: socket.socket | None = None) -> None:
+        """The connection is over: what was sent and not answered ended in a recorded way, or is lost."""
+        with self._sending:
+            if self._sock is None or (sock is not None and self._sock is not sock):
+                return
+            self._sock.close()
+            self._sock = None
+            queued = {call._id for call in self._queued}
+            sent = [call for call in self.unanswered.values() if call._id not in queued]
+        session = self.session
+        text = f"{why}; the call may have run"
+        for at in range(0, len(sent), PAGE):
+            page = sent[at : at + PAGE]
+            recorded = [call._id for call in page if call._recorded]
+            if recorded:
+                run(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
+            ended = run(session.db, actors.ended_calls, session.space, [call._id for call in page], strategy="off")
+            self._take([entry or self._lost(call, text) for call, entry in zip(page, ended, strict=True)])
+
+    def _lost(self, call: Call[Any], why: str) -> MailEntry:
+        return MailEntry(call._id, "failed", None, actors.lost_call(call._id, self.actor, why))
+
+    def _die(self, failure: Failure) -> None:
+        """The actor is no more: so are the calls that wait for it."""
+        with self._sending:
+            self._dead = failure
+            lost, self._queued = list(self._queued), deque()
+        self._take([self._of_dead(call) for call in lost])
+
+    def _of_dead(self, call: Call[Any]) -> MailEntry:
+        why = self._dead
+        assert why is not None
+        text = f"actor {self.label} ({UUID(bytes=self.actor)}) is no more ({why.reason}): {why.message}"
+        return MailEntry(call._id, "failed", None, Failure("actor-died", text, why.payload, why.traceback))
+
+    def close(self) -> None:
+        """Hang up; what was sent runs all the same."""
+        with self._sending:
+            if self._sock is not None:
+                self._sock.close()
+                self._sock = None

@@ -1,0 +1,203 @@
+"""Actors: objects that live in a worker's process and whose methods are called from anywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from uuid import UUID
+
+from fdb_datamodel import CodeDigest, Failure, FutureSpec, actors, cancel_future, new_future_id, put_code
+from fdb_schema import ClusterSpace, MainspringError, put_blob, unpin_blob
+from futures_worker.client.calls import Call
+from futures_worker.client.intake import MAX_BATCH_BYTES
+from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.payload import dump_args, dump_code, dump_retry_on
+from futures_worker.worker.actor_host import run_actor
+from idempotent_txn import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from futures_worker.client.client import Client
+    from futures_worker.client.session import Session
+
+A = TypeVar("A")
+
+FOREVER: Final = 1_000_000_000
+ACTOR_OPTIONS: Final = frozenset({"name", "max_restarts", "resources", "priority", "locality", "unschedulable_timeout"})
+"""The keywords that `Client.actor` keeps for itself; every other keyword goes to the constructor."""
+
+
+class Actor(Generic[A]):
+    """A handle of an actor: `actor.method(*args)` calls the method of that name and returns its future.
+
+    Made by `Client.actor` or `get_actor`. It can be passed to tasks and other actors, anywhere inside arguments.
+    """
+
+    def __init__(self, client: Client | None, actor: bytes, label: str, methods: frozenset[str]) -> None:
+        self._home = client  # None: that of whoever calls it, where it was unpickled
+        self._id = actor
+        self._label = label
+        self._methods = methods
+
+    def __getattr__(self, method: str) -> _Method:
+        if method.startswith("_") or (self._methods and method not in self._methods):
+            raise AttributeError(f"actor {self._label} has no public method {method!r}")
+        bound = _Method(self, method)
+        self.__dict__[method] = bound
+        return bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Call[Any]:
+        return call_actor(self, "__call__", args, kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Actor) and other._id == self._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach, (self._id, self._label, self._methods)
+
+    def __repr__(self) -> str:
+        return f"<Actor {self._label} {UUID(bytes=self._id)}>"
+
+
+class _Method:
+    """A method of an actor, to be called."""
+
+    __slots__ = ("_actor", "_name")
+
+    def __init__(self, actor: Actor[Any], name: str) -> None:
+        self._actor = actor
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Call[Any]:
+        return call_actor(self._actor, self._name, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<method {self._name} of {self._actor!r}>"
+
+
+def call_actor(actor: Actor[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
+    """Call a method: sent at once, run after all earlier calls of this client."""
+    client = actor._home
+    if client is None:
+        from futures_worker.client.ambient import current_client
+
+        client = actor._home = current_client()
+    session = client._live
+    data, dependencies = dump_args(args, kwargs)
+    if dependencies:
+        session.flush_before(dependencies)
+    link = session.calls.link(actor._id, actor._label)
+    call: Call[Any] = Call(
+        client._session_of, link, new_future_id(), f"{actor._label}.{method}", (method, data, dependencies)
+    )
+    session.submit_call(call)
+    return call
+
+
+def make_actor(
+    client: Client, kind: type[A], args: tuple[Any, ...], kwargs: Mapping[str, Any], settings: dict[str, Any]
+) -> Actor[A]:
+    """See `Client.actor`."""
+    name = settings.pop("name", None)
+    max_restarts = settings.pop("max_restarts", 0)
+    if not isinstance(kind, type):
+        raise TypeError(f"an actor is made from a class, found {kind!r}")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ValueError(f"an actor's name is a text, found {name!r}")
+    if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < -1:
+        raise ValueError(f"max_restarts is a whole number, -1 for any number of restarts, found {max_restarts!r}")
+    options = DEFAULT_OPTIONS.changed(**settings)
+    if name:
+        found = run(client._db, actors.named_actor, client._space, name, strategy="off")
+        if found is not None:
+            return Actor(client, found, kind.__name__, methods_of(kind))
+    restarts = FOREVER if max_restarts < 0 else max_restarts
+    resident = options.requirements is None or not options.requirements.shape[0]
+    spec, blobs, code = _host_spec(client._live, kind, args, kwargs, options, resident, restarts)
+    spec.locality = client._locality(options.locality)
+
+    def body(tr: Any, space: ClusterSpace) -> bytes:
+        put_code(tr, space, code)
+        made = actors.create_actor(tr, space, spec, name or "")
+        for digest in blobs:
+            unpin_blob(tr, space, digest, client._live.id)
+        return made
+
+    actor = run(client._db, body, client._space)
+    if name is None:
+        client._own_actors.append(actor)
+    return Actor(client, actor, kind.__name__, methods_of(kind))
+
+
+def _host_spec(
+    session: Session,
+    kind: type,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: SubmitOptions,
+    resident: bool,
+    restarts: int,
+) -> tuple[FutureSpec, list[bytes], bytes]:
+    """The actor's own future, what was uploaded for it, and its code."""
+    code = dump_code(run_actor)
+    data, dependencies = dump_args((kind, args, dict(kwargs), resident), {})
+    if dependencies:
+        session.flush_before(dependencies)
+    spec = FutureSpec(
+        CodeDigest(code.digest),
+        data,
+        session=session.id,
+        dependencies=dependencies,
+        requirements=options.requirements,
+        max_retries=restarts,
+        max_worker_losses=restarts,
+        max_oom=restarts,
+        allow_reconstruction=False,
+        priority=options.priority,
+        unschedulable_timeout=options.unschedulable_timeout,
+        name=f"actor {kind.__name__}",
+        call_options=dump_retry_on(()),  # what its constructor raises ends it
+    )
+    blobs: list[bytes] = []
+    if len(data) > MAX_BATCH_BYTES:
+        what = f"the arguments of actor {kind.__name__}"
+        blobs = [put_blob(run, session.db, session.space, data, session=session.id, what=what)]
+        spec.args = CodeDigest(blobs[0])
+    return spec, blobs, code.data
+
+
+def get_actor(client: Client, name: str) -> Actor[Any]:
+    """See `Client.get_actor`."""
+    found = run(client._db, actors.named_actor, client._space, name, strategy="off")
+    if found is None:
+        raise LookupError(f"cluster {client.cluster!r} has no actor named {name!r}: make it with client.actor")
+    return Actor(client, found, name, frozenset())
+
+
+def end_actor(client: Client, actor: Actor[Any]) -> None:
+    """See `Client.kill_actor`."""
+    gone = Failure("cancelled", f"actor {actor._label} was ended by kill_actor")
+    run(client._db, cancel_future, client._space, actor._id, gone)
+
+
+def end_own_actors(client: Client) -> None:
+    """A closing client's unnamed actors end with it."""
+    own, client._own_actors = client._own_actors, []
+    for actor in own:
+        gone = Failure("cancelled", "the client that made this unnamed actor was closed")
+        try:
+            run(client._db, cancel_future, client._space, actor, gone)
+        except MainspringError:  # it was deleted
+            pass
+
+
+def methods_of(kind: type) -> frozenset[str]:
+    """Names of what can be called."""
+    return frozenset(name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name, None)))
+
+
+def _attach(actor: bytes, label: str, methods: frozenset[str]) -> Actor[Any]:
+    return Actor(None, actor, label, methods)

@@ -1,0 +1,138 @@
+"""Callbacks of futures that ended, and the thread that reads a client's mail while nobody blocks on it.
+
+A database that can't be reached is not waited for in silence: whoever waits through this thread is told its error
+(`watch`), after `DATABASE_SECONDS` where retrying might have helped, else at once. The thread goes on trying, so a wait
+that begins when the database is back ends as it should.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fdb_datamodel import FutureDeletedError, UnknownFutureError
+
+if TYPE_CHECKING:
+    from futures_worker.client.future import Future
+    from futures_worker.client.session import Session
+
+log = logging.getLogger("futures_worker")
+
+TROUBLE_PAUSE: Final = 0.5  # seconds before the database is asked again after it failed
+
+
+class Callbacks:
+    """Of one session. Thread-safe."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._awaited: set[bytes] = set()  # ids with callbacks, which no thread may be waiting for
+        self._watchers: dict[object, Callable[[BaseException], object]] = {}
+        self._due: list[Future[Any]] = []  # ended, with callbacks that no thread ran yet
+        self._work = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.troubles = 0  # how often the database failed this thread
+        self.trouble: BaseException | None = None
+
+    def __bool__(self) -> bool:
+        """Whether any future has callbacks."""
+        return bool(self._awaited)
+
+    def add(self, future: Future[Any], callback: Callable[[Future[Any]], object]) -> None:
+        """Have `callback(future)` called once the future ended."""
+        with self._lock:
+            if future._callbacks is None:
+                future._callbacks = []
+            future._callbacks.append(callback)
+            self._awaited.add(future._id)
+        if future._entry is None and future._trouble is None:
+            try:
+                self._session.expect([future])
+            except (UnknownFutureError, FutureDeletedError) as error:
+                future._trouble = error
+        if future._entry is not None or future._trouble is not None:  # ended meanwhile, or before
+            self.run([future])
+            return
+        self.start()
+
+    def start(self) -> None:
+        """See to it that the thread reads the mail."""
+        if not self._work.is_set():
+            self._work.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._pump, name="mainspring-mail", daemon=True)
+            self._thread.start()
+
+    def later(self, futures: Sequence[Future[Any]]) -> None:
+        """Futures that ended while the caller holds a lock: `run_due` runs their callbacks."""
+        self._due.extend(futures)
+
+    def run_due(self) -> None:
+        """Run what `later` was told."""
+        if self._due:
+            due, self._due = self._due, []
+            self.run(due)
+
+    def run(self, futures: Sequence[Future[Any]]) -> None:
+        """Run the callbacks of futures that ended, each once."""
+        for future in futures:
+            with self._lock:
+                callbacks = future._take_callbacks()
+                self._awaited.discard(future._id)
+            for callback in callbacks:
+                try:
+                    callback(future)
+                except Exception:
+                    log.exception("a callback of %r failed", future)
+
+    def watch(self, key: object, tell: Callable[[BaseException], object]) -> None:
+        """Call `tell(error)` whenever the database fails this thread, until `unwatch(key)`."""
+        with self._lock:
+            self._watchers[key] = tell
+
+    def unwatch(self, key: object) -> None:
+        """The end of `watch`."""
+        with self._lock:
+            self._watchers.pop(key, None)
+
+    def tell_trouble(self, error: BaseException) -> None:
+        """The database failed a thread that reads for others."""
+        self.trouble = error
+        self.troubles += 1
+        with self._lock:
+            watchers = tuple(self._watchers.values())
+        for tell in watchers:
+            tell(error)
+        self._session.wake_followers()
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._work.set()
+
+    def _needed(self) -> bool:
+        return bool(self._awaited) or self._session.waits_for_both()
+
+    def _pump(self) -> None:
+        session = self._session
+        while not session.closed:
+            self._work.wait()
+            try:
+                session.wait_until(
+                    lambda: not self._needed() or session.closed,
+                    None,
+                    lambda: None,
+                    lambda: (list(self._awaited), False),
+                    pump=True,
+                )
+                self._work.clear()
+                if self._needed():
+                    self._work.set()
+            except Exception as error:
+                if session.closed:
+                    return
+                self.tell_trouble(error)
+                time.sleep(TROUBLE_PAUSE)

@@ -1,0 +1,221 @@
+"""Calls of actors: their futures, how they are waited for, and the thread that takes in answers nobody waits for alone."""
+
+from __future__ import annotations
+
+import random
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from futures_worker.client.actor_link import ActorLink
+from futures_worker.client.future import Future
+from futures_worker.client.nested import RECORD_AFTER, NestedWait
+from futures_worker.client.outcome import describe
+from futures_worker.worker.task_context import current_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from futures_worker.client.session import Session
+
+T = TypeVar("T")
+TICK: Final = 0.02  # seconds between two looks for answers that nobody waits for
+LOOK_SECONDS: Final = 1.0  # between two looks (jittered) whether the actor is still the one we talk to
+CANCEL_SECONDS: Final = 1.0  # that `cancel` waits to learn whether it came in time
+
+
+class Call(Future[T]):
+    """The future of one call of an actor.
+
+    It is known to the cluster once it ended, or once its `id` is read, it is pickled or passed on, or the client is flushed.
+    It runs at most once: if the process that ran it died before it was recorded, it fails (ActorDiedError).
+    """
+
+    __slots__ = ("_link", "_recorded", "_what")
+
+    def __init__(
+        self,
+        home: Callable[[], Session],
+        link: ActorLink,
+        call: bytes,
+        name: str,
+        what: tuple[str, bytes, tuple[bytes, ...]],
+    ) -> None:
+        super().__init__(home, call, name, stored=True, subscribed=True)
+        self._session = link.session
+        self._link = link
+        self._recorded = False
+        self._what = what  # method, arguments, dependencies
+
+    def cancel(self) -> bool:
+        """Keep the call from beginning; True if it never will, as far as is known within a second.
+
+        One that runs isn't stopped: its actor goes on.
+        """
+        if self._entry is None:
+            self._link.cancel(self)
+            try:
+                self._await_end(self._home(), time.monotonic() + CANCEL_SECONDS, CANCEL_SECONDS)
+            except TimeoutError:
+                return False
+        return self.cancelled()
+
+    def _make_durable(self) -> None:
+        if self._entry is None and self._trouble is None and not self._recorded:
+            self._link.record(self)
+        if self._trouble is not None:
+            raise self._trouble
+
+    def _await_end(self, session: Session, deadline: float | None, timeout: float | None) -> None:
+        if session is not self._link.session:  # a child of the process that made the call
+            self._session, self._subscribed = None, False
+        if not self._subscribed:  # nor is it answered again once its result is lost
+            super()._await_end(session, deadline, timeout)
+        elif not await_call(self, deadline):
+            raise TimeoutError(
+                f"{describe(self._id, self._name)} did not end within {timeout} s: {session._reason(self)}"
+            )
+
+
+def await_call(call: Call[Any], deadline: float | None) -> bool:
+    """Block until a call ended; False if the deadline passed first."""
+    link = call._link
+    session = link.session
+    if call._entry is not None or call._trouble is not None:
+        return True
+    in_task = current_task() is not None
+    with NestedWait(session.db, session.space, lambda: ([call._id], True)) as nested:
+        record_at = time.monotonic() + RECORD_AFTER
+        while call._entry is None and call._trouble is None:
+            pause = LOOK_SECONDS * random.uniform(0.8, 1.2)
+            if in_task:  # a wait that lasts is recorded, so that cycles are found
+                now = time.monotonic()
+                if now >= record_at:
+                    call._make_durable()
+                pause = nested.look(pause, now)
+            if deadline is not None:
+                pause = min(pause, deadline - time.monotonic())
+                if pause <= 0:
+                    return False
+            if link.connected:
+                if link.reading.acquire(blocking=False):
+                    try:
+                        came = call._entry is not None or link.read(pause)
+                    finally:
+                        link.reading.release()
+                        session.calls_delivered()
+                    if not came:
+                        session.look_after_workers()
+                        link.check()
+                    continue
+            elif link.connecting.acquire(blocking=False):
+                try:
+                    pause = min(pause, link.connect())
+                finally:
+                    link.connecting.release()
+                session.calls_delivered()
+                if pause:
+                    time.sleep(pause)
+                    session.look_after_workers()
+                continue
+            session.follow(lambda: call._entry is not None or call._trouble is not None, min(pause, TICK))
+    return True
+
+
+class CallReader:
+    """The links of one session, and a thread that runs while calls are unanswered."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._links: dict[bytes, ActorLink] = {}
+        self._lock = threading.Lock()
+        self._work = threading.Event()
+        self._hurry = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def link(self, actor: bytes, label: str) -> ActorLink:
+        """The link to an actor."""
+        with self._lock:
+            link = self._links.get(actor)
+            if link is None:
+                link = self._links[actor] = ActorLink(self._session, actor, label)
+            return link
+
+    def submit(self, call: Call[Any]) -> None:
+        """Send a call, and see to it that its answer is read."""
+        call._link.submit(call)
+        if not self._work.is_set():
+            self._work.set()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="mainspring-calls", daemon=True)
+                self._thread.start()
+
+    def unanswered(self) -> bool:
+        """Whether any call hasn't ended."""
+        return any(link.unanswered for link in tuple(self._links.values()))
+
+    def record(self, ids: Iterable[bytes] | None = None) -> None:
+        """Make unanswered calls known to the cluster: all, or those of `ids`."""
+        for link in tuple(self._links.values()):
+            wanted = tuple(link.unanswered.values()) if ids is None else [link.unanswered.get(one) for one in ids]
+            for call in wanted:
+                if call is not None:
+                    link.record(call)
+
+    def hurry(self) -> None:
+        """Somebody waits for several futures, or has a callback called: answers matter at once."""
+        self._hurry.set()
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        for link in tuple(self._links.values()):
+            link.close()
+        self._work.set()
+        self._hurry.set()
+
+    def _run(self) -> None:
+        session = self._session
+        while not session.closed:
+            self._work.wait()
+            try:
+                if not self.unanswered():
+                    self._work.clear()
+                    if self.unanswered():
+                        self._work.set()
+                    continue
+                self._look()
+            except Exception as error:
+                if session.closed:
+                    return
+                session.callbacks.tell_trouble(error)
+                time.sleep(TICK * 10)
+
+    def _look(self) -> None:
+        session = self._session
+        links = [link for link in tuple(self._links.values()) if link.unanswered]
+        for link in links:
+            if not link.connected and link.connecting.acquire(blocking=False):
+                try:
+                    link.connect()
+                finally:
+                    link.connecting.release()
+        if session.watched():
+            poll = select.poll()
+            for link in links:
+                if link.connected and link.fileno() >= 0:
+                    poll.register(link.fileno(), select.POLLIN)
+            came = poll.poll(TICK * 1000)
+        else:
+            came = []
+            self._hurry.wait(TICK)
+            self._hurry.clear()
+        for link in links:
+            if link.connected and link.reading.acquire(blocking=False):
+                try:
+                    while link.read(0.0) and came and link.connected:
+                        pass
+                finally:
+                    link.reading.release()
+                link.check()
+        session.calls_delivered()

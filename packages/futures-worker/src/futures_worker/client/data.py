@@ -1,0 +1,160 @@
+"""What a client does with results as data: puts, copies, moves, deletes, and futures found again by their id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from fdb_datamodel import (
+    ClusterSpace,
+    FutureSpec,
+    WorkerId,
+    as_id,
+    delete_future,
+    describe_future,
+    find_worker,
+    put_realized_future,
+    read_results,
+)
+from fdb_schema import MainspringError
+from futures_worker.client.future import Future
+from futures_worker.client.objects import copy_to_worker, put_on_worker
+from futures_worker.client.options import split_address
+from futures_worker.client.session import Session
+from futures_worker.errors import NoWorkerError, ObjectLostError
+from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
+from futures_worker.worker.task_context import current_task
+from idempotent_txn import run
+
+
+class DataMethods:
+    """The part of `Client` that moves data."""
+
+    cluster: str
+    _space: ClusterSpace
+    _db: Any
+
+    @property
+    def _live(self) -> Session:
+        raise NotImplementedError
+
+    def _session_of(self) -> Session:
+        raise NotImplementedError
+
+    def _object_fetcher(self) -> Any:
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Return once everything submitted so far is in the database."""
+        self._live.flush()
+
+    def put(self, obj: Any, *, name: str | None = None) -> Future[Any]:
+        """Store an object and get a future that is realized already.
+
+        Small objects live in the database; others on a live worker, and are never computed again if it dies.
+
+        Raises NoWorkerError if a large object finds no worker; TypeError if it can't be pickled.
+        """
+        payload = dump_result(obj)
+        spec = FutureSpec(session=self._live.id, name=name or "", allow_reconstruction=False)
+        if payload.nbytes > INLINE_RESULT_BYTES:
+            put_on_worker(self._db, self._space, self._object_fetcher(), spec, payload)
+        else:
+            run(self._db, put_realized_future, self._space, spec, None, payload.to_bytes())
+        return Future(self._session_of, spec.id, name or "", stored=True, subscribed=False)
+
+    def clone(self, future: Future[Any], worker: Any) -> None:
+        """Give a worker (a `WorkerId` or its address "ip:port") a copy of the result, so that it survives the holder.
+
+        Waits for the result; nothing is done for small ones, which live in the database. Raises what `result` raises,
+        NoWorkerError, and ObjectLostError if the worker can't take it.
+        """
+        self._copy(future, worker, move=False)
+
+    def transfer(self, future: Future[Any], worker: Any) -> None:
+        """Move the result to a worker, as `clone`; the worker that held it frees its copy."""
+        self._copy(future, worker, move=True)
+
+    def take_ownership(self, future: Future[Any]) -> None:
+        """Inside a task: move the result to the worker that runs the task."""
+        task = current_task()
+        if task is None:
+            raise MainspringError(
+                "take_ownership is called inside a task: elsewhere use client.transfer(future, worker)"
+            )
+        info = run(self._db, describe_future, self._space, task.id, strategy="off")
+        if info.worker is None:
+            raise MainspringError(f"the task {task.future_id} is no longer claimed by this worker")
+        self._copy(future, info.worker, move=True)
+
+    def get_future(self, future_id: UUID | bytes | str) -> Future[Any]:
+        """The future with this id, whichever process submitted it, dead or alive.
+
+        Raises ValueError for what is no id. An id that no future has is found out by the first wait or `state()`:
+        UnknownFutureError.
+        """
+        if isinstance(future_id, str):
+            try:
+                future_id = UUID(future_id)
+            except ValueError:
+                raise ValueError(f"{future_id!r} is no id of a future: give the UUID that its `id` shows") from None
+        return self._attach(as_id(future_id), "")
+
+    def delete(self, future: Future[Any]) -> None:
+        """Delete a future and its results. Whoever asks for them later gets FutureDeletedError."""
+        self.delete_all([future])
+
+    def delete_all(self, futures: Iterable[Future[Any]]) -> None:
+        """Delete several futures and their results."""
+        ids = [future._id for future in futures]
+        self.flush()
+        for start in range(0, len(ids), 50):
+            page = ids[start : start + 50]
+
+            def body(tr: Any, page: list[bytes] = page) -> None:
+                for future_id in page:
+                    delete_future(tr, self._space, future_id)
+
+            run(self._db, body)
+
+    # --- inside ---
+
+    def _copy(self, future: Future[Any], worker: Any, *, move: bool) -> None:
+        target = worker if isinstance(worker, WorkerId) else self._worker_at(worker)
+        session = self._live
+        while True:
+            error = future.exception()
+            if error is not None:
+                raise error
+            entry = future._entry
+            stored = entry.result if entry is not None else None
+            if entry is None or stored is None or stored.inline is not None or stored.worker == target:
+                return
+            data = session.fetch(future, stored, True)
+            if data is None:
+                continue  # it was lost: wait for it anew
+            copy = copy_to_worker(
+                self._db, self._space, self._object_fetcher(), future._id, stored, data, target, move=move
+            )
+            if copy is None:  # it moved, or was computed again, meanwhile
+                (now,) = run(self._db, read_results, self._space, [future._id], strategy="off")
+                if now is None:
+                    raise ObjectLostError(f"{future!r} has no result any more: wait for it again")
+                future._entry = entry._replace(result=now)
+                continue
+            if move:
+                future._entry = entry._replace(result=copy)
+            return
+
+    def _worker_at(self, address: str) -> WorkerId:
+        status = run(self._db, find_worker, self._space, *split_address(address), strategy="off")
+        if status is None:
+            raise NoWorkerError(
+                f"cluster {self.cluster!r} has no live worker at {address}: see `futures-worker workers`"
+            )
+        return status.id
+
+    def _attach(self, future_id: bytes, name: str) -> Future[Any]:
+        known = self._live.pending(future_id)
+        return known or Future(self._session_of, future_id, name, stored=True, subscribed=False)

@@ -1,0 +1,357 @@
+"""The process of an actor: keeps its object, takes calls in order, records how each ended, and answers.
+
+It is an ordinary task of a worker's child that never returns (`run_actor`), so the worker's death, the child's death and a
+cancel end it like any task. Callers connect to it directly and prove that they know the cluster's secret (`wire`); after
+that both ends send msgpack lists:
+
+    caller to actor    ["hello", actor, start, session]                        first; another start's connection is closed
+                       ["call", id, method, name, args, [dependency, ...]]
+                       ["cancel", id]                                           unless it began
+    actor to caller    [id, kind, value]                                        as in a mailbox, once it is recorded
+
+Calls of one connection run in the order they were sent. A batch of calls that are there together is recorded in one
+transaction, and a call is answered after that: an answer is never taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+import msgpack
+
+from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors
+from futures_worker import wire
+from futures_worker.errors import FutureFailedError, MainspringError, WireError
+from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_result, load_args
+from futures_worker.store_secret import cluster_secret
+from futures_worker.store_server import listen
+from futures_worker.worker.task_context import current_task, waiting
+from idempotent_txn import run
+
+MOST_PER_BATCH: Final = 200
+BATCH_BYTES: Final = 300_000  # of results in one transaction
+BATCH_SECONDS: Final = 0.001  # after which what ran is recorded, though more calls wait
+MOST_QUEUED: Final = 10_000  # calls taken in before those that sent them have to wait
+MOST_UNREAD: Final = 32 << 20  # bytes of answers a caller doesn't read, after which its calls are left where they are
+MOST_MESSAGE: Final = 128 << 20
+READ_BYTES: Final = 1 << 18
+
+
+class Call(NamedTuple):
+    """One call on its way through the actor."""
+
+    caller: Caller | None  # None: its caller is gone, or it was recorded before this start
+    id: bytes
+    session: bytes
+    method: str
+    name: str
+    args: bytes
+    dependencies: Sequence[bytes]
+
+
+def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resident: bool) -> NoReturn:
+    """Be an actor until killed. `resident`: it holds no slot and no cpu, those are free for tasks meanwhile."""
+    from futures_worker.client.ambient import current_client
+
+    task = current_task()
+    if task is None:
+        raise MainspringError("an actor is run by a worker: make it with client.actor(...)")
+    client = current_client()
+    space = client._space
+    host = run(client._db, actors.begin_host, space, task.id, task.attempt)
+    with waiting() if resident else contextlib.nullcontext():
+        instance = kind(*args, **kwargs)
+        serve = Server(client, space, host, instance)
+        try:
+            serve.run()
+        finally:
+            serve.close()
+
+
+class Caller:
+    """One connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.session = b""  # set by its hello
+        self.unpacker = msgpack.Unpacker(max_buffer_size=MOST_MESSAGE, use_list=False)
+        self.unsent = bytearray()
+        self.closed = False
+
+    def send(self) -> bool:
+        """Send what there is room for; whether all of it went."""
+        try:
+            while self.unsent:
+                sent = self.sock.send(self.unsent)
+                del self.unsent[:sent]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.closed = True
+        return True
+
+
+class Server:
+    """The loop of one start of an actor."""
+
+    def __init__(self, client: Any, space: ClusterSpace, host: actors.ActorHost, instance: Any) -> None:
+        self._client = client
+        self._db = client._db
+        self._space = space
+        self._host = host
+        self._instance = instance
+        self._queue: deque[Call] = deque()
+        self._cancelled: set[bytes] = set()
+        self._recorded: set[bytes] = set()  # calls taken from their records; their callers may send them as well
+        self._callers: dict[int, Caller] = {}
+        self._accepted: deque[wire.Connection] = deque()
+        self._pack = msgpack.Packer(autoreset=True).pack
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._listening = listen(host.worker.ip, 0)
+
+    def run(self) -> NoReturn:
+        """Serve until this start is over. Raises ClaimLostError then, WorkerFencedError."""
+        cursor = b""
+        while True:
+            page, cursor = run(self._db, actors.recorded_calls, self._space, self._host, cursor)
+            for call in page:
+                self._recorded.add(call.id)
+                self._queue.append(Call(None, call.id, call.session, call.method, call.name, *call[3:5]))
+            if not cursor:
+                break
+        secret = cluster_secret(self._db, self._space)
+        threading.Thread(target=self._accept, args=(secret,), name="actor-accept", daemon=True).start()
+        ip, port = self._listening.getsockname()[:2]
+        run(self._db, actors.place_host, self._space, self._host, ip, port)
+        while True:
+            self._listen(0.0 if self._queue else 60.0)
+            if self._queue:
+                self._work()
+
+    def close(self) -> None:
+        """Cut every connection."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for caller in self._callers.values():
+            caller.sock.close()
+        self._callers.clear()
+        self._epoll.close()
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _accept(self, secret: bytes) -> None:
+        while True:
+            try:
+                peer, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(peer, secret), name="actor-greet", daemon=True).start()
+
+    def _greet(self, peer: socket.socket, secret: bytes) -> None:
+        try:
+            self._accepted.append(wire.accept(peer, secret))
+        except (WireError, OSError):
+            peer.close()  # a stranger
+            return
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def _listen(self, timeout: float) -> None:
+        full = len(self._queue) >= MOST_QUEUED
+        for descriptor, event in self._epoll.poll(timeout):
+            if descriptor == self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+                while self._accepted:
+                    self._join(self._accepted.popleft())
+                continue
+            caller = self._callers[descriptor]
+            if event & select.EPOLLOUT:
+                self._flush(caller)
+            if event & ~select.EPOLLOUT and not full and not caller.closed:
+                self._read(caller)
+            if caller.closed:
+                self._leave(descriptor)
+
+    def _join(self, connection: wire.Connection) -> None:
+        sock = connection.sock
+        sock.setblocking(False)
+        self._callers[sock.fileno()] = Caller(sock)
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _leave(self, descriptor: int) -> None:
+        caller = self._callers.pop(descriptor)
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(descriptor)
+        caller.closed = True
+        caller.sock.close()
+
+    def _read(self, caller: Caller) -> None:
+        try:
+            data = caller.sock.recv(READ_BYTES)
+            if not data:
+                caller.closed = True
+                return
+            caller.unpacker.feed(data)
+            for message in caller.unpacker:
+                self._hear(caller, message)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, TypeError, LookupError, msgpack.UnpackException):
+            caller.closed = True  # it left, or speaks something else
+
+    def _hear(self, caller: Caller, message: tuple[Any, ...]) -> None:
+        kind = message[0]
+        if kind == "call":
+            _, call, method, name, args, dependencies = message
+            if not caller.session:
+                raise ValueError("a call before the hello")
+            arrived = Call(caller, call, caller.session, method, name, args, dependencies)
+            if call in self._recorded:
+                self._arrive_again(arrived)
+            else:
+                self._queue.append(arrived)
+        elif kind == "cancel":
+            if any(call.id == message[1] for call in self._queue):
+                self._cancelled.add(message[1])
+        elif kind == "hello":
+            if tuple(message[1:3]) != (self._host.id, self._host.start):
+                raise ValueError("meant for another actor, or another start")
+            caller.session = message[3]
+        else:
+            raise ValueError(f"unknown message {kind!r}")
+
+    def _arrive_again(self, call: Call) -> None:
+        """A call that was taken from its record: if it still waits it gets its caller, else its caller gets its end."""
+        for at, waiting_call in enumerate(self._queue):
+            if waiting_call.id == call.id:
+                self._queue[at] = call
+                return
+        self._queue.append(call._replace(method=""))
+
+    def _flush(self, caller: Caller) -> None:
+        sent = caller.send()
+        if caller.closed:
+            return
+        wanted = 0 if sent else select.EPOLLOUT
+        if len(caller.unsent) < MOST_UNREAD:
+            wanted |= select.EPOLLIN
+        with contextlib.suppress(OSError):
+            self._epoll.modify(caller.sock.fileno(), wanted)
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Run calls, as many as are to be recorded together, record them, answer."""
+        ended: list[tuple[Caller | None, actors.CallOutcome]] = []
+        size = 0
+        until = time.perf_counter() + BATCH_SECONDS
+        queue = self._queue
+        while queue and len(ended) < MOST_PER_BATCH and size < BATCH_BYTES:
+            if queue[0].dependencies and ended:
+                break  # an argument may be a call that ran just now: it is to be found recorded
+            call = queue.popleft()
+            outcome = self._run_call(call)
+            result = outcome.result
+            size += 100 + (len(result.inline) if result is not None and result.inline is not None else 0)
+            if outcome.failure is not None:
+                size += len(outcome.failure.payload) + len(outcome.failure.traceback)
+            ended.append((call.caller, outcome))
+            if time.perf_counter() > until:
+                break
+        answers = self._record([outcome for _, outcome in ended])
+        touched: dict[int, Caller] = {}
+        for (caller, outcome), (kind, value) in zip(ended, answers, strict=True):
+            if caller is not None and not caller.closed:
+                caller.unsent += self._pack((outcome.id, kind, value))
+                touched[id(caller)] = caller
+        for caller in touched.values():
+            if not caller.send():
+                self._flush(caller)
+
+    def _record(self, outcomes: list[actors.CallOutcome]) -> list[tuple[str, bytes]]:
+        try:
+            return run(self._db, actors.finish_calls, self._space, self._host, outcomes, strategy="off")
+        except ClaimLostError:
+            raise
+        except Exception as error:
+            if len(outcomes) > 1:
+                return [answer for outcome in outcomes for answer in self._record([outcome])]
+            (outcome,) = outcomes
+            text = f"how it ended can't be recorded: {type(error).__name__}: {error}"[:500]
+            if outcome.failure is not None and outcome.failure.message == text:
+                raise
+            return self._record([outcome._replace(result=None, failure=Failure("error", text))])
+
+    def _run_call(self, call: Call) -> actors.CallOutcome:
+        if not call.method:
+            return _failed(call, Failure("actor-died", "it ran, and how it ended is unknown"))  # its record counts
+        if call.id in self._cancelled:
+            self._cancelled.discard(call.id)
+            return _failed(call, Failure("cancelled", "the call was cancelled before it began"))
+        try:
+            if call.dependencies or call.args:
+                args, kwargs = load_args(call.args, self._values(call), name=call.name)
+            else:
+                args, kwargs = (), {}
+        except BaseException as error:
+            reason = "upstream" if isinstance(error, _UpstreamError) else "unpickle"
+            chain = (error.upstream,) if isinstance(error, _UpstreamError) else ()
+            carried = error.__cause__ if isinstance(error, _UpstreamError) and error.__cause__ else error
+            return _failed(call, Failure(reason, str(error)[:500], _carried(carried), chain=chain))
+        try:
+            value = self._method(call.method)(*args, **kwargs)
+        except BaseException as error:
+            return _failed(call, Failure("error", f"{type(error).__name__}: {error}"[:500], _carried(error)))
+        try:
+            result = dump_result(value)
+            if result.nbytes <= INLINE_RESULT_BYTES:
+                data = result.to_bytes()
+                return actors.CallOutcome(call.id, call.session, call.name, FutureResult(data, len(data)))
+            name, worker = f"{call.id.hex()}-call", self._host.worker
+            self._client._object_fetcher().put((worker.ip, worker.port), name, result.to_bytes())
+            stored = FutureResult(None, result.nbytes, name, worker)
+            return actors.CallOutcome(call.id, call.session, call.name, stored)
+        except BaseException as error:
+            return _failed(call, Failure("result-pickle", str(error)[:500], _carried(error)))
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") and name != "__call__":
+            raise AttributeError(f"{name!r} of {type(self._instance).__name__} is private: calls reach public methods")
+        method: Callable[..., Any] = getattr(self._instance, name)
+        return method
+
+    def _values(self, call: Call) -> list[Any]:
+        values = []
+        for dependency in call.dependencies:
+            try:
+                values.append(self._client.get_future(dependency).result())
+            except Exception as error:
+                raise _UpstreamError(dependency, f"{call.name} never ran: an argument of it failed: {error}") from error
+        return values
+
+
+class _UpstreamError(FutureFailedError):
+    def __init__(self, upstream: bytes, message: str) -> None:
+        super().__init__(message)
+        self.upstream = upstream
+
+
+def _failed(call: Call, failure: Failure) -> actors.CallOutcome:
+    return actors.CallOutcome(call.id, call.session, call.name, None, failure)
+
+
+def _carried(error: BaseException) -> bytes:
+    data: bytes = dump_exception(error, skip_frames=1).to_bytes()
+    return data
