@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from idempotent_txn import run
+from lease_locks.ending import Found, judge_grants, take_over
 from lease_locks.locks import LeaseManager
 from lease_locks.observer import Dead
-from lease_locks.rows import grant_subject, read_name
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import FencingToken
-from lease_locks.transitions import Claim, _take_over
 
 ABANDONED_SECONDS: Final = 3_600.0
 
@@ -51,27 +50,16 @@ class AbandonedLeases:
         return cleared
 
     def _dead(self, tr: Any, name: str) -> list[FencingToken]:
-        return [grant.token for grant, _, _ in self._verdicts(tr, name)]
+        return [found.grant.token for found in self._found(tr, name)]
 
     def _end(self, tr: Any, name: str, token: FencingToken) -> bool:
         session = self._locks._session
-        for grant, subject, verdict in self._verdicts(tr, name):
-            if grant.token == token:
-                record = session.record
-                wall = session.clocks.wall_us()
-                claim = Claim(b"", session.sid, 0.0, host=record.host, pid=record.pid, wall_us=wall)
-                lock = self._locks.space.lock(name)
-                _take_over(tr, self._locks.space, lock, grant, subject, verdict, claim, 0)
-                return True
-        return False
-
-    def _verdicts(self, tr: Any, name: str) -> list[tuple[Any, Any, Dead]]:
+        dead = [found for found in self._found(tr, name) if found.grant.token == token]
         lock = self._locks.space.lock(name)
-        version = tr.get_read_version().wait()
-        found = []
-        for grant in read_name(tr, lock).grants:
-            subject = grant_subject(tr, self._locks.space, lock, grant)
-            verdict = self._locks._session.observer.judge(subject, version)
-            if isinstance(verdict, Dead):
-                found.append((grant, subject, verdict))
-        return found
+        take_over(tr, self._locks.space, lock, dead, session.sid, session.by, session.clocks.wall_us())
+        return bool(dead)
+
+    def _found(self, tr: Any, name: str) -> list[Found]:
+        locks = self._locks
+        judged = judge_grants(tr, locks.space, locks.space.lock(name), locks._session.observer)
+        return [Found(grant, subject, v) for grant, subject, v in judged if isinstance(v, Dead)]

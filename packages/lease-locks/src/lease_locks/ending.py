@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fdb_schema import add_read_conflict_keys
-from lease_locks.observer import Dead, Subject
+from lease_locks.observer import Alive, Dead, Observer, Subject
 from lease_locks.records import EventRecord
-from lease_locks.rows import HeldGrant, read_events, read_grant, read_name
+from lease_locks.rows import HeldGrant, grant_subject, read_events, read_grant, read_name
 from lease_locks.space import LeaseSpace, LockKeys, stamped_key, stamped_value
 from lease_locks.states import Event, Grant, next_grant
 from lease_locks.tokens import FencingToken
@@ -32,6 +32,16 @@ class Found:
     grant: HeldGrant
     subject: Subject
     verdict: Dead
+
+
+def judge_grants(
+    tr: Any, space: LeaseSpace, lock: LockKeys, observer: Observer
+) -> list[tuple[HeldGrant, Subject, Alive | Dead]]:
+    """Every grant of a name with what was observed of it and the verdict; by snapshot, after the reads returned."""
+    grants = read_name(tr, lock).grants
+    subjects = [grant_subject(tr, space, lock, grant) for grant in grants]
+    version = tr.get_read_version().wait()
+    return [(grant, subject, observer.judge(subject, version)) for grant, subject in zip(grants, subjects, strict=True)]
 
 
 def take_over(

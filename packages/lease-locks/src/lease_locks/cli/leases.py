@@ -12,11 +12,11 @@ import typer
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
 from idempotent_txn import run
 from lease_locks.acquiring import Pause, local
+from lease_locks.ending import judge_grants
 from lease_locks.errors import AcquireTimeout, LeaseNotFoundError
 from lease_locks.info import LeaseEvent, LeaseInfo, wall_time
 from lease_locks.locks import LeaseManager
-from lease_locks.observer import Alive, Dead
-from lease_locks.rows import grant_subject, read_name
+from lease_locks.observer import Alive, Dead, Subject
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import STAMP_BYTES
 from lease_locks.transitions import PRESENT
@@ -133,6 +133,12 @@ def watch(
         time.sleep(_WATCH_SECONDS)
 
 
+def _judged(locks: LeaseManager, name: str) -> list[tuple[Subject, Alive | Dead]]:
+    observer = locks._session.observer
+    found = run(locks.db, judge_grants, locks.space, locks.space.lock(name), observer, strategy=IDEMPOTENT)
+    return [(subject, verdict) for _, subject, verdict in found]
+
+
 def wait(
     name: NameArgument,
     timeout: Annotated[float | None, typer.Option(help="Seconds; exit code 75 afterwards.")] = None,
@@ -143,7 +149,7 @@ def wait(
     locks = LeaseManager(db, cluster)
     until = None if timeout is None else time.monotonic() + timeout
     while True:
-        held = [(subject, verdict) for subject, verdict in run(locks.db, _judged, locks, name, strategy=IDEMPOTENT)]
+        held = _judged(locks, name)
         living = [verdict.look_in for _, verdict in held if isinstance(verdict, Alive)]
         if not living:
             return
@@ -157,14 +163,6 @@ def wait(
         rows = tuple((lock.holder(subject.key[1]), PRESENT) for subject, _ in held)
         subjects = local(locks._session, tuple(subject for subject, _ in held))
         locks._pause(Pause(rows, min(left, _REREAD_SECONDS, *living), subjects))
-
-
-def _judged(tr: Any, locks: LeaseManager, name: str) -> list[tuple[Any, Alive | Dead]]:
-    """Every grant of a name as (what was observed, the verdict)."""
-    lock = locks.space.lock(name)
-    subjects = [grant_subject(tr, locks.space, lock, grant) for grant in read_name(tr, lock).grants]
-    version = tr.get_read_version().wait()
-    return [(subject, locks._session.observer.judge(subject, version)) for subject in subjects]
 
 
 def force_release(
@@ -229,7 +227,7 @@ def doctor(
         what = f"session {sid.hex()} of {record.host}:{record.pid} is dead: {why}"
         findings.append({"what": what, "do": "lease-locks doctor --clean", "cleanable": True})
     for info in locks.list():
-        verdicts = run(locks.db, _judged, locks, info.name, strategy=IDEMPOTENT)
+        verdicts = _judged(locks, info.name)
         for verdict in [v for subject, v in verdicts if subject.key[1] == info.token and isinstance(v, Dead)]:
             what = f"lease {info.name!r} of {info.host}:{info.pid} is dead: {verdict.why}"
             do = f"nothing: who acquires it takes it over; or lease-locks force-release {info.name} --reason …"
