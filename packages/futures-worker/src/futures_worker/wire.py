@@ -19,6 +19,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,9 +53,22 @@ def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.new(secret, role + first + second, hashlib.sha256).digest()
 
 
-def _receive_exactly(sock: socket.socket, size: int) -> bytes:
+def _receive_exactly(sock: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """`deadline`: of the monotonic clock, for all of it. Raises TimeoutError."""
     buffer = bytearray(size)
-    _receive_into(sock, memoryview(buffer))
+    view = memoryview(buffer)
+    if deadline is None:
+        _receive_into(sock, view)
+        return bytes(buffer)
+    while len(view):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        sock.settimeout(left)
+        count = sock.recv_into(view)
+        if count == 0:
+            raise WireError("the peer closed the connection in the middle of a message")
+        view = view[count:]
     return bytes(buffer)
 
 
@@ -149,6 +163,7 @@ def accept(sock: socket.socket, secret: bytes, *, max_body: int = MAX_BODY) -> C
 
     Raises `AuthenticationError` if the peer does not know the secret, `WireError` if it speaks something else.
     """
+    deadline = time.monotonic() + HANDSHAKE_TIMEOUT
     sock.settimeout(HANDSHAKE_TIMEOUT)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -158,7 +173,7 @@ def accept(sock: socket.socket, secret: bytes, *, max_body: int = MAX_BODY) -> C
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * KEEPALIVE_SECONDS)
         nonce = secrets.token_bytes(NONCE_BYTES)
         sock.sendall(MAGIC + nonce)
-        reply = _receive_exactly(sock, len(MAGIC) + NONCE_BYTES + 32)
+        reply = _receive_exactly(sock, len(MAGIC) + NONCE_BYTES + 32, deadline)
         if not reply.startswith(MAGIC):
             raise WireError("the peer speaks another protocol")
         peer_nonce = reply[len(MAGIC) : len(MAGIC) + NONCE_BYTES]
@@ -176,27 +191,29 @@ def connect(
 ) -> Connection:
     """Connects to a worker and proves knowledge of the secret, the worker's as well as ours.
 
-    `timeout` (seconds) limits connecting and each later read or write. Raises `AuthenticationError` if the other end does
+    `timeout` (seconds) limits connecting with the proof, and each later read or write. Raises `AuthenticationError` if the other end does
     not know the secret, `WireError` if it is no worker, `OSError` if nobody listens there.
     """
     where = f"{address[0]}:{address[1]}"
+    deadline = time.monotonic() + timeout
     sock = socket.create_connection(address, timeout)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting = _receive_exactly(sock, len(MAGIC) + NONCE_BYTES)
+        greeting = _receive_exactly(sock, len(MAGIC) + NONCE_BYTES, deadline)
         if not greeting.startswith(MAGIC):
             raise WireError(f"{where} is no worker of this version: it speaks another protocol")
         peer_nonce = greeting[len(MAGIC) :]
         nonce = secrets.token_bytes(NONCE_BYTES)
         sock.sendall(MAGIC + nonce + _proof(secret, b"client", peer_nonce, nonce))
         try:
-            answer = _receive_exactly(sock, 32)
+            answer = _receive_exactly(sock, 32, deadline)
         except (WireError, ConnectionError) as exc:
             raise AuthenticationError(
                 f"{where} refused this cluster's secret: is it a worker of another cluster?"
             ) from exc
         if not hmac.compare_digest(answer, _proof(secret, b"server", nonce, peer_nonce)):
             raise AuthenticationError(f"{where} does not know this cluster's secret")
+        sock.settimeout(timeout)
         return Connection(sock, max_body=max_body)
     except BaseException:
         sock.close()

@@ -119,3 +119,23 @@ def test_a_put_goes_on_to_another_worker_when_one_is_declared_dead_over_it(
         with pytest.raises(NoWorkerError, match="declared dead"):
             client.put(b"y" * 100_000)
         assert len(store.names()) == 1
+
+
+def test_a_dead_holder_whose_port_went_to_another_cluster_is_a_lost_object(
+    client: Client, listener: socket.socket, tmp_path: Path
+) -> None:
+    directory = WorkDirectory(tmp_path / "spill", tmp_path)
+    store = ObjectStore(directory, 1 << 20)
+    server = StoreServer(listener, b"another cluster's secret" + bytes(8), store, dict)
+    server.start()
+    client._live._observer = WorkerObserver(ttl=2.0)
+    try:
+        future = held_by(client, listener.getsockname()[1])
+        with pytest.raises(ObjectLostError, match="resubmit_if_object_lost"):
+            future.result(timeout=60, resubmit_if_object_lost=False)
+        with pytest.raises(ObjectLostError, match="may not be reconstructed"):
+            future.result(timeout=60)
+    finally:
+        server.close()
+        store.close()
+        directory.remove()

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from futures_worker import Client
+import numpy as np
+import pytest
+
+from futures_worker import Client, OversizeError
 
 WAIT = 90.0
 FOR_EVER = ("--ttl", "3600")
@@ -53,3 +59,56 @@ def test_a_killed_worker_of_this_host_is_noticed_long_before_its_ttl(
     other = demo.client()
     assert other.get_future(future.id).result(WAIT) == "second"
     demo.check()
+
+
+def too_large_for_any_file(size: int) -> bytes:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    return bytes(size)
+
+
+def test_a_result_that_fits_neither_memory_nor_spill_says_so_and_is_not_retried(cluster: Callable[..., Any]) -> None:
+    demo = cluster(1, 1)
+    client = demo.client()
+    future = client.submit(too_large_for_any_file, 5 << 20)
+    with pytest.raises(OversizeError, match=r"neither.*memory.*nor.*spill"):
+        future.result(WAIT)
+    assert "oversize" in str(future.state())
+    assert client.submit(abs, -1).result(WAIT) == 1
+    demo.check()
+
+
+def large(n: int) -> Any:
+    return np.arange(n)
+
+
+def test_a_second_sigterm_ends_a_worker_whose_fetches_hang(cluster: Callable[..., Any]) -> None:
+    demo = cluster(2, 1)
+    client = demo.client()
+    held = client.submit(large, 100_000)
+    address = ""
+    held.exception(WAIT)
+    address = holder_of(client, held)
+    holder = next(worker for worker in demo.workers if address in worker.line)
+    other = next(worker for worker in demo.workers if worker is not holder)
+    holder.pause()
+    try:
+        client.submit(np.sum, held)
+        client.flush()
+        ip, _, port = address.rpartition(":")
+        await_connection(ip, int(port), other.pid)
+        os.kill(other.pid, signal.SIGTERM)
+        os.kill(other.pid, signal.SIGTERM)
+        begun = time.monotonic()
+        assert other.process.wait(WAIT) == 0
+        assert time.monotonic() - begun < 25, "a fetch may take 30 s"
+    finally:
+        holder.resume()
+
+
+def await_connection(ip: str, port: int, pid: int) -> None:
+    """Until a process has a connection to an address."""
+    remote = f"{socket.inet_aton(ip)[::-1].hex().upper()}:{port:04X}"
+    deadline = time.monotonic() + WAIT
+    while not any(remote == line.split()[2] for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

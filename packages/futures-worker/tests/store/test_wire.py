@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -273,3 +275,31 @@ def test_many_readers_at_once(store: ObjectStore, address: tuple[str, int], fetc
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_a_stranger_who_sends_a_byte_now_and_then_has_no_longer_than_one_who_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE_TIMEOUT", 0.3)
+    with listen("127.0.0.1", 0) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    ended = threading.Event()
+
+    def drip() -> None:
+        while not ended.wait(0.1):
+            with contextlib.suppress(OSError):
+                theirs.send(b"m")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        begun = time.monotonic()
+        with pytest.raises(wire.WireError, match="left during the handshake"):
+            wire.accept(ours, SECRET)
+        assert time.monotonic() - begun < 0.1 * (8 + 32 + 32), "byte by byte it could have had that long"
+    finally:
+        ended.set()
+        dripping.join()
+        ours.close()
+        theirs.close()

@@ -501,6 +501,20 @@ def test_lost_inputs_send_the_future_back_to_waiting_at_no_charge() -> None:
     assert d.core.tasks == {}
 
 
+def test_at_the_end_of_the_grace_inputs_are_not_waited_for() -> None:
+    d = Driver()
+    d.hold_inputs = True
+    (prepare,) = d.only(PrepareInputs, d.start(claim(1, dependencies=(b"d" * 16,))))
+    assert outcomes(d.say(DrainAsked(30.0))) == []
+    instructions = d.say(DrainAsked(0.0))
+    (outcome,) = outcomes(instructions)
+    assert (outcome.event, outcome.claim.id) == ("relinquish_claim", claim(1).id)
+    (turn,) = d.only(RunTurn, instructions)
+    assert d.only(Finish, d.say(TurnEnded(claims(), turn)) + instructions) == [Finish()]
+    assert outcomes(d.say(InputsReady(prepare.tasks))) == [], "they came too late"
+    assert d.core.preparing == 0
+
+
 def test_inputs_that_can_not_be_prepared_fail_the_future_for_good() -> None:
     d = Driver()
     d.hold_inputs = True

@@ -13,7 +13,7 @@ import pytest
 
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.worker.crew import Crew
-from futures_worker.worker.instructions import ChildEnded, ChildStarted, Event, SpawnChild
+from futures_worker.worker.instructions import ChildEnded, ChildStarted, Event, KillChild, SpawnChild
 
 PATIENCE = 60.0
 
@@ -38,9 +38,20 @@ def gone(pid: int) -> bool:
         return True
 
 
+def listen_until(crew: Crew, awaited: Event) -> list[Event]:
+    """What the crew hears from its template, until `awaited`."""
+    events: list[Event] = []
+    deadline = time.monotonic() + PATIENCE
+    while awaited not in events:
+        assert time.monotonic() < deadline, events
+        select.select([crew._processes.control], [], [], 0.1)
+        crew.listen(crew._processes.control.fileno(), events)
+    return events
+
+
 def test_a_template_whose_children_died_first_is_replaced(crew: Crew) -> None:
-    started = crew.carry_out(SpawnChild(1))
-    assert started == [ChildStarted(1)]
+    assert crew.carry_out(SpawnChild(1)) == []
+    assert listen_until(crew, ChildStarted(1))[-1] == ChildStarted(1)
     child = crew._children[1].pid
     os.kill(crew._processes._template.pid, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE
@@ -54,4 +65,37 @@ def test_a_template_whose_children_died_first_is_replaced(crew: Crew) -> None:
         for event in events
         if isinstance(event, ChildEnded)
     ] == [(1, True)]
-    assert crew.carry_out(SpawnChild(2)) == [ChildStarted(2)]
+    begun = time.monotonic()
+    assert crew.carry_out(SpawnChild(2)) == []
+    assert not crew._processes.ready or time.monotonic() - begun < 1, "nobody waited for the template"
+    assert listen_until(crew, ChildStarted(2)) == [ChildStarted(2)]
+
+
+def test_what_was_asked_of_a_template_that_died_is_asked_of_the_next(crew: Crew) -> None:
+    os.kill(crew._processes._template.pid, signal.SIGSTOP)
+    assert crew.carry_out(SpawnChild(1)) == []
+    assert crew.carry_out(SpawnChild(2)) == []
+    assert crew.carry_out(KillChild(2)) == []
+    os.kill(crew._processes._template.pid, signal.SIGKILL)
+    events = listen_until(crew, ChildStarted(1))
+    assert [event.child for event in events if isinstance(event, ChildEnded)] == [2]
+    assert ChildStarted(2) not in events
+
+
+def test_a_template_that_does_not_come_up_is_replaced(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.kill(crew._processes._template.pid, signal.SIGKILL)
+    events: list[Event] = []
+    deadline = time.monotonic() + PATIENCE
+    while crew._processes.ready:
+        assert time.monotonic() < deadline
+        crew.listen(crew._processes.control.fileno(), events)
+    second = crew._processes
+    os.kill(second._template.pid, signal.SIGSTOP)
+    assert crew.carry_out(SpawnChild(1)) == []
+    crew.look(events)
+    assert crew._processes is second, "it has time to come up"
+    monkeypatch.setattr("futures_worker.worker.crew.START_TIMEOUT", 0.0)
+    crew.look(events)
+    assert crew._processes is not second
+    monkeypatch.undo()
+    assert listen_until(crew, ChildStarted(1))[-1] == ChildStarted(1)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from fdb_datamodel import ClusterSpace, FutureResult, drop_copy, read_results, recover_result
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import describe
-from futures_worker.errors import ObjectLostError
+from futures_worker.errors import AuthenticationError, ObjectLostError
 from futures_worker.liveness import TTL_SECONDS
 from futures_worker.store_client import ObjectAbsentError
 from idempotent_txn import run
@@ -55,8 +55,8 @@ class ResultReader:
                 lost = error
                 if resubmit:
                     run(self._db, self._forget_copy, future._id, stored)
-            except ObjectLostError as error:
-                lost = error
+            except (ObjectLostError, AuthenticationError) as error:
+                lost = error  # dead; another cluster's worker may have its port by now
                 _check_deadline(future, deadline, error)
         if not resubmit:
             raise ObjectLostError(
@@ -64,7 +64,11 @@ class ResultReader:
                 "result(resubmit_if_object_lost=True)"
             ) from lost
         epoch = future._entry.epoch if future._entry is not None else 0
-        found = self._recover(future, stored, epoch, time.monotonic() - asked > HANGS_AFTER, deadline, lost)
+        refused = isinstance(lost, AuthenticationError)
+        hangs = refused or time.monotonic() - asked > HANGS_AFTER
+        found = self._recover(future, stored, epoch, hangs, deadline, lost)
+        if found == stored and lost is not None and refused:
+            raise lost  # the worker that is registered there lives, and knows another secret than this client
         if found is not None:
             if found != stored and future._entry is not None:
                 future._entry = future._entry._replace(result=found)

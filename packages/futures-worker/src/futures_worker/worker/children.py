@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -129,41 +130,60 @@ class ChildProcesses:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._ready = False
+        self.ready = False  # whether it can fork
+        self.began = time.monotonic()
+        self._asked: dict[int, ChildProcess] = {}
+        self._started: list[ChildProcess] = []
         self._send(self._setup)
 
     def wait_ready(self) -> None:
         """Waits until the template can fork. Raises `TemplateLostError` if it can't start."""
         self.control.settimeout(START_TIMEOUT)
-        while not self._ready:
+        while not self.ready:
             self._hear(self._receive())
         self.control.settimeout(None)
 
-    def spawn(self, number: int) -> ChildProcess:
-        """Forks a child. Raises `TemplateLostError`."""
+    def ask(self, number: int) -> None:
+        """Asks for a child; `started` tells of it once it is forked. Raises `TemplateLostError`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         with contextlib.suppress(OSError):
             fcntl.fcntl(read_end, _F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(read_end, False)
         ours.setblocking(False)
+        child = ChildProcess(number, 0, ours, theirs, read_end)
         try:
             self._send(("fork", number), (theirs.fileno(), write_end))
-            while True:
-                message = self._receive()
-                if message[0] == "forked" and message[1] == number:
-                    return ChildProcess(number, message[2], ours, theirs, read_end)
-                self._hear(message)
         except BaseException:
-            ours.close()
-            theirs.close()
-            os.close(read_end)
+            child.close()
             raise
         finally:
             os.close(write_end)
+        self._asked[number] = child
+
+    def spawn(self, number: int) -> ChildProcess:
+        """Forks a child and waits for it. Raises `TemplateLostError`."""
+        self.ask(number)
+        while number in self._asked:
+            self._hear(self._receive())
+        child = next(child for child in self._started if child.number == number)
+        self._started.remove(child)
+        return child
+
+    def asked(self) -> list[int]:
+        """Children that were asked for and are not forked yet."""
+        return list(self._asked)
+
+    def started(self) -> list[ChildProcess]:
+        """Children that were forked since the last call, as far as `exits` has heard."""
+        started, self._started = self._started, []
+        return started
 
     def exits(self) -> list[Exited]:
-        """Children that ended since the last call; does not block. Raises `TemplateLostError`."""
+        """Children that ended since the last call; hears all that the template said, and does not block.
+
+        Raises `TemplateLostError`.
+        """
         while True:
             try:
                 packet = self.control.recv(65536, socket.MSG_DONTWAIT)
@@ -185,6 +205,8 @@ class ChildProcesses:
     def close(self) -> None:
         """Kills all children and ends the template, which removes the worker's directories."""
         self.control.close()
+        for child in (*self._asked.values(), *self._started):
+            child.close()
         try:
             self._template.wait(10)
         except subprocess.TimeoutExpired:
@@ -196,10 +218,16 @@ class ChildProcesses:
         self._template.kill()
         self._template.wait()
         self.control.close()
+        for child in (*self._asked.values(), *self._started):
+            child.close()
 
     def _hear(self, message: Sequence[Any]) -> None:
         if message[0] == "ready":
-            self._ready = True
+            self.ready = True
+        elif message[0] == "forked":
+            child = self._asked.pop(message[1])
+            child.pid = message[2]
+            self._started.append(child)
         elif message[0] == "exited":
             self._exits.append(Exited(*message[1:4]))
 

@@ -153,6 +153,8 @@ class WorkerCore(WorkerState):
                 prepare.append(task)
         if prepare:
             self.preparing += len(prepare)
+            for task in prepare:
+                task.preparing = True
             self.out.append(PrepareInputs(prepare))
 
     def _accept(self, claims: Iterable[Claim]) -> list[Task]:
@@ -175,11 +177,18 @@ class WorkerCore(WorkerState):
             if outcome.claim.id in stale and isinstance(outcome.result, FutureResult) and outcome.result.name:
                 self.out.append(DropObject(outcome.result.name))
 
+    def _prepared(self, task: Task) -> bool:
+        """The inputs of a task are settled; False if nobody waits for them any more."""
+        if not task.preparing:
+            return False  # given back while they were on their way
+        task.preparing = False
+        self.preparing -= 1
+        return True
+
     def _inputs_ready(self, event: InputsReady) -> None:
-        self.preparing -= len(event.tasks)
         awaited = self.awaited()
         first = []
-        for task in event.tasks:
+        for task in filter(self._prepared, event.tasks):
             if task.cancelled:
                 self.close(task)
             elif self.draining:
@@ -191,15 +200,17 @@ class WorkerCore(WorkerState):
         self.ready.extendleft(reversed(first))
 
     def _inputs_lost(self, event: InputsLost) -> None:
-        self.preparing -= 1
+        if not self._prepared(event.task):
+            return
         if event.task.cancelled:
             self.close(event.task)
         else:
             self.end(event.task, Outcome.missed_inputs(event.task.claim, event.lost, event.absent))
 
     def _inputs_broken(self, event: InputsBroken) -> None:
-        self.preparing -= 1
         task = event.task
+        if not self._prepared(task):
+            return
         if task.cancelled:
             self.close(task)
             return

@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 
 import msgpack
@@ -14,7 +15,14 @@ import msgpack
 from futures_worker.errors import ObjectLostError
 from futures_worker.store import ObjectStore
 from futures_worker.worker import messages
-from futures_worker.worker.children import ChildProcess, ChildProcesses, Exited, TemplateLostError, describe_status
+from futures_worker.worker.children import (
+    START_TIMEOUT,
+    ChildProcess,
+    ChildProcesses,
+    Exited,
+    TemplateLostError,
+    describe_status,
+)
 from futures_worker.worker.instructions import (
     ChildEnded,
     ChildSaid,
@@ -50,7 +58,11 @@ class Crew:
         self._by_pipe: dict[int, ChildProcess] = {}
         self._memory = MemoryGauge()
         self._memory_kills = self._memory.kills()
+        self._unwanted: set[int] = set()  # killed before they were forked
+        self._to_fork: list[int] = []  # asked for while no template could
+        self._tries = 0  # templates in a row that were lost before they were ready
         self._processes = self._start_template()
+        self._await_first_template()
 
     def carry_out(self, instruction: Instruction) -> list[Event]:
         """An instruction about children; what follows at once."""
@@ -65,7 +77,14 @@ class Crew:
         if child is not None:
             self._hear(child, events)
 
-    def look_at_memory(self, events: list[Event]) -> None:
+    def look(self, events: list[Event]) -> None:
+        """What has to be looked at now and then: memory that runs out, and a template that doesn't come up."""
+        if not self._processes.ready and time.monotonic() - self._processes.began > START_TIMEOUT:
+            why = TemplateLostError(f"the process that forks children did not start within {START_TIMEOUT} s")
+            self._replace_template(why, events)
+        self._look_at_memory(events)
+
+    def _look_at_memory(self, events: list[Event]) -> None:
         """Names the child to end if memory is about to run out."""
         used = self._memory.used_fraction()
         if used < SHORT_OF_MEMORY or not self._children:
@@ -82,18 +101,17 @@ class Crew:
         self._processes.close()
 
     def _start_template(self) -> ChildProcesses:
-        for left in range(TEMPLATE_TRIES - 1, -1, -1):
-            processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster)
-            try:
-                processes.wait_ready()
-                break
-            except TemplateLostError as exc:
-                processes.abandon()
-                if left == 0:
-                    raise
-                log.error("%s; starting another", exc)
+        processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster)
         self._epoll.register(processes.control.fileno(), select.EPOLLIN)
         return processes
+
+    def _await_first_template(self) -> None:
+        while True:
+            try:
+                self._processes.wait_ready()
+                return
+            except TemplateLostError as exc:
+                self._replace_template(exc, [])
 
     def _hear(self, child: ChildProcess, events: list[Event]) -> None:
         heard = child.receive()
@@ -115,10 +133,21 @@ class Crew:
     def _reap(self, events: list[Event]) -> None:
         try:
             exits = self._processes.exits()
+            if self._processes.ready:
+                waiting, self._to_fork = self._to_fork, []
+                for number in waiting:
+                    self._processes.ask(number)
         except TemplateLostError as exc:
-            log.error("%s; starting another", exc)
-            self._replace_template(str(exc), events)
+            self._replace_template(exc, events)
             return
+        for child in self._processes.started():
+            self._children[child.number] = child
+            self._by_pipe[child.results] = child
+            self._epoll.register(child.results, select.EPOLLIN)
+            events.append(ChildStarted(child.number))
+            if child.number in self._unwanted:
+                self._unwanted.discard(child.number)
+                self._processes.kill(child)
         for exit_ in exits:
             self._bury(exit_, events)
 
@@ -142,32 +171,47 @@ class Crew:
         child.close()
         events.append(ChildEnded(child.number, description, unread, oom))
 
-    def _replace_template(self, why: str, events: list[Event]) -> None:
+    def _replace_template(self, why: TemplateLostError, events: list[Event]) -> None:
+        """Starts another template; children that are asked for meanwhile are forked once it is ready.
+
+        Raises `why` when several in a row were lost before they could do anything.
+        """
+        self._tries = 0 if self._processes.ready else self._tries + 1
+        if self._tries == TEMPLATE_TRIES:
+            raise why
+        log.error("%s; starting another", why)
         self._epoll.unregister(self._processes.control.fileno())
+        unborn = self._processes.asked()
         self._processes.abandon()
         for child in list(self._children.values()):
             self._end_child(child, f"lost with the template: {why}", False, events)
+        self._to_fork = [number for number in (*unborn, *self._to_fork) if number not in self._unwanted]
+        events.extend(ChildEnded(number, "it was not begun") for number in self._unwanted)
+        self._unwanted.clear()
         self._processes = self._start_template()
 
     def _spawn(self, instruction: SpawnChild) -> list[Event]:
         events: list[Event] = []
+        if not self._processes.ready:
+            self._to_fork.append(instruction.child)
+            return events
         try:
-            child = self._processes.spawn(instruction.child)
+            self._processes.ask(instruction.child)
         except TemplateLostError as exc:
-            log.error("%s; starting another", exc)
-            self._replace_template(str(exc), events)
-            child = self._processes.spawn(instruction.child)
-        self._children[child.number] = child
-        self._by_pipe[child.results] = child
-        self._epoll.register(child.results, select.EPOLLIN)
-        events.append(ChildStarted(child.number))
-        self._reap(events)  # ends that the template told of while it was asked to fork are not told again
+            self._to_fork.append(instruction.child)
+            self._replace_template(exc, events)
         return events
 
     def _kill(self, instruction: KillChild) -> list[Event]:
-        child = self._children.get(instruction.child)
+        number = instruction.child
+        child = self._children.get(number)
         if child is not None:
             self._processes.kill(child)
+        elif number in self._to_fork:
+            self._to_fork.remove(number)
+            return [ChildEnded(number, "it was not begun")]
+        elif number in self._processes.asked():
+            self._unwanted.add(number)
         return []
 
     def _retire(self, instruction: RetireChild) -> list[Event]:

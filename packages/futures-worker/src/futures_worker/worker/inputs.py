@@ -6,9 +6,10 @@ import contextlib
 import hashlib
 import itertools
 import os
+import queue
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgpack
@@ -49,7 +50,9 @@ class Inputs:
         self._post = post
         self._codes: OrderedDict[bytes, bytes] = OrderedDict()  # claim.code -> digest, of codes whose file is written
         self._parcel_numbers = itertools.count()
-        self._threads: ThreadPoolExecutor | None = None
+        self._to_fetch: queue.SimpleQueue[tuple[Task, WorkerId] | None] = queue.SimpleQueue()
+        self._threads = 0  # daemons: a fetch that hangs doesn't keep the process from ending
+        self._closed = False
 
     def prepare(self, tasks: list[Task], me: WorkerId) -> list[Event]:
         """Events for what is ready at once; the others' events are posted when they are."""
@@ -79,8 +82,9 @@ class Inputs:
 
     def close(self) -> None:
         """Waits for no fetch that runs."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+        for _ in range(self._threads):
+            self._to_fetch.put(None)
 
     def _prepare_one(self, task: Task, me: WorkerId) -> Event | None:
         claim = task.claim
@@ -103,14 +107,16 @@ class Inputs:
         if not claim.dependencies:
             return InputsReady([task])
         if any(self._takes_time(claim.inputs.get(i), me) for i in claim.dependencies):
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(FETCH_THREADS, "fetch-inputs")
-            self._threads.submit(self._bring_and_post, task, me)
+            self._to_fetch.put((task, me))
+            if self._threads < FETCH_THREADS:
+                self._threads += 1
+                threading.Thread(target=self._fetch, name="fetch-inputs", daemon=True).start()
             return None
         return self._bring_dependencies(task, me)
 
-    def _bring_and_post(self, task: Task, me: WorkerId) -> None:
-        self._post(self._bring_dependencies(task, me))
+    def _fetch(self) -> None:
+        while not self._closed and (wanted := self._to_fetch.get()) is not None:
+            self._post(self._bring_dependencies(*wanted))
 
     def _bring_code(self, code: bytes) -> bytes:
         data: bytes = run(self._db, get_code, self._space, code, strategy="off")

@@ -61,6 +61,10 @@ def plan(state: WorkerState) -> None:
         for child in state.children.values():
             if child.queue:
                 state.kill(child, "drained")
+        for task in [task for task in state.tasks.values() if task.preparing]:
+            task.preparing = False  # its inputs may never come
+            state.preparing -= 1
+            state.give_back(task, "drained")
     _turn(state)
     if state.draining and state.idle and not state.preparing and not state.finished:
         state.finished = True

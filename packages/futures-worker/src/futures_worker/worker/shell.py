@@ -161,7 +161,7 @@ class Shell:
             if now >= self._next_beat:
                 self._next_beat = now + HEARTBEAT_SECONDS
                 self._ledger.beat(self._load)
-                self._crew.look_at_memory(events)
+                self._crew.look(events)
             if now >= self._next_reread:
                 self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
                 events.append(Rang(again=True))

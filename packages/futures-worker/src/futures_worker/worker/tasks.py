@@ -24,6 +24,7 @@ class Task:
     parcels: list[str] | None = None  # files to remove when the task ends
     args: bytes | str = b""  # payload, or the path of a parcel
     cancelled: bool = False
+    preparing: bool = False  # whether its inputs are being brought
 
     @property
     def object_name(self) -> str:
