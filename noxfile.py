@@ -29,6 +29,7 @@ RAY = "ray==2.60.0"
 DASK = "distributed==2026.8.0"
 PEERS = {"futures": ("ray", "dask")}  # benchmark -> what it is measured beside
 SOAK_SEEDS = "10000"
+SOAK_KILLS = "500"
 
 
 def install(session: nox.Session, *names: str, editable: bool = True) -> None:
@@ -65,24 +66,16 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """The seeded suites at full size (MAINSPRING_SEEDS, 10,000 unless set); hours."""
+    """The seeded suites at full size (MAINSPRING_SEEDS, 10,000 unless set), and MAINSPRING_KILLS (500) SIGKILLs; hours."""
     install(session)
     session.install(*TEST_TOOLS)
     session.run(
-        "python", "-m", "pytest", "-q", "-k", "seed", "--timeout", "0", *session.posargs,
-        env={"MAINSPRING_SEEDS": os.environ.get("MAINSPRING_SEEDS", SOAK_SEEDS)},
+        "python", "-m", "pytest", "-q", "-k", "seed or sigkill", "--timeout", "0", *session.posargs,
+        env={
+            "MAINSPRING_SEEDS": os.environ.get("MAINSPRING_SEEDS", SOAK_SEEDS),
+            "MAINSPRING_KILLS": os.environ.get("MAINSPRING_KILLS", SOAK_KILLS),
+        },
     )  # fmt: skip
-
-
-@nox.session
-def chaos(session: nox.Session) -> None:
-    """Seeded runs of clusters whose processes are killed, stopped and restarted: 1,000, or `-- --seeds 0:50 --jobs 3`.
-
-    Seeds that `.chaos/results.jsonl` has are not run again; `-- --summary` prints the figures of those.
-    """
-    install(session)
-    session.install(*TEST_TOOLS)
-    session.run("python", "-m", "chaos", *session.posargs, env={"PYTHONPATH": str(ROOT / "tests")})
 
 
 @nox.session

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, journal
+from fdb_embedded import durability, idempotency, journal
 from fdb_embedded import engine as engines
 
 
@@ -67,6 +67,28 @@ def test_everything_acknowledged_survives(tmp_path: Path) -> None:
     assert numbers(again)[-1] == 999
     fdb_embedded.close(again)
     assert fdb is not None
+
+
+def test_idempotency_ids_survive_a_power_loss_with_their_commits(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    stamps = {}
+    for number in range(5):
+        tr = db.create_transaction()
+        name = b"the id of number%d" % number
+        tr._set_option(504, name, len(name))
+        tr[b"n%d" % number] = b"%d" % number
+        stamp = tr.get_versionstamp()
+        tr.commit().wait()
+        stamps[name] = stamp.value
+    power_loss(tmp_path / "db", tmp_path / "image")
+    fdb_embedded.close(db)
+    found = fdb_embedded.open(tmp_path / "image")
+    tr = found.create_transaction()
+    tr.options.set_read_system_keys()
+    rows = tr.get_range(idempotency.IDS, idempotency.IDS_END)
+    ids = [item for row in rows for item in idempotency.parse_row(row.key, row.value)]
+    assert {name: version.to_bytes(8, "big") + index.to_bytes(2, "big") for name, version, index in ids} == stamps
+    fdb_embedded.close(found)
 
 
 @pytest.mark.parametrize("torn", [False, True])

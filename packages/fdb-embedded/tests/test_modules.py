@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,39 @@ def test_what_begins_while_the_housekeeper_parks_is_not_forgotten(monkeypatch: p
         assert done.wait(60)
     finally:
         keeper.stop()
+
+
+def test_a_timeout_that_was_taken_back_does_not_end_a_pending_versionstamp() -> None:
+    db = fdb_embedded.open(":memory:")
+    housekeeper = db.dpointer.engine.housekeeper
+    tr = db.create_transaction()
+    tr.options.set_timeout(20)
+    stamp = tr.get_versionstamp()
+    tr[b"k"] = b"v"
+    tr.options.set_timeout(0)
+    passed = threading.Event()
+    housekeeper.call_at(time.monotonic() + 0.05, passed.set)
+    assert passed.wait(60)
+    tr.commit().wait()
+    assert stamp.value[:8] == tr.get_committed_version().to_bytes(8, "big")
+    fdb_embedded.close(db)
+
+
+def test_what_ends_while_it_is_handed_over_is_not_committed_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled by another thread after the look at it and before there is a future: the commit says so."""
+    db = fdb_embedded.open(":memory:")
+    fdb = fdb_embedded.load()
+    tr = db.create_transaction()
+    tr[b"k"] = b"v"
+    inner = tr.tpointer
+    prepare = inner._prepare_commit
+
+    def cancelled_meanwhile() -> None:
+        prepare()
+        inner.fail(1025)
+
+    monkeypatch.setattr(inner, "_prepare_commit", cancelled_meanwhile)
+    with pytest.raises(fdb.FDBError, match="1025"):
+        tr.commit().wait()
+    assert db[b"k"] is None
+    fdb_embedded.close(db)

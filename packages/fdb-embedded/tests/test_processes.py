@@ -16,7 +16,7 @@ import pytest
 
 import fdb_embedded
 
-SEEDS = int(os.environ.get("MAINSPRING_SEEDS", "12"))
+KILLS = int(os.environ.get("MAINSPRING_KILLS", "12"))
 
 
 @pytest.fixture
@@ -25,7 +25,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def run(code: str, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / "db"), *arguments], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, str(tmp_path / "db"), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         started.append(process)
         return process
@@ -34,13 +37,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 COUNT = """
 import sys, fdb_embedded
-db = fdb_embedded.open(sys.argv[1])
+db = fdb_embedded.open(sys.argv[1], durability=sys.argv[4])
 import fdb
 @fdb.transactional
 def step(tr, name):
@@ -65,7 +69,7 @@ def number(db: Any, key: bytes) -> int:
 
 
 def test_increments_of_processes_are_all_counted(start: Callable[..., Any], tmp_path: Path) -> None:
-    processes = [start(COUNT, str(n), "400") for n in range(3)]
+    processes = [start(COUNT, str(n), "400", "process") for n in range(3)]
     for process in processes:
         assert process.wait(120) == 0
     db = fdb_embedded.open(tmp_path / "db")
@@ -74,14 +78,15 @@ def test_increments_of_processes_are_all_counted(start: Callable[..., Any], tmp_
     fdb_embedded.close(db)
 
 
+@pytest.mark.parametrize(("durability", "kills"), [("process", KILLS), ("fsync", KILLS // 3)])
 def test_sigkill_at_any_instant_loses_nothing_acknowledged_and_blocks_nobody(
-    start: Callable[..., Any], tmp_path: Path
+    start: Callable[..., Any], tmp_path: Path, durability: str, kills: int
 ) -> None:
     db = fdb_embedded.open(tmp_path / "db")
     acknowledged: dict[str, int] = {}
-    for seed in range(SEEDS):
+    for seed in range(kills):
         chance = random.Random(seed)
-        process = start(COUNT, str(seed), "1000000")
+        process = start(COUNT, str(seed), "1000000", durability)
         told = threading.Event()
 
         def follow(process: Any = process, name: str = str(seed), told: threading.Event = told) -> None:
@@ -106,6 +111,77 @@ def test_sigkill_at_any_instant_loses_nothing_acknowledged_and_blocks_nobody(
     from fdb_embedded import maintenance
 
     assert maintenance.check(db.dpointer.engine)["problems"] == []
+    fdb_embedded.close(db)
+
+
+READ_AND_STAY = """
+import sys, time
+import fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+tr = db.create_transaction()
+tr[b"k"].wait()
+print("reading", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_snapshot_of_a_killed_process_does_not_keep_the_file_growing(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"k"] = b"v"
+    env = db.dpointer.engine.store.env
+    process = start(READ_AND_STAY)
+    assert process.stdout.readline() == "reading\n"
+    process.kill()
+    process.wait()
+    assert str(process.pid) in env.readers()
+    deadline = time.monotonic() + 60
+    turn = 0
+    while str(process.pid) in env.readers():
+        assert time.monotonic() < deadline, "the dead process's read transaction is still there"
+        db[b"k"] = b"%d" % turn
+        turn += 1
+        threading.Event().wait(0.01)
+    fdb_embedded.close(db)
+
+
+READ_IN_TURN = """
+import sys
+import fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+fdb = fdb_embedded.load()
+print("ready", flush=True)
+sys.stdin.readline()
+for turn in range(40):
+    while True:
+        tr = db.create_transaction()
+        try:
+            value = int.from_bytes(tr[b"total"].value or b"", "little")
+            tr[b"total"] = (value + 1).to_bytes(8, "little")
+            tr.commit().wait()
+            break
+        except fdb.FDBError as error:
+            tr.on_error(error).wait()
+"""
+
+
+def test_more_processes_than_reader_slots_take_turns_and_lose_nothing(
+    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fdb_embedded import store
+
+    monkeypatch.setattr(store, "MAX_READERS", 3)
+    db = fdb_embedded.open(tmp_path / "db")  # who makes the file says how many slots it has
+    processes = [start(READ_IN_TURN) for _ in range(6)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.wait(120) == 0
+    assert number(db, b"total") == 240
     fdb_embedded.close(db)
 
 

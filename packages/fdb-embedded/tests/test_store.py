@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,50 @@ def test_a_path_that_cannot_be(tmp_path: Path) -> None:
         fdb_embedded.open("/proc/none")
 
 
+@pytest.mark.parametrize("made", [False, True])
+def test_a_directory_that_may_only_be_read(made: bool) -> None:
+    """As a user without rights there: for root nothing is read-only."""
+    folder = Path(tempfile.mkdtemp(prefix="fdb-embedded-test-"))
+    try:
+        path = folder / "db"
+        if made:
+            db = fdb_embedded.open(path)
+            db[b"k"] = b"v"
+            fdb_embedded.close(db)
+            for file in path.iterdir():
+                file.chmod(0o444)
+            path.chmod(0o555)
+        folder.chmod(0o555)
+        code = """
+import os, sys
+import fdb_embedded
+fdb_embedded.load()
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    fdb_embedded.open(sys.argv[1])
+except fdb_embedded.PathUnusable as error:
+    print(error)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert str(path) in done.stdout and "ermission denied" in done.stdout, done.stdout + done.stderr
+        folder.chmod(0o755)
+        if made:
+            path.chmod(0o755)
+            for file in path.iterdir():
+                file.chmod(0o644)
+            db = fdb_embedded.open(path)
+            assert db[b"k"] == b"v"
+            fdb_embedded.close(db)
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_an_unknown_durability(tmp_path: Path) -> None:
     with pytest.raises(fdb_embedded.InvalidOption, match="process, fsync, memory"):
         fdb_embedded.open(tmp_path / "db", durability="eventually")
@@ -119,6 +165,7 @@ def test_every_process_follows_a_grown_map(tmp_path: Path) -> None:
     db = small(tmp_path / "db")
     code = """
 import sys
+import tempfile
 from fdb_embedded import engine, load
 handle = engine.open_database(sys.argv[1], 730, map_size=1 << 20)
 db = load().impl.Database(handle)

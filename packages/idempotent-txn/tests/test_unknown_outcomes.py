@@ -245,3 +245,28 @@ def test_the_resolution_itself_survives_errors_of_every_kind(injected: Any, monk
     injected.injector.land_late_commits()
     assert effects(injected) == 1
     assert failures == [] and len(slept) == 5
+
+
+def test_a_versionstamp_that_fails_does_not_make_a_failure_of_a_commit(injected: Any) -> None:
+    """The commit was acknowledged; only the row of its id is left to the cleaner."""
+    from idempotent_txn.session import session_of
+
+    class FailedStamp:
+        def is_ready(self) -> bool:
+            return True
+
+        @property
+        def value(self) -> bytes:
+            raise injected.injector.fdb_error(1031)
+
+    strategy: Any = session_of(injected).strategy("ids", False)
+    prepare = strategy.prepare
+
+    def with_failed_stamp(tr: Any, token: Any, want_stamp: bool) -> None:
+        prepare(tr, token, want_stamp)
+        token.stamp = FailedStamp()
+
+    strategy.prepare = with_failed_stamp
+    run(injected, add_effect, strategy="ids")
+    assert effects(injected) == 1
+    assert not strategy._due

@@ -1,4 +1,4 @@
-"""The thread that does what nobody waits for: ends old snapshots, leads forgotten commits, runs timers."""
+"""The thread that does what nobody waits for: ends old snapshots, also of dead processes, leads forgotten commits, runs timers."""
 
 from __future__ import annotations
 
@@ -122,6 +122,7 @@ class Housekeeper:
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY
             engine.checkpoint_if_due()
+            engine.store.forget_dead_readers()
         return engine.end_old_snapshots(now - MAX_AGE) or busy
 
     def stop(self) -> None:

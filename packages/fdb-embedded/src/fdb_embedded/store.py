@@ -191,6 +191,11 @@ class Store:
                     time.sleep(0.001)
         raise AssertionError
 
+    def forget_dead_readers(self) -> None:
+        """End the read transactions that killed processes left open: no page that they show could be used again."""
+        with contextlib.suppress(lmdb.Error):
+            self.env.reader_check()
+
     def begin_write(self) -> Any:
         """An LMDB write transaction; waits for the writer lock. The caller holds `writing` until it has ended."""
         for attempt in itertools.count():

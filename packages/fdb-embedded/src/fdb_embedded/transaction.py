@@ -117,7 +117,10 @@ class Transaction(Writing):
 
         def expire() -> None:
             transaction = me()
-            if transaction is None or transaction.options.deadline(transaction.created) > time.monotonic():
+            if transaction is None:
+                return
+            due = transaction.options.deadline(transaction.created)
+            if not due or due > time.monotonic():  # meanwhile it was taken back, or put off
                 return
             if transaction.stamp_futures or transaction.watches:
                 transaction.fail(errors.TRANSACTION_TIMED_OUT)
@@ -151,8 +154,12 @@ class Transaction(Writing):
             return future
         self._prepare_commit()
         if self.database.faulty is not None:
-            return self.database.faulty.submit(self)
-        return self.engine.committer.submit(self)
+            future = self.database.faulty.submit(self)
+        else:
+            future = self.engine.committer.submit(self)
+        if self.dead and not future.done:  # it timed out, or was cancelled, when there was no future to tell
+            self.fail(self.dead)
+        return future
 
     @property
     def reports_conflicts(self) -> bool:

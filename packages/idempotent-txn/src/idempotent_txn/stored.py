@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Any, Final
 
-from fdb_schema import add_read_conflict_keys
+from fdb_schema import add_read_conflict_keys, fdb_error_code
 from idempotent_txn.floor import VersionFloor
 from idempotent_txn.identity import random_id
 from idempotent_txn.keyspace import CONFLICTS, ROWS
@@ -75,9 +75,15 @@ class StoredIds:
             tr.clear(key)
 
     def committed(self, tr: Any, token: _Attempt) -> None:
-        # After an interruption it may never come; then the row is left to the cleaner.
+        # After an interruption it may never come, and some clients let it fail; then the row is left to the cleaner.
         if token.stamp is not None and token.stamp.is_ready():
-            self._due.append(ROWS + bytes(token.stamp.value))
+            try:
+                stamp = bytes(token.stamp.value)
+            except Exception as error:
+                if fdb_error_code(error) is None:
+                    raise
+            else:
+                self._due.append(ROWS + stamp)
 
     def abandoned(self, token: _Attempt) -> None:
         self._due.extend(token.clears)
