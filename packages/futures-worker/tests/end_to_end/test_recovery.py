@@ -97,10 +97,12 @@ def test_a_second_sigterm_ends_a_worker_whose_fetches_hang(cluster: Callable[...
         ip, _, port = address.rpartition(":")
         await_connection(ip, int(port), other.pid)
         os.kill(other.pid, signal.SIGTERM)
-        os.kill(other.pid, signal.SIGTERM)
         begun = time.monotonic()
-        assert other.process.wait(WAIT) == 0
-        assert time.monotonic() - begun < 25, "a fetch may take 30 s"
+        while other.process.poll() is None:  # two that come at once may be one
+            assert time.monotonic() - begun < 25, "a fetch, and the grace, may take 30 s"
+            time.sleep(0.2)
+            os.kill(other.pid, signal.SIGTERM)
+        assert other.process.returncode in (0, -signal.SIGTERM), "the last one may meet an interpreter that ends"
     finally:
         holder.resume()
 
