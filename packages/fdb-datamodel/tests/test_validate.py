@@ -62,6 +62,14 @@ def _claim_key(h: Healthy, e: bytes) -> bytes:
 
 
 _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
+    "a dependency without a row of lineage": (
+        "lineage",
+        lambda h: h.put(h.at.named_by(h.running, h.waiting), None),
+    ),
+    "a row of lineage of a future that names nobody": (
+        "lineage",
+        lambda h: h.put(h.at.named_by(h.running, h.pooled), b""),
+    ),
     "a failed future with a result": (
         "one-state",
         lambda h: h.row(h.failed, keys.LATEST_RESULT, codec.pack_latest_result(FutureResult(b""), bytes(10), 0)),
