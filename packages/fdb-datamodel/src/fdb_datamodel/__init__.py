@@ -3,7 +3,7 @@
 from fdb_schema import ClusterSpace
 
 from .census import Counted, census_page, recount
-from .collector import Collected, Collector, collect
+from .collector import GRACE_SECONDS, PASS_SECONDS, Collected, Collector, collect
 from .errors import (
     AddressInUseError,
     ClaimLostError,
@@ -58,6 +58,7 @@ from .transitions.results import (
     live_copies,
     put_realized_future,
     read_results,
+    recorded_objects,
     recover_result,
     resubmit_future,
     transfer_result,
@@ -74,7 +75,7 @@ from .transitions.sessions import (
     session_lives,
     session_sightings,
 )
-from .transitions.submit import get_code, put_code, submit_claimed, submit_future, submit_futures
+from .transitions.submit import get_code, put_code, refer_to_code, submit_claimed, submit_future, submit_futures
 from .transitions.waits import begin_wait, end_wait
 from .transitions.workers import (
     WorkerSighting,
@@ -93,8 +94,10 @@ from .transitions.workers import (
 from .validate import validate
 
 __all__ = [
+    "GRACE_SECONDS",
     "INVARIANTS",
     "NO_SESSION",
+    "PASS_SECONDS",
     "SESSION_BEAT_SECONDS",
     "SESSION_TTL_SECONDS",
     "TERMINAL",
@@ -184,8 +187,10 @@ __all__ = [
     "realize_futures",
     "reap",
     "reassign_future",
+    "recorded_objects",
     "recount",
     "recover_result",
+    "refer_to_code",
     "register_worker",
     "release_futures",
     "relinquish_claim",

@@ -23,6 +23,8 @@ TOMBSTONE_SECONDS = 86_400.0
 PASS_SECONDS = 60.0
 """From the beginning of one pass to that of the next, at least."""
 _LOOKS_PER_TTL = 6
+_PAUSE = 20
+"""Seconds without a pass for each second that a pass took: a great backlog isn't read all the time."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Collector:
         self._look_seconds = session_ttl / _LOOKS_PER_TTL
         self._next_look = float("-inf")
         self._next_pass = float("-inf")
+        self._busy = 0.0
         self._steps: Iterator[Collected] | None = None
 
     def tick(self, seconds: float = 0.05) -> Collected:
@@ -85,14 +88,23 @@ class Collector:
         if self._steps is None and begun >= self._next_pass:
             self._next_pass = begun + self._interval / 4
             if run(self._db, steps.begin_pass, self._space, self._interval):
-                self._steps = self._pass()
-        while self._steps is not None and self._clock() - begun < seconds:
-            step = next(self._steps, None)
-            if step is None:
-                self._steps = None
-            else:
-                found.add(step)
+                self._steps, self._busy = self._pass(), 0.0
+        if self._steps is not None:
+            self._go_on(begun, seconds, found)
         return found
+
+    def _go_on(self, begun: float, seconds: float, found: Collected) -> None:
+        """Go on with the pass; a long one is followed by a pause in proportion."""
+        assert self._steps is not None
+        for step in self._steps:
+            found.add(step)
+            if self._clock() - begun >= seconds:
+                self._busy += self._clock() - begun
+                return
+        self._steps = None
+        self._busy += self._clock() - begun
+        if self._busy * _PAUSE > self._interval:
+            run(self._db, steps.put_off_pass, self._space, self._busy * _PAUSE)
 
     def look_at_sessions(self) -> int:
         """Look at every session once; how many were declared dead. Only who looks every few seconds can judge."""

@@ -11,6 +11,8 @@ from uuid import UUID
 import typer
 
 from fdb_datamodel import (
+    GRACE_SECONDS,
+    SESSION_TTL_SECONDS,
     ClusterSpace,
     FutureInfo,
     FutureState,
@@ -66,6 +68,12 @@ def run(
     ttl: Annotated[
         float, typer.Option(min=1, help="Seconds without a heartbeat after which this worker declares another dead.")
     ] = TTL_SECONDS,
+    collect_after: Annotated[
+        float, typer.Option(min=0, help="Seconds that a future is kept after it ended and nobody holds it.")
+    ] = GRACE_SECONDS,
+    session_ttl: Annotated[
+        float, typer.Option(min=1, help="Seconds without a sign of life after which a client is declared dead.")
+    ] = SESSION_TTL_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run a worker until SIGTERM. Prints one line when it is ready, with its address."""
@@ -88,6 +96,8 @@ def run(
         spill=spill,
         grace=grace,
         ttl=ttl,
+        collect_after=collect_after,
+        session_ttl=session_ttl,
     )
     serve(config, as_json=as_json)
 

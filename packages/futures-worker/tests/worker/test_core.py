@@ -12,6 +12,7 @@ from conftest import seed_params
 from fdb_datamodel import Claim, Claims, FutureResult, MailEntry, Outcome, Requirements, WorkerId
 from futures_worker import payload
 from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
+from futures_worker.object_names import result_name
 from futures_worker.worker import messages, planning
 from futures_worker.worker.core import EMPTY_RINGS, MOST_PATIENCE, RESPAWN_PAUSE, WorkerCore
 from futures_worker.worker.instructions import (
@@ -180,7 +181,7 @@ def test_a_pool_that_holds_more_is_asked_again() -> None:
 def test_stored_results_are_reported_with_their_holder() -> None:
     d = Driver()
     d.start(claim(1, epoch=2, attempt=3))
-    name = messages.object_name(claim(1).id, 2, 3)
+    name = result_name(claim(1).id, 2, 3)
     (outcome,) = outcomes(d.say(ChildSaid(0, [[messages.STORED, 0, 10, 5000, name]])))
     assert outcome.result == FutureResult(size=5000, name=name, worker=ME)
 
@@ -188,7 +189,7 @@ def test_stored_results_are_reported_with_their_holder() -> None:
 def test_a_stored_result_whose_claim_was_lost_is_removed() -> None:
     d = Driver()
     d.start(claim(1))
-    name = messages.object_name(claim(1).id, 0, 1)
+    name = result_name(claim(1).id, 0, 1)
     (turn,) = d.only(RunTurn, d.say(ChildSaid(0, [[messages.STORED, 0, 10, 5000, name]])))
     assert DropObject(name) in d.say(TurnEnded(claims(stale=(claim(1).id,)), turn))
 

@@ -42,6 +42,15 @@ def begin_pass(tr: Transaction, space: ClusterSpace, interval: float) -> bool:
     return True
 
 
+def put_off_pass(tr: Transaction, space: ClusterSpace, seconds: float) -> None:
+    """The next pass isn't due before `seconds` from now."""
+    key = layout_of(space).next_pass
+    row = tr.get(key).value
+    due = read_clock(tr, space) + round(seconds * _MICROSECONDS)
+    if row is None or codec.unpack(row) < due:
+        tr.set(key, codec.pack(due))
+
+
 def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: float, codes: set[bytes]) -> Page:
     """Find futures that ended and whose submitter is gone, and tombstones older than `tombstones` seconds (both: done).
 

@@ -39,6 +39,19 @@ def read_results(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes]) -> 
     return [None if value is None else codec.unpack_latest_result(value) for value in values]
 
 
+def recorded_objects(tr: Transaction, space: ClusterSpace, worker: WorkerId, ids: Sequence[bytes]) -> set[str]:
+    """The names of the objects of these futures that `worker` is recorded to hold, by snapshot."""
+    ch = Changes(tr, space)
+    found: set[str] = set()
+    for one in dict.fromkeys(ids):
+        prefix = ch.keys.results + encode_id(one)
+        for _, value in ch.read(prefix, prefix + b"\xff", snapshot=True):
+            copy, inline = codec.unpack_result_row(value)
+            if not inline and copy.worker == worker:
+                found.add(copy.name)
+    return found
+
+
 def live_copies(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes) -> list[FutureResult]:
     """The stored copies that can be fetched: inline, or held by a live incarnation (serializable reads).
 

@@ -256,6 +256,12 @@ def put_code(tr: Transaction, space: ClusterSpace, data: bytes, session: bytes |
     return digest
 
 
+def refer_to_code(tr: Transaction, space: ClusterSpace, digest: bytes, session: bytes | None = None) -> None:
+    """As `put_code`, of code that was stored by `fdb_schema.put_blob` because of its size. Raises BlobMissingError."""
+    add_reference(tr, space, digest, CODE_REFERRER)
+    use_code(tr, space, digest, session)
+
+
 def get_code(tr: Transaction, space: ClusterSpace, code: CodeDigest | bytes) -> bytes:
     """The bytes behind `Claim.code` or `Claim.args` (plain bytes are themselves). Raises BlobMissingError."""
     return get_blob(tr, space, bytes(code)) if isinstance(code, CodeDigest) else code

@@ -93,7 +93,9 @@ class Client(DataMethods):
             timeout: seconds that one attempt may run, or {"queue": s, "run": s, "total": s}. Default none.
             unschedulable_timeout: seconds after which a future that fits no worker fails. Default none.
             locality: run near this future's result, or on this worker, if possible.
-            name: for people. Default: the function's.
+            name: for people; also keeps the future. Default: the function's, and the future isn't kept.
+            keep: never collect it, only delete it. Others are collected an hour after they ended and nobody holds them.
+            ttl: seconds instead of that hour.
             key: submits with the same key are the same future, whoever makes them.
             allow_reconstruction: whether a lost result may be computed again. Default True.
             retry_on: the exception types worth a retry. Default (Exception,).
@@ -305,6 +307,7 @@ class Client(DataMethods):
         spec.call_options = options.call_options
         spec.backoff = options.backoff
         spec.locality = self._locality(options.locality)
+        spec.keep, spec.ttl = options.kept, options.ttl
 
     def _locality(self, wanted: Any) -> Locality | None:
         if wanted is None or isinstance(wanted, Locality):

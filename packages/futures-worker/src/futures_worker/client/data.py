@@ -20,7 +20,7 @@ from fdb_datamodel import (
 from fdb_schema import MainspringError
 from futures_worker.client.future import Future
 from futures_worker.client.objects import copy_to_worker, put_on_worker
-from futures_worker.client.options import split_address
+from futures_worker.client.options import DEFAULT_OPTIONS, split_address
 from futures_worker.client.session import Session
 from futures_worker.errors import NoWorkerError, ObjectLostError
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
@@ -49,20 +49,29 @@ class DataMethods:
         """Return once everything submitted so far is in the database."""
         self._live.flush()
 
-    def put(self, obj: Any, *, name: str | None = None) -> Future[Any]:
+    def put(
+        self, obj: Any, *, name: str | None = None, keep: bool | None = None, ttl: float | None = None
+    ) -> Future[Any]:
         """Store an object and get a future that is realized already.
 
-        Small objects live in the database; others on a live worker, and are never computed again if it dies.
+        Small objects live in the database; others on a live worker, and are never computed again if it dies. `name`, `keep`
+        and `ttl` as of `submit`.
 
         Raises NoWorkerError if a large object finds no worker; TypeError if it can't be pickled.
         """
+        options = DEFAULT_OPTIONS.changed(name=name, keep=keep, ttl=ttl)
         payload = dump_result(obj)
-        spec = FutureSpec(session=self._live.id, name=name or "", allow_reconstruction=False)
+        session = self._live
+        session.keeping.begin()
+        spec = FutureSpec(session=session.id, name=options.name, keep=options.kept, ttl=options.ttl)
         if payload.nbytes > INLINE_RESULT_BYTES:
-            put_on_worker(self._db, self._space, self._object_fetcher(), spec, payload)
+            put_on_worker(self._db, self._space, self._object_fetcher(), spec, payload, session.keeping.return_again)
         else:
             run(self._db, put_realized_future, self._space, spec, None, payload.to_bytes())
-        return Future(self._session_of, spec.id, name or "", stored=True, subscribed=False)
+        future: Future[Any] = Future(self._session_of, spec.id, options.name, stored=True, subscribed=False)
+        future._session = session
+        session.keeping.hold(spec.id)
+        return future
 
     def clone(self, future: Future[Any], worker: Any) -> None:
         """Give a worker (a `WorkerId` or its address "ip:port") a copy of the result, so that it survives the holder.

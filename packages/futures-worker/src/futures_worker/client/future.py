@@ -180,6 +180,11 @@ class Future(Generic[T]):
         ended = f" {self._entry.kind}" if self._entry is not None else ""
         return f"<Future {UUID(bytes=self._id)}{label}{ended}>"
 
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.keeping.drop(self._id)
+
     def _make_durable(self) -> None:
         if not self._stored:
             self._home().flush()

@@ -52,6 +52,11 @@ class Mailbox:
         self._watch = _Watch(watch)
         return self._take((entries, cursor))
 
+    @property
+    def undeleted(self) -> bool:
+        """Whether there is delivered mail to delete."""
+        return self._read_to != self._cleared_to
+
     def clear_delivered(self, tr: Any) -> Callable[[], None] | None:
         """Delete delivered mail within `tr`; what to call once it committed, or None if there is nothing to delete."""
         cursor = self._read_to

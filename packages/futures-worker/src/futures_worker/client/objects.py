@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from collections.abc import Callable
 from typing import Any
-from uuid import UUID, uuid4
 
 from fdb_datamodel import (
     ClusterSpace,
@@ -17,34 +17,59 @@ from fdb_datamodel import (
     clone_result,
     list_workers,
     put_realized_future,
+    session_lives,
     transfer_result,
 )
 from futures_worker.errors import NoWorkerError, ObjectLostError
+from futures_worker.object_names import copy_name, put_name
 from futures_worker.payload import ResultPayload
 from idempotent_txn import run
 
 
-def put_on_worker(db: Any, space: ClusterSpace, fetcher: Any, spec: FutureSpec, payload: ResultPayload) -> FutureResult:
+def put_on_worker(
+    db: Any,
+    space: ClusterSpace,
+    fetcher: Any,
+    spec: FutureSpec,
+    payload: ResultPayload,
+    begin_again: Callable[[], None],
+) -> FutureResult:
     """Stream an object to a live worker with room for it and record it as the realized future of `spec`.
+
+    The object's name tells the session that puts it: a worker removes what a dead one left unrecorded. `begin_again` is
+    called should this session have been taken for dead while it was at it.
 
     Raises NoWorkerError if no live worker takes it.
     """
     refused: list[str] = []
     data = payload.to_bytes()
-    name = f"{UUID(bytes=spec.id).hex}-put"
-    for worker in _by_room(db, space):
+    name = put_name(spec.id, spec.session)
+
+    def record(tr: Any, worker: WorkerId, result: FutureResult) -> bool:
+        if not session_lives(tr, space, spec.session):
+            return False  # the object may be gone already
+        put_realized_future(tr, space, spec, worker, result)
+        return True
+
+    candidates = _by_room(db, space)
+    while candidates:
+        worker = candidates[0]
         try:
             fetcher.put((worker.ip, worker.port), name, data)
         except ObjectLostError as error:
             refused.append(str(error))
+            del candidates[0]
             continue
         result = FutureResult(size=len(data), name=name, worker=worker, wall_us=time.time_ns() // 1000)
         try:
-            run(db, put_realized_future, space, spec, worker, result)
+            if not run(db, record, worker, result):
+                begin_again()
+                continue
         except WorkerFencedError as error:  # declared dead while it took the object
             refused.append(str(error))
             with contextlib.suppress(ObjectLostError):
                 fetcher.delete((worker.ip, worker.port), name)
+            del candidates[0]
             continue
         return result
     raise NoWorkerError(
@@ -68,7 +93,7 @@ def copy_to_worker(
 
     None: the result changed meanwhile, and nothing was recorded. Raises ObjectLostError if `target` can't take it.
     """
-    name = f"{UUID(bytes=future_id).hex}-{uuid4().hex[:8]}"
+    name = copy_name(future_id)
     address = (target.ip, target.port)
     fetcher.put(address, name, data)
     copy = FutureResult(None, stored.size, name, target, stored.token, time.time_ns() // 1000)

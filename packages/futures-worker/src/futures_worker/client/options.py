@@ -34,7 +34,14 @@ class SubmitOptions:
     allow_reconstruction: bool = True
     call_options: bytes = b""
     backoff: Backoff | None = None
+    keep: bool | None = None  # None: a future with a name of its own is kept
+    ttl: float | None = None
     tr: Any = field(default=None, compare=False)
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is never collected: said so, or named and nothing said."""
+        return bool(self.name) and self.ttl is None if self.keep is None else self.keep
 
     def changed(self, **options: Any) -> SubmitOptions:
         """These options with some replaced. Raises TypeError for an unknown name, ValueError for a bad value."""
@@ -151,6 +158,8 @@ _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
     "allow_reconstruction": _flag,
     "retry_on": _retry_on,
     "backoff": _backoff,
+    "keep": lambda name, value: {name: None} if value is None else _flag(name, value),
+    "ttl": _unschedulable,
     "tr": lambda name, value: {"tr": value},
 }
 OPTION_NAMES: Final = tuple(_READERS)

@@ -22,7 +22,6 @@ from fdb_datamodel import (
     MailEntry,
     WorkerId,
     cancel_future,
-    close_session,
     describe_future,
     put_code,
     submit_futures,
@@ -34,6 +33,7 @@ from futures_worker.client.calls import Call, CallReader
 from futures_worker.client.diagnosis import explain, warn_of_wait
 from futures_worker.client.future import Future
 from futures_worker.client.intake import Intake
+from futures_worker.client.keeping import Keeping
 from futures_worker.client.mailbox import Mailbox
 from futures_worker.client.nested import Awaited, NestedWait
 from futures_worker.client.outcome import Status, describe
@@ -67,6 +67,7 @@ class Session:
         self._twins: dict[bytes, list[Future[Any]]] = {}  # further handles of pending ids
         self._intake: Intake[Submission] = Intake(self._store_batch)
         self._mailbox = Mailbox(db, space, self.id, self._deliver)
+        self.keeping = Keeping(db, space, self.id, on_beat=self._take_mail, on_return=self._take_up_again)
         self._store = SubmitStore(db, space, self.id, self._mailbox, self._refused)
         self._reading = threading.Lock()  # held by the thread that reads the mailbox for all
         self._delivered = threading.Condition(threading.Lock())
@@ -85,14 +86,17 @@ class Session:
     def submit(self, future: Future[Any], spec: FutureSpec, code: Code) -> None:
         """Take a future to be stored with the next batch."""
         future._session = self
+        self.keeping.hold(spec.id)
         self._pending[spec.id] = future
         self._intake.add(Submission(future, spec, None if self._store.has_code(code.digest) else code))
 
     def submit_within(self, tr: Any, future: Future[Any], spec: FutureSpec, code: Code) -> None:
         """Store a future in the caller's own transaction; it exists once that commits."""
-        put_code(tr, self.space, code.data)
+        self.keeping.begin()
+        put_code(tr, self.space, code.data, self.id)
         submit_futures(tr, self.space, [spec])
         future._session = self
+        self.keeping.hold_another(spec.id)
         future._stored = True
         self._pending[spec.id] = future
 
@@ -108,6 +112,7 @@ class Session:
             self._calls.record()
 
     def _store_batch(self, batch: Sequence[Submission]) -> None:
+        self.keeping.begin()
         idle, self._idle = self._idle, None
         self._store.store(batch, idle if len(self._pending) == 1 else None)
 
@@ -303,9 +308,12 @@ class Session:
                 known = self._pending.setdefault(future._id, future)
                 if known is not future:
                     self._twins.setdefault(future._id, []).append(future)
+            self.keeping.begin()
             entries = run(self.db, subscribe, self.space, self.id, [future._id for future in page])
             for future in page:
-                future._session = self
+                if future._session is not self:
+                    future._session = self
+                    self.keeping.hold_another(future._id)
                 future._stored = future._subscribed = True
             self.callbacks.run(self._settle(entries))
             self.wake_followers()
@@ -317,6 +325,24 @@ class Session:
         if self._looked:
             reap_dead(self.db, self.space, self._observer, now)
         self._looked = now
+
+    def _take_mail(self) -> None:
+        """With every beat: mail is read and removed also of a client that never waits."""
+        if self._pending and self._reading.acquire(blocking=False):
+            try:
+                self._mailbox.read()
+            finally:
+                self._stop_reading()
+        committed = run(self.db, self._mailbox.clear_delivered, strategy="off") if self._mailbox.undeleted else None
+        if committed is not None:
+            committed()
+
+    def _take_up_again(self) -> None:
+        """After others had declared this session dead: mail was lost meanwhile, and code may have gone."""
+        self._store.forget_code()
+        stored = [future for future in list(self._pending.values()) if future._stored]
+        if stored:
+            self._subscribe(stored)
 
     # --- calls of actors ----------------------------------------------------------------------------------------------
 
@@ -413,7 +439,7 @@ class Session:
             self.wake_followers()
             with self._reading:
                 self._mailbox.close()
-            run(self.db, close_session, self.space, self.id)
+            self.keeping.close()
 
     def _check_open(self) -> None:
         if self.closed:

@@ -12,10 +12,12 @@ from fdb_datamodel import (
     WorkerFencedError,
     WorkerId,
     put_code,
+    refer_to_code,
+    session_referrer,
     submit_claimed,
     submit_futures,
 )
-from fdb_schema import MainspringError, add_reference, put_blob, unpin_blob
+from fdb_schema import MainspringError, put_blob, unpin_blob
 from futures_worker.client.future import Future
 from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.mailbox import Mailbox
@@ -58,6 +60,10 @@ class SubmitStore:
         """Whether this session has stored the code."""
         return digest in self._stored_code
 
+    def forget_code(self) -> None:
+        """Store every code anew when it is next used: this session was gone for a while, and its code may be."""
+        self._stored_code.clear()
+
     def store(self, batch: Sequence[Submission], idle: WorkerId | None = None) -> None:
         """Store a batch; a lone future that any worker may run goes to `idle`, already claimed."""
         try:
@@ -85,15 +91,15 @@ class SubmitStore:
 
         def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:
             for data in codes.values():
-                put_code(tr, self._space, data)
+                put_code(tr, self._space, data, self._session)
             for digest in large_codes:
-                add_reference(tr, self._space, digest, specs[0].id)
+                refer_to_code(tr, self._space, digest, self._session)
             if worker is not None:
                 submit_claimed(tr, self._space, specs, worker)
             else:
                 submit_futures(tr, self._space, specs)
             for digest in uploaded:
-                unpin_blob(tr, self._space, digest, self._session)
+                unpin_blob(tr, self._space, digest, session_referrer(self._session))
             return self._mailbox.clear_delivered(tr)
 
         try:
@@ -107,7 +113,7 @@ class SubmitStore:
             submission.future._stored = True
 
     def _upload(self, data: bytes, what: str) -> bytes:
-        return put_blob(run, self._db, self._space, data, session=self._session, what=what)
+        return put_blob(run, self._db, self._space, data, session=session_referrer(self._session), what=what)
 
 
 def _may_be_pushed(spec: FutureSpec) -> bool:

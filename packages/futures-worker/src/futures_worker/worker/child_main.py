@@ -20,6 +20,7 @@ import msgpack
 from futures_worker import payload
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry
+from futures_worker.object_names import result_name
 from futures_worker.store import map_file, write_file
 from futures_worker.worker import messages, task_context
 
@@ -98,7 +99,7 @@ class ChildLoop:
                 elapsed = int((time.perf_counter() - started) * 1e6)
                 self._write(self._pack((messages.RESULT, seq, elapsed, result.to_bytes())))
                 return
-            name = messages.object_name(future_id, epoch, attempt)
+            name = result_name(future_id, epoch, attempt)
             self._store(name, result)
         except BaseException as error:
             if not isinstance(error, MainspringError):

@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fdb_datamodel import WorkerId, WorkerStatus, advance, declare_dead, list_workers, reap
@@ -31,8 +31,10 @@ class Housekeeping:
         *,
         ttl: float = TTL_SECONDS,
         on_peers: Callable[[list[WorkerStatus]], None] = lambda _: None,
+        chores: Sequence[Callable[[], object]] = (),
     ) -> None:
-        """`on_peers` is told, from the thread, which workers live, after every look."""
+        """`on_peers` is told, from the thread, which workers live, after every look; `chores` are done at every round."""
+        self._chores = chores
         self._on_peers = on_peers
         self._db = db
         self._space = space
@@ -94,6 +96,8 @@ class Housekeeping:
                 if time.monotonic() >= next_look or any(worker_gone(status.info) for status in self._live):
                     next_look = time.monotonic() + self._look_seconds * random.uniform(0.75, 1.25)
                     self.look()
+                for chore in self._chores:
+                    chore()
             except Exception as exc:
                 if fdb_error_code(exc) is None:
                     log.exception("housekeeping failed; it goes on with the next round")

@@ -69,8 +69,3 @@ def well_formed(message: Any) -> bool:
     if type(message) is not list or not message or type(message[0]) is not int or not 0 <= message[0] < len(_FIELDS):
         return False
     return tuple(map(type, message)) == _FIELDS[message[0]]
-
-
-def object_name(future_id: bytes, epoch: int, attempt: int) -> str:
-    """The name of the object that holds a result: unique to one attempt."""
-    return f"{future_id.hex()}-{epoch}-{attempt}"

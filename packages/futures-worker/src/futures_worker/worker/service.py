@@ -12,13 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fdb_datamodel import ClusterSpace, Requirements, WorkerId, WorkerStatus
+from fdb_datamodel import (
+    GRACE_SECONDS,
+    PASS_SECONDS,
+    SESSION_TTL_SECONDS,
+    ClusterSpace,
+    Collector,
+    Requirements,
+    WorkerId,
+    WorkerStatus,
+)
 from fdb_schema import database_url, open_database
 from futures_worker.liveness import TTL_SECONDS
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.store_client import ObjectFetcher
 from futures_worker.store_secret import cluster_secret
 from futures_worker.store_server import StoreServer, listen
+from futures_worker.worker.audit import StoreAudit
 from futures_worker.worker.core import WorkerCore
 from futures_worker.worker.housekeeping import Housekeeping
 from futures_worker.worker.inputs import Inputs
@@ -43,6 +53,12 @@ class WorkerConfig:
     spill: Path | None = None  # directory for what is over it
     grace: float = DEFAULT_GRACE  # seconds for running tasks after SIGTERM
     ttl: float = TTL_SECONDS  # seconds without a heartbeat that mean death
+    collect_after: float = GRACE_SECONDS  # seconds that an ended future is kept which nobody holds
+    session_ttl: float = SESSION_TTL_SECONDS  # seconds without a beat that mean a client's death
+
+
+COLLECT_AT_ONCE = 0.02
+"""Seconds of collecting in one round of housekeeping, of which there are four in a second."""
 
 
 class WorkerService:
@@ -85,7 +101,21 @@ class WorkerService:
         self._server.start()
         self._cleanup.callback(self._server.close)
         self.shell.join(join(self.db, self.space, ip, port, self._info, ttl=config.ttl))
-        self._housekeeping = Housekeeping(self.db, self.space, ttl=config.ttl, on_peers=self._on_peers)
+        collector = Collector(
+            self.db,
+            self.space,
+            grace=config.collect_after,
+            session_ttl=config.session_ttl,
+            interval=min(PASS_SECONDS, max(1.0, config.collect_after / 2)),
+        )
+        audit = StoreAudit(self.db, self.space, self.store, lambda: self.core.worker, config.session_ttl)
+        self._housekeeping = Housekeeping(
+            self.db,
+            self.space,
+            ttl=config.ttl,
+            on_peers=self._on_peers,
+            chores=(lambda: collector.tick(COLLECT_AT_ONCE), audit.tick),
+        )
         self.shell.on_unsettled = self._housekeeping.hurry
         self._housekeeping.start()
         self._cleanup.callback(self._housekeeping.close)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fdb_datamodel import Claim
-from futures_worker.worker.messages import object_name
+from futures_worker.object_names import result_name
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Task:
     @property
     def object_name(self) -> str:
         """Name of the object if its result is stored: unique to this attempt."""
-        return object_name(self.claim.id, self.claim.epoch, self.claim.attempt)
+        return result_name(self.claim.id, self.claim.epoch, self.claim.attempt)
 
     @property
     def label(self) -> str:

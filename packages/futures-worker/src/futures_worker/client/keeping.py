@@ -1,0 +1,146 @@
+"""The life of a client's session: its beats, and which futures its process still has handles of.
+
+A session begins when its client first writes something, and is judged dead by others when it stops to beat. A handle that
+is garbage collected lets its future go: the cluster may collect it a grace later, once it has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, release_futures
+from idempotent_txn import run
+
+log = logging.getLogger("futures_worker")
+
+RELEASED_AT_ONCE: Final = 250  # ids per transaction
+
+
+class Keeping:
+    """One session's sign of life and its handles. Thread-safe."""
+
+    def __init__(
+        self,
+        db: Any,
+        space: ClusterSpace,
+        session: bytes,
+        *,
+        on_beat: Callable[[], None] = lambda: None,
+        on_return: Callable[[], None] = lambda: None,
+        seconds: float = SESSION_BEAT_SECONDS,
+    ) -> None:
+        """`on_beat` is called with every beat, by the thread that beats; `on_return` when the session was declared dead
+        meanwhile (this process was stopped) and has begun anew.
+        """
+        self._db = db
+        self._space = space
+        self._session = session
+        self._on_beat = on_beat
+        self._on_return = on_return
+        self._seconds = seconds
+        self._held: dict[bytes, int] = {}  # id -> handles in this process
+        self._dropped: deque[bytes] = deque()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._counter = 0
+        self._begun = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Write the session's row, unless it is written: called before anything that names the session."""
+        if self._begun:
+            return
+        with self._lock:
+            if self._begun or self._stop.is_set():
+                return
+            self._write_beat()
+            self._begun = True
+            self._thread = threading.Thread(target=self._beat, name="mainspring-session", daemon=True)
+            self._thread.start()
+
+    def hold(self, future_id: bytes) -> None:
+        """There is a first handle of a future that was just made."""
+        self._held[future_id] = 1
+
+    def hold_another(self, future_id: bytes) -> None:
+        """There is one more handle of a future."""
+        with self._lock:
+            self._held[future_id] = self._held.get(future_id, 0) + 1
+
+    def drop(self, future_id: bytes) -> None:
+        """A handle is gone. Called by the garbage collector, in whatever thread and amid whatever it does."""
+        self._dropped.append(future_id)
+
+    def release_dropped(self) -> int:
+        """Let futures go that no handle is left of; how many."""
+        count = 0
+        while self._dropped:
+            page: list[bytes] = []
+            with self._lock:
+                while self._dropped and len(page) < RELEASED_AT_ONCE:
+                    one = self._dropped.popleft()
+                    left = self._held.get(one, 1) - 1
+                    if left > 0:
+                        self._held[one] = left
+                        continue
+                    self._held.pop(one, None)
+                    page.append(one)
+            if page:
+                try:
+                    run(self._db, release_futures, self._space, self._session, page)
+                except BaseException:
+                    self._dropped.extend(page)
+                    raise
+            count += len(page)
+        return count
+
+    def return_again(self) -> None:
+        """Begin anew under the same id after the session was declared dead."""
+        with self._lock:
+            if not self._stop.is_set():
+                self._write_beat()
+        self._on_return()
+
+    def close(self) -> None:
+        """End the session in the database; its futures go on, and are nobody's."""
+        self._stop.set()
+        with self._lock:
+            begun, self._begun = self._begun, False
+        if begun:
+            run(self._db, close_session, self._space, self._session)
+
+    def _write_beat(self) -> bool:
+        self._counter += 1
+        known: bool = run(
+            self._db,
+            beat_session,
+            self._space,
+            self._session,
+            self._counter,
+            socket.gethostname(),
+            os.getpid(),
+            strategy="off",
+        )
+        return known
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._seconds * random.uniform(0.8, 1.2)):
+            try:
+                with self._lock:
+                    if self._stop.is_set():
+                        return
+                    known = self._write_beat()
+                if not known:
+                    log.warning("this client gave no sign of life for too long and was declared dead; it begins anew")
+                    self._on_return()
+                self.release_dropped()
+                self._on_beat()
+            except Exception as exc:
+                log.warning("the session of this client can't be kept alive now: %s", exc)

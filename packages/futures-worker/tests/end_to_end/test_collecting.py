@@ -1,0 +1,233 @@
+"""Nothing of a client stays for ever: handles let go, clients that die in the middle of something, clients that were stopped."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fdb_datamodel import WorkerId, session_sightings
+from fdb_schema import ClusterSpace, open_database, read_range
+from futures_worker import Client, FutureDeletedError
+from futures_worker.client import session as client_session
+from futures_worker.object_names import copy_name, parse_name, put_name, result_name
+from futures_worker.store import ObjectStore, WorkDirectory
+from futures_worker.worker.audit import StoreAudit
+from idempotent_txn import run
+
+WAIT = 60.0
+QUICK = ("--collect-after", "0.5", "--session-ttl", "3")
+
+
+def rows(demo: Any) -> Counter[str]:
+    """How many rows of each kind the cluster has; tombstones by themselves."""
+    space = ClusterSpace(demo.name)
+    span = space.range(())
+    found: Counter[str] = Counter()
+    for key, _ in run(open_database(demo.url), lambda tr: read_range(tr, span.start, span.stop), strategy="off"):
+        parts = space.unpack(key)
+        found["tombstones" if parts[0] == "futures" and parts[2] == "deleted" else parts[0]] += 1
+    return found
+
+
+def await_true(check: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not check():
+        assert time.monotonic() < deadline, "it didn't come true in time"
+        time.sleep(0.1)
+
+
+def large(size: int) -> bytes:
+    return bytes(size)
+
+
+def names_in_store(demo: Any) -> set[str]:
+    pid = demo.workers[0].pid
+    (folder,) = Path("/dev/shm").glob(f"futures-worker-{os.getuid()}-{pid}-*/objects")
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_a_client_lets_go_is_collected_while_it_lives(cluster: Any, monkeypatch: Any) -> None:
+    demo = cluster(1, 2, *QUICK)
+    with Client(demo.url, demo.name) as client:
+        kept = client.submit(large, 50_000)
+        named = client.submit(large, 60_000, name="by its name")
+        futures = [client.submit(large, 40_000 + i) for i in range(5)] + client.map(abs, range(20))
+        ids = [future.id for future in futures]
+        client.gather([kept, named, *futures], timeout=WAIT)
+        assert len(names_in_store(demo)) == 7
+        del futures
+        gc.collect()
+        assert client._live.keeping.release_dropped() == 25
+        await_true(lambda: rows(demo)["tombstones"] == 25)
+        await_true(lambda: len(names_in_store(demo)) == 2)
+        assert len(kept.result(WAIT)) == 50_000
+        again = client.get_future(ids[0])
+        try:
+            again.result(WAIT)
+        except FutureDeletedError:
+            pass
+        else:
+            raise AssertionError("a collected future has no result")
+        name = named.id
+    await_true(lambda: rows(demo)["tombstones"] == 26)
+    with Client(demo.url, demo.name) as client:
+        assert len(client.get_future(name).result(WAIT)) == 60_000, "named: kept"
+    demo.check()
+
+
+DIES = """
+import os, signal, sys
+from futures_worker import Client
+from futures_worker.client import objects
+client = Client(sys.argv[1], sys.argv[2])
+futures = client.map(abs, range(50))
+client.gather(futures)
+if sys.argv[3] == "put":
+    real = objects.run
+    def run(db, fn, *args, **kwargs):
+        if fn.__name__ == "record":
+            print("stored", flush=True)
+            signal.pause()
+        return real(db, fn, *args, **kwargs)
+    objects.run = run
+    client.put(bytes(100_000))
+elif sys.argv[3] == "upload":
+    from futures_worker.client import storing
+    real_upload = storing.put_blob
+    def put_blob(*args, **kwargs):
+        real_upload(*args, **kwargs)
+        print("uploaded", flush=True)
+        signal.pause()
+    storing.put_blob = put_blob
+    client.submit(len, bytes(2_000_000)).result()
+else:
+    more = client.map(abs, range(30))
+    client.flush()
+    print("submitted", flush=True)
+    signal.pause()
+"""
+
+
+def kill_a_client(demo: Any, tmp_path: Path, how: str) -> None:
+    script = tmp_path / "dies.py"
+    script.write_text(DIES)
+    process = subprocess.Popen([sys.executable, str(script), demo.url, demo.name, how], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_client_killed_with_futures_leaves_nothing_but_tombstones(cluster: Any, tmp_path: Path) -> None:
+    demo = cluster(1, 2, *QUICK)
+    kill_a_client(demo, tmp_path, "futures")
+    await_true(lambda: rows(demo)["tombstones"] == 80)
+    await_true(lambda: not set(rows(demo)) & {"sessions", "mailboxes", "futures", "results", "garbage", "blobs"})
+    demo.check()
+
+
+def test_a_client_killed_while_it_puts_leaves_no_object(cluster: Any, tmp_path: Path) -> None:
+    demo = cluster(1, 2, *QUICK)
+    kill_a_client(demo, tmp_path, "put")
+    (name,) = names_in_store(demo)
+    parsed = parse_name(name)
+    assert parsed is not None and len(parsed.session) == 16
+    await_true(lambda: "sessions" not in rows(demo))
+    await_true(lambda: names_in_store(demo) == set())
+
+
+def test_a_client_killed_while_it_uploads_leaves_no_blob(cluster: Any, tmp_path: Path) -> None:
+    demo = cluster(1, 2, *QUICK)
+    kill_a_client(demo, tmp_path, "upload")
+    assert rows(demo)["blobs"] > 10
+    await_true(lambda: "blobs" not in rows(demo))
+
+
+STOPS = """
+import sys, time
+from futures_worker import Client
+with Client(sys.argv[1], sys.argv[2]) as client:
+    slow = client.submit(time.sleep, 2)
+    large = client.submit(bytes, 50_000)
+    large.exception()
+    print("waiting", flush=True)
+    assert slow.result(60) is None
+    assert len(large.result(60)) == 50_000
+    assert client.submit(abs, -1).result(60) == 1
+    print("done", flush=True)
+"""
+
+
+def test_a_client_that_was_stopped_past_its_ttl_goes_on(cluster: Any, tmp_path: Path) -> None:
+    demo = cluster(1, 2, "--session-ttl", "2")
+    script = tmp_path / "stops.py"
+    script.write_text(STOPS)
+    process = subprocess.Popen([sys.executable, str(script), demo.url, demo.name], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"waiting\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        await_true(lambda: "sessions" not in rows(demo))
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.stdout.readline() == b"done\n"
+        assert process.wait(WAIT) == 0
+    finally:
+        process.kill()
+        process.wait()
+    demo.check()
+
+
+def test_a_client_that_never_waits_keeps_no_mail_and_no_handles(cluster: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("futures_worker.client.keeping.SESSION_BEAT_SECONDS", 0.2)
+    demo = cluster(1, 2)
+    with Client(demo.url, demo.name) as client:
+        session = client._live
+        session.keeping._seconds = 0.2
+        for i in range(50):
+            client.submit(abs, i)
+        client.flush()
+        await_true(lambda: not session._pending)
+        await_true(lambda: not rows(demo)["mailboxes"])
+        await_true(lambda: not session.keeping._held)
+        assert client_session.Session is type(session)
+
+
+def test_the_audit_removes_what_two_looks_found_unrecorded(tmp_path: Path) -> None:
+    db, space = open_database("memory:audit"), ClusterSpace("audit")
+    directory = WorkDirectory(tmp_path / "spill", tmp_path)
+    store = ObjectStore(directory, 1 << 20)
+    worker = WorkerId("127.0.0.1", 1, bytes(16))
+    session = os.urandom(16)
+    from fdb_datamodel import FutureResult, FutureSpec, beat_session, put_realized_future, register_worker
+
+    run(db, register_worker, space, worker)
+    run(db, beat_session, space, session, 1)
+    spec = FutureSpec(session=session)
+    result = FutureResult(None, 3, put_name(spec.id, session), worker)
+    run(db, put_realized_future, space, spec, worker, result)
+    others = [
+        put_name(bytes(16), session),
+        put_name(bytes(16), bytes(16)),
+        result_name(spec.id, 0, 1),
+        copy_name(spec.id),
+    ]
+    try:
+        for name in (result.name, *others, "stream-of-something-else"):
+            store.add(name, [b"abc"])
+        audit = StoreAudit(db, space, store, lambda: worker)
+        assert audit.look() == []
+        assert sorted(audit.look()) == sorted(others[1:])
+        assert store.names() == [result.name, others[0], "stream-of-something-else"]
+        (alive,) = run(db, session_sightings, space)
+        assert alive.id == session
+    finally:
+        store.close()
+        directory.remove()
