@@ -6,14 +6,15 @@ The submitter's session is named in the row `code` and holds a future without an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction, read_range
+from fdb_schema import ClusterSpace, Transaction, drop_reference, read_range
 
 from .. import codec
 from ..changes import Changes
 from ..space import CODE, decode_id, encode_id, layout_of
+from .code_use import session_referrer
 
 SESSION_BEAT_SECONDS = 5.0
 SESSION_TTL_SECONDS = 30.0
@@ -74,9 +75,14 @@ def declare_session_dead(tr: Transaction, space: ClusterSpace, sighting: Session
     return True
 
 
-def close_session(tr: Transaction, space: ClusterSpace, session: bytes) -> None:
-    """A session's orderly end: its mail and its bell are forgotten; its futures go on, and are nobody's."""
+def close_session(tr: Transaction, space: ClusterSpace, session: bytes, codes: Iterable[bytes] = ()) -> None:
+    """A session's orderly end: its mail and its bell are forgotten; its futures go on, and are nobody's.
+
+    `codes`: digests of code that it put, which it needs no more.
+    """
     _end(tr, space, session)
+    for digest in codes:
+        drop_reference(tr, space, digest, session_referrer(session))
 
 
 def _end(tr: Transaction, space: ClusterSpace, session: bytes) -> None:

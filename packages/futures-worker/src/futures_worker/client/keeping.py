@@ -12,7 +12,7 @@ import random
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, release_futures
@@ -20,6 +20,7 @@ from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
 
+CODES_AT_ONCE: Final = 1000  # references to code dropped at the end; those of more are collected
 RELEASED_AT_ONCE: Final = 250  # ids per transaction
 
 
@@ -108,13 +109,13 @@ class Keeping:
                 self._write_beat()
         self._on_return()
 
-    def close(self) -> None:
-        """End the session in the database; its futures go on, and are nobody's."""
+    def close(self, codes: Iterable[bytes] = ()) -> None:
+        """End the session in the database; its futures go on, and are nobody's. `codes`: digests of code that it put."""
         self._stop.set()
         with self._lock:
             begun, self._begun = self._begun, False
         if begun:
-            run(self._db, close_session, self._space, self._session)
+            run(self._db, close_session, self._space, self._session, list(codes)[:CODES_AT_ONCE])
 
     def _write_beat(self) -> bool:
         self._counter += 1

@@ -439,7 +439,7 @@ class Session:
             self.wake_followers()
             with self._reading:
                 self._mailbox.close()
-            self.keeping.close()
+            self.keeping.close(self._store.codes)
 
     def _check_open(self) -> None:
         if self.closed:

@@ -60,6 +60,11 @@ class SubmitStore:
         """Whether this session has stored the code."""
         return digest in self._stored_code
 
+    @property
+    def codes(self) -> frozenset[bytes]:
+        """Digests of the code that this session stored."""
+        return frozenset(self._stored_code)
+
     def forget_code(self) -> None:
         """Store every code anew when it is next used: this session was gone for a while, and its code may be."""
         self._stored_code.clear()
