@@ -84,7 +84,11 @@ def _complexity(function: ast.AST) -> int:
 
 def analyse_file(root: str, file: str) -> Report:
     """The report of one file, `file` relative to `root`. A file that Python can't parse is named, not an error."""
-    source = (Path(root) / file).read_bytes()
+    return analyse_source((Path(root) / file).read_bytes(), file)
+
+
+def analyse_source(source: bytes, file: str) -> Report:
+    """The report of one file's text; `file` is only its name."""
     lines = source.count(b"\n") + (not source.endswith(b"\n") and bool(source))
     try:
         with warnings.catch_warnings():

@@ -1,0 +1,163 @@
+"""The doctor finds what is planted, says what to do, and finds nothing where all is well."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.upping import Up, mainspring, wait_until
+
+from fdb_datamodel import Heartbeat, WorkerId, WorkerInfo, heartbeat, new_incarnation, register_worker
+from fdb_schema import ClusterSpace, open_database, pack
+from idempotent_txn import run
+from lease_locks import Duties, Duty, LeaseManager, duty_reports
+from mainspring.doctor.machine import check_space
+from s3heap_tender import Heap, HeapStore, Scheduler, SysDb, Tender
+
+HOLDER = """
+import sys, time
+from lease_locks import LeaseManager
+locks = LeaseManager(sys.argv[1], sys.argv[2]); lease = locks.acquire("of the dead"); print("held", flush=True); time.sleep(600)
+"""
+
+
+def examine(folder: Path, url: str, cluster: str, *arguments: str) -> tuple[int, list[dict[str, str]]]:
+    """Exit code and findings of `mainspring doctor`."""
+    done = mainspring(folder, "doctor", "--json", "--db", url, "--cluster", cluster, *arguments)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)["findings"]
+
+
+def says(findings: list[dict[str, str]], check: str, level: str, text: str) -> bool:
+    found = [f for f in findings if f["check"] == check and f["level"] == level and text in f["what"]]
+    return bool(found) and all(f["do"] for f in found)
+
+
+def fail(*_: object) -> None:
+    raise ValueError("on purpose")
+
+
+def test_faults_planted_on_purpose_are_found(cluster: Any, tmp_path: Path) -> None:
+    local = cluster(2, 1, "--ttl", "600")  # the others don't clear away the silent one before it is looked at
+    db = open_database(local.url)
+    space = ClusterSpace(local.name)
+    client = local.client()
+    # 1: a future that needs what no worker has
+    needy = client.submit(len, "", resources={"gpu": 8})
+    # 2: a run that failed for good; 3: runs to be pushed and no tender
+    with SysDb(db, local.name) as sysdb, HeapStore(f"file:{tmp_path / 'heap'}") as store, Heap(store, sysdb) as heap:
+        sysdb.create_task("orders", "doomed", cadence=0, max_attempts=1)
+        Tender(heap, sysdb).turn()
+        scheduler = Scheduler(heap, sysdb, fail, concurrency=0)
+        wait_until(lambda: scheduler.turn().failed, "a failed run")
+        sysdb.create_task("orders", "waiting for a tender", cadence=0)
+    # 4, 5: a process that died with a lease
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, local.url, local.name], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    # 6: a duty that fails
+    with LeaseManager(db, local.name) as locks:
+        duties = Duties(locks, [Duty("ids", 0.05, fail)], standby=0.5)  # type: ignore[arg-type]
+        thread = threading.Thread(target=duties.run)
+        thread.start()
+        wait_until(lambda: "ids" in duty_reports(db, space), "a failed duty")
+        duties.stop()
+        thread.join()
+    # 7: a worker that beats and can't be reached; 8: one that is silent
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        port = taken.getsockname()[1]
+        ghost = WorkerId("127.0.0.1", port, new_incarnation())
+        run(db, register_worker, space, ghost, WorkerInfo(host="ghost"))
+        over = threading.Event()
+
+        def beat() -> None:
+            counter = 0
+            while not over.wait(0.2):
+                counter += 1
+                run(db, heartbeat, space, ghost, Heartbeat(counter=counter), strategy="off")
+
+        beating = threading.Thread(target=beat)
+        beating.start()
+        local.workers[1].pause()
+        silent = json.loads(mainspring(tmp_path, "status", "--json", "--db", local.url, "--cluster", local.name).stdout)
+        (address,) = [w["address"] for w in silent["workers"] if w["pid"] == local.workers[1].pid]
+        try:
+            # 9: less space than is wanted
+            arguments = ("--watch", "2.5", "--min-free", "900000GiB")
+            code, findings = examine(tmp_path, local.url, local.name, *arguments)
+        finally:
+            over.set()
+            beating.join()
+            local.workers[1].resume()
+    assert code == 1
+    assert says(findings, "futures", "problem", f"future {needy.id} can't run: unschedulable"), findings
+    assert says(findings, "heap", "problem", "1 runs failed for good")
+    assert says(findings, "heap", "problem", "no tender runs; ")
+    assert says(findings, "leases", "warning", "lease 'of the dead' is held by")
+    assert says(findings, "sessions", "warning", f":{holder.pid} (its processes are gone)")
+    assert says(findings, "janitor", "problem", "duty 'ids' failed")
+    assert says(findings, "workers", "problem", f"worker 127.0.0.1:{port} beats, and can't be reached from here")
+    assert says(findings, "workers", "problem", f"worker {address}")
+    assert says(findings, "space", "problem", "where the database is")
+    assert all(f["level"] == "ok" for f in findings if f["check"] in ("engine", "versions", "clock", "ids"))
+
+
+def test_work_without_workers_and_a_clock_that_nobody_advances(tmp_path: Path, cluster: Any) -> None:
+    local = cluster(workers=0)
+    local.client().submit(len, "").id
+    code, findings = examine(tmp_path, local.url, local.name, "--watch", "1")
+    assert code == 1
+    assert says(findings, "futures", "problem", "1 futures wait and no worker lives")
+    assert says(findings, "clock", "warning", "no service runs")
+    assert says(findings, "janitor", "warning", "no janitor runs")
+
+
+def test_data_of_a_newer_release_is_named_and_hides_nothing_else(tmp_path: Path, cluster: Any) -> None:
+    local = cluster(workers=0)
+    local.client().close()
+    db, space = open_database(local.url), ClusterSpace(local.name)
+    run(db, lambda tr: tr.set(space.format.pack(("lease",)), pack(99)))
+    code, findings = examine(tmp_path, local.url, local.name, "--watch", "0.5")
+    assert code == 1
+    assert says(findings, "versions", "problem", "subspace 'lease' was written in format 99")
+    assert any(f["check"] == "futures" and f["level"] == "ok" for f in findings)
+
+
+def test_what_is_no_database_is_an_error_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "holiday.jpg").write_bytes(b"\xff\xd8")
+    done = mainspring(tmp_path, "doctor", "--db", f"embedded:{tmp_path / 'db'}")
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: embedded:")
+
+
+def test_a_healthy_cluster_has_nothing(tmp_path: Path) -> None:
+    running = Up(tmp_path / "cluster", "--workers", "1")
+    try:
+        running.wait_ready()
+        db = open_database(running.url)
+        wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 5, "a round of each duty")
+        done = running.command("doctor", "--strict", "--min-free", "1MiB", "--deep")
+        assert done.returncode == 0, done.stdout
+        assert "0 problems, 0 warnings" in done.stdout
+    finally:
+        running.close()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory-backed storage here")
+def test_a_database_in_memory_is_warned_of() -> None:
+    findings = check_space("embedded:/dev/shm/somewhere", 1, [])
+    assert [finding.level.value for finding in findings] == ["warning"]
+    assert "a restart of the machine ends it" in findings[0].what
