@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 from chaos import tasks
@@ -28,62 +29,61 @@ def submit_some(client: Any, rng: random.Random, marks: str, known: list[tuple[A
         [6, 6, 4, 3, 2, 2, 2, 3, 1, 1, 2, 1, 1],
     )[0]
     value = rng.randrange(1_000_000)
+    submit = partial(client.submit, keep=False)  # a name alone would keep it
     made: list[Any] = []
     if kind == "add":
-        made = [
-            client.submit(tasks.add, value, i, name=f"sure={value + i}", **SURE) for i in range(rng.randrange(1, 9))
-        ]
+        made = [submit(tasks.add, value, i, name=f"sure={value + i}", **SURE) for i in range(rng.randrange(1, 9))]
         known += [(f, value + i) for i, f in enumerate(made)]
     elif kind == "slow":
-        made = [client.submit(tasks.slow, rng.uniform(0.005, 0.3), value, name=f"sure={value}", **SURE)]
+        made = [submit(tasks.slow, rng.uniform(0.005, 0.3), value, name=f"sure={value}", **SURE)]
         known += [(made[0], value)]
     elif kind == "large":
         size = tasks.LARGE + value
-        made = [client.submit(tasks.large, size, name=f"length={size}", **SURE)]
+        made = [submit(tasks.large, size, name=f"length={size}", **SURE)]
         known += [(made[0], size)]
     elif kind == "chain":
         size = tasks.LARGE + value
-        link, total = client.submit(tasks.large, size, name=f"length={size}", **SURE), size
+        link, total = submit(tasks.large, size, name=f"length={size}", **SURE), size
         made = [link]
         for step in range(rng.randrange(1, 6)):
-            link, total = client.submit(tasks.add, link, step, name=f"sure={total + step}", **SURE), total + step
+            link, total = submit(tasks.add, link, step, name=f"sure={total + step}", **SURE), total + step
             made.append(link)
     elif kind == "fan" and known:
         chosen = [rng.choice(known) for _ in range(rng.randrange(1, 7))]
         total = sum(v for _, v in chosen)
-        made = [client.submit(tasks.add, *[f for f, _ in chosen], name=f"sure={total}", **SURE)]
+        made = [submit(tasks.add, *[f for f, _ in chosen], name=f"sure={total}", **SURE)]
     elif kind == "put":
         size = rng.choice([100, tasks.LARGE + value])
         try:
-            put = client.put(b"p" * size, name=f"put={size}")
+            put = client.put(b"p" * size, name=f"put={size}", keep=False)
         except NoWorkerError:
             return []  # a large object needs a worker at that moment, and there may be none
-        made = [put, client.submit(tasks.add, put, 1, name=f"of-put={size + 1}", **SURE)]
+        made = [put, submit(tasks.add, put, 1, name=f"of-put={size + 1}", **SURE)]
     elif kind == "fail":
-        made = [client.submit(tasks.fail, str(value), name=f"error={value}", max_retries=rng.randrange(3))]
+        made = [submit(tasks.fail, str(value), name=f"error={value}", max_retries=rng.randrange(3))]
     elif kind == "once":
         name = f"once={client.cluster}-{value}-{time.time_ns()}"
         made = [
-            client.submit(
+            submit(
                 tasks.once, marks, name[5:], rng.uniform(0, 0.2),
                 name=name, max_retries=0, max_worker_losses=0, max_oom=0, allow_reconstruction=False,
             )
         ]  # fmt: skip
     elif kind == "die":
-        made = [client.submit(tasks.die, value, name=f"sure={value}", **SURE)]
+        made = [submit(tasks.die, value, name=f"sure={value}", **SURE)]
     elif kind == "timeout":
-        made = [client.submit(tasks.slow, 600.0, value, name="timeout=", timeout=0.4, max_retries=0)]
+        made = [submit(tasks.slow, 600.0, value, name="timeout=", timeout=0.4, max_retries=0)]
     elif kind == "cancel":
-        made = [client.submit(tasks.slow, rng.choice([0.0, 600.0]), value, name=f"cancel={value}", **SURE)]
+        made = [submit(tasks.slow, rng.choice([0.0, 600.0]), value, name=f"cancel={value}", **SURE)]
         if rng.random() < 0.5:
             time.sleep(rng.uniform(0, 0.2))
         made[0].cancel()
     elif kind == "nested":
         count = rng.randrange(1, 5)
-        made = [client.submit(tasks.nested, count, 0.02, name=f"sure={sum(range(count))}", **SURE)]
+        made = [submit(tasks.nested, count, 0.02, name=f"sure={sum(range(count))}", **SURE)]
     elif kind == "huge":
         options = {"resources": {"cpu": 10_000}, "unschedulable_timeout": 1.0}
-        made = [client.submit(tasks.add, value, name="unschedulable=", **options)]
+        made = [submit(tasks.add, value, name="unschedulable=", **options)]
     return made
 
 

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from chaos.plan import Blow, Plan, Strike, plan
-from fdb_datamodel import FutureInfo, FutureState, list_futures, list_workers, validate
-from fdb_schema import ClusterSpace, open_database
+from fdb_datamodel import Collector, FutureInfo, FutureState, list_futures, list_workers, validate
+from fdb_schema import ClusterClock, ClusterSpace, open_database, read_range
 from futures_worker import Client
 from futures_worker.store import memory_root
 from idempotent_txn import run
 
-SETTLE_SECONDS = 240.0
+SETTLE_SECONDS = 120.0
 """How long a run may take to settle, on a machine that does much else."""
 RUN_VARIABLE = "MAINSPRING_CHAOS_RUN"
 TESTS = Path(__file__).resolve().parent.parent
@@ -170,6 +170,7 @@ class ChaosRun:
             self._check_capacity()
             self._end_workers()
             self._check_rows()
+            self._check_garbage()
             self._check_leftovers()
         except ChaosError as exc:
             self.report.wrong.append(str(exc))
@@ -371,6 +372,29 @@ class ChaosRun:
 
     def _check_rows(self) -> None:
         self.report.wrong += [str(violation) for violation in validate(self.db, self.cluster)]
+
+    def _check_garbage(self) -> None:
+        """With every client gone and no grace, nothing is left of the futures, not even a tombstone."""
+        db, space = self.db, self.space
+        clock = ClusterClock(space)
+        collector = Collector(db, space, grace=0.0, session_ttl=1.0, tombstones=0.0)
+        expected = {"clock", "bells", "collector", "formats", "format", "secret", "timers"}
+
+        def left() -> dict[str, int]:
+            span = space.range(())
+            rows = run(db, lambda tr: read_range(tr, span.start, span.stop), strategy="off")
+            found = Counter(str(space.unpack(key)[0]) for key, _ in rows)
+            return {name: count for name, count in found.items() if name not in expected}
+
+        def collected() -> bool:
+            run(db, clock.advance, strategy="off")
+            clock.committed()
+            collector.look_at_sessions()
+            collector.whole_pass()
+            return not left()
+
+        self._await(collected, lambda: f"rows that nobody collects: {left()}")
+        self.report.wrong += [str(violation) for violation in validate(db, self.cluster)]
 
     def _check_leftovers(self) -> None:
         def left() -> list[str]:

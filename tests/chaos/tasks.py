@@ -52,7 +52,7 @@ def nested(count: int, seconds: float) -> int:
 
     with Client() as client:
         futures = [
-            client.submit(slow, seconds, i, name=f"sure={i}", max_retries=100, max_worker_losses=100)
+            client.submit(slow, seconds, i, name=f"sure={i}", keep=False, max_retries=100, max_worker_losses=100)
             for i in range(count)
         ]
         return sum(f.result(300) for f in futures)
