@@ -23,7 +23,7 @@ from fdb_datamodel import (
     reap,
 )
 from fdb_schema import boot_id, pid_namespace, process_gone
-from idempotent_txn import run
+from futures_worker.database import ask
 
 HEARTBEAT_SECONDS: Final = 0.5
 TTL_SECONDS: Final = 5.0
@@ -59,9 +59,9 @@ def find_dead(observer: WorkerObserver, seen: Sequence[WorkerStatus], now: float
 
 def reap_dead(db: Any, space: ClusterSpace, observer: WorkerObserver, now: float) -> list[WorkerId]:
     """Look at every worker once, fence the dead and give back what they held; whom this call declared dead."""
-    seen = run(db, list_workers, space, count=False, strategy="off")
+    seen = ask(db, list_workers, space, count=False, strategy="off")
     dead = find_dead(observer, seen, now)
-    declared = [sighting.id for sighting in dead if run(db, declare_dead, space, sighting)]
-    while run(db, reap, space):  # also what another observer declared dead and didn't finish
+    declared = [sighting.id for sighting in dead if ask(db, declare_dead, space, sighting)]
+    while ask(db, reap, space):  # also what another observer declared dead and didn't finish
         pass
     return declared

@@ -20,9 +20,9 @@ import msgpack
 from fdb_datamodel import Failure, FutureDeletedError, FutureSpec, MailEntry, UnknownFutureError, actors
 from futures_worker import wire
 from futures_worker.client.storing import Submission
+from futures_worker.database import ask
 from futures_worker.errors import WireError
 from futures_worker.store_secret import cluster_secret
-from idempotent_txn import run
 
 if TYPE_CHECKING:
     from futures_worker.client.calls import Call
@@ -126,7 +126,7 @@ class ActorLink:
             batch = waiting[: waiting.index(call) + 1] if call in waiting else [call]
             start = self._start
             if self._sock is None:
-                start = run(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off").taking
+                start = ask(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off").taking
             fresh = [one for one in batch if not one._recorded]
             for one in fresh:
                 one._recorded = True
@@ -186,7 +186,7 @@ class ActorLink:
             return 0.0
         session = self.session
         try:
-            place = run(session.db, actors.find_actor, session.space, self.actor, strategy="off")
+            place = ask(session.db, actors.find_actor, session.space, self.actor, strategy="off")
         except (UnknownFutureError, FutureDeletedError) as error:
             place = actors.ActorPlace(0, "", 0, 0, Failure("deleted", str(error)))
         if place.failure is not None:
@@ -225,7 +225,7 @@ class ActorLink:
             return
         self._look_after = now + 1.0
         try:
-            place = run(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off")
+            place = ask(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off")
         except (UnknownFutureError, FutureDeletedError):
             self._break("it was deleted")
             return
@@ -247,8 +247,8 @@ class ActorLink:
             page = sent[at : at + PAGE]
             recorded = [call._id for call in page if call._recorded]
             if recorded:
-                run(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
-            ended = run(session.db, actors.ended_calls, session.space, [call._id for call in page], strategy="off")
+                ask(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
+            ended = ask(session.db, actors.ended_calls, session.space, [call._id for call in page], strategy="off")
             self._take([entry or self._lost(call, text) for call, entry in zip(page, ended, strict=True)])
 
     def _lost(self, call: Call[Any], why: str) -> MailEntry:

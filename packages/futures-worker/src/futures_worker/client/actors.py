@@ -10,6 +10,7 @@ from fdb_schema import ClusterSpace, MainspringError, put_blob, unpin_blob
 from futures_worker.client.calls import Call
 from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.database import ask
 from futures_worker.payload import dump_args, dump_code, dump_retry_on
 from futures_worker.worker.actor_host import run_actor
 from idempotent_txn import run
@@ -111,12 +112,14 @@ def make_actor(
         raise ValueError(f"max_restarts is a whole number, -1 for any number of restarts, found {max_restarts!r}")
     options = DEFAULT_OPTIONS.changed(**settings)
     if name:
-        found = run(client._db, actors.named_actor, client._space, name, strategy="off")
+        found = ask(client._db, actors.named_actor, client._space, name, strategy="off")
         if found is not None:
             return Actor(client, found, kind.__name__, methods_of(kind))
     restarts = FOREVER if max_restarts < 0 else max_restarts
     resident = options.requirements is None or not options.requirements.shape[0]
-    spec, blobs, code = _host_spec(client._live, kind, args, kwargs, options, resident, restarts)
+    client._live.keeping.begin()
+    owner = client._live.id if name is None else b""
+    spec, blobs, code = _host_spec(client._live, owner, kind, args, kwargs, options, resident, restarts)
     spec.locality = client._locality(options.locality)
 
     def body(tr: Any, space: ClusterSpace) -> bytes:
@@ -126,7 +129,7 @@ def make_actor(
             unpin_blob(tr, space, digest, client._live.id)
         return made
 
-    actor = run(client._db, body, client._space)
+    actor = ask(client._db, body, client._space)
     if name is None:
         client._own_actors.append(actor)
     return Actor(client, actor, kind.__name__, methods_of(kind))
@@ -134,6 +137,7 @@ def make_actor(
 
 def _host_spec(
     session: Session,
+    owner: bytes,
     kind: type,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -143,7 +147,7 @@ def _host_spec(
 ) -> tuple[FutureSpec, list[bytes], bytes]:
     """The actor's own future, what was uploaded for it, and its code."""
     code = dump_code(run_actor)
-    data, dependencies = dump_args((kind, args, dict(kwargs), resident), {})
+    data, dependencies = dump_args((kind, args, dict(kwargs), resident, owner), {})
     if dependencies:
         session.flush_before(dependencies)
     spec = FutureSpec(
@@ -171,7 +175,7 @@ def _host_spec(
 
 def get_actor(client: Client, name: str) -> Actor[Any]:
     """See `Client.get_actor`."""
-    found = run(client._db, actors.named_actor, client._space, name, strategy="off")
+    found = ask(client._db, actors.named_actor, client._space, name, strategy="off")
     if found is None:
         raise LookupError(f"cluster {client.cluster!r} has no actor named {name!r}: make it with client.actor")
     return Actor(client, found, name, frozenset())
@@ -180,7 +184,7 @@ def get_actor(client: Client, name: str) -> Actor[Any]:
 def end_actor(client: Client, actor: Actor[Any]) -> None:
     """See `Client.kill_actor`."""
     gone = Failure("cancelled", f"actor {actor._label} was ended by kill_actor")
-    run(client._db, cancel_future, client._space, actor._id, gone)
+    ask(client._db, cancel_future, client._space, actor._id, gone)
 
 
 def end_own_actors(client: Client) -> None:
@@ -189,7 +193,7 @@ def end_own_actors(client: Client) -> None:
     for actor in own:
         gone = Failure("cancelled", "the client that made this unnamed actor was closed")
         try:
-            run(client._db, cancel_future, client._space, actor, gone)
+            ask(client._db, cancel_future, client._space, actor, gone)
         except MainspringError:  # it was deleted
             pass
 

@@ -31,12 +31,13 @@ class Callbacks:
         self._session = session
         self._lock = threading.Lock()
         self._awaited: set[bytes] = set()  # ids with callbacks, which no thread may be waiting for
-        self._watchers: dict[object, Callable[[BaseException], object]] = {}
+        self._watchers: dict[object, tuple[float, Callable[[BaseException], object]]] = {}  # since when, whom to tell
         self._due: list[Future[Any]] = []  # ended, with callbacks that no thread ran yet
         self._work = threading.Event()
         self._thread: threading.Thread | None = None
-        self.troubles = 0  # how often the database failed this thread
-        self.trouble: BaseException | None = None
+        self.trouble: tuple[float, BaseException] | None = (
+            None  # when the last attempt that failed began, and its error
+        )
 
     def __bool__(self) -> bool:
         """Whether any future has callbacks."""
@@ -90,24 +91,28 @@ class Callbacks:
                     log.exception("a callback of %r failed", future)
 
     def watch(self, key: object, tell: Callable[[BaseException], object]) -> None:
-        """Call `tell(error)` whenever the database fails this thread, until `unwatch(key)`."""
+        """Call `tell(error)` whenever an attempt of this thread fails that began after this, until `unwatch(key)`."""
         with self._lock:
-            self._watchers[key] = tell
+            self._watchers[key] = (time.monotonic(), tell)
 
     def unwatch(self, key: object) -> None:
         """The end of `watch`."""
         with self._lock:
             self._watchers.pop(key, None)
 
-    def tell_trouble(self, error: BaseException) -> None:
-        """The database failed a thread that reads for others."""
-        self.trouble = error
-        self.troubles += 1
+    def tell_trouble(self, error: BaseException, began: float) -> None:
+        """The database failed a thread that reads for others, in an attempt that began at `began` (monotonic)."""
+        self.trouble = (began, error)
         with self._lock:
-            watchers = tuple(self._watchers.values())
+            watchers = [tell for since, tell in self._watchers.values() if since <= began]
         for tell in watchers:
             tell(error)
         self._session.wake_followers()
+
+    def check(self, since: float) -> None:
+        """Raises the database's error if an attempt failed that began after `since`."""
+        if self.trouble is not None and self.trouble[0] >= since:
+            raise self.trouble[1]
 
     def close(self) -> None:
         """Let the thread end."""
@@ -120,6 +125,7 @@ class Callbacks:
         session = self._session
         while not session.closed:
             self._work.wait()
+            began = time.monotonic()
             try:
                 session.wait_until(
                     lambda: not self._needed() or session.closed,
@@ -134,5 +140,5 @@ class Callbacks:
             except Exception as error:
                 if session.closed:
                     return
-                self.tell_trouble(error)
+                self.tell_trouble(error, began)
                 time.sleep(TROUBLE_PAUSE)

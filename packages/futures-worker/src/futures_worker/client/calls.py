@@ -178,6 +178,7 @@ class CallReader:
         session = self._session
         while not session.closed:
             self._work.wait()
+            began = time.monotonic()
             try:
                 if not self.unanswered():
                     self._work.clear()
@@ -188,7 +189,7 @@ class CallReader:
             except Exception as error:
                 if session.closed:
                     return
-                session.callbacks.tell_trouble(error)
+                session.callbacks.tell_trouble(error, began)
                 time.sleep(TICK * 10)
 
     def _look(self) -> None:

@@ -24,9 +24,9 @@ from futures_worker.client.future import Future
 from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_SET, SubmitOptions
 from futures_worker.client.session import Session
 from futures_worker.client.waiting import gather, wait
+from futures_worker.database import ask
 from futures_worker.payload import CodeCache, dump_args
 from futures_worker.worker.task_context import current_task
-from idempotent_txn import run
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Client(DataMethods):
         self._options = DEFAULT_OPTIONS
         self._fetcher: Any = None
         self._db: Any = self._open()
-        run(self._db, open_cluster, self._space, strategy="off")
+        ask(self._db, open_cluster, self._space, strategy="off")
         self._own_actors: list[bytes] = []  # unnamed ones, which end with this client
         self._session: Session | None = Session(self._db, self._space, self._object_fetcher)
         processes.opened(self)
@@ -316,7 +316,7 @@ class Client(DataMethods):
             return Locality(wanted)
         if isinstance(wanted, str):
             return Locality(self._worker_at(wanted))
-        (result,) = run(self._db, read_results, self._space, [wanted._id], strategy="off")
+        (result,) = ask(self._db, read_results, self._space, [wanted._id], strategy="off")
         return Locality(result.worker, reason=wanted._id) if result is not None and result.worker is not None else None
 
     def _map(

@@ -22,10 +22,10 @@ from futures_worker.client.future import Future
 from futures_worker.client.objects import copy_to_worker, put_on_worker
 from futures_worker.client.options import DEFAULT_OPTIONS, split_address
 from futures_worker.client.session import Session
+from futures_worker.database import ask
 from futures_worker.errors import NoWorkerError, ObjectLostError
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
 from futures_worker.worker.task_context import current_task
-from idempotent_txn import run
 
 
 class DataMethods:
@@ -67,7 +67,7 @@ class DataMethods:
         if payload.nbytes > INLINE_RESULT_BYTES:
             put_on_worker(self._db, self._space, self._object_fetcher(), spec, payload, session.keeping.return_again)
         else:
-            run(self._db, put_realized_future, self._space, spec, None, payload.to_bytes())
+            ask(self._db, put_realized_future, self._space, spec, None, payload.to_bytes())
         future: Future[Any] = Future(self._session_of, spec.id, options.name, stored=True, subscribed=False)
         future._session = session
         session.keeping.hold(spec.id)
@@ -92,7 +92,7 @@ class DataMethods:
             raise MainspringError(
                 "take_ownership is called inside a task: elsewhere use client.transfer(future, worker)"
             )
-        info = run(self._db, describe_future, self._space, task.id, strategy="off")
+        info = ask(self._db, describe_future, self._space, task.id, strategy="off")
         if info.worker is None:
             raise MainspringError(f"the task {task.future_id} is no longer claimed by this worker")
         self._copy(future, info.worker, move=True)
@@ -125,7 +125,7 @@ class DataMethods:
                 for future_id in page:
                     delete_future(tr, self._space, future_id)
 
-            run(self._db, body)
+            ask(self._db, body)
 
     # --- inside ---
 
@@ -147,7 +147,7 @@ class DataMethods:
                 self._db, self._space, self._object_fetcher(), future._id, stored, data, target, move=move
             )
             if copy is None:  # it moved, or was computed again, meanwhile
-                (now,) = run(self._db, read_results, self._space, [future._id], strategy="off")
+                (now,) = ask(self._db, read_results, self._space, [future._id], strategy="off")
                 if now is None:
                     raise ObjectLostError(f"{future!r} has no result any more: wait for it again")
                 future._entry = entry._replace(result=now)
@@ -157,7 +157,7 @@ class DataMethods:
             return
 
     def _worker_at(self, address: str) -> WorkerId:
-        status = run(self._db, find_worker, self._space, *split_address(address), strategy="off")
+        status = ask(self._db, find_worker, self._space, *split_address(address), strategy="off")
         if status is None:
             raise NoWorkerError(
                 f"cluster {self.cluster!r} has no live worker at {address}: see `futures-worker workers`"

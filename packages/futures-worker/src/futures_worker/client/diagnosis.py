@@ -9,7 +9,7 @@ import fdb.tuple
 
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, list_workers
 from fdb_schema import prefix_end, read_range
-from idempotent_txn import run
+from futures_worker.database import ask
 
 
 class LongWaitWarning(UserWarning):
@@ -25,7 +25,7 @@ def explain(db: Any, space: ClusterSpace, info: FutureInfo) -> str:
     """Why a future is in its state: the data model's reason, and whether anybody could take it, or what it waits for."""
     if info.state not in (FutureState.unclaimed, FutureState.waiting):
         return info.reason
-    workers = run(db, list_workers, space, strategy="off")
+    workers = ask(db, list_workers, space, strategy="off")
     if not workers:
         others = [name for name in clusters(db) if name != space.cluster]
         known = f"; clusters of this database: {', '.join(map(repr, others))}" if others else ""
@@ -61,5 +61,5 @@ def clusters(db: Any, limit: int = 20) -> list[str]:
             begin = prefix_end(fdb.tuple.pack((name,)))
         return names
 
-    found: list[str] = run(db, first_texts, strategy="off")
+    found: list[str] = ask(db, first_texts, strategy="off")
     return found

@@ -35,7 +35,14 @@ class ExecutorFuture(cf.Future[T]):
         """Whether a worker runs it now."""
         return not self.done() and self.durable.running()
 
+    def _troubled(self, error: BaseException) -> None:
+        """The database can't be asked how it ends."""
+        if not self.done():
+            self.set_exception(error)
+
     def _ended(self, durable: Future[T]) -> None:
+        if self.done():
+            return
         error = durable._exception()
         if isinstance(error, cf.CancelledError):
             super().cancel()
@@ -70,6 +77,9 @@ class ClusterExecutor(cf.Executor):
                 raise RuntimeError("cannot schedule new futures after shutdown")
             future = ExecutorFuture(self._client.options().submit(fn, *args, **kwargs))
             self._running.add(future)
+        callbacks = self._client._live.callbacks
+        callbacks.watch(future, future._troubled)
+        future.add_done_callback(callbacks.unwatch)
         future.add_done_callback(self._forget)
         future.durable.add_done_callback(future._ended)
         return future

@@ -22,6 +22,7 @@ MAX_BATCH: Final = 250  # entries per transaction
 MAX_BATCH_BYTES: Final = 400_000
 MAX_AGE: Final = 0.0005  # seconds that an entry waits for company while its thread keeps submitting
 TICK: Final = 0.002  # seconds between two looks of the ticker, while there is something to look at
+PAUSE: Final = 0.25  # seconds before the ticker asks a database again that was in trouble
 IDLE_TICKS: Final = 50  # looks without work after which the ticker sleeps until the next `add`
 
 
@@ -66,6 +67,10 @@ class Intake(Generic[E]):
         ):
             try:
                 self._commit_gathered(once=True)
+            except Exception:
+                if len(gathered) > 4 * MAX_BATCH:
+                    raise
+                # The database's trouble: what was added is kept, and whoever waits for it is told.
             finally:
                 self._committing.release()
 
@@ -122,8 +127,8 @@ class Intake(Generic[E]):
                 if self._committing.acquire(blocking=False):
                     try:
                         self._commit_gathered()
-                    except Exception:  # the futures were told; a broken database is met again by whoever waits
-                        pass
+                    except Exception:  # a database in trouble is met again by whoever waits
+                        time.sleep(PAUSE)
                     finally:
                         self._committing.release()
             else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fdb_datamodel import ClusterSpace, MailEntry, clear_mailbox, read_mailbox, session_bell
-from idempotent_txn import run
+from futures_worker.database import ask
 
 PAGE_ROWS: Final = 1000
 
@@ -33,7 +33,7 @@ class Mailbox:
 
     def read(self) -> int:
         """Deliver what is there; how many entries."""
-        return self._take(run(self._db, self._read, strategy="off"))
+        return self._take(ask(self._db, self._read, strategy="off"))
 
     def wait(self, timeout: float) -> int:
         """Deliver what is there, or else block until mail comes or `timeout` seconds passed; how many entries."""
@@ -48,7 +48,7 @@ class Mailbox:
 
     def _read_and_rearm(self) -> int:
         """Read, and watch for what comes after, in one transaction: the next wait can block at once."""
-        entries, cursor, watch = run(self._db, self._read_and_watch, strategy="off")
+        entries, cursor, watch = ask(self._db, self._read_and_watch, strategy="off")
         self._watch = _Watch(watch)
         return self._take((entries, cursor))
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_datamodel import ClusterSpace, UnknownFutureError, WorkerFencedError, begin_wait, claim_of, end_wait
+from futures_worker.database import ask
 from futures_worker.errors import DeadlockError
 from futures_worker.worker.task_context import TaskContext, current_task, waiting
-from idempotent_txn import run
 
 RECORD_AFTER: Final = 0.1  # seconds
 LOOK_AGAIN: Final = 1.0  # seconds, while it is no wait that a cycle could hold up
@@ -48,7 +48,7 @@ class NestedWait:
             return
         try:
             if self._recorded:
-                run(self._db, self._forget, self._task)
+                ask(self._db, self._forget, self._task)
         finally:
             self._slot.__exit__(*exc_info)
 
@@ -68,7 +68,7 @@ class NestedWait:
         return pause
 
     def _record(self, task: TaskContext, page: Sequence[bytes]) -> None:
-        cycle = run(self._db, self._begin, task, page)
+        cycle = ask(self._db, self._begin, task, page)
         if cycle:
             chain = ", which waits for ".join(str(UUID(bytes=one)) for one in cycle[1:])
             raise DeadlockError(

@@ -20,10 +20,10 @@ from fdb_datamodel import (
     session_lives,
     transfer_result,
 )
+from futures_worker.database import ask
 from futures_worker.errors import NoWorkerError, ObjectLostError
 from futures_worker.object_names import copy_name, put_name
 from futures_worker.payload import ResultPayload
-from idempotent_txn import run
 
 
 def put_on_worker(
@@ -62,7 +62,7 @@ def put_on_worker(
             continue
         result = FutureResult(size=len(data), name=name, worker=worker, wall_us=time.time_ns() // 1000)
         try:
-            if not run(db, record, worker, result):
+            if not ask(db, record, worker, result):
                 begin_again()
                 continue
         except WorkerFencedError as error:  # declared dead while it took the object
@@ -99,9 +99,9 @@ def copy_to_worker(
     copy = FutureResult(None, stored.size, name, target, stored.token, time.time_ns() // 1000)
     try:
         if move and stored.worker is not None:
-            recorded = run(db, transfer_result, space, future_id, stored.worker, copy)
+            recorded = ask(db, transfer_result, space, future_id, stored.worker, copy)
         else:
-            recorded = run(db, clone_result, space, future_id, copy)
+            recorded = ask(db, clone_result, space, future_id, copy)
     except BaseException:
         with contextlib.suppress(ObjectLostError):  # what went wrong first is what the caller is told
             fetcher.delete(address, name)
@@ -114,7 +114,7 @@ def copy_to_worker(
 
 def _by_room(db: Any, space: ClusterSpace) -> list[WorkerId]:
     """Live workers, those with the most free room for objects first."""
-    found = run(db, list_workers, space, strategy="off")
+    found = ask(db, list_workers, space, strategy="off")
     random.shuffle(found)
     beating = [status for status in found if status.heartbeat is not None]
     beating.sort(key=lambda status: status.heartbeat.object_store_free if status.heartbeat else 0, reverse=True)

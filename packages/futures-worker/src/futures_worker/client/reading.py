@@ -10,10 +10,10 @@ from typing import Any, Final
 from fdb_datamodel import ClusterSpace, FutureResult, drop_copy, read_results, recover_result
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import describe
+from futures_worker.database import ask
 from futures_worker.errors import AuthenticationError, ObjectLostError
 from futures_worker.liveness import TTL_SECONDS
 from futures_worker.store_client import ObjectAbsentError
-from idempotent_txn import run
 
 HANGS_AFTER: Final = 1.0  # seconds without an answer that are no refusal
 REFUSED_PAUSE: Final = 0.05  # seconds after which a holder that refused is asked again
@@ -54,7 +54,7 @@ class ResultReader:
             except ObjectAbsentError as error:
                 lost = error
                 if resubmit:
-                    run(self._db, self._forget_copy, future._id, stored)
+                    ask(self._db, self._forget_copy, future._id, stored)
             except (ObjectLostError, AuthenticationError) as error:
                 lost = error  # dead; another cluster's worker may have its port by now
                 _check_deadline(future, deadline, error)
@@ -94,7 +94,7 @@ class ResultReader:
         """
         until = time.monotonic() + (1.5 * TTL_SECONDS if hangs else REFUSED_PAUSE)
         while True:
-            found: FutureResult | None = run(self._db, recover_result, self._space, future._id, epoch)
+            found: FutureResult | None = ask(self._db, recover_result, self._space, future._id, epoch)
             if found != stored or time.monotonic() >= until:
                 return found
             _check_deadline(future, deadline, lost)

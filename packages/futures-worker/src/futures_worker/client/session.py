@@ -39,9 +39,9 @@ from futures_worker.client.nested import Awaited, NestedWait
 from futures_worker.client.outcome import Status, describe
 from futures_worker.client.reading import ResultReader
 from futures_worker.client.storing import Submission, SubmitStore
+from futures_worker.database import ask
 from futures_worker.liveness import WorkerObserver, reap_dead
 from futures_worker.payload import Code
-from idempotent_txn import run
 
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits: mail missed, workers dead
 WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason is told
@@ -178,7 +178,6 @@ class Session:
         """
         if done():
             return True
-        troubles = self.callbacks.troubles
         with NestedWait(self.db, self.space, awaited) as nested:
             started = time.monotonic()
             warn_at = started + WARN_SECONDS
@@ -199,8 +198,8 @@ class Session:
                 else:
                     self.callbacks.start()
                     self.follow(done, pause)
-                    if self.callbacks.troubles != troubles and self.callbacks.trouble is not None and not done():
-                        raise self.callbacks.trouble
+                    if not done():
+                        self.callbacks.check(started)
                 self._check_open()
         return True
 
@@ -309,7 +308,7 @@ class Session:
                 if known is not future:
                     self._twins.setdefault(future._id, []).append(future)
             self.keeping.begin()
-            entries = run(self.db, subscribe, self.space, self.id, [future._id for future in page])
+            entries = ask(self.db, subscribe, self.space, self.id, [future._id for future in page])
             for future in page:
                 if future._session is not self:
                     future._session = self
@@ -333,7 +332,7 @@ class Session:
                 self._mailbox.read()
             finally:
                 self._stop_reading()
-        committed = run(self.db, self._mailbox.clear_delivered, strategy="off") if self._mailbox.undeleted else None
+        committed = ask(self.db, self._mailbox.clear_delivered, strategy="off") if self._mailbox.undeleted else None
         if committed is not None:
             committed()
 
@@ -357,6 +356,8 @@ class Session:
     def submit_call(self, call: Call[Any]) -> None:
         """Take a call to be sent to its actor."""
         self._check_open()
+        self.keeping.begin()
+        self.keeping.hold(call._id)
         self._pending[call._id] = call
         self.calls.submit(call)
 
@@ -394,7 +395,7 @@ class Session:
     def status(self, future: Future[Any]) -> Status:
         """The state and its reason, read now."""
         self._check_open()
-        info = run(self.db, describe_future, self.space, future._id, strategy="off")
+        info = ask(self.db, describe_future, self.space, future._id, strategy="off")
         return Status(info.state, explain(self.db, self.space, info))
 
     def _reason(self, future: Future[Any]) -> str:
@@ -406,7 +407,7 @@ class Session:
     def cancel(self, future: Future[Any]) -> bool:
         """Cancel it in the database; True if it is cancelled now."""
         self._check_open()
-        state = run(self.db, cancel_future, self.space, future._id)
+        state = ask(self.db, cancel_future, self.space, future._id)
         if state == FutureState.failed and future._entry is None:
             self.await_one(future, None, None)
         return future.cancelled()

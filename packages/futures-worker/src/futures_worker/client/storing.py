@@ -21,6 +21,7 @@ from fdb_schema import MainspringError, put_blob, unpin_blob
 from futures_worker.client.future import Future
 from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.mailbox import Mailbox
+from futures_worker.database import ask, is_database_trouble
 from futures_worker.payload import Code
 from idempotent_txn import run
 
@@ -70,10 +71,15 @@ class SubmitStore:
         self._stored_code.clear()
 
     def store(self, batch: Sequence[Submission], idle: WorkerId | None = None) -> None:
-        """Store a batch; a lone future that any worker may run goes to `idle`, already claimed."""
+        """Store a batch; a lone future that any worker may run goes to `idle`, already claimed.
+
+        Raises what is the database's trouble; nothing was stored then.
+        """
         try:
             self._store_together(batch, idle)
         except Exception as error:
+            if is_database_trouble(error):
+                raise  # nothing is wrong with the batch: it is kept, and stored later
             if len(batch) > 1 and isinstance(error, (MainspringError, ValueError)):
                 for submission in batch:  # one is at fault, the others shall not suffer
                     self.store([submission])
@@ -108,9 +114,9 @@ class SubmitStore:
             return self._mailbox.clear_delivered(tr)
 
         try:
-            committed = run(self._db, body, push_to, strategy="off")  # the ids make a submit safe to repeat
+            committed = ask(self._db, body, push_to, strategy="off")  # the ids make a submit safe to repeat
         except WorkerFencedError:  # it died, or ended
-            committed = run(self._db, body, None, strategy="off")
+            committed = ask(self._db, body, None, strategy="off")
         if committed is not None:
             committed()
         self._stored_code.update(codes, large_codes)

@@ -149,15 +149,29 @@ class _Group:
     def _wait_on_several(self, enough: Callable[[], bool], end: float | None) -> bool:
         """Futures of several clients: a thread of each client tells."""
         told = threading.Event()
-        for future in tuple(self.remaining):
-            future.add_done_callback(lambda _: told.set())
-        while not enough():
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            told.wait(left)
-            told.clear()
-        return True
+        troubles: list[BaseException] = []
+
+        def fail(error: BaseException) -> None:
+            troubles.append(error)
+            told.set()
+
+        for session in self._sessions.values():
+            session.callbacks.watch(self, fail)
+        try:
+            for future in tuple(self.remaining):
+                future.add_done_callback(lambda _: told.set())
+            while not enough():
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                told.wait(left)
+                told.clear()
+                if troubles and not enough():
+                    raise troubles[0]
+            return True
+        finally:
+            for session in self._sessions.values():
+                session.callbacks.unwatch(self)
 
     def __enter__(self) -> _Group:
         members: dict[int, list[Future[Any]]] = {}

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import msgpack
 
-from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors
+from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, session_lives
 from futures_worker import wire
 from futures_worker.errors import FutureFailedError, MainspringError, WireError
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_result, load_args
@@ -43,6 +43,7 @@ MOST_QUEUED: Final = 10_000  # calls taken in before those that sent them have t
 MOST_UNREAD: Final = 32 << 20  # bytes of answers a caller doesn't read, after which its calls are left where they are
 MOST_MESSAGE: Final = 128 << 20
 READ_BYTES: Final = 1 << 18
+OWNER_SECONDS: Final = 10.0  # between two looks whether the client that made an unnamed actor lives
 
 
 class Call(NamedTuple):
@@ -57,8 +58,11 @@ class Call(NamedTuple):
     dependencies: Sequence[bytes]
 
 
-def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resident: bool) -> NoReturn:
-    """Be an actor until killed. `resident`: it holds no slot and no cpu, those are free for tasks meanwhile."""
+def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resident: bool, owner: bytes) -> NoReturn:
+    """Be an actor until killed. `resident`: it holds no slot and no cpu, those are free for tasks meanwhile.
+
+    `owner`: the session that it ends with; b"": of none.
+    """
     from futures_worker.client.ambient import current_client
 
     task = current_task()
@@ -69,7 +73,7 @@ def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resi
     host = run(client._db, actors.begin_host, space, task.id, task.attempt)
     with waiting() if resident else contextlib.nullcontext():
         instance = kind(*args, **kwargs)
-        serve = Server(client, space, host, instance)
+        serve = Server(client, space, host, instance, owner)
         try:
             serve.run()
         finally:
@@ -102,12 +106,14 @@ class Caller:
 class Server:
     """The loop of one start of an actor."""
 
-    def __init__(self, client: Any, space: ClusterSpace, host: actors.ActorHost, instance: Any) -> None:
+    def __init__(self, client: Any, space: ClusterSpace, host: actors.ActorHost, instance: Any, owner: bytes) -> None:
         self._client = client
         self._db = client._db
         self._space = space
         self._host = host
         self._instance = instance
+        self._owner = owner
+        self._owner_seen = time.monotonic()
         self._queue: deque[Call] = deque()
         self._cancelled: set[bytes] = set()
         self._recorded: set[bytes] = set()  # calls taken from their records; their callers may send them as well
@@ -134,9 +140,16 @@ class Server:
         ip, port = self._listening.getsockname()[:2]
         run(self._db, actors.place_host, self._space, self._host, ip, port)
         while True:
-            self._listen(0.0 if self._queue else 60.0)
+            self._listen(0.0 if self._queue else OWNER_SECONDS)
+            if self._owner and time.monotonic() - self._owner_seen > OWNER_SECONDS:
+                self._look_for_owner()
             if self._queue:
                 self._work()
+
+    def _look_for_owner(self) -> None:
+        self._owner_seen = time.monotonic()
+        if not run(self._db, session_lives, self._space, self._owner, strategy="off"):
+            raise MainspringError("the client that made this unnamed actor is gone")
 
     def close(self) -> None:
         """Cut every connection."""
