@@ -411,3 +411,38 @@ def test_an_id_is_found_without_its_read_snapshot(any_db: Any, strategy: Any) ->
     assert find_commit(any_db, ID) == outcome.commit
     expire_idempotency_id(any_db, ID)
     assert find_commit(any_db, ID) == NotCommitted()
+
+
+# Multi-version client, and what the seed leaves out
+
+
+@pytest.mark.parametrize("code", [1039, 1031])
+@pytest.mark.parametrize("strategy", ["native", "lanes", "ids"])
+def test_seed_the_previous_attempt_is_no_longer_in_flight_when_the_commit_becomes_ready(
+    injected: Any, strategy: Any, code: int
+) -> None:
+    """Also after `cluster_version_changed`, and after `transaction_timed_out`, which the seed calls an exception."""
+    injected.injector.next(("late", code))
+    run(injected, add_one, strategy=strategy)
+    assert count(injected[b"n"]) == 1
+    injected.injector.land_late_commits()
+    assert injected.injector.landed == [1020]
+    assert count(injected[b"n"]) == 1
+
+
+def test_seed_the_self_conflicting_key_space_holds_the_conflict_of_a_native_id(any_db: Any) -> None:
+    runs: list[str] = []
+    name = b"an id of sixteen bytes or more"
+
+    def body(tr: Any) -> None:
+        runs.append("attempt")
+        tr.get_read_version().wait()
+        if len(runs) == 1:
+            other = any_db.create_transaction()
+            other.options.set_access_system_keys()
+            other.add_write_conflict_key(b"\xff/SC/" + name)
+            other.commit().wait()
+        put_row(tr, b"row")
+
+    run(any_db, body, strategy="native", idempotency_id=IdempotencyId(name))
+    assert runs == ["attempt", "attempt"]
