@@ -62,6 +62,61 @@ def test_the_window_finds_what_a_walk_over_all_commits_finds(seed: int) -> None:
         assert bool(window.check(read_at, reads, spans)) == expected, f"seed {seed}"
 
 
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_long_window_that_is_pruned_and_read_again_finds_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of records, in blocks: range reads far back, after the oldest were dropped and read from the log again."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(conflict, "BLOCK", chance.randrange(1, 9))
+    monkeypatch.setattr(conflict, "KEEP_RECORDS", chance.randrange(5, 60))
+    names = [b"%04d" % n for n in range(400)]
+    history: list[conflict.Record] = []
+
+    def log(_: Any, since: int, last: int) -> list[conflict.Record]:
+        return [
+            conflict.Record(item.version, item.points, item.ranges) for item in history if since < item.version <= last
+        ]
+
+    def span() -> tuple[bytes, bytes]:
+        at = chance.randrange(390)
+        return names[at], names[at + chance.randrange(1, 10)]
+
+    monkeypatch.setattr(conflict, "read_log", log)
+    window = ConflictWindow()
+    window.restart(1)
+    window.check(1, {b"a"}, [])
+    version = 1
+    for _ in range(150):
+        version += chance.randrange(1, 4)
+        ranges = [span()] if chance.random() < 0.05 else []
+        history.append(conflict.Record(version, chance.sample(names, chance.randrange(1, 3)), ranges))
+        if chance.random() < 0.8:
+            window.append(version, history[-1].points, ranges)
+        else:
+            window.advance(None, window.tail, version)  # another process's
+        window.prune(0)
+        if chance.random() < 0.4:
+            read_at = max(1, version - chance.randrange(60))
+            spans = [span() for _ in range(chance.randrange(1, 3))]
+            points = set(chance.sample(names, chance.randrange(2)))
+            window.advance(None, read_at, version)
+            expected = any(item.hit(points, spans) for item in history if item.version > read_at)
+            assert (window.check(read_at, points or None, spans) is not None) == expected, f"seed {seed}"
+
+
+def test_a_range_read_far_back_looks_at_blocks_and_not_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = ConflictWindow()
+    window.restart(1)
+    window.check(1, {b"a"}, [])
+    for version in range(2, 5002):
+        window.append(version, [b"%04d" % version], [])
+        window.check(version - 1, None, [(b"x", b"y")])
+    looks = []
+    real = conflict.Record.hit_by_ranges
+    monkeypatch.setattr(conflict.Record, "hit_by_ranges", lambda self, ranges: (looks.append(1), real(self, ranges))[1])
+    assert window.check(2, None, [(b"x", b"y")]) is None
+    assert len(looks) < 300
+
+
 def test_a_window_that_nobody_asks_keeps_nothing() -> None:
     window = ConflictWindow()
     window.restart(1)
@@ -355,7 +410,7 @@ def test_what_begins_while_the_housekeeper_parks_is_not_forgotten(monkeypatch: p
         unsettled = ()
 
         def __init__(self) -> None:
-            self.committer = self
+            self.committer = self.store = self
             self.queue: list[int] = []
             self.looks = 0
 
@@ -372,6 +427,9 @@ def test_what_begins_while_the_housekeeper_parks_is_not_forgotten(monkeypatch: p
             done.set()
 
         def checkpoint_if_due(self) -> None:
+            pass
+
+        def forget_dead_readers(self) -> None:
             pass
 
         def end_old_snapshots(self, born_before: float) -> bool:

@@ -2,7 +2,7 @@
 
 A commit record lists the keys and ranges that the commit wrote. A transaction that read at version r conflicts when a
 record of a version in (r, now] wrote something it read. Point reads are answered from an index, key -> last version
-that wrote it, so that their cost doesn't grow with what others commit.
+that wrote it, and range reads from blocks of many records, so that their cost hardly grows with what others commit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Range = tuple[bytes, bytes]
 Ids = list[tuple[bytes, int, int]]
 
 FEW = 8  # so many records are cheaper to look at than to index
+BLOCK = 64  # records whose keys are sorted together, for range reads
 KEEP_KEYS = 100_000
 KEEP_RECORDS = 10_000  # older ones are read from the log again when a transaction is as old
 INDEX_SLACK = 100_000
@@ -125,6 +126,23 @@ class Record:
         return None
 
 
+class _Block:
+    """Consecutive records, and all that they wrote as if by one."""
+
+    __slots__ = ("first", "kept", "merged", "records")
+
+    def __init__(self, records: list[Record]) -> None:
+        self.records = records
+        self.kept = len(records)  # of them, as many are still in the window
+        self.first = records[0].version
+        points: set[bytes] = set()
+        ranges: list[Range] = []
+        for record in records:
+            points.update(record.points)
+            ranges += record.ranges
+        self.merged = Record(records[-1].version, points, merge_ranges(ranges))
+
+
 class ConflictWindow:
     """The records of versions in (floor, tail]. One thread at a time, the one that leads a commit."""
 
@@ -136,6 +154,8 @@ class ConflictWindow:
         self._index: dict[bytes, int] = {}
         self._indexed = 0
         self._ranged: deque[Record] = deque()
+        self._blocks: deque[_Block] = deque()
+        self._loose: deque[Record] = deque()  # the newest records, which are in no block
         self._since_check = UNUSED
 
     def restart(self, version: int) -> None:
@@ -146,6 +166,8 @@ class ConflictWindow:
         self._index.clear()
         self._indexed = version
         self._ranged.clear()
+        self._blocks.clear()
+        self._loose.clear()
 
     def advance(self, txn: Any, since: int, last: int) -> None:
         """Read what is missing of (since, last] from the log, in an LMDB transaction whose last version is `last`."""
@@ -159,6 +181,8 @@ class ConflictWindow:
             self._index.clear()
             self._indexed = since
             self._ranged = deque(record for record in self.records if record.ranges)
+            self._blocks.clear()
+            self._loose = deque(self.records)
         if last > self.tail:
             for record in read_log(txn, self.tail, last):
                 self._append(record)
@@ -177,6 +201,7 @@ class ConflictWindow:
 
     def _append(self, record: Record) -> None:
         self.records.append(record)
+        self._loose.append(record)
         if record.ranges:
             self._ranged.append(record)
         self._keys += len(record.points)
@@ -190,6 +215,12 @@ class ConflictWindow:
             self.floor = record.version
             if self._ranged and self._ranged[0] is record:
                 self._ranged.popleft()
+            if self._blocks:
+                self._blocks[0].kept -= 1
+                if not self._blocks[0].kept:
+                    self._blocks.popleft()
+            else:
+                self._loose.popleft()
         if self._indexed < self.floor or len(self._index) > self._keys + INDEX_SLACK:
             self._index.clear()
             self._indexed = self.floor
@@ -205,10 +236,33 @@ class ConflictWindow:
             if record.version <= version:
                 break
             recent.append(record)
-            if len(recent) > FEW and not ranges:
-                return self._check_index(version, points) if points else None
+            if len(recent) > FEW:
+                hit = self._check_index(version, points) if points else None
+                return self._check_blocks(version, ranges) if hit is None and ranges else hit
         for record in recent:
             hit = record.hit(points, ranges)
+            if hit is not None:
+                return hit
+        return None
+
+    def _check_blocks(self, version: int, ranges: list[Range]) -> Range | None:
+        """What of `ranges` was written since `version`."""
+        loose, blocks = self._loose, self._blocks
+        while len(loose) >= BLOCK:
+            blocks.append(_Block([loose.popleft() for _ in range(BLOCK)]))
+        for record in reversed(loose):
+            if record.version <= version:
+                return None
+            hit = record.hit_by_ranges(ranges)
+            if hit is not None:
+                return hit
+        for block in reversed(blocks):
+            if block.merged.version <= version:
+                return None
+            if block.first > version:
+                hit = block.merged.hit_by_ranges(ranges)
+            else:
+                hit = next(filter(None, (r.hit_by_ranges(ranges) for r in block.records if r.version > version)), None)
             if hit is not None:
                 return hit
         return None
