@@ -17,6 +17,7 @@ from lease_locks.errors import AcquireTimeout, LeaseNotFoundError
 from lease_locks.info import LeaseEvent, LeaseInfo, wall_time
 from lease_locks.locks import LeaseManager
 from lease_locks.observer import Alive, Dead, Subject
+from lease_locks.rows import HeldGrant
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import STAMP_BYTES
 from lease_locks.transitions import PRESENT
@@ -133,10 +134,9 @@ def watch(
         time.sleep(_WATCH_SECONDS)
 
 
-def _judged(locks: LeaseManager, name: str) -> list[tuple[Subject, Alive | Dead]]:
+def _judged(locks: LeaseManager, name: str) -> list[tuple[HeldGrant, Subject, Alive | Dead]]:
     observer = locks._session.observer
-    found = run(locks.db, judge_grants, locks.space, locks.space.lock(name), observer, strategy=IDEMPOTENT)
-    return [(subject, verdict) for _, subject, verdict in found]
+    return run(locks.db, judge_grants, locks.space, locks.space.lock(name), observer, strategy=IDEMPOTENT)
 
 
 def wait(
@@ -150,7 +150,7 @@ def wait(
     until = None if timeout is None else time.monotonic() + timeout
     while True:
         held = _judged(locks, name)
-        living = [verdict.look_in for _, verdict in held if isinstance(verdict, Alive)]
+        living = [verdict.look_in for _, _, verdict in held if isinstance(verdict, Alive)]
         if not living:
             return
         left = _REREAD_SECONDS if until is None else until - time.monotonic()
@@ -159,9 +159,8 @@ def wait(
             if info is None:
                 return
             raise AcquireTimeout(f"lease {name!r} is still held after {timeout:g} s by {info.describe()}")
-        lock = locks.space.lock(name)
-        rows = tuple((lock.holder(subject.key[1]), PRESENT) for subject, _ in held)
-        subjects = local(locks._session, tuple(subject for subject, _ in held))
+        rows = tuple((grant.key, PRESENT) for grant, _, _ in held)
+        subjects = local(locks._session, tuple(subject for _, subject, _ in held))
         locks._pause(Pause(rows, min(left, _REREAD_SECONDS, *living), subjects))
 
 
@@ -228,7 +227,7 @@ def doctor(
         findings.append({"what": what, "do": "lease-locks doctor --clean", "cleanable": True})
     for info in locks.list():
         verdicts = _judged(locks, info.name)
-        for verdict in [v for subject, v in verdicts if subject.key[1] == info.token and isinstance(v, Dead)]:
+        for verdict in [v for grant, _, v in verdicts if grant.token == info.token and isinstance(v, Dead)]:
             what = f"lease {info.name!r} of {info.host}:{info.pid} is dead: {verdict.why}"
             do = f"nothing: who acquires it takes it over; or lease-locks force-release {info.name} --reason …"
             findings.append({"what": what, "do": do, "cleanable": False})
