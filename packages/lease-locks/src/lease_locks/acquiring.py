@@ -85,7 +85,9 @@ def acquiring(
             if queued:
                 transitions.withdraw(tr, session.space, lock, claim)
             return found
-        return transitions.acquire(tr, session.space, lock, claim, session.observer, queued=queued, enqueue=enqueue)
+        return transitions.acquire(
+            tr, session.space, lock, claim, session.observer, queued=queued, enqueue=enqueue, first=attempts == 1
+        )
 
     try:
         while True:

@@ -48,6 +48,7 @@ class Session:
         self._pid = os.getpid()
         self._core = SessionCore(ttl, random.random, clocks.boottime())
         self._leases: dict[Hashable, Lease] = {}
+        self._parts: dict[tuple[str, bytes], list[Lease]] = {}  # those of one grant, by name and stamp
         self._chores: list[Callable[[Any], Any]] = []  # transactions still owed to the database
         self._waiting = 0  # claims in queues, and other reasons to stay alive
         self._watch: Any = None
@@ -138,6 +139,7 @@ class Session:
             if not self._leases and not self._waiting:
                 self._core.active_since(self.clocks.boottime())
             self._leases[key] = lease
+            self._parts.setdefault((lease.name, lease.token.stamp), []).append(lease)
             if self._core.add(key, holding, known):
                 self._poke()
             self._wake_for(holding)
@@ -207,13 +209,19 @@ class Session:
 
     def _end_parts(self, lease: Lease) -> None:
         """The grant ends by this session: nothing of it is believed any more. Nobody tells the session what it did."""
-        for part in [lease, *(x for x in self._leases.values() if x.token == lease.token and x.name == lease.name)]:
+        for part in [lease, *self._parts.get((lease.name, lease.token.stamp), ())]:
             part._holding.learn(News.RELEASED)
             self._forget(part)
 
     def _forget(self, lease: Lease) -> None:
-        self._leases.pop(lease._key, None)
+        if self._leases.pop(lease._key, None) is None:
+            return
         self._core.drop(lease._key)
+        grant = lease.name, lease.token.stamp
+        parts = self._parts[grant]
+        parts.remove(lease)
+        if not parts:
+            del self._parts[grant]
 
     def owe(self, chore: Callable[[Any], Any]) -> None:
         """Have the renewal thread run a transaction until it committed."""
@@ -294,9 +302,8 @@ class Session:
         self._forget(lease)
         joined = lease.role != HOLDER
         # Two joins of one session are one row: it stays while either is held.
-        shared = joined and any(
-            x.token == lease.token and x.name == lease.name and x.role != HOLDER for x in self._leases.values()
-        )
+        others = self._parts.get((lease.name, lease.token.stamp), ())
+        shared = joined and any(part.role != HOLDER for part in others)
         if lease._holding.maintained and not shared and reason in ("unreachable", "max_hold"):
 
             def leave(tr: Any) -> Any:

@@ -95,6 +95,7 @@ def acquire(
     *,
     queued: bool = False,
     enqueue: bool = True,
+    first: bool = False,
     draw: Callable[[], float] = random.random,
 ) -> Granted | Waiting:
     """ABSENT ─acquired─▶ HELD where nobody is before the claim; otherwise take a place in the queue, or just say so.
@@ -103,7 +104,8 @@ def acquire(
     holder that is taken over is read serializably in full, heartbeats included. A claim that already holds the name
     (an earlier attempt committed) is told its token.
 
-    `queued`: whether an attempt before may have taken a place in the queue. `enqueue`: whether to take one.
+    `queued`: whether an attempt before may have taken a place in the queue. `enqueue`: whether to take one. `first`: no
+    attempt of this claim came before, so none can be in flight.
     """
     place = find_place(tr, lock, claim.owner) if queued else None
     if place is not None:
@@ -148,7 +150,10 @@ def acquire(
             observer.forget(found.subject.key)
             if claim.adopt:
                 adopts += [*_adopted(found.grant.record), found.grant.token]
-    return _grant(tr, lock, claim, last_read.value, place, adopts, order, draw)
+    granted = _grant(tr, lock, claim, last_read.value, adopts, order, draw)
+    if claim.fair and not first:
+        _leave_queue(tr, lock, claim, place)
+    return granted
 
 
 def _adopted(record: HolderRecord) -> tuple[FencingToken, ...]:
@@ -167,7 +172,6 @@ def _grant(
     lock: LockKeys,
     claim: Claim,
     last: bytes | None,
-    place: bytes | None,
     adopts: list[FencingToken],
     order: int,
     draw: Callable[[], float],
@@ -199,8 +203,6 @@ def _grant(
     tr.set_versionstamped_value(lock.last, stamped_value(epoch.to_bytes(4, "big")))
     why = "adopts the remote of " + ", ".join(token.hex for token in adopts) if adopts else ""
     write_event(tr, lock, order, EventRecord("acquired", b"", epoch, claim.by, claim.session, why, claim.wall_us))
-    if claim.fair:
-        _leave_queue(tr, lock, claim, place)
     return Granted(epoch, None, tuple(adopts))
 
 

@@ -241,13 +241,19 @@ def acquire(model: Model, session: Session, lock: LockKeys, claim: t.Claim, pati
     give_up = None if patience is None else process.monotonic() + patience
     unsettled: float | None = None
     known: bytes | None = None
+    attempts = 0
     enqueue = patience != 0.0
     while True:
         started = process.boottime() if unsettled is None else unsettled
         known = session.core.revocation if unsettled is None else known
 
         def body(tr: Any, queued: bool = queued) -> Any:
-            return t.acquire(tr, SPACE, lock, claim, process.observer, queued=queued, enqueue=enqueue, draw=rng.random)
+            nonlocal attempts
+            attempts += 1
+            first = attempts == 1
+            return t.acquire(
+                tr, SPACE, lock, claim, process.observer, queued=queued, enqueue=enqueue, first=first, draw=rng.random
+            )
 
         try:
             outcome, version = yield from run(body, process, rng, attempts=3)

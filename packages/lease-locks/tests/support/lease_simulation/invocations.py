@@ -98,15 +98,19 @@ def look_or_acquire(model: Invocations, session: Session, keys: MemoKeys, lock: 
     queued = False
     unsettled: float | None = None
     known: bytes | None = None
+    attempts = 0
     while True:
         started = process.boottime() if unsettled is None else unsettled
         known = session.core.revocation if unsettled is None else known
 
         def body(tr: Any, queued: bool = queued) -> Any:
+            nonlocal attempts
+            attempts += 1
+            first = attempts == 1
             if tr.get(keys.result).present():
                 t.withdraw(tr, SPACE, lock, claim)
                 return "result"
-            return t.acquire(tr, SPACE, lock, claim, process.observer, queued=queued, draw=rng.random)
+            return t.acquire(tr, SPACE, lock, claim, process.observer, queued=queued, first=first, draw=rng.random)
 
         try:
             found, version = yield from run(body, process, rng, attempts=3)
