@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from conftest import seed_params
+from lease_simulation import invocations
 from lease_simulation.holders import simulate
 from lease_simulation.invocations import simulate_invocations
 
-from lease_locks import holding, observer, transitions
+from lease_locks import ending, holding, joining, observer, transitions
 from lease_locks.holding import Holding
 from lease_locks.observer import Observer
 from lease_locks.states import News
@@ -64,20 +65,68 @@ def _revives_by_late_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
         self.deadline = max(self.deadline, now + 0.8 * self.ttl)
 
     monkeypatch.setattr(Holding, "renewed", renewed)
-    monkeypatch.setattr(transitions, "add_read_conflict_keys", lambda tr, keys: None)
+    monkeypatch.setattr(ending, "add_read_conflict_keys", lambda tr, keys: None)
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [_fences_late, _observes_no_heartbeats, _grants_without_reading_the_last, _revives_by_late_acknowledgement],
-    ids=lambda plant: plant.__name__.strip("_"),
-)
+def _tells_a_session_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(tr: Any, space: Any, sids: Any) -> None:
+        for sid in sids:
+            if tr.get(space.revocation(sid)).present():
+                tr.set_versionstamped_value(space.revocation(sid), ending.stamped_value())
+
+    monkeypatch.setattr(ending, "_tell", tell)
+
+
+def _skips_the_place_of_an_attempt_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "_leave_queue", lambda *args: None)
+
+
+_HOLDERS = [
+    _fences_late,
+    _observes_no_heartbeats,
+    _grants_without_reading_the_last,
+    _revives_by_late_acknowledgement,
+    _tells_a_session_twice,
+    _skips_the_place_of_an_attempt_before,
+]
+_FOUND_AS = ("believers", "shared", "older token", "completes later", "behind", "still waiting")
+
+
+@pytest.mark.parametrize("plant", _HOLDERS, ids=lambda plant: plant.__name__.strip("_"))
 def test_a_planted_defect_is_found(plant: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     for seed in (56, 80, *range(120)):  # two that are known to find the last one, then any
         try:
             simulate(seed)
         except AssertionError as found:
-            if "believers" in str(found) or "shared" in str(found) or "older token" in str(found):
+            if any(words in str(found) for words in _FOUND_AS):
                 return
-    pytest.fail("122 seeds found no two believers")
+    pytest.fail("122 seeds found nothing")
+
+
+def _a_remote_has_a_max_hold_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "hold_left", lambda grant, version: grant.record.max_hold_ms / 1000)
+
+
+def _publishes_over_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def publish(tr: Any, session: Any, keys: Any, lock: Any, token: Any, attempt: Any, outcome: Any, wall: int) -> bool:
+        tr.set(keys.result, outcome.encode())
+        return True
+
+    monkeypatch.setattr(invocations, "publish", publish)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [_a_remote_has_a_max_hold_of_its_own, _publishes_over_a_result],
+    ids=lambda plant: plant.__name__.strip("_"),
+)
+def test_a_defect_planted_in_the_runner_is_found(plant: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    for seed in range(600):
+        try:
+            simulate_invocations(seed)
+        except AssertionError as found:
+            if "believers" in str(found) or "changed" in str(found):
+                return
+    pytest.fail("600 seeds found nothing")
