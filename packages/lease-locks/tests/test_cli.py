@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
-from lease_locks.cli import app
+from lease_locks.cli import app, running
 from lease_locks.host import process_start
 from lease_locks.memo.functions import bind
 
@@ -90,6 +90,38 @@ def test_wait_ends_when_the_lease_is_free_and_75_at_its_timeout(command: Command
     timer = threading.Timer(0.2, lease.release)
     timer.start()
     assert command("wait", "a", "--timeout", str(DEADLINE))[0] == 0
+
+
+def test_wait_does_not_wait_for_the_dead(shared_url: str, command: Command, locks: LeaseManager) -> None:
+    holder = lease_locks(shared_url, "run", "a", "--ttl", "600", "--", "sh", "-c", "echo held; exec sleep 1000")
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    waiting = lease_locks(shared_url, "wait", "a", "--timeout", str(DEADLINE))
+    holder.kill()
+    holder.communicate(timeout=DEADLINE)
+    _, errors = waiting.communicate(timeout=2 * DEADLINE)
+    assert (waiting.returncode, errors) == (0, "")
+    assert locks.read("a") is not None, "and takes nothing over"
+
+
+def test_watch_prints_every_event_once(command: Command, locks: LeaseManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that happens while the events before it are printed."""
+    history = LeaseManager.history
+    turns: list[int] = []
+
+    def and_meanwhile(self: LeaseManager, name: str) -> Any:
+        found = history(self, name)
+        if len(turns) < 6:
+            turns.append(1)
+            locks.acquire("a").release()
+        return found
+
+    monkeypatch.setattr(LeaseManager, "history", and_meanwhile)
+    code, output = command("watch", "a", "--for", "3")
+    assert code == 0
+    lines = output.splitlines()
+    assert [line.split()[1] for line in lines] == ["acquired", "released"] * (len(lines) // 2)
+    assert len(lines) >= 10
 
 
 def test_watch_prints_events_as_they_happen(shared_url: str, locks: LeaseManager) -> None:
@@ -176,6 +208,37 @@ def test_run_stops_its_command_when_the_lease_is_lost(
     assert "was lost (forced)" in errors
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_command_is_killed_before_anybody_can_have_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        ttl = 15.0
+        lost_reason = "unreachable"
+
+    # Fenced 0.8 × 15 s after the last renewal began, by a clock 10 % slow: at 13.3 s. Taken at 1.1 × 15 s by a fast one: 15 s.
+    assert 1.0 < running._grace(Lost()) <= 15.0 - 13.3  # type: ignore[arg-type]
+    Lost.lost_reason = "forced"
+    assert running._grace(Lost()) == 5.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("inspect", "memo:a/b/zz"), 2),
+        (("inspect", "nonsense"), 2),
+        (("diff", "memo:a/b/00", "nonsense"), 2),
+        (("show", "x" * 300), 2),
+        (("acquire",), 2),
+        (("run", "a", "--ttl", "-1", "--", "true"), 2),
+        (("force-release", "a"), 2),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else str(value),
+)
+def test_bad_input_is_an_error_of_one_line_and_no_traceback(shared_url: str, args: tuple[str, ...], code: int) -> None:
+    process = lease_locks(shared_url, *args)
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert "Traceback" not in errors
+    assert process.returncode == code, errors
 
 
 def test_run_says_what_it_can_not_run(shared_url: str) -> None:

@@ -95,7 +95,7 @@ _FOUND_AS = ("believers", "shared", "older token", "completes later", "behind", 
 @pytest.mark.parametrize("plant", _HOLDERS, ids=lambda plant: plant.__name__.strip("_"))
 def test_a_planted_defect_is_found(plant: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    for seed in (56, 80, *range(120)):  # two that are known to find the last one, then any
+    for seed in (66, 74, *range(120)):  # two that are known to find the rarest, then any
         try:
             simulate(seed)
         except AssertionError as found:
@@ -123,10 +123,10 @@ def _publishes_over_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_defect_planted_in_the_runner_is_found(plant: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    for seed in range(600):
+    for seed in (42, *range(600)):
         try:
             simulate_invocations(seed)
         except AssertionError as found:
             if "believers" in str(found) or "changed" in str(found):
                 return
-    pytest.fail("600 seeds found nothing")
+    pytest.fail("601 seeds found nothing")

@@ -13,6 +13,7 @@ from lease_locks.errors import (
     LeaseStateError,
     LockReleased,
     LockWasStolenError,
+    MemoUriError,
 )
 from lease_locks.info import LeaseEvent, LeaseInfo, Maintainer, Waiter
 from lease_locks.lease import Lease
@@ -50,6 +51,7 @@ __all__ = [
     "LockWasStolenError",
     "Maintainer",
     "MemoKeyError",
+    "MemoUriError",
     "MemoizingPicklingRunner",
     "NoResultAfterShell",
     "RemoteError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from fdb_schema import MainspringError
-from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, EXIT_FAILED, EXIT_LOCK_STOLEN, EXIT_NOT_FOUND
+from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, EXIT_FAILED, EXIT_LOCK_STOLEN, EXIT_NOT_FOUND, EXIT_USAGE
 
 if TYPE_CHECKING:
     from lease_locks.info import LeaseInfo
@@ -61,6 +61,12 @@ class ForkedLeaseError(LeaseError):
 
 class LeaseStateError(LeaseError):
     """An event that the state of a lease doesn't allow: a defect of the caller or of this package."""
+
+
+class MemoUriError(LeaseError, ValueError):
+    """A text that isn't the address of an invocation."""
+
+    exit_code: ClassVar[int] = EXIT_USAGE
 
 
 class LeaseNotFoundError(LeaseError, LookupError):

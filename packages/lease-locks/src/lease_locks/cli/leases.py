@@ -114,7 +114,7 @@ def show_history(
 
 def watch(
     name: NameArgument,
-    seconds: Annotated[float | None, typer.Option("--for", help="Stop after so many seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option("--for", min=0.0, help="Stop after so many seconds.")] = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     json: JsonOption = False,
@@ -141,7 +141,7 @@ def _judged(locks: LeaseManager, name: str) -> list[tuple[HeldGrant, Subject, Al
 
 def wait(
     name: NameArgument,
-    timeout: Annotated[float | None, typer.Option(help="Seconds; exit code 75 afterwards.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0.0, help="Seconds; exit code 75 afterwards.")] = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:

@@ -33,15 +33,18 @@ def run_under(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The lease's name.")],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run.")],
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait for the lease; exit code 75 afterwards.")
+        float | None, typer.Option(min=0.0, help="Seconds to wait for the lease; exit code 75 afterwards.")
     ] = None,
-    ttl: Annotated[float, typer.Option(help="Seconds without a heartbeat after which another may take over.")] = 15.0,
+    ttl: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a heartbeat after which another may take over.")
+    ] = 15.0,
     shared: Annotated[bool, typer.Option("--shared", help="Beside other shared holders.")] = False,
-    slots: Annotated[int, typer.Option(help="How many may run at once.")] = 1,
-    max_hold: Annotated[float | None, typer.Option(help="Seconds after which the lease is lost.")] = None,
+    slots: Annotated[int, typer.Option(min=1, help="How many may run at once.")] = 1,
+    max_hold: Annotated[float | None, typer.Option(min=0.1, help="Seconds after which the lease is lost.")] = None,
     grace: Annotated[
         float | None,
         typer.Option(
+            min=0.0,
             help="Seconds between TERM and KILL when the lease is lost; 5, but when the database is out of reach no longer "
             "than nobody can have taken over.",
             show_default=False,

@@ -34,7 +34,7 @@ from fdb_schema import (
 )
 from idempotent_txn import run
 from lease_locks.ending import release
-from lease_locks.errors import CannotMaintainLock
+from lease_locks.errors import MemoUriError
 from lease_locks.joining import guard
 from lease_locks.rows import read_grant
 from lease_locks.session import IDEMPOTENT, Session
@@ -125,15 +125,15 @@ class Memo:
 
     @classmethod
     def from_uri(cls, uri: str) -> Memo:
-        """The inverse of `uri`. Raises `CannotMaintainLock` for anything else."""
+        """The inverse of `uri`. Raises `MemoUriError` for anything else."""
         scheme, _, rest = uri.partition(":")
         parts = rest.split("/")
         if scheme != "memo" or len(parts) != 3:
-            raise CannotMaintainLock(f"{uri!r:.120} is no memo URI: memo:PIPELINE/FUNCTION/DIGEST")
+            raise MemoUriError(f"{uri!r:.120} is no memo URI: memo:PIPELINE/FUNCTION/DIGEST")
         try:
             digest = bytes.fromhex(parts[2])
         except ValueError:
-            raise CannotMaintainLock(f"{uri!r:.120} is no memo URI: its last part isn't hexadecimal") from None
+            raise MemoUriError(f"{uri!r:.120} is no memo URI: its last part isn't hexadecimal") from None
         return cls(unquote(parts[0]), unquote(parts[1]), digest)
 
     @property

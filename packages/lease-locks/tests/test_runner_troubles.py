@@ -1,0 +1,301 @@
+"""Whose trouble it is: the function's, the remote's, the database's or the Shell's; and what must not become whose."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import memo_functions as functions
+import pytest
+
+from fdb_schema import open_database
+from idempotent_txn import run
+from lease_locks import (
+    DetachedSubprocessShell,
+    LeaseManager,
+    MemoizingPicklingRunner,
+    MemoKeyError,
+    RemoteError,
+    run_remote,
+    samethread_shell,
+)
+from lease_locks.cli import memos
+from lease_locks.errors import MemoUriError
+from lease_locks.memo import remote
+from lease_locks.memo.functions import bind, load_failure
+from lease_locks.memo.rows import AttemptRecord, Memo, invalidate
+from lease_locks.records import SessionRecord
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Path:
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def locks() -> Iterator[LeaseManager]:
+    with LeaseManager(open_database("memory:"), cluster="demo") as manager:
+        yield manager
+
+
+def runner_of(locks: LeaseManager, shell: Any = samethread_shell, **options: Any) -> MemoizingPicklingRunner:
+    return MemoizingPicklingRunner(locks, shell=shell, pipeline_id="demo", **options)
+
+
+def failure_row(runner: MemoizingPicklingRunner, function: Any, *args: Any) -> bytes | None:
+    keys = runner.rows.keys(bind("demo", function, args, {}).memo)
+    return run(runner.locks.db, lambda tr: tr.get(keys.failure).value)
+
+
+def counts(runner: MemoizingPicklingRunner) -> dict[str, int]:
+    runner.flush()
+    found: Counter[str] = Counter()
+    for _, _, page in runner.rows.runs(runner.locks.db, runner.run_id):
+        for (_, kind), count in page.items():
+            found[kind] += count
+    return dict(found)
+
+
+def exits(code: int) -> None:
+    raise SystemExit(code)
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def in_a_thread(args: Any) -> Future[Any]:
+    """A Shell in whose thread an interruption ends nothing but the remote."""
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(run_remote(args))
+        except BaseException:
+            future.set_result(130)
+
+    threading.Thread(target=work).start()
+    return future
+
+
+@pytest.mark.parametrize("function", [interrupted, lambda: exits(3)], ids=["KeyboardInterrupt", "SystemExit"])
+def test_an_interrupted_remote_interrupts_nobody_and_is_not_memoized(
+    locks: LeaseManager, function: Callable[[], None]
+) -> None:
+    runner = runner_of(locks, in_a_thread, rerun_exceptions=False)
+    with pytest.raises(RemoteError, match=r"KeyboardInterrupt|SystemExit"):
+        runner.call(function)
+    assert failure_row(runner, function) is None
+    assert locks.list("memo/") == [], "its lock is free at once"
+
+
+def test_the_databases_trouble_is_not_the_functions_failure(
+    locks: LeaseManager, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> Any:
+        raise OSError("the network is down")
+
+    runner = runner_of(locks, rerun_exceptions=False)
+    monkeypatch.setattr(remote, "store", refuse)
+    with pytest.raises(OSError, match="network"):
+        runner.call(functions.square, 3, str(marks))
+    assert failure_row(runner, functions.square, 3, str(marks)) is None
+    monkeypatch.undo()
+    assert runner.call(functions.square, 3, str(marks)) == 9
+
+
+def test_a_function_that_fails_is_memoized_where_failures_are(locks: LeaseManager, marks: Path) -> None:
+    runner = runner_of(locks, rerun_exceptions=False)
+    for _ in range(3):
+        with pytest.raises(functions.Refusal):
+            runner.call(functions.fails, str(marks))
+    assert len(list(marks.iterdir())) == 1
+    assert failure_row(runner, functions.fails, str(marks)) is not None
+
+
+class Bomb:
+    """Unpickling it is running somebody's code."""
+
+    went_off = 0
+
+    def __reduce__(self) -> Any:
+        return (_go_off, ())
+
+
+def _go_off() -> Bomb:
+    Bomb.went_off += 1
+    return Bomb()
+
+
+def test_a_remote_without_the_lock_unpickles_nothing(locks: LeaseManager) -> None:
+    seen: list[int] = []
+
+    def shell(args: Any) -> None:
+        locks.force_release(locks.list("memo/")[0].name, reason="test")
+        before = Bomb.went_off
+        assert run_remote(args) == 47
+        seen.append(Bomb.went_off - before)
+        raise OSError("enough")
+
+    with pytest.raises(OSError, match="enough"):
+        runner_of(locks, shell).call(functions.length, Bomb())
+    assert seen == [0]
+
+
+def test_reading_state_unpickles_nothing(locks: LeaseManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_of(locks)
+    uri = bind("demo", functions.length, ([Bomb()],), {}).memo.uri
+    assert runner.call(functions.length, [Bomb()]) == 1
+    before = Bomb.went_off
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(pickle, "loads", refuse)
+    described = memos.describe(locks, Memo.from_uri(uri))
+    assert described["result"]["bytes"] > 0
+    assert list(runner.rows.runs(locks.db))
+    assert Bomb.went_off == before
+
+
+def test_a_failure_whose_pickle_is_spoiled_is_carried_as_text() -> None:
+    error = load_failure(b"no pickle", "module.Error: why", "the traceback")
+    assert isinstance(error, RemoteError)
+    assert "module.Error: why" in str(error)
+    assert "the traceback" in str(error.__cause__)
+
+
+# --- adoption
+
+
+def dead_orchestrator(locks: LeaseManager, function: Any, *args: Any, shell: str, handle: str) -> None:
+    """Leave what an orchestrator leaves that is killed while its remote is pending."""
+    with LeaseManager(locks.db, cluster="demo") as other:
+        record = other._session.record
+        object.__setattr__(other._session, "record", SessionRecord(**{**_fields(record), "pid": 2**22 + 1}))
+        seen: list[int] = []
+
+        def pending(_: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.handle = handle  # type: ignore[attr-defined]
+            seen.append(1)
+            return future
+
+        pending.__name__ = shell
+        threading.Thread(target=runner_of(other, pending).call, args=(function, *args), daemon=True).start()
+        name = bind("demo", function, args, {}).memo.lock_name
+        keys = runner_of(other).rows.keys(bind("demo", function, args, {}).memo)
+
+        def stored() -> bool:
+            info = locks.read(name)
+            data = info and locks.db.get(keys.attempt(bytes(info.token)))
+            return bool(data) and AttemptRecord.decode(bytes(data)).handle == handle
+
+        _eventually(stored)
+        session = other._session
+        with session.mutex:  # its threads end without a word, and close() finds nothing to release
+            session._stopping = True
+            session.mutex.notify_all()
+            session._leases.clear()
+        session._started = False
+
+
+def _fields(record: SessionRecord) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__ if name != "extra"}
+
+
+def _eventually(true: Any) -> None:
+    waited = threading.Event()
+    for _ in range(6_000):
+        if true():
+            return
+        waited.wait(0.01)
+    raise AssertionError("not within 60 s")
+
+
+def test_a_handle_means_nothing_to_another_shell(locks: LeaseManager, marks: Path) -> None:
+    asked: list[str] = []
+
+    class Other:
+        def __call__(self, args: Any) -> None:
+            samethread_shell(args)
+
+        def attach(self, handle: str) -> None:
+            asked.append(handle)
+
+    dead_orchestrator(locks, functions.square, 4, str(marks), shell="Kubernetes", handle="memo-0001")
+    assert runner_of(locks, Other()).call(functions.square, 4, str(marks)) == 16
+    assert asked == []
+
+
+@pytest.mark.parametrize("handle", ["", "memo-0001", "a:b", "::", "x:1:2:3"])
+def test_a_handle_that_is_none_of_its_own_is_no_work_to_a_detached_shell(handle: str) -> None:
+    assert DetachedSubprocessShell().attach(handle) is None
+    assert not DetachedSubprocessShell().cancel(handle)
+
+
+# --- forgetting
+
+
+def test_forgetting_after_an_unknown_commit_still_collects_the_blobs(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(locks)
+    assert len(runner.call(functions.big, 300_000)) == 300_000
+    keys = runner.rows.keys(bind("demo", functions.big, (300_000,), {}).memo)
+    collected: list[list[bytes]] = []
+    monkeypatch.setattr("lease_locks.memo.runner.collect", lambda db, space, digests: collected.append(digests))
+    tr = locks.db.create_transaction()
+    assert invalidate(tr, locks.space, keys), "a result of this size is a blob"
+    assert runner.invalidate(functions.big, 300_000) == 1
+    assert len(collected[0]) == 1
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize("uri", ["", "x", "memo:a/b", "memo:a/b/zz", "file:a/b/00", "memo:a/b/00/c"])
+def test_what_is_no_memo_uri_is_named(uri: str) -> None:
+    with pytest.raises(MemoUriError, match="no memo URI"):
+        Memo.from_uri(uri)
+
+
+def test_an_argument_nested_too_deeply_is_named() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(MemoKeyError, match=r"'data' of .*nested too deeply"):
+        bind("demo", functions.length, (deep,), {})
+
+
+def test_lambdas_that_close_over_different_numbers_are_different_calls(locks: LeaseManager) -> None:
+    runner = runner_of(locks)
+
+    def adder(n: int) -> Callable[[int], int]:
+        return lambda x: x + n
+
+    assert [runner.call(adder(n), 1) for n in (1, 2, 1)] == [2, 3, 2]
+    assert counts(runner) == {"executed": 2, "hit": 1}
+
+
+def test_counts_that_can_not_be_written_fail_no_call_and_are_kept(
+    locks: LeaseManager, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(locks)
+    counting = runner._counting
+
+    def refuse(*args: Any) -> None:
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(counting, "_write", refuse)
+    assert runner.call(functions.square, 3, str(marks)) == 9
+    monkeypatch.undo()
+    runner.flush()
+    assert counts(runner) == {"executed": 1}
