@@ -42,6 +42,7 @@ _SUBSPACES = {
     "timers": "Never disarmed: a timer that has become stale does nothing when it fires.",
     "mailboxes": "What sessions are told; a worker's session is its incarnation (cancel, free).",
     "bells": "The only keys that are watched.",
+    "streams": "What generators yielded, item by item.",
     "actors": "Where actors take calls, and their names. An actor and its calls are futures.",
     "sessions": "Client processes that live, judged like workers by a counter. One that is gone has no row.",
     "references": "Who holds a future, besides its submitter, which needs no row.",

@@ -101,6 +101,11 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
         "bells", "('session', session)", "little-endian counter", "rung with mail, and with assignments of a worker"
     ),
+    KeyDoc("streams", "(id, 'item', n)", "as latest_result", "the n-th item that a generator yielded"),
+    KeyDoc("streams", "(id, 'made')", "int", "how many items there are"),
+    KeyDoc("streams", "(id, 'taken')", "int", "how many a reader has taken"),
+    KeyDoc("streams", "(id, 'reader', session)", "empty", "who is mailed when there are more items"),
+    KeyDoc("streams", "(id, 'writer')", "session", "who is mailed when items were taken"),
     KeyDoc("actors", "('name', name)", "id", "the actor of that name, the latest one"),
     KeyDoc(
         "actors", "(id, 'place')", "start, ip, port", "where the actor takes calls, while its claim is that start's"
@@ -225,6 +230,7 @@ class Layout:
         self.garbage = subspace("garbage")
         self.next_pass = bytes(space["collector"].pack(("pass",)))
         self.actors = subspace("actors")
+        self.streams = subspace("streams")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
         self._session_bells = bytes(space["bells"]["session"].key())
         self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
@@ -304,7 +310,17 @@ class Layout:
     def timer(self, due_us: int, e: bytes, kind: str) -> bytes:
         return self.timers + bytes(fdb_tuple.pack((due_us,))) + e + _name(kind)
 
-    # --- actors
+    # --- streams, actors
+
+    def stream(self, e: bytes, name: str) -> bytes:
+        return self.streams + e + _name(name)
+
+    def stream_item(self, e: bytes, number: int) -> bytes:
+        return self.streams + e + _name("item") + b"\x1c" + number.to_bytes(8, "big")
+
+    def stream_reader(self, key: bytes, prefix: bytes) -> bytes:
+        """The session of a row of a reader, of which `prefix` is all but the session."""
+        return decode_id(key[len(prefix) :])
 
     def actor_name(self, name: str) -> bytes:
         return self.actors + bytes(fdb_tuple.pack(("name", name)))
@@ -346,6 +362,11 @@ class Layout:
 
     def session_bell(self, session: bytes) -> bytes:
         return self._session_bells + encode_id(session)
+
+
+def stream_number(key: bytes) -> int:
+    """The number of an item, from its key."""
+    return int.from_bytes(key[-8:], "big")
 
 
 def rounded(shape: Shape) -> Shape:

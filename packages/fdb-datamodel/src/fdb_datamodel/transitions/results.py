@@ -28,6 +28,7 @@ from ..space import (
     encode_id,
     layout_of,
 )
+from ..streams import clear_stream
 
 _NO_WORKER = WorkerId("", 0, bytes(16))  # who "claims" an inline put of a client
 
@@ -203,6 +204,7 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
         Failure("deleted", f"future {f.id.hex()} was deleted", epoch=f.epoch, wall_us=ch.wall_us)
     )
     copies = forget_results(ch, f)
+    clear_stream(ch, f)
     if f.listened:
         ch.ended.append(Ended(f.id, f.e, "failed", failure, f.epoch))
     if unfinished and f.session != NO_SESSION:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from inspect import isgeneratorfunction
 from typing import Any, TypeVar
 
 from fdb_datamodel import (
@@ -287,6 +288,7 @@ class Client(DataMethods):
                 if known is not None:
                     return known
         future: Future[Any] = Future(self._session_of, future_id, name, stored=False, subscribed=options.key is None)
+        future._streams = isgeneratorfunction(fn)
         if options.tr is not None:
             session.submit_within(options.tr, future, spec, code)
         else:

@@ -9,8 +9,10 @@ from uuid import UUID
 
 from fdb_datamodel import FutureState, MailEntry
 from futures_worker.client.outcome import Status, failure_exception
+from futures_worker.client.streaming import ResultStream
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import load_result, reference_to
+from futures_worker.streams import StreamedItems
 
 if TYPE_CHECKING:
     from futures_worker.client.session import Session
@@ -36,6 +38,7 @@ class Future(Generic[T]):
         "_name",
         "_session",
         "_stored",
+        "_streams",
         "_subscribed",
         "_trouble",
         "_value",
@@ -50,6 +53,7 @@ class Future(Generic[T]):
         self._name = name
         self._stored = stored  # whether the submit is committed
         self._subscribed = subscribed  # whether its end will be mailed to the session
+        self._streams = False  # whether its function is known to be a generator
         self._entry: MailEntry | None = None  # how it ended, once mailed
         self._epoch = 0  # mail of an earlier epoch is old news
         self._trouble: BaseException | None = None  # why it couldn't be submitted
@@ -84,6 +88,9 @@ class Future(Generic[T]):
         """
         if self._value is not _UNREAD:
             return self._value  # type: ignore[no-any-return]
+        if self._streams:
+            self._value = list(self.stream(timeout))
+            return self._value  # type: ignore[no-any-return]
         session = self._home()
         deadline = session.deadline(timeout)
         while True:
@@ -100,11 +107,26 @@ class Future(Generic[T]):
                 raise ObjectLostError(f"{self!r} is realized but no result is recorded: run the cluster's validate()")
             if stored.inline is not None:
                 self._value = load_result(stored.inline)
+                if type(self._value) is StreamedItems:
+                    self._value = list(self.stream(timeout))
                 return self._value  # type: ignore[no-any-return]
             data = session.fetch(self, stored, resubmit_if_object_lost, deadline)
             if data is not None:
                 self._value = load_result(data)
                 return self._value  # type: ignore[no-any-return]
+
+    def stream(self, timeout: float | None = None) -> ResultStream[Any]:
+        """What the future's generator yields, item by item: `for item in f.stream()`, or `async for`.
+
+        Items are there as soon as they are yielded, and stay until the future is deleted; each call begins with the first.
+        While nobody takes them, the generator pauses after 100.
+
+        Args:
+            timeout: seconds to wait for each item; None waits for ever.
+
+        Raises, after the last item, what `result` raises; TimeoutError.
+        """
+        return ResultStream(self, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The exception that `result` would raise, or None; waits like `result`.

@@ -78,6 +78,16 @@ class ResultReader:
         future._subscribed = False
         return None
 
+    def fetch_object(self, stored: FutureResult) -> memoryview | None:
+        """The bytes of a stored object; None if its holder doesn't have it any more, or can't be reached."""
+        if stored.worker is None:
+            return None
+        try:
+            data: memoryview = self._fetcher().fetch((stored.worker.ip, stored.worker.port), stored.name)
+        except (ObjectLostError, AuthenticationError):
+            return None
+        return data
+
     def _recover(
         self,
         future: Future[Any],

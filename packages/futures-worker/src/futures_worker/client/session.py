@@ -76,6 +76,7 @@ class Session:
         self._joining = threading.Lock()
         self._ended: list[Future[Any]] = []  # with callbacks to run once the reader stopped reading
         self.callbacks = Callbacks(self)
+        self._signals: dict[bytes, int] = {}  # id -> how often its stream was told of
         self._calls: CallReader | None = None  # of actors, once there is one
         self._observer = WorkerObserver()
         self._looked = 0.0
@@ -279,6 +280,9 @@ class Session:
         pending = self._pending
         ended = []
         for entry in entries:
+            if entry.kind == "stream":
+                self._signals[entry.id] = self._signals.get(entry.id, 0) + 1
+                continue
             future = pending.get(entry.id)
             # A result that was lost and may not be computed again fails in the epoch that it was realized in.
             if future is not None and entry.epoch + (entry.kind == "failed") >= future._epoch:
@@ -342,6 +346,20 @@ class Session:
         stored = [future for future in list(self._pending.values()) if future._stored]
         if stored:
             self._subscribe(stored)
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+
+    def signals_of(self, future_id: bytes) -> int:
+        """Changes whenever there are more items, or some were taken."""
+        return self._signals.get(future_id, 0)
+
+    def wait_for_signal(self, future_id: bytes, seen: int, pause: float) -> None:
+        """Wait for a change of `signals_of`, at most `pause` seconds."""
+        self._wait_for_mail(lambda: self.signals_of(future_id) != seen, pause)
+
+    def fetch_object(self, stored: FutureResult) -> memoryview | None:
+        """The bytes of a stored object; None if its holder doesn't have it any more, or can't be reached."""
+        return self._results.fetch_object(stored)
 
     # --- calls of actors ----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ import msgpack
 from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, session_lives
 from futures_worker import wire
 from futures_worker.errors import FutureFailedError, MainspringError, WireError
+from futures_worker.object_names import result_name
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_result, load_args
 from futures_worker.store_secret import cluster_secret
 from futures_worker.store_server import listen
@@ -332,7 +333,7 @@ class Server:
             if result.nbytes <= INLINE_RESULT_BYTES:
                 data = result.to_bytes()
                 return actors.CallOutcome(call.id, call.session, call.name, FutureResult(data, len(data)))
-            name, worker = f"{call.id.hex()}-call", self._host.worker
+            name, worker = result_name(call.id, 0, 1), self._host.worker
             self._client._object_fetcher().put((worker.ip, worker.port), name, result.to_bytes())
             stored = FutureResult(None, result.nbytes, name, worker)
             return actors.CallOutcome(call.id, call.session, call.name, stored)

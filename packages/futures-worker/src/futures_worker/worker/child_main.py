@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 import msgpack
@@ -81,6 +82,10 @@ class ChildLoop:
         task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
         try:
             value = function[0](*positional, **keywords)
+            if type(value) is GeneratorType:
+                from futures_worker.worker.streaming import stream_out
+
+                value = stream_out(value)
         except MemoryError as error:
             task_context.enter(None)
             self._fail(seq, started, messages.FAIL_MEMORY, error)

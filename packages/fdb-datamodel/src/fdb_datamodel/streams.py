@@ -1,0 +1,175 @@
+"""Streams: what a generator yields, stored item by item while it runs, and read while it runs or later.
+
+    streams  (id, 'item', n)          → as `latest_result`: the n-th item, inline or its place in a worker's store
+    streams  (id, 'made')             → how many there are
+    streams  (id, 'taken')            → how many some reader has taken: what the generator may be ahead of is counted from it
+    streams  (id, 'reader', session)  → empty: who is mailed ("stream") when there are more
+    streams  (id, 'writer')           → session of the process that runs the generator, mailed when items were taken
+
+Items are written under the claim of the attempt that yields them. A later attempt writes what is missing: items that were
+never written, and those whose holder is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fdb_schema import ClusterSpace, Transaction
+
+from . import codec
+from .changes import Changes, FutureRows
+from .copies import reconstruct
+from .endings import finish
+from .errors import ClaimLostError
+from .ids import show_id
+from .records import FutureResult, WorkerId
+from .space import EDGE, encode_id, stream_number
+from .states import FutureState
+
+MOST_FREED = 1000  # holders told by one transaction that stored items may go
+
+
+class StreamWriter(NamedTuple):
+    """The attempt that yields, the fence of what it writes."""
+
+    id: bytes
+    worker: WorkerId
+    token: bytes
+    made: int
+
+
+class StreamPage(NamedTuple):
+    """Items from where was asked; state: of the future, at the same version; epoch."""
+
+    items: list[FutureResult]
+    made: int
+    state: FutureState
+    epoch: int
+
+
+def begin_stream(tr: Transaction, space: ClusterSpace, future_id: bytes, attempt: int, session: bytes) -> StreamWriter:
+    """The attempt begins to yield; `session` is mailed when items are taken. Raises ClaimLostError."""
+    ch = Changes(tr, space)
+    f = ch.load_existing(future_id)
+    claim = f.claim
+    if not f.claimed or claim is None or (attempt and claim[3] != attempt):
+        raise ClaimLostError(f"future {show_id(future_id)} is no longer claimed by attempt {attempt}")
+    ch.set(ch.keys.stream(f.e, "writer"), codec.pack(session))
+    made = ch.get_many([ch.keys.stream(f.e, "made")])[0]
+    ch.flush()
+    return StreamWriter(future_id, claim[1], claim[0], _number(made))
+
+
+def add_items(
+    tr: Transaction, space: ClusterSpace, writer: StreamWriter, items: Sequence[tuple[int, FutureResult]]
+) -> tuple[int, bool]:
+    """Write items by number; how many were taken so far, and whether the generator shall not wait for that: futures
+    depend on it, which begin when it has ended. Readers are mailed. Safe to repeat. Raises ClaimLostError, WorkerFencedError.
+    """
+    ch = Changes(tr, space)
+    e = encode_id(writer.id)
+    f = ch.load(writer.id)
+    ch.fence(writer.worker)
+    claim = f.claim
+    if not f.claimed or claim is None or claim[0] != writer.token:
+        raise ClaimLostError(f"future {show_id(writer.id)} is no longer claimed by this attempt")
+    made, taken = ch.get_many([ch.keys.stream(e, "made"), ch.keys.stream(e, "taken")])
+    for number, item in items:
+        held = FutureResult(item.inline, item.size, item.name, item.worker or writer.worker)
+        ch.set(ch.keys.stream_item(e, number), codec.pack_latest_result(held, writer.token, ch.wall_us))
+    if items:
+        ch.set(ch.keys.stream(e, "made"), codec.pack(max(_number(made), items[-1][0] + 1)))
+        prefix = ch.keys.stream(e, "reader")
+        for key, _ in ch.read(prefix, prefix + b"\xff", limit=100):
+            ch.send(ch.keys.stream_reader(key, prefix), writer.id, "stream", None, f.epoch)
+            ch.clear(key)
+    edges = ch.keys.listeners + e + EDGE
+    wanted = f.listened and bool(ch.read(edges, edges + b"\xff", limit=1, snapshot=True))
+    ch.flush()
+    return _number(taken), wanted
+
+
+def read_items(
+    tr: Transaction, space: ClusterSpace, future_id: bytes, start: int, limit: int, session: bytes
+) -> StreamPage:
+    """Up to `limit` items from number `start`, which tells that those before were taken. If there are none yet, `session`
+    is mailed ("stream") when there are. Raises UnknownFutureError, FutureDeletedError.
+    """
+    ch = Changes(tr, space)
+    f = ch.load_existing(future_id)
+    made_row, taken_row, writer = ch.get_many([ch.keys.stream(f.e, name) for name in ("made", "taken", "writer")])
+    made = _number(made_row)
+    items: list[FutureResult] = []
+    if start < made:
+        begin, end = ch.keys.stream_item(f.e, start), ch.keys.stream_item(f.e, min(made, start + limit))
+        for key, value in ch.read(begin, end, snapshot=True):
+            if stream_number(key) != start + len(items):
+                break
+            items.append(codec.unpack_latest_result(value))
+    if start > _number(taken_row):
+        ch.set(ch.keys.stream(f.e, "taken"), codec.pack(start))
+        if writer is not None and f.claimed:
+            ch.send(codec.unpack(writer), future_id, "stream", None, f.epoch)
+    if not items and not f.ended:
+        ch.set(ch.keys.stream(f.e, "reader") + encode_id(session), b"")
+    ch.flush()
+    return StreamPage(items, made, _state(f), f.epoch)
+
+
+def lost_items(tr: Transaction, space: ClusterSpace, future_id: bytes, start: int, limit: int) -> list[int]:
+    """Numbers from `start` below `start + limit` whose item isn't there, or is held by a worker that is no more."""
+    ch = Changes(tr, space)
+    e = encode_id(future_id)
+    rows = ch.read(ch.keys.stream_item(e, start), ch.keys.stream_item(e, start + limit))
+    missing = set(range(start, start + limit))
+    for key, value in rows:
+        item = codec.unpack_latest_result(value)
+        if item.inline is not None or (item.worker is not None and ch.is_live(item.worker)):
+            missing.discard(stream_number(key))
+    return sorted(missing)
+
+
+def lose_item(tr: Transaction, space: ClusterSpace, future_id: bytes, number: int, seen: FutureResult) -> FutureState:
+    """An item can't be fetched where it was seen: it is forgotten, and a generator that has ended runs again for it.
+
+    The future's state; Failed if it may not run again. Nothing changes if the item has been written anew since.
+    """
+    ch = Changes(tr, space)
+    f = ch.load_existing(future_id)
+    key = ch.keys.stream_item(f.e, number)
+    row = ch.get_many([key])[0]
+    if row is not None and codec.unpack_latest_result(row) == seen:
+        ch.clear(key)
+        row = None
+    if row is None and f.realized:
+        reconstruct(ch, f, lost=True)
+    finish(ch)
+    return _state(f)
+
+
+def clear_stream(ch: Changes, f: FutureRows) -> None:
+    """Delete what a future yielded; holders of stored items are told."""
+    prefix = ch.keys.streams + f.e
+    rows = ch.read(prefix, prefix + b"\xff", limit=1)
+    if not rows:
+        return
+    items = ch.keys.stream(f.e, "item")
+    for _, value in ch.read(items, items + b"\xff", limit=MOST_FREED):
+        item = codec.unpack_latest_result(value)
+        if item.inline is None and item.worker is not None and ch.is_live(item.worker):
+            ch.send(item.worker.incarnation, f.id, "free", value, f.epoch)
+    ch.flush_rows()
+    ch.tr.clear_range(prefix, prefix + b"\xff")
+
+
+def _number(value: bytes | None) -> int:
+    return 0 if value is None else int(codec.unpack(value))
+
+
+def _state(f: FutureRows) -> FutureState:
+    if f.failed:
+        return FutureState.failed
+    if f.realized:
+        return FutureState.realized
+    return FutureState.claimed if f.claimed else FutureState.unclaimed

@@ -1,0 +1,121 @@
+"""Reads what a generator yields, item by item, while it runs or afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from fdb_datamodel import FutureResult, FutureState, streams
+from futures_worker.database import ask
+from futures_worker.errors import ObjectLostError
+from futures_worker.payload import load_result
+from futures_worker.streams import MOST_AHEAD
+
+if TYPE_CHECKING:
+    from futures_worker.client.future import Future
+
+T = TypeVar("T")
+
+PAGE: Final = MOST_AHEAD // 2
+LOOK_SECONDS: Final = 1.0  # between two looks for more items, should mail have been missed
+_END: Final = object()
+
+
+class ResultStream(Generic[T]):
+    """The items of one future, from the first on: an iterator, and an asynchronous one. Made by `Future.stream`."""
+
+    def __init__(self, future: Future[Any], timeout: float | None) -> None:
+        self._future = future
+        self._timeout = timeout
+        self._position = 0  # of the next item
+        self._page: deque[FutureResult] = deque()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        value = self._next()
+        if value is _END:
+            raise StopIteration
+        return value  # type: ignore[no-any-return]
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        import asyncio
+
+        value = await asyncio.get_running_loop().run_in_executor(None, self._next)
+        if value is _END:
+            raise StopAsyncIteration
+        return value  # type: ignore[no-any-return]
+
+    def _next(self) -> Any:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            if not self._page and not self._more(deadline):
+                return _END
+            item = self._page.popleft()
+            data = item.inline if item.inline is not None else self._fetch(item)
+            if data is not None:
+                self._position += 1
+                return load_result(data)
+            self._page.clear()  # it is lost, and made again
+
+    def _more(self, deadline: float | None) -> bool:
+        """Get the next page; False at the end. Raises what the generator raised, after its last item."""
+        future = self._future
+        future._make_durable()
+        session = future._home()
+        session.keeping.begin()
+        while True:
+            seen = session.signals_of(future._id)
+            page = ask(session.db, streams.read_items, session.space, future._id, self._position, PAGE, session.id)
+            if page.items:
+                self._page.extend(page.items)
+                return True
+            if page.state is FutureState.failed:
+                self._raise_failure(page.epoch)
+            if page.state is FutureState.realized:
+                if self._position >= page.made:
+                    return False
+                gone = FutureResult()  # a row that another reader found lost
+                ask(session.db, streams.lose_item, session.space, future._id, self._position, gone)
+            left = LOOK_SECONDS
+            if deadline is not None:
+                left = min(left, deadline - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(
+                        f"item {self._position} of {future!r} did not come within {self._timeout} s: "
+                        f"{session._reason(future)}"
+                    )
+            self._wait(seen, time.monotonic() + left)
+
+    def _wait(self, seen: int, until: float) -> None:
+        """Until there is news of the stream, or of its future's end."""
+        future = self._future
+        session, entry = future._home(), future._entry
+        session.wait_until(
+            lambda: session.signals_of(future._id) != seen or future._entry is not entry,
+            until,
+            lambda: None,
+            lambda: ([future._id], True),
+        )
+
+    def _raise_failure(self, epoch: int) -> None:
+        future = self._future
+        if future._entry is None or future._entry.kind != "failed":
+            future._entry, future._epoch, future._subscribed = None, epoch, False
+        error = future.exception()
+        raise error if error is not None else ObjectLostError(f"{future!r} failed, and no reason is recorded")
+
+    def _fetch(self, item: FutureResult) -> memoryview | None:
+        """The bytes of a stored item; None: they are lost, and the generator runs again to make them."""
+        future = self._future
+        session = future._home()
+        data = session.fetch_object(item)
+        if data is None:
+            ask(session.db, streams.lose_item, session.space, future._id, self._position, item)
+        return data

@@ -1,0 +1,161 @@
+"""Generators as streaming results, on real workers: item by item, bounded, durable, and the same after a death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fdb_datamodel import FutureDeletedError, FutureState
+from futures_worker import Client
+
+WAIT = 60.0
+
+
+def count(stop: int) -> Iterator[int]:
+    yield from range(stop)
+
+
+def slowly(stop: int, gate: str) -> Iterator[int]:
+    for number in range(stop):
+        while number and not os.path.exists(f"{gate}-{number}"):
+            time.sleep(0.01)
+        yield number
+
+
+def noted(stop: int, path: str) -> Iterator[int]:
+    for number in range(stop):
+        with open(path, "a") as file:
+            file.write(f"{number}\n")
+        yield number
+
+
+def broken(stop: int) -> Iterator[int]:
+    yield from range(stop)
+    raise ValueError("broken in the middle")
+
+
+def with_pid(stop: int, path: str) -> Iterator[tuple[int, int]]:
+    Path(path).write_text(str(os.getpid()))
+    for number in range(stop):
+        yield number, os.getpid()
+
+
+def arrays(stop: int) -> Iterator[Any]:
+    for number in range(stop):
+        yield np.full(50_000, number)
+
+
+def total(items: Any) -> int:
+    return sum(items)
+
+
+def test_items_arrive_while_the_generator_runs(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = cluster(workers=1)
+    gate = tmp_path / "gate"
+    future = demo.client().submit(slowly, 4, str(gate))
+    got = []
+    for item in future.stream(timeout=WAIT):
+        got.append(item)
+        assert not future.done() or item == 3
+        Path(f"{gate}-{item + 1}").touch()
+    assert got == [0, 1, 2, 3]
+    assert future.result(WAIT) == got, "the result is the list of all items"
+    assert list(future.stream()) == got, "each stream begins with the first"
+    demo.check()
+
+
+def test_many_items_results_and_dependents(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=1)
+    client = demo.client()
+    assert client.submit(count, 0).result(WAIT) == []
+    assert client.submit(count, 1000).result(WAIT) == list(range(1000))
+    items = client.submit(count, 300)
+    assert client.submit(total, items).result(WAIT) == 44850, "what depends on it is no reader that it waits for"
+    other = demo.client().get_future(items.id)
+    assert list(other.stream(WAIT)) == other.result(WAIT) == list(range(300))
+    client.delete(items)
+    with pytest.raises(FutureDeletedError):
+        list(client.get_future(items.id).stream())
+    demo.check()
+
+
+def test_nobody_reading_holds_the_generator_up(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = cluster(workers=1)
+    path = tmp_path / "yielded"
+    client = demo.client()
+    future = client.submit(noted, 1000, str(path))
+
+    def yielded() -> int:
+        return len(path.read_text().split()) if path.exists() else 0
+
+    stream = future.stream(timeout=WAIT)
+    assert next(stream) == 0
+    deadline = time.monotonic() + WAIT
+    while yielded() <= 100 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert client.submit(abs, -1).result(WAIT) == 1, "meanwhile its slot is free"
+    assert yielded() <= 102
+    assert list(stream) == list(range(1, 1000))
+    assert yielded() == 1000
+    demo.check()
+
+
+def test_a_failure_in_the_middle(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=1)
+    future = demo.client().submit(broken, 3, max_retries=1)
+    got = []
+    with pytest.raises(ValueError, match="broken in the middle"):  # noqa: PT012
+        for item in future.stream(timeout=WAIT):
+            got.append(item)
+    assert got == [0, 1, 2]
+    assert future.state() == FutureState.failed
+    demo.check()
+
+
+def test_a_death_in_the_middle_repeats_nothing(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = cluster(workers=1)
+    path = tmp_path / "pid"
+    future = demo.client().submit(with_pid, 400, str(path))
+    stream = future.stream(timeout=WAIT)
+    got = [next(stream) for _ in range(30)]
+    first = int(path.read_text())
+    os.kill(first, signal.SIGKILL)
+    got += stream
+    assert [number for number, _ in got] == list(range(400))
+    pids = [pid for _, pid in got]
+    assert pids[0] == first
+    assert pids[-1] == int(path.read_text()) != first
+    assert pids == sorted(pids, key=lambda pid: pid != first), "what was stored isn't made again"
+    demo.check()
+
+
+def test_large_items_and_their_loss_with_a_worker(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=1)
+    client = demo.client()
+    future = client.submit(arrays, 8)
+    assert [int(a[0]) for a in future.stream(timeout=WAIT)] == list(range(8))
+    assert future.exception(WAIT) is None
+    demo.workers[0].kill()
+    demo.start("--slots", "1")
+    again = demo.client().get_future(future.id)
+    assert [int(a[0]) for a in again.stream(timeout=WAIT)] == list(range(8))
+    demo.check()
+
+
+def test_async_streams(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=1)
+
+    async def main() -> list[int]:
+        async with Client(demo.url, demo.name) as client:
+            return [item async for item in client.submit(count, 150).stream(timeout=WAIT)]
+
+    assert asyncio.run(asyncio.wait_for(main(), WAIT)) == list(range(150))
+    demo.check()
