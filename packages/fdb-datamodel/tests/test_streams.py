@@ -22,7 +22,7 @@ def values(page: streams.StreamPage) -> list[bytes | None]:
 
 def test_items_are_read_and_both_sides_are_told(memory_lab: Lab) -> None:
     lab = memory_lab
-    worker, claim, writer = begin(lab)
+    _, claim, writer = begin(lab)
     reader = b"r" * 16
     assert lab(streams.read_items, claim.id, 0, 10, reader)[:3] == ([], 0, "claimed")
     items = [(n, FutureResult(b"%d" % n)) for n in range(3)]
