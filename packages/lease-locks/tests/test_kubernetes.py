@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import memo_functions as functions
 import pytest
+from dead_orchestrators import leave_pending
 
 from lease_locks import LeaseManager, MemoizingPicklingRunner, run_remote
 from lease_locks.memo.kubernetes import JobError, KubernetesJobShell
@@ -27,6 +29,7 @@ class Recorded:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.starts = threading.Event()
         self.refuse = 0
+        self.mute = 0  # so many answers are lost on their way
 
     def __call__(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
         self.requests.append((method, path))
@@ -41,6 +44,9 @@ class Recorded:
             self.jobs[name] = {**body, "status": {}}
             command = body["spec"]["template"]["spec"]["containers"][0]["command"]
             threading.Thread(target=self._run, args=(name, command), daemon=True).start()
+            if self.mute:
+                self.mute -= 1
+                raise ConnectionResetError("the answer was lost")
             return 201, self.jobs[name]
         name = path.removeprefix(JOBS + "/").partition("?")[0]
         if name not in self.jobs:
@@ -108,3 +114,30 @@ def test_a_refused_job_says_why_and_frees_the_lock(tmp_path: Path) -> None:
         with pytest.raises(JobError, match="403: no quota"):
             runner.call(functions.square, 6, str(tmp_path))
         assert locks.list() == []
+
+
+def test_a_lost_answer_is_asked_for_again_and_finds_the_job(tmp_path: Path) -> None:
+    api = Recorded()
+    api.mute = 1
+    api.starts.set()
+    with LeaseManager("memory:") as locks:
+        runner = MemoizingPicklingRunner(locks, shell=shell_of(api), pipeline_id="demo")
+        assert runner.call(functions.square, 6, str(tmp_path)) == 36
+    assert [method for method, _ in api.requests][:2] == ["POST", "POST"]
+    assert len(api.jobs) == 1
+
+
+def test_the_pending_job_of_a_dead_orchestrator_is_adopted(tmp_path: Path) -> None:
+    api = Recorded()
+    with LeaseManager("memory:") as locks:
+        leave_pending(locks, shell_of(api), functions.square, 7, str(tmp_path))
+        runner = MemoizingPicklingRunner(locks, shell=shell_of(api), pipeline_id="demo")
+        future = runner.submit(functions.square, 7, str(tmp_path))
+        until = time.monotonic() + 60
+        while [method for method, _ in api.requests].count("GET") < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        api.starts.set()
+        assert future.result(60) == 49
+    assert len(api.jobs) == 1, "no second job was made"
+    assert len(list(tmp_path.iterdir())) == 1

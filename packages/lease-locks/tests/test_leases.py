@@ -20,9 +20,14 @@ from lease_locks import (
     LeaseManager,
     LockReleased,
     LockWasStolenError,
+    ending,
+    transitions,
 )
 from lease_locks import rows as lease_rows
+from lease_locks.clocks import SystemClocks
+from lease_locks.observer import Dead
 from lease_locks.space import HISTORY_EVENTS
+from lease_locks.tokens import FencingToken
 from lease_locks.transitions import trim_history
 
 DEADLINE = 60.0
@@ -531,3 +536,219 @@ def test_reading_never_takes_a_place(locks: LeaseManager, other: LeaseManager) -
     assert other.try_acquire("a") is None
     queue = run(locks.db, lease_rows.read_queue, locks.space.lock("a"))
     assert queue == []
+
+
+# --- statements that need a clock, a queue or an observer of one's own
+
+
+class Clocks(SystemClocks):
+    """A machine's clocks that a test moves."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "slept", 0.0)
+
+    def boottime(self) -> float:
+        return super().boottime() + self.slept
+
+    def suspend(self, seconds: float) -> None:
+        """The boot-time clock counts it, the monotonic one doesn't."""
+        object.__setattr__(self, "slept", self.slept + seconds)
+
+    slept: float
+
+
+def test_a_writer_id_is_a_text_without_a_slash(locks: LeaseManager) -> None:
+    lease = locks.acquire("a/b/c")
+    assert isinstance(lease.writer_id, str)
+    assert "/" not in lease.writer_id
+    assert FencingToken.from_hex(lease.writer_id) == lease.token
+
+
+def test_the_deadline_is_evaluated_at_the_call_and_not_by_a_timer(any_db: Any) -> None:
+    clocks = Clocks()
+    with LeaseManager(any_db, cluster="demo", ttl=600.0, clocks=clocks) as locks:
+        lease = locks.acquire("a")
+        assert 470 < lease.remaining() <= 480, "0.8 × ttl"
+        clocks.suspend(481.0)
+        # No thread has run since: what is asked is answered from the clock alone.
+        assert lease.remaining() == 0.0
+        with pytest.raises(LeaseLost):
+            lease.check()
+        with pytest.raises(LeaseLost):
+            lease.guard(any_db.create_transaction())
+        assert lease.lost.is_set()
+        assert lease.lost_reason == "unreachable"
+
+
+def test_a_suspend_counts_for_the_holder_and_not_for_the_observer(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lease_locks.session.process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.locks.process_gone", lambda record: False)
+    mine, theirs = Clocks(), Clocks()
+    with (
+        LeaseManager(any_db, cluster="demo", ttl=600.0, clocks=mine) as a,
+        LeaseManager(any_db, cluster="demo", ttl=600.0, clocks=theirs) as b,
+    ):
+        lease = a.acquire("a")
+        assert b.try_acquire("a") is None
+        theirs.suspend(10_000.0)
+        assert b.try_acquire("a") is None, "the observer slept: it has seen nothing meanwhile"
+        mine.suspend(10_000.0)
+        assert not lease.held
+
+
+def test_maintain_renews_now(any_db: Any) -> None:
+    clocks = Clocks()
+    with LeaseManager(any_db, cluster="demo", ttl=600.0, clocks=clocks) as locks:
+        lease = locks.acquire("a")
+        clocks.suspend(400.0)
+        assert lease.remaining() < 81
+        lease.maintain()
+        assert lease.remaining() > 470
+
+
+@pytest.mark.parametrize(("holders", "observers"), [(0.5, 600.0), (600.0, 0.5)], ids=["short", "long"])
+def test_the_holders_stored_ttl_counts_whatever_the_observers_is(
+    any_db: Any, monkeypatch: pytest.MonkeyPatch, holders: float, observers: float
+) -> None:
+    monkeypatch.setattr("lease_locks.session.process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.locks.process_gone", lambda record: False)
+    dead = LeaseManager(any_db, cluster="demo", ttl=1000.0)
+    dead.acquire("a", ttl=holders)
+    with dead._session.mutex:
+        dead._session._stopping = True
+        dead._session.mutex.notify_all()
+    with LeaseManager(any_db, cluster="demo", ttl=observers) as b:
+        if holders < 1:
+            b.acquire("a", timeout=DEADLINE)
+        else:
+            with pytest.raises(AcquireTimeout):
+                b.acquire("a", timeout=2.0)
+
+
+def test_an_unfair_acquirer_overtakes_and_takes_no_place(locks: LeaseManager, other: LeaseManager) -> None:
+    lease = locks.acquire("a")
+    waiter = threading.Thread(target=lambda: other.acquire("a", timeout=DEADLINE).release())
+    waiter.start()
+    wait_for_waiters(locks, "a", 1)
+    with pytest.raises(AcquireTimeout):
+        locks.acquire("a", timeout=0.05, fair=False)
+    wait_for_waiters(locks, "a", 1)
+    # Free, and the waiter not awake yet: in the transaction that frees it, as nothing else could be faster.
+    claim = locks._claim(None, "exclusive", 1, False, None, None)
+
+    def swap(tr: Any) -> Any:
+        tr.clear(lease._lock.holder(lease.token))
+        return transitions.acquire(tr, locks.space, lease._lock, claim, locks._session.observer)
+
+    assert isinstance(run(locks.db, swap, strategy="off"), transitions.Granted)
+    locks.force_release("a", reason="the test is over")
+    waiter.join(DEADLINE)
+    assert not waiter.is_alive()
+
+
+def test_a_retry_after_an_unknown_commit_finds_its_own_grant(locks: LeaseManager) -> None:
+    locks._session.start()
+    lock = locks.space.lock("a")
+    claim = locks._claim(None, "exclusive", 1, True, None, None)
+
+    def attempt(tr: Any) -> Any:
+        return transitions.acquire(tr, locks.space, lock, claim, locks._session.observer)
+
+    first = run(locks.db, attempt, strategy="off")
+    assert first.token is None, "known when it committed"
+    again = run(locks.db, attempt, strategy="off")
+    info = locks.read("a")
+    assert info is not None
+    assert again.token == info.token
+    assert [e.kind for e in locks.history("a")] == ["acquired"]
+
+
+@pytest.mark.parametrize("sign", ["heartbeat", "join", "release", "forced"])
+def test_a_sign_of_life_in_between_aborts_a_takeover(
+    locks: LeaseManager, other: LeaseManager, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    lease = locks.acquire("a")
+    other._session.start()
+    monkeypatch.setattr(other._session.observer, "judge", lambda *_: Dead("as far as it has seen"))
+    claim = other._claim(None, "exclusive", 1, True, None, None)
+    late = locks.db.create_transaction()
+    found = transitions.acquire(late, other.space, lease._lock, claim, other._session.observer)
+    assert isinstance(found, transitions.Granted)
+    if sign == "heartbeat":
+        lease.maintain()
+    elif sign == "join":
+        other.join("a", lease.writer_id)
+    elif sign == "release":
+        lease.release()
+    else:
+        locks.force_release("a", reason="in between")
+    with pytest.raises(Exception) as failed:
+        late.commit().wait()
+    assert fdb_error_code(failed.value) == 1020
+
+
+def test_a_release_wakes_one_waiter(any_db: Any) -> None:
+    """Ten wait; each hand-over costs a few transactions of one waiter, not of all."""
+    counts: dict[int, int] = {}
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(any_db, name)
+
+        def create_transaction(self) -> Any:
+            me = threading.get_ident()
+            counts[me] = counts.get(me, 0) + 1
+            return any_db.create_transaction()
+
+    with LeaseManager(Counted(), cluster="demo", ttl=600.0) as locks:
+        lease = locks.acquire("a")
+        held = [threading.Event() for _ in range(10)]
+        go_on = [threading.Event() for _ in range(10)]
+
+        def wait(number: int) -> None:
+            with locks.lock("a", timeout=DEADLINE):
+                held[number].set()
+                go_on[number].wait(DEADLINE)
+
+        threads = [threading.Thread(target=wait, args=(number,)) for number in range(10)]
+        for number, thread in enumerate(threads):
+            thread.start()
+            wait_for_waiters(locks, "a", number + 1)
+        idents = [thread.ident or 0 for thread in threads]
+        time.sleep(0.2)  # whoever just took a place has looked again
+        before = [counts[ident] for ident in idents]
+        lease.release()
+        assert held[0].wait(DEADLINE)
+        time.sleep(0.2)  # for whoever would be woken too
+        after = [counts[ident] for ident in idents]
+        woken = [number for number in range(10) if after[number] != before[number]]
+        assert woken in ([0], [0, 1]), "the first, and the one behind it, who is first now"
+        for event in go_on:
+            event.set()
+        for thread in threads:
+            thread.join(DEADLINE)
+
+
+def test_every_reason_of_a_loss_is_told(any_db: Any, other: LeaseManager) -> None:
+    clocks = Clocks()
+    with LeaseManager(any_db, cluster="demo", ttl=600.0, clocks=clocks) as locks:
+        leases = {name: locks.acquire(name) for name in ("forced", "stolen", "expired", "unreachable")}
+        leases["max_hold"] = locks.acquire("max_hold", max_hold=300.0)
+        other.force_release("forced", reason="test")
+        for kind, early in (("stolen", True), ("expired", False)):
+            lease = leases[kind]
+
+            def end(tr: Any, lease: Any = lease, early: bool = early) -> None:
+                judged = ending.judge_grants(tr, locks.space, lease._lock, other._session.observer)
+                dead = [ending.Found(grant, subject, Dead("test", early)) for grant, subject, _ in judged]
+                ending.take_over(tr, locks.space, lease._lock, dead, b"", "me", 0)
+
+            run(any_db, end, strategy="off")
+        for kind in ("forced", "stolen", "expired"):
+            assert leases[kind].lost.wait(DEADLINE)
+            assert leases[kind].lost_reason == kind
+        clocks.suspend(301.0)
+        assert leases["max_hold"].lost_reason == "max_hold"
+        assert leases["unreachable"].lost_reason is None
+        clocks.suspend(600.0)
+        assert leases["unreachable"].lost_reason == "unreachable"

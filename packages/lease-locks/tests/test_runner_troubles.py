@@ -12,6 +12,7 @@ from typing import Any
 
 import memo_functions as functions
 import pytest
+from dead_orchestrators import leave_pending
 
 from fdb_schema import open_database
 from idempotent_txn import run
@@ -28,8 +29,7 @@ from lease_locks.cli import memos
 from lease_locks.errors import MemoUriError
 from lease_locks.memo import remote
 from lease_locks.memo.functions import bind, load_failure
-from lease_locks.memo.rows import AttemptRecord, Memo, invalidate
-from lease_locks.records import SessionRecord
+from lease_locks.memo.rows import Memo, invalidate
 
 
 @pytest.fixture
@@ -175,49 +175,16 @@ def test_a_failure_whose_pickle_is_spoiled_is_carried_as_text() -> None:
 # --- adoption
 
 
-def dead_orchestrator(locks: LeaseManager, function: Any, *args: Any, shell: str, handle: str) -> None:
-    """Leave what an orchestrator leaves that is killed while its remote is pending."""
-    with LeaseManager(locks.db, cluster="demo") as other:
-        record = other._session.record
-        object.__setattr__(other._session, "record", SessionRecord(**{**_fields(record), "pid": 2**22 + 1}))
-        seen: list[int] = []
+class Pending:
+    """A Shell whose remote never starts."""
 
-        def pending(_: Any) -> Future[Any]:
-            future: Future[Any] = Future()
-            future.handle = handle  # type: ignore[attr-defined]
-            seen.append(1)
-            return future
+    def __init__(self, handle: str) -> None:
+        self.handle = handle
 
-        pending.__name__ = shell
-        threading.Thread(target=runner_of(other, pending).call, args=(function, *args), daemon=True).start()
-        name = bind("demo", function, args, {}).memo.lock_name
-        keys = runner_of(other).rows.keys(bind("demo", function, args, {}).memo)
-
-        def stored() -> bool:
-            info = locks.read(name)
-            data = info and locks.db.get(keys.attempt(bytes(info.token)))
-            return bool(data) and AttemptRecord.decode(bytes(data)).handle == handle
-
-        _eventually(stored)
-        session = other._session
-        with session.mutex:  # its threads end without a word, and close() finds nothing to release
-            session._stopping = True
-            session.mutex.notify_all()
-            session._leases.clear()
-        session._started = False
-
-
-def _fields(record: SessionRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__ if name != "extra"}
-
-
-def _eventually(true: Any) -> None:
-    waited = threading.Event()
-    for _ in range(6_000):
-        if true():
-            return
-        waited.wait(0.01)
-    raise AssertionError("not within 60 s")
+    def __call__(self, args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.handle = self.handle  # type: ignore[attr-defined]
+        return future
 
 
 def test_a_handle_means_nothing_to_another_shell(locks: LeaseManager, marks: Path) -> None:
@@ -230,7 +197,7 @@ def test_a_handle_means_nothing_to_another_shell(locks: LeaseManager, marks: Pat
         def attach(self, handle: str) -> None:
             asked.append(handle)
 
-    dead_orchestrator(locks, functions.square, 4, str(marks), shell="Kubernetes", handle="memo-0001")
+    leave_pending(locks, Pending("memo-0001"), functions.square, 4, str(marks))
     assert runner_of(locks, Other()).call(functions.square, 4, str(marks)) == 16
     assert asked == []
 
