@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, idempotency, journal
-from fdb_embedded import engine as engines
+from fdb_embedded import durability, handles, idempotency, journal
 
 
 def power_loss(directory: Path, image: Path, journal_bytes: int | None = None, torn: bool = False) -> int:
@@ -223,7 +222,7 @@ def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path) -> None:
 
 
 def test_flushes_go_on_while_the_map_grows(tmp_path: Path) -> None:
-    handle = engines.open_database(str(tmp_path / "db"), 730, durability="fsync", map_size=1 << 20)
+    handle = handles.open_database(str(tmp_path / "db"), 730, durability="fsync", map_size=1 << 20)
     db = fdb_embedded.load().impl.Database(handle)
     wrong: list[BaseException] = []
 

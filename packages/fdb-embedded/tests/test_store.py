@@ -16,12 +16,11 @@ import msgpack
 import pytest
 
 import fdb_embedded
-from fdb_embedded import engine as engines
-from fdb_embedded import keys, store
+from fdb_embedded import handles, keys, store
 
 
 def small(path: Path, map_size: int = 1 << 20) -> Any:
-    handle = engines.open_database(str(path), 730, map_size=map_size)
+    handle = handles.open_database(str(path), 730, map_size=map_size)
     return fdb_embedded.load().impl.Database(handle)
 
 
@@ -166,8 +165,8 @@ def test_every_process_follows_a_grown_map(tmp_path: Path) -> None:
     code = """
 import sys
 import tempfile
-from fdb_embedded import engine, load
-handle = engine.open_database(sys.argv[1], 730, map_size=1 << 20)
+from fdb_embedded import handles, load
+handle = handles.open_database(sys.argv[1], 730, map_size=1 << 20)
 db = load().impl.Database(handle)
 for number in range(int(sys.argv[2]), 60, 2):
     tr = db.create_transaction()
@@ -370,7 +369,7 @@ def test_a_collected_handle_finishes_its_commits(tmp_path: Path) -> None:
     db = fdb_embedded.open(tmp_path / "db")
     assert db[b"k"] == b"v"
     fdb_embedded.close(db)
-    assert not [engine for engine in engines._engines.values() if engine.path == tmp_path / "db"]
+    assert not [engine for engine in handles._engines.values() if engine.path == tmp_path / "db"]
 
 
 def test_threads_may_share_a_transaction(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import engine, errors, locality
+from . import errors, handles, locality
 from .errors import Code
 from .futures import Future, failed, ready
 from .transaction import Transaction
@@ -36,7 +36,7 @@ def target_bytes(mode: int, iteration: int, limit: int) -> int:
 class CApi:
     """One binding's library. `make_error` makes its `FDBError` of a code; what ctypes sets on functions is ignored."""
 
-    def __init__(self, open_name: Callable[[str | None], engine.Database]) -> None:
+    def __init__(self, open_name: Callable[[str | None], handles.Database]) -> None:
         self.api_version = 0
         self.make_error: Callable[[int], Exception] = Code
         self.open_name = open_name
@@ -122,19 +122,21 @@ class CApi:
 
     # --- databases ---
 
-    def open_database(self, name: Any) -> engine.Database:
+    def open_database(self, name: Any) -> handles.Database:
         if isinstance(name, bytes):
             name = name.decode()
         return self.open_name(name)
 
-    def _database_destroy(self, database: engine.Database) -> None:
+    def _database_destroy(self, database: handles.Database) -> None:
         database.close_collected()
 
-    def _database_set_option(self, database: engine.Database, option: int, parameter: bytes | None, length: int) -> int:
+    def _database_set_option(
+        self, database: handles.Database, option: int, parameter: bytes | None, length: int
+    ) -> int:
         database.set_option(option, parameter)
         return 0
 
-    def _database_get_client_status(self, database: engine.Database) -> Future:
+    def _database_get_client_status(self, database: handles.Database) -> Future:
         from . import status
 
         return ready(status.client_status(database))

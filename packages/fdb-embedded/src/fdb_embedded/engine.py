@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
 import sys
 import threading
 from collections import OrderedDict
@@ -14,20 +12,16 @@ from typing import Any
 import lmdb
 
 from . import durability as durable
-from . import futures, idempotency, journal, options
+from . import idempotency, journal
 from .commit import Committer
 from .conflict import WITH_LASTING_IDS, pack_record, read_log, unpack_record
 from .errors import Code, EngineClosed
-from .faults import Faults
-from .faulty import FaultyCommits
 from .housekeeping import Housekeeper
 from .keys import LOG, log_key
-from .options import PLAIN, TransactionOptions
 from .snapshot import Snapshot
 from .store import MAP_SIZE, Store
-from .transaction import Transaction
 from .versions import MAX_READ_AGE, last_version
-from .watches import DEFAULT_LIMIT, Watches
+from .watches import Watches
 
 PINNED = 64
 KEEP_LOG = 2 * MAX_READ_AGE
@@ -51,6 +45,7 @@ class Engine:
         self.pinned: OrderedDict[int, Snapshot] = OrderedDict()
         self.versions_are_asked_for = False  # committed versions are kept from the first `set_read_version` on
         self.lock = threading.Lock()
+        self.attaching = threading.RLock()
         self.known = (-1, 0)  # (LMDB's number of a transaction, the version it shows)
         self.flushing = self.durability == "fsync" and self.path is not None
         self._flushed: Snapshot | None = None
@@ -271,7 +266,7 @@ class Engine:
         if self.closed:
             raise EngineClosed(f"the database {self.path or 'in memory'} was closed")
         if self.forked:
-            with _registry_lock:
+            with self.attaching:
                 if self.forked:
                     self.store.reattach()
                     if self.flushing and self.store.flusher is not None:
@@ -309,113 +304,4 @@ class Engine:
         self.store.close()
 
 
-class Database:
-    """A handle: an engine and the options set on this handle."""
-
-    def __init__(self, engine: Engine, api_version: int, faults: Faults | None = None) -> None:
-        self.engine = engine
-        self.api_version = api_version
-        self.defaults: TransactionOptions = PLAIN
-        self.max_watches = DEFAULT_LIMIT
-        self.watches = 0
-        self.open = True
-        self.faulty = FaultyCommits(engine, faults) if faults is not None else None
-        engine.handles += 1
-
-    def transaction(self) -> Transaction:
-        engine = self.engine
-        if engine.stale or not self.open:
-            if not self.open:
-                raise EngineClosed("this database handle was closed")
-            engine.check_open()
-        return Transaction(self)
-
-    def set_option(self, option: int, parameter: bytes | None) -> None:
-        """Set a database option; raises `Code` 2007 for an unknown one, 2006 for a bad value."""
-        if option not in options.DATABASE_OPTIONS:
-            raise Code(2007)
-        if option == options.MAX_WATCHES:
-            self.max_watches = options.integer(parameter, 0, 1_000_000)
-        elif option == options.DATABASE_SNAPSHOT_RYW_ENABLE:
-            self.defaults = self.defaults.with_option(options.SNAPSHOT_RYW_ENABLE, None)
-        elif option == options.DATABASE_SNAPSHOT_RYW_DISABLE:
-            self.defaults = self.defaults.with_option(options.SNAPSHOT_RYW_DISABLE, None)
-        elif option in options.DATABASE_DEFAULTS:
-            self.defaults = self.defaults.with_option(options.DATABASE_DEFAULTS[option], parameter)
-
-    def close_collected(self) -> None:
-        """As `close`, when the handle is collected: perhaps in the middle of a commit of this very thread."""
-        commits = self.engine.handles <= 1 or self.faulty is not None  # closing may, so it can't be done in a commit
-        if self.open and commits and self.engine.committer.lead.locked():
-            self.engine.housekeeper.call_at(0.0, self.close)
-        else:
-            self.close()
-
-    def close(self) -> None:
-        """Give up the handle; the engine closes with its last one."""
-        if self.open:
-            self.open = False
-            if self.faulty is not None and not self.engine.stale:
-                self.faulty.land_all()
-            with _registry_lock:
-                self.engine.handles -= 1
-                if self.engine.handles <= 0 and not self.engine.closed:
-                    for name in [name for name, engine in _engines.items() if engine is self.engine]:
-                        del _engines[name]
-                    last = self.engine
-                else:
-                    return
-            last.close()
-
-
-_engines: dict[object, Engine] = {}
-_registry_lock = threading.RLock()
-_inherited: list[Any] = []
-
-
-def open_database(
-    name: str | None,
-    api_version: int,
-    *,
-    durability: str = "process",
-    map_size: int = MAP_SIZE,
-    faults: Faults | None = None,
-) -> Database:
-    """A handle on the database of a directory or of memory: `:memory:` is a new one, `memory:NAME` is shared."""
-    with _registry_lock:
-        key: object
-        path: Path | None = None
-        if name in (":memory:", "memory:"):
-            key = object()
-        elif name is not None and name.startswith("memory:"):
-            key = name
-        else:
-            path = Path(name if name is not None else ".mainspring")
-            key = str(path.resolve())
-        engine = _engines.get(key)
-        if engine is None or engine.closed:
-            engine = _engines[key] = Engine(path, durability=durability, map_size=map_size)
-        else:
-            engine.check_open()
-            if durability == "fsync":
-                engine.make_durable()
-        return Database(engine, api_version, faults if faults is not None else Faults.from_environment())
-
-
-def _close_all() -> None:
-    for engine in list(_engines.values()):
-        with contextlib.suppress(Exception):
-            engine.close()
-
-
-def _after_fork_in_child() -> None:
-    global _registry_lock
-    _registry_lock = threading.RLock()
-    futures.renew_lock()
-    for engine in list(_engines.values()):
-        if not engine.closed:
-            engine.after_fork()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_inherited: list[Any] = []  # read transactions of a parent process: aborting them here would free its reader slots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import engine
+from . import handles
 from .binding import DEFAULT_API_VERSION, default_name, load
 from .errors import InvalidOption
 from .faults import Faults
@@ -28,7 +28,7 @@ def open(
         raise InvalidOption(f"durability {durability!r}: expected one of {', '.join(DURABILITIES)}")
     fdb = load()
     name = default_name() if path is None else os.fspath(path)
-    handle = engine.open_database(
+    handle = handles.open_database(
         name, fdb.get_api_version() or DEFAULT_API_VERSION, durability=durability, faults=faults
     )
     return fdb.impl.Database(handle)

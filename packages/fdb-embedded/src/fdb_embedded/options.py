@@ -9,7 +9,7 @@ from . import errors
 from .errors import Code
 
 if TYPE_CHECKING:
-    from .engine import Database
+    from .handles import Database
 
 # transaction options with a meaning here
 NEXT_WRITE_NO_WRITE_CONFLICT_RANGE = 30

@@ -14,7 +14,8 @@ from .overlay import Overlay
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from .engine import Database, Engine
+    from .engine import Engine
+    from .handles import Database
 
 KEY_LIMIT = 10_000
 SYSTEM_KEY_LIMIT = 30_000

@@ -11,7 +11,8 @@ from . import idempotency, keys
 from .versions import last_version
 
 if TYPE_CHECKING:
-    from .engine import Database, Engine
+    from .engine import Engine
+    from .handles import Database
 
 ADDRESS = "127.0.0.1:4500"
 PROTOCOL = "0fdb00b073000000"

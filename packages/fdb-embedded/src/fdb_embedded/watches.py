@@ -17,7 +17,8 @@ from .errors import Code
 from .futures import Future
 
 if TYPE_CHECKING:
-    from .engine import Database, Engine
+    from .engine import Engine
+    from .handles import Database
 
 POLL = 0.25  # seconds between looks when nothing wakes the thread
 DEFAULT_LIMIT = 10_000

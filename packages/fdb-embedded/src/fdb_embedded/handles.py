@@ -1,0 +1,130 @@
+"""Handles on databases: which engine serves a name in this process, the options of a handle, and what a fork needs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+from . import futures, options
+from .engine import Engine
+from .errors import Code, EngineClosed
+from .faults import Faults
+from .faulty import FaultyCommits
+from .options import PLAIN, TransactionOptions
+from .store import MAP_SIZE
+from .transaction import Transaction
+from .watches import DEFAULT_LIMIT
+
+
+class Database:
+    """A handle: an engine and the options set on this handle."""
+
+    def __init__(self, engine: Engine, api_version: int, faults: Faults | None = None) -> None:
+        self.engine = engine
+        self.api_version = api_version
+        self.defaults: TransactionOptions = PLAIN
+        self.max_watches = DEFAULT_LIMIT
+        self.watches = 0
+        self.open = True
+        self.faulty = FaultyCommits(engine, faults) if faults is not None else None
+        engine.handles += 1
+
+    def transaction(self) -> Transaction:
+        engine = self.engine
+        if engine.stale or not self.open:
+            if not self.open:
+                raise EngineClosed("this database handle was closed")
+            engine.check_open()
+        return Transaction(self)
+
+    def set_option(self, option: int, parameter: bytes | None) -> None:
+        """Set a database option; raises `Code` 2007 for an unknown one, 2006 for a bad value."""
+        if option not in options.DATABASE_OPTIONS:
+            raise Code(2007)
+        if option == options.MAX_WATCHES:
+            self.max_watches = options.integer(parameter, 0, 1_000_000)
+        elif option == options.DATABASE_SNAPSHOT_RYW_ENABLE:
+            self.defaults = self.defaults.with_option(options.SNAPSHOT_RYW_ENABLE, None)
+        elif option == options.DATABASE_SNAPSHOT_RYW_DISABLE:
+            self.defaults = self.defaults.with_option(options.SNAPSHOT_RYW_DISABLE, None)
+        elif option in options.DATABASE_DEFAULTS:
+            self.defaults = self.defaults.with_option(options.DATABASE_DEFAULTS[option], parameter)
+
+    def close_collected(self) -> None:
+        """As `close`, when the handle is collected: perhaps in the middle of a commit of this very thread."""
+        commits = self.engine.handles <= 1 or self.faulty is not None  # closing may, so it can't be done in a commit
+        if self.open and commits and self.engine.committer.lead.locked():
+            self.engine.housekeeper.call_at(0.0, self.close)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Give up the handle; the engine closes with its last one."""
+        if self.open:
+            self.open = False
+            if self.faulty is not None and not self.engine.stale:
+                self.faulty.land_all()
+            with _registry_lock:
+                self.engine.handles -= 1
+                if self.engine.handles <= 0 and not self.engine.closed:
+                    for name in [name for name, engine in _engines.items() if engine is self.engine]:
+                        del _engines[name]
+                    last = self.engine
+                else:
+                    return
+            last.close()
+
+
+_engines: dict[object, Engine] = {}
+_registry_lock = threading.RLock()
+
+
+def open_database(
+    name: str | None,
+    api_version: int,
+    *,
+    durability: str = "process",
+    map_size: int = MAP_SIZE,
+    faults: Faults | None = None,
+) -> Database:
+    """A handle on the database of a directory or of memory: `:memory:` is a new one, `memory:NAME` is shared."""
+    with _registry_lock:
+        key: object
+        path: Path | None = None
+        if name in (":memory:", "memory:"):
+            key = object()
+        elif name is not None and name.startswith("memory:"):
+            key = name
+        else:
+            path = Path(name if name is not None else ".mainspring")
+            key = str(path.resolve())
+        engine = _engines.get(key)
+        if engine is None or engine.closed:
+            engine = _engines[key] = Engine(path, durability=durability, map_size=map_size)
+        else:
+            engine.check_open()
+            if durability == "fsync":
+                engine.make_durable()
+        return Database(engine, api_version, faults if faults is not None else Faults.from_environment())
+
+
+def _close_all() -> None:
+    for engine in list(_engines.values()):
+        with contextlib.suppress(Exception):
+            engine.close()
+
+
+def _after_fork_in_child() -> None:
+    global _registry_lock
+    _registry_lock = threading.RLock()
+    futures.renew_lock()
+    for engine in list(_engines.values()):
+        if not engine.closed:
+            engine.after_fork()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)
