@@ -168,6 +168,7 @@ class Claim:
     call_options: bytes = b""
     assigned: bool = False  # from this worker's assignments, not from the pool
     reason: bytes | None = None  # the object an assignment named
+    listened: bool = False  # others may wait for it
 
     @property
     def future_id(self) -> UUID:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from .changes import Changes, FutureRows
 from .endings import place
 from .records import Claim, FutureResult, WorkerId
 from .requirements import Shape
-from .space import ARGS, CLAIM, CODE, EPOCH, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS, encode_id
+from .space import ARGS, CLAIM, CODE, EPOCH, LATEST_RESULT, LISTENERS, NUM_ATTEMPTS, OPTIONS, encode_id
 
 _ROWS_PER_FUTURE = 12  # more than a future has; bounds the one read that covers a dense batch
 _ONE_ATTEMPT = codec.pack(1)
@@ -32,8 +32,10 @@ class Chosen(NamedTuple):
     reason: bytes | None = None
 
 
-def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim]:
+def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen], expected: Set[bytes] = frozenset()) -> list[Claim]:
     """Write the claim rows of futures that hold no place any more; the claims, in order.
+
+    `expected`: inputs that this worker is about to realize itself; a claim's `inputs` lacks them.
 
     The caller has read the worker's incarnation, and each future's entry or edge serializably: whatever else changes a
     future's rows writes that too, so they are read by snapshot; the inputs' results are read serializably. A future whose
@@ -59,12 +61,14 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim
         attempts = options = epoch = None
         if rows is None:
             prefix = futures + e
-            code, args = get(prefix + CODE), get(prefix + ARGS)
+            code, args, listened = get(prefix + CODE), get(prefix + ARGS), False
             if not plain:
                 attempts, options, epoch = get(prefix + NUM_ATTEMPTS), get(prefix + OPTIONS), get(prefix + EPOCH)
+                listened = prefix + LISTENERS in found
         else:
             of = rows.rows.get
             code, args, attempts, options, epoch = of(CODE), of(ARGS), of(NUM_ATTEMPTS), of(OPTIONS), of(EPOCH)
+            listened = rows.listened
         if code is None:
             continue  # an entry without a future; validate names it
         if code != code_seen:  # a batch's futures seldom differ in it
@@ -73,6 +77,7 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim
         payload, dependencies = codec.unpack_args(args) if args is not None else (b"", ())
         attempt = 1 if attempts is None else codec.unpack(attempts) + 1
         claim = Claim(future_id, worker, token, attempt, 0, session, program, payload, dependencies, _NO_INPUTS, shape)
+        claim.listened = listened
         if assigned:
             claim.assigned = True
             claim.reason = reason
@@ -88,7 +93,7 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen]) -> list[Claim
         claims.append(claim)
         encoded.append(e)
     if with_inputs:
-        lacking = _fill_inputs(ch, with_inputs)
+        lacking = _fill_inputs(ch, with_inputs, expected)
         if lacking:
             claims = [claim for claim in claims if claim.id not in lacking]
             encoded = [encode_id(claim.id) for claim in claims]
@@ -133,9 +138,9 @@ def _read_rows(ch: Changes, chosen: Sequence[Chosen]) -> dict[bytes, bytes]:
     return found
 
 
-def _fill_inputs(ch: Changes, starting: Sequence[tuple[Chosen, Claim]]) -> set[bytes]:
+def _fill_inputs(ch: Changes, starting: Sequence[tuple[Chosen, Claim]], expected: Set[bytes]) -> set[bytes]:
     """Put the dependencies' results into claims; the ids of futures that lack one and were put back."""
-    wanted = list(dict.fromkeys(upstream for _, claim in starting for upstream in claim.dependencies))
+    wanted = list(dict.fromkeys(up for _, claim in starting for up in claim.dependencies if up not in expected))
     values = ch.get_many([ch.keys.future(encode_id(upstream), LATEST_RESULT) for upstream in wanted])
     inputs: dict[bytes, FutureResult] = {
         upstream: codec.unpack_latest_result(value)
@@ -144,8 +149,8 @@ def _fill_inputs(ch: Changes, starting: Sequence[tuple[Chosen, Claim]]) -> set[b
     }
     lacking: set[bytes] = set()
     for _, claim in starting:
-        if all(upstream in inputs for upstream in claim.dependencies):
-            claim.inputs = {upstream: inputs[upstream] for upstream in claim.dependencies}
+        if all(upstream in inputs or upstream in expected for upstream in claim.dependencies):
+            claim.inputs = {upstream: inputs[upstream] for upstream in claim.dependencies if upstream in inputs}
         else:
             lacking.add(claim.id)
             # It is in no place and its inputs aren't all there (row `claim_future`, target waiting): onto edges, or ended.

@@ -87,6 +87,9 @@ class Driver:
                 elif isinstance(instruction, PrepareInputs) and not self.hold_inputs:
                     for task in instruction.tasks:
                         task.digest = task.claim.code
+                        if task.claim.dependencies:
+                            inputs = task.claim.inputs
+                            task.dependencies = [None if d not in inputs else b"input" for d in task.claim.dependencies]
                     pending.append(InputsReady(instruction.tasks))
                 else:
                     seen.append(instruction)
@@ -103,7 +106,7 @@ class Driver:
     def claim(self, *items: Claim, more: bool = False) -> list[Instruction]:
         """A bell, and a turn that claims these."""
         (turn,) = self.only(RunTurn, self.say(Rang()))
-        assert turn.limit >= len(items)
+        assert turn.limit >= len([item for item in items if not item.dependencies])
         return self.say(TurnEnded(claims(*items, more=more), turn))
 
     def result(
@@ -659,6 +662,11 @@ def test_whatever_happens_every_claim_ends_exactly_once(seed: int) -> None:
             turn = open_turns.pop(0)
             found = [claim(number + j, code=rng.choice([b"f", b"g"])) for j in range(rng.randint(0, turn.limit))]
             number += len(found)
+            for head in found[:]:
+                for _ in range(rng.choice([0, 0, 1, 4])):  # claimed ahead, each behind the one before
+                    head = claim(number, code=rng.choice([b"f", b"f", b"g"]), dependencies=(head.id,))
+                    number += 1
+                    found.append(head)
             claimed.extend(c.id for c in found)
             absorb(d.say(TurnEnded(claims(*found, more=rng.random() < 0.5 and number < 300), turn)))
 
@@ -677,9 +685,12 @@ def test_whatever_happens_every_claim_ends_exactly_once(seed: int) -> None:
             message = rng.choice(
                 [
                     [messages.RESULT, head.seq, rng.choice([5, 500, 2 * SECOND]), b"v"],
+                    [messages.STORED, head.seq, 9, 70_000, "name"],
                     [messages.FAILED, head.seq, 9, messages.FAIL_RAISED, failure(ValueError("x"))],
                 ]
             )
+            if head.claim.dependencies and (head.orphaned or rng.random() < 0.2):
+                message = [messages.SKIPPED, head.seq]
             absorb(d.say(ChildSaid(child.number, [message]), after=rng.choice([0.0, 0.001, 0.2])))
         elif action < 0.75 or child.state is ChildState.dying:
             unread = tuple(t.seq for t in list(child.queue)[rng.randint(0, len(child.queue)) :])
@@ -690,6 +701,7 @@ def test_whatever_happens_every_claim_ends_exactly_once(seed: int) -> None:
         elif action < 0.92 and child.state is ChildState.blocked:
             absorb(d.say(ChildSaid(child.number, [[messages.RESUMED, head.seq]])))
         elif action < 0.95:
+            head = rng.choice([head, *d.core.tasks.values()])
             cancelled.add(head.claim.id)
             absorb(d.say(MailArrived((MailEntry(head.claim.id, "cancel"),))))
         else:
@@ -706,6 +718,85 @@ def test_whatever_happens_every_claim_ends_exactly_once(seed: int) -> None:
     assert d.core.used == [0, 0, 0]
     assert len(reported) == len(set(reported)), "a claim was reported twice"
     assert set(claimed) - cancelled <= set(reported) <= set(claimed)
+
+
+def chain(first: int, count: int, **fields: Any) -> list[Claim]:
+    """Claims of which each lacks the result of the one before."""
+    heads = [claim(first, **fields)]
+    for number in range(first + 1, first + count):
+        heads.append(claim(number, dependencies=(heads[-1].id,), **fields))
+    return heads
+
+
+def quick(slots: int = 1) -> Driver:
+    """A worker that has seen that its tasks are short."""
+    d = Driver(slots=slots)
+    d.start(claim(1))
+    d.result(0, 0, 10)
+    return d
+
+
+def test_a_chain_claimed_ahead_is_sent_to_one_child_in_order() -> None:
+    d = quick(slots=2)
+    instructions = d.claim(*chain(2, 4))
+    assert sent(instructions) == [2, 3, 4, 5]
+    assert len({s.child for s in d.only(SendTasks, instructions)}) == 1
+    assert planning.claim_limit(d.core) == 1, "a chain takes one slot"
+    child, seqs = d.child_of(2), [d.seq_of(n) for n in range(2, 6)]
+    ended = [o for seq in seqs for o in outcomes(d.result(child, seq, after=planning.LINGER))]
+    assert [(o.event, o.result) for o in ended] == [("realize_future", b"v")] * 4
+    assert d.core.following == 0
+
+
+def test_when_a_link_fails_those_behind_it_go_back_uncharged() -> None:
+    d = quick()
+    d.claim(*chain(2, 3))
+    failed = [messages.FAILED, d.seq_of(2), 9, messages.FAIL_RAISED, failure(ValueError("x"))]
+    skipped = [[messages.SKIPPED, d.seq_of(n)] for n in (3, 4)]
+    ended = outcomes(d.say(ChildSaid(0, [failed, *skipped])))
+    assert [o.event for o in ended] == ["fail_future", "relinquish_claim", "relinquish_claim"]
+    assert not any(o.started for o in ended[1:])
+    assert d.core.tasks == {}
+
+
+def test_a_stored_result_is_brought_to_what_was_claimed_behind_it() -> None:
+    d = quick()
+    d.claim(*chain(2, 2))
+    d.hold_inputs = True
+    instructions = d.say(
+        ChildSaid(0, [[messages.STORED, d.seq_of(2), 9, 70_000, "big"], [messages.SKIPPED, d.seq_of(3)]])
+    )
+    (prepare,) = d.only(PrepareInputs, instructions)
+    (task,) = prepare.tasks
+    assert [result.size for result in task.claim.inputs.values()] == [70_000]
+    task.dependencies = ["/parcel"]
+    assert sent(d.say(InputsReady([task]))) == [3]
+
+
+def test_a_follower_that_was_taken_back_is_sent_with_the_result_itself() -> None:
+    d = quick()
+    d.claim(*chain(2, 2))
+    assert d.only(TakeBack, d.say(after=planning.STUCK)) == [TakeBack(0)]
+    assert sent(d.say(TasksReturned(0, (d.seq_of(3),)))) == [], "it waits for the one before"
+    assert sent(d.result(0, d.seq_of(2), value=b"two")) == [3]
+    assert d.core.tasks[claim(3).id].dependencies == [b"two"]
+
+
+def test_a_cancelled_link_takes_those_behind_it_out_of_hand() -> None:
+    d = quick()
+    d.claim(*chain(2, 4))
+    d.say(after=planning.STUCK)
+    d.say(TasksReturned(0, tuple(d.seq_of(n) for n in (3, 4, 5))))
+    ended = outcomes(d.say(MailArrived((MailEntry(claim(3).id, "cancel"),))))
+    assert [(o.event, o.claim.id) for o in ended] == [("relinquish_claim", claim(n).id) for n in (4, 5)]
+    assert set(d.core.tasks) == {claim(2).id}
+
+
+def test_a_claim_whose_upstream_is_not_in_hand_goes_the_way_of_lost_inputs() -> None:
+    d = quick()
+    d.hold_inputs = True
+    (prepare,) = d.only(PrepareInputs, d.claim(claim(9, dependencies=(claim(8).id,))))
+    assert prepare.tasks[0].behind is None
 
 
 def test_tasks_name_their_future_and_function() -> None:

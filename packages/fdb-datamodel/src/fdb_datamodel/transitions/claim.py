@@ -8,6 +8,7 @@ from uuid import UUID
 from fdb_schema import ClusterSpace, Transaction, add_read_conflict_keys
 
 from .. import codec
+from ..chains import claim_ahead
 from ..changes import Changes, FutureRows
 from ..endings import enqueue_or_fail, finish
 from ..errors import FutureStateError
@@ -106,7 +107,13 @@ def take(
             chosen.append(one)
         if conflicts:
             add_read_conflict_keys(ch.tr, conflicts)
-    claims.extend(start(ch, worker, chosen))
+    started = start(ch, worker, chosen)
+    claims.extend(started)
+    if capacity.ahead > 0:
+        free = capacity.free.shape
+        for one in chosen:
+            free = _less(free, one.shape)
+        claims.extend(claim_ahead(ch, worker, started, free, capacity.ahead))
     return claims
 
 

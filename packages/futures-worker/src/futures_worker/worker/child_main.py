@@ -29,6 +29,10 @@ MOST_FUNCTIONS = 1000
 """Functions kept loaded by a child; the one loaded first goes first."""
 
 
+class _NotAtHand(BaseException):
+    """The task before, whose result this one takes, didn't leave a small one."""
+
+
 class ChildLoop:
     """Runs tasks from `tasks` and writes results to the descriptor `results`.
 
@@ -48,6 +52,7 @@ class ChildLoop:
         self._write_lock = threading.Lock()
         self._queued: list[list[Any]] = []  # rest of the packet being run, last first
         self._seq = -1
+        self._kept: dict[int, bytes] = {}  # inline results of late, by seq: tasks sent behind may take them
         task_context.install(self._report_waiting)
 
     def run(self) -> None:
@@ -76,6 +81,9 @@ class ChildLoop:
                 keywords: dict[str, Any] = {}
             else:
                 positional, keywords = self._load_args(args, dependencies, function)
+        except _NotAtHand:
+            self._write(self._pack((messages.SKIPPED, seq)))
+            return
         except BaseException as error:
             self._fail(seq, started, messages.FAIL_PERMANENT, error)
             return
@@ -102,7 +110,12 @@ class ChildLoop:
             size = result.nbytes
             if size <= payload.INLINE_RESULT_BYTES:
                 elapsed = int((time.perf_counter() - started) * 1e6)
-                self._write(self._pack((messages.RESULT, seq, elapsed, result.to_bytes())))
+                data = result.to_bytes()
+                kept = self._kept
+                kept[seq] = data
+                if len(kept) > messages.MOST_KEPT:
+                    del kept[next(iter(kept))]
+                self._write(self._pack((messages.RESULT, seq, elapsed, data)))
                 return
             name = result_name(future_id, epoch, attempt)
             self._store(name, result)
@@ -125,7 +138,7 @@ class ChildLoop:
     def _load_args(
         self,
         args: bytes | str,
-        dependencies: list[bytes | str] | str | None,
+        dependencies: list[bytes | str | int] | str | None,
         function: tuple[Callable[..., Any], str, str],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         data = Path(args).read_bytes() if isinstance(args, str) else args
@@ -133,6 +146,10 @@ class ChildLoop:
             dependencies = msgpack.unpackb(Path(dependencies).read_bytes())
         values = []
         for number, dependency in enumerate(dependencies or ()):
+            if isinstance(dependency, int):
+                if dependency not in self._kept:
+                    raise _NotAtHand
+                dependency = self._kept[dependency]
             try:
                 values.append(payload.load_result(map_file(dependency) if isinstance(dependency, str) else dependency))
             except Exception as error:

@@ -14,7 +14,7 @@ What the core guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fdb_datamodel import Claim, Failure, FutureResult, Outcome
@@ -130,7 +130,8 @@ class WorkerCore(WorkerState):
         if limit:
             self.wants_claim = claims.more
             self._learn_patience(bool(claims))
-            if len(claims) >= limit:
+            heads = [claim for claim in claims if len(claim.inputs) == len(claim.dependencies)]
+            if len(heads) >= limit:
                 self.ambition = min(MOST_IN_HAND, max(self.ambition, self.slots, limit) * 2)
             elif not claims and not self.tasks:
                 self.ambition = self.slots
@@ -150,12 +151,23 @@ class WorkerCore(WorkerState):
             if self.draining:
                 self.give_back(task, "drained")
             else:
+                self._follow(task)
                 prepare.append(task)
         if prepare:
             self.preparing += len(prepare)
             for task in prepare:
                 task.preparing = True
             self.out.append(PrepareInputs(prepare))
+
+    def _follow(self, task: Task) -> None:
+        """A claim that lacks the result of another one of this worker was made ahead of it."""
+        claim = task.claim
+        if len(claim.inputs) < len(claim.dependencies):
+            lacking = [one for one in claim.dependencies if one not in claim.inputs]
+            upstream = self.tasks.get(lacking[0])
+            gone = upstream is None or upstream.cancelled or upstream.orphaned or upstream.follower is not None
+            if upstream is not None and len(lacking) == 1 and not gone:
+                self.attach(task, upstream)
 
     def _accept(self, claims: Iterable[Claim]) -> list[Task]:
         tasks = []
@@ -191,8 +203,14 @@ class WorkerCore(WorkerState):
         for task in filter(self._prepared, event.tasks):
             if task.cancelled:
                 self.close(task)
+            elif task.orphaned:
+                self.let_go(task)
             elif self.draining:
                 self.give_back(task, "drained")
+            elif task.behind is not None:
+                continue  # it is sent behind that task, or when that one has ended
+            elif type(task.dependencies) is list and None in task.dependencies:
+                self.line_up(task)
             elif task.claim.id in awaited:
                 first.append(task)
             else:
@@ -231,6 +249,9 @@ class WorkerCore(WorkerState):
                 self._blocked(child, message[2], message[3])
             elif kind == messages.RESUMED:
                 self.resumed(child)
+            elif kind == messages.SKIPPED:
+                child.head_since = self.now
+                self.return_tasks(child, [seq])
             else:
                 task = child.take(seq)
                 if task is not None:
@@ -247,17 +268,20 @@ class WorkerCore(WorkerState):
         seconds = message[2] * 1e-6
         self.pace.observe(task.digest, seconds)
         kind = message[0]
-        if task.cancelled:
+        if task.cancelled or task.orphaned:
             if kind == messages.STORED:
                 self.out.append(DropObject(task.object_name))
-            self.close(task)
+            self.let_go(task)
         elif kind == messages.RESULT:
             self.counters.realized += 1
+            if task.follower is not None:
+                self.hand_on(task, FutureResult(message[3], len(message[3])))
             self.end(task, Outcome.realized(task.claim, message[3]))
         elif kind == messages.STORED:
             self.counters.realized += 1
             size: int = message[3]
             result = FutureResult(size=size, name=task.object_name, worker=self.worker)
+            self.hand_on(task, result)
             self.end(task, Outcome.realized(task.claim, result))
         else:
             self.counters.failed += 1
@@ -366,6 +390,9 @@ class WorkerCore(WorkerState):
                 self.ready.remove(task)
                 self.close(task)
                 continue
+            if task.behind is not None and task.seq < 0 and not task.preparing:
+                self.close(task)
+                continue
             for child in self.children.values():
                 if child.queue and child.queue[0] is task:
                     self.kill(child, "cancelled")
@@ -376,6 +403,8 @@ class WorkerCore(WorkerState):
             self.drain_end = self.now + event.grace
             while self.ready:
                 self.give_back(self.ready.popleft(), "drained")
+            for task in self._held():
+                self.give_back(task, "drained")
             for child in self.children.values():
                 if child.state is ChildState.running and len(child.queue) > 1:
                     self.out.append(TakeBack(child.number))
@@ -383,6 +412,12 @@ class WorkerCore(WorkerState):
                     self.kill(child, "drained")  # it would never end by itself
         else:
             self.drain_end = min(self.drain_end, self.now + event.grace)
+
+    def _held(self) -> Iterator[Task]:
+        """Tasks in no line that wait for another one of this worker, the last of a chain first."""
+        for task in reversed(list(self.tasks.values())):
+            if task.behind is not None and task.seq < 0 and not task.preparing:
+                yield task
 
     def _fenced(self, event: Fenced) -> None:
         """Nothing held counts any more: stop all of it, and start anew under the identity the shell sets."""
@@ -395,6 +430,8 @@ class WorkerCore(WorkerState):
             task.cancelled = True
         while self.ready:
             self.close(self.ready.popleft())
+        for task in self._held():
+            self.close(task)
         self.outcomes.clear()
         self.wants_claim = True
         self.ambition = self.slots

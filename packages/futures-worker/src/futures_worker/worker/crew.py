@@ -249,9 +249,12 @@ class Crew:
 
 
 def _pack_task(task: Task) -> bytes:
-    claim = task.claim
+    claim, dependencies = task.claim, task.dependencies
+    if task.behind is not None and isinstance(dependencies, list):
+        before = task.behind.seq
+        dependencies = [before if one is None else one for one in dependencies]  # type: ignore[misc]
     packed: bytes = _pack(
-        (task.seq, task.digest, task.args, task.dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
+        (task.seq, task.digest, task.args, dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
     )
     return packed
 

@@ -62,7 +62,10 @@ class Inputs:
             claim = task.claim
             digest = self._codes.get(claim.code)
             small = len(claim.args) <= PARCEL_BYTES and len(claim.call_options) <= PARCEL_BYTES
-            if digest is None or claim.dependencies or type(claim.args) is not bytes or not small:
+            if digest is not None and task.behind is not None and small and len(claim.dependencies) == 1:
+                task.digest, task.args, task.dependencies = digest, claim.args, [None]
+                ready.append(task)
+            elif digest is None or claim.dependencies or type(claim.args) is not bytes or not small:
                 event = self._prepare_one(task, me)
                 if event is not None:
                     events.append(event)
@@ -106,7 +109,7 @@ class Inputs:
             return InputsBroken(task, "oversize", f"no room for the arguments of {task.label}: {exc}")
         if not claim.dependencies:
             return InputsReady([task])
-        if any(self._takes_time(claim.inputs.get(i), me) for i in claim.dependencies):
+        if any(self._takes_time(claim.inputs.get(i), me) for i in claim.dependencies):  # None: of the task it is behind
             self._to_fetch.put((task, me))
             if self._threads < FETCH_THREADS:
                 self._threads += 1
@@ -140,12 +143,16 @@ class Inputs:
 
     def _bring_dependencies(self, task: Task, me: WorkerId) -> Event:
         claim = task.claim
-        found: list[bytes | str] = []
+        found: list[bytes | str | None] = []
+        behind = task.behind.claim.id if task.behind is not None else None
         lost: list[bytes] = []
         absent: list[tuple[bytes, WorkerId]] = []
         inline = 0
         try:
             for dependency in claim.dependencies:
+                if dependency == behind:
+                    found.append(None)
+                    continue
                 value = self._bring_any(task, dependency, me, absent)
                 if value is None:
                     lost.append(dependency)
@@ -155,7 +162,9 @@ class Inputs:
             if lost:
                 return InputsLost(task, tuple(lost), tuple(absent))
             task.dependencies = found
-            if inline + len(task.args) > PARCEL_BYTES:
+            if inline + len(task.args) > PARCEL_BYTES and behind is not None:
+                task.large = True
+            elif inline + len(task.args) > PARCEL_BYTES:
                 task.dependencies = self._parcel(task, msgpack.packb(found))
         except OSError as exc:
             return InputsBroken(task, "oversize", f"no room for the inputs of {task.label}: {exc}")

@@ -7,8 +7,9 @@ Worker to child, over a socket that keeps packets whole (SOCK_SEQPACKET), one ms
     seq            int, counts up within one child
     digest         of the pickled function; the child reads the file `code/<digest in hex>` at its first use
     args           the payload of the arguments: bytes, or the path (str) of a parcel
-    dependencies   None; a list: per dependency its result as bytes, or the path (str) of a parcel to map; or the path of
-                   a parcel that holds such a list in msgpack
+    dependencies   None; a list: per dependency its result as bytes, or the path (str) of a parcel to map, or the seq
+                   (int) of a task sent to this child before, whose inline result it is; or the path of a parcel that
+                   holds such a list in msgpack
     options        opaque bytes of the submitter, see `payload`
 
 A parcel is a file of the worker's private directory that belongs to one task; the worker removes it when the task ends,
@@ -27,6 +28,7 @@ long task never holds back finished ones:
     [BLOCKED, seq, [seq, ...], [id, ...]]              waits for these futures (some of them, if they are many); the listed
                                                        tasks go back unbegun
     [RESUMED, seq]                                     waits no more
+    [SKIPPED, seq]                                     not begun: the result of the task before that it takes isn't at hand
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ STORED: Final = 1
 FAILED: Final = 2
 BLOCKED: Final = 3
 RESUMED: Final = 4
+SKIPPED: Final = 5
 
 FAIL_RAISED: Final = 0
 """The task's own code raised: counts against `max_retries`."""
@@ -46,6 +49,8 @@ FAIL_PERMANENT: Final = 1
 FAIL_MEMORY: Final = 2
 """MemoryError: counted apart."""
 
+MOST_KEPT: Final = 256
+"""Inline results that a child keeps for tasks that take them."""
 MOST_AWAITED: Final = 64
 """Futures that a waiting task names to its worker."""
 MAX_PACKET: Final = 96 << 10
@@ -59,6 +64,7 @@ _FIELDS: Final = (
     (int, int, int, int, str),
     (int, int, int, int, bytes),
     (int, int, list, list),
+    (int, int),
     (int, int),
 )
 """Types of the fields of what a child says, by kind."""

@@ -28,6 +28,8 @@ MOST_PER_TURN = 500
 """Claims of one transaction, and outcomes, at most."""
 TURN_BYTES = 300_000
 """Bytes of inline results and failures of one transaction, about: each is written twice, for the future and its waiter."""
+AHEAD_WORK = 0.05
+"""Seconds of work claimed ahead along chains at most: it can't run anywhere else, but others wait for its beginning."""
 WINDOW = 0.004
 """Seconds of work sent to a child ahead of what it runs."""
 MOST_SENT = 128
@@ -151,6 +153,7 @@ def _dispatch(state: WorkerState) -> None:
             continue
         share = -(-len(ready) // (len(takers) - position))
         batch = _like_the_first(ready, min(room, share, len(ready)))
+        _with_followers(batch, room)
         if not child.queue:
             busy += 1
             child.head_since = state.now
@@ -172,6 +175,21 @@ def _like_the_first(ready: deque[Task], most: int) -> list[Task]:
     while len(batch) < most and ready[0].digest == digest:
         batch.append(ready.popleft())
     return batch
+
+
+def _with_followers(batch: list[Task], room: int) -> None:
+    """Adds what was claimed behind these tasks, each after the one whose result it takes, as far as there is room."""
+    for task in batch:
+        follower = task.follower
+        if len(batch) >= room:
+            return
+        if (
+            follower is not None
+            and follower.seq < 0
+            and follower.digest == batch[0].digest
+            and not (follower.preparing or follower.large or follower.cancelled)
+        ):
+            batch.append(follower)
 
 
 def _rescue(state: WorkerState) -> None:
@@ -222,7 +240,7 @@ def claim_limit(state: WorkerState) -> int:
     """How many claims to ask for now."""
     if state.draining:
         return 0
-    in_hand = len(state.tasks) - state.waiting
+    in_hand = len(state.tasks) - state.waiting - state.following
     nested = state.waiting > state.residents
     if nested:
         in_hand += sum(1 for child in state.children.values() if child.expected_until > state.now)
@@ -277,13 +295,22 @@ def _ends_soon(state: WorkerState) -> bool:
     return False
 
 
+def _ahead(state: WorkerState) -> int:
+    """How many tasks to claim behind others: as many as take a moment, none where a turn costs little beside a task."""
+    overall = state.pace.overall
+    if overall is None or overall > AHEAD_WORK / 4:
+        return 0
+    return max(0, min(MOST_SENT, int(AHEAD_WORK / max(overall, 1e-6))) - state.following)
+
+
 def _capacity(state: WorkerState, limit: int) -> Capacity:
     if state.wanted and limit:
         wanted, state.wanted = tuple(state.wanted), []
         overcommit, state.overcommit = state.overcommit, False
         return Capacity(state.free, state.total, stripe=state.stripe, wanted=wanted, overcommit=overcommit)
     look = state.wants_claim or not state.watched or bool(state.blocked_shapes)
-    key = (*state.used, *state.stripe, look)
+    ahead = _ahead(state)
+    key = (*state.used, *state.stripe, look, ahead)
     if state.capacity is None or state.capacity[0] != key:
-        state.capacity = (key, Capacity(state.free, state.total, stripe=state.stripe, look=look))
+        state.capacity = (key, Capacity(state.free, state.total, stripe=state.stripe, look=look, ahead=ahead))
     return state.capacity[1]

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fdb_datamodel import Capacity, Outcome, Requirements, Shape, WorkerId
-from futures_worker.worker.instructions import ForgetTask, Instruction, KillChild
+from fdb_datamodel import Capacity, FutureResult, Outcome, Requirements, Shape, WorkerId
+from futures_worker.worker.instructions import ForgetTask, Instruction, KillChild, PrepareInputs
+from futures_worker.worker.messages import PARCEL_BYTES
 from futures_worker.worker.tasks import Child, ChildState, Pace, Task
 
 
@@ -35,6 +36,7 @@ class WorkerState:
     children: dict[int, Child] = field(default_factory=dict)
     tasks: dict[bytes, Task] = field(default_factory=dict)  # by future id: everything claimed
     ready: deque[Task] = field(default_factory=deque)  # of these, what can be sent to a child
+    following: int = 0  # of these, how many wait for another one of these
     preparing: int = 0  # of these, how many wait for their inputs
     outcomes: list[Outcome] = field(default_factory=list)  # to be reported by the next turn
     first_outcome: float = 0.0  # when the first of them came
@@ -82,7 +84,7 @@ class WorkerState:
     @property
     def free_slots(self) -> int:
         """Slots that nothing in hand will take, for others to know."""
-        return 0 if self.draining else max(0, self.slots - (len(self.tasks) - self.waiting))
+        return 0 if self.draining else max(0, self.slots - (len(self.tasks) - self.waiting - self.following))
 
     @property
     def idle(self) -> bool:
@@ -115,6 +117,66 @@ class WorkerState:
             del self.tasks[task.claim.id]
         if task.parcels:
             self.out.append(ForgetTask(task))
+        if task.behind is not None:
+            self.detach(task)
+        if task.follower is not None:
+            self._orphan(task.follower)
+
+    # --- chains: tasks claimed ahead, behind another task of this worker
+
+    def attach(self, task: Task, upstream: Task) -> None:
+        """The task was claimed ahead: it waits for the result of `upstream`, which is in hand."""
+        task.behind, upstream.follower = upstream, task
+        self.following += 1
+
+    def detach(self, task: Task) -> None:
+        """The task waits for nothing of this worker any more."""
+        upstream, task.behind = task.behind, None
+        if upstream is not None:
+            upstream.follower = None
+            self.following -= 1
+
+    def hand_on(self, task: Task, result: FutureResult) -> None:
+        """The task has its result: what was claimed behind it can begin."""
+        follower = task.follower
+        if follower is None:
+            return
+        self.detach(follower)
+        claim = follower.claim
+        claim.inputs = {**claim.inputs, task.claim.id: result}
+        if follower.seq < 0 and not follower.preparing:
+            self.line_up(follower)
+
+    def line_up(self, task: Task) -> None:
+        """A task that waits for nothing here: to be sent first, or its inputs to be brought where they aren't."""
+        found = task.dependencies
+        if not isinstance(found, list) or None not in found:
+            self.ready.appendleft(task)
+            return
+        at = found.index(None)
+        value = task.claim.inputs[task.claim.dependencies[at]].inline
+        size = len(task.args) + sum(len(one) for one in found if one)
+        if value is not None and not task.large and len(value) + size <= PARCEL_BYTES:
+            found[at] = value
+            self.ready.appendleft(task)
+        else:
+            task.preparing, task.large = True, False
+            self.preparing += 1
+            self.out.append(PrepareInputs([task]))
+
+    def _orphan(self, task: Task) -> None:
+        """What it was claimed behind ended without a result: it goes back, and with it what is behind it."""
+        self.detach(task)
+        task.orphaned = True
+        if task.seq < 0 and not task.preparing:
+            self.let_go(task)
+
+    def let_go(self, task: Task) -> None:
+        """An orphan that nobody works on any more."""
+        if task.cancelled:
+            self.close(task)
+        else:
+            self.give_back(task, "its input came to nothing")
 
     def return_tasks(self, child: Child, seqs: Iterable[int]) -> None:
         """Tasks a child has not begun: first in line for another one."""
@@ -123,10 +185,12 @@ class WorkerState:
             task.seq = -1
             if task.cancelled:
                 self.close(task)
+            elif task.orphaned:
+                self.let_go(task)
             elif self.draining:
                 self.give_back(task, "drained")
-            else:
-                self.ready.appendleft(task)
+            elif task.behind is None:
+                self.line_up(task)
 
     def awaited(self) -> set[bytes]:
         """What tasks of this worker wait for."""

@@ -20,11 +20,16 @@ class Task:
     gpu: int  # thousandths
     digest: bytes = b""  # of its code
     seq: int = -1  # number within the child it was sent to
-    dependencies: list[bytes | str] | str | None = None  # results of inputs, or paths of parcels; or a parcel of these
+    dependencies: list[bytes | str | None] | str | None = None  # results of inputs (None: of the task it is behind), or
+    # paths of parcels; or a parcel of these
     parcels: list[str] | None = None  # files to remove when the task ends
     args: bytes | str = b""  # payload, or the path of a parcel
     cancelled: bool = False
     preparing: bool = False  # whether its inputs are being brought
+    behind: Task | None = None  # of this worker, whose result it waits for: claimed ahead
+    follower: Task | None = None  # the other end
+    orphaned: bool = False  # what it was claimed behind came to nothing: it goes back
+    large: bool = False  # with what it waits for, its inputs won't fit a message: they are brought again then
 
     @property
     def object_name(self) -> str:

@@ -1,0 +1,77 @@
+"""Claiming ahead along chains: a future that waits for nothing but another claim of the same worker is claimed with it.
+
+Such a claim holds no input of that upstream yet: the worker hands the result on itself, and realizes both in one turn. If
+the upstream ends otherwise the worker gives the claim back, and the future is placed by its upstream's state like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fdb_schema import add_read_conflict_keys, read_range
+
+from .changes import Changes, FutureRows
+from .records import Claim, WorkerId
+from .requirements import Shape
+from .space import EDGE, decode_id, encode_id, split_id
+from .starts import Chosen, start
+
+
+def claim_ahead(ch: Changes, worker: WorkerId, claims: Sequence[Claim], free: Shape, most: int) -> list[Claim]:
+    """Claim up to `most` futures along the chains that begin at `claims` (just made), each after what it waits for.
+
+    A chain goes on while its last future has one dependent, which waits for it alone and fits what is free beside it. All
+    is read by snapshot; the two ends of each edge are read-conflict keys, since whatever takes a future out of Waiting
+    clears them.
+    """
+    chosen: list[Chosen] = []
+    expected: set[bytes] = set()
+    conflicts: list[bytes] = []
+    for head in claims:
+        at = head.id if head.listened else None
+        while at is not None and len(chosen) < most:
+            found = _follower(ch, worker, at, free)
+            if found is None:
+                break
+            down, edges = found
+            for key in edges:
+                ch.clear(key)
+            conflicts += edges
+            shape, _, locality = down.placement
+            free = (free[0] - shape[0], free[1] - shape[1], free[2] - shape[2])
+            chosen.append(Chosen(down.id, down.e, shape, down, locality is not None))
+            expected.add(at)
+            at = down.id if down.listened else None
+    if not chosen:
+        return []
+    add_read_conflict_keys(ch.tr, conflicts)
+    return start(ch, worker, chosen, expected)
+
+
+def _follower(ch: Changes, worker: WorkerId, upstream: bytes, free: Shape) -> tuple[FutureRows, list[bytes]] | None:
+    """The only dependent of a future, if it waits for nothing else and may run here, and both ends of the edge."""
+    keys, e = ch.keys, encode_id(upstream)
+    prefix = keys.listeners + e + EDGE
+    rows = read_range(ch.tr, prefix, prefix + b"\xff", limit=2, snapshot=True)
+    if len(rows) != 1:
+        return None
+    down_e, _ = split_id(rows[0][0], len(prefix))
+    edges = [rows[0][0], keys.dependency(down_e, e)]
+    if any(key in ch.writes for key in edges):
+        return None  # this transaction has decided something else
+    prefix = keys.futures + down_e
+    at = len(prefix)
+    stored = read_range(ch.tr, prefix, prefix + b"\xff", snapshot=True)
+    down = FutureRows(decode_id(down_e), down_e, {key[at:]: value for key, value in stored})
+    if not down.exists or down.ended or down.claimed or down.backing_off:
+        return None
+    if len(down.dependencies) > 1:
+        prefix = keys.dependencies + down_e
+        if len(read_range(ch.tr, prefix, prefix + b"\xff", limit=2, snapshot=True)) > 1:
+            return None
+    if down.option("max_worker_losses") == 0:
+        return None  # the loss of a claim that never began would count
+    shape, _, locality = down.placement
+    if (locality is not None and locality.worker != worker) or any(n > f for n, f in zip(shape, free, strict=True)):
+        return None
+    return down, edges
