@@ -21,6 +21,7 @@ from futures_worker.client import ambient, processes
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, end_own_actors, get_actor, make_actor
 from futures_worker.client.bound import BoundOptions
 from futures_worker.client.data import DataMethods
+from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
 from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_SET, SubmitOptions
 from futures_worker.client.session import Session
@@ -186,11 +187,13 @@ class Client(DataMethods):
         if ended.not_done:
             raise TimeoutError(f"{len(ended.not_done)} of {len(ended.done) + len(ended.not_done)} futures did not end")
 
-    def executor(self) -> Any:
-        """A `concurrent.futures.Executor` that runs on the cluster."""
-        from futures_worker.client.executor import ClusterExecutor
+    def executor(self, **options: Any) -> ClusterExecutor:
+        """A `concurrent.futures.Executor` that runs on the cluster.
 
-        return ClusterExecutor(self)
+        `options` are those of `submit`, for everything that is submitted through it. As executors promise, a call runs
+        once, and what it raises is how it ended: `max_retries` is 0 unless it is given.
+        """
+        return ClusterExecutor(self, self._options.changed(**{"max_retries": 0, **options}))
 
     # --- life ---------------------------------------------------------------------------------------------------------
 

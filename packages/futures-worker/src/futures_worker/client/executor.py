@@ -8,6 +8,7 @@ from concurrent import futures as cf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from futures_worker.client.future import Future
+from futures_worker.client.options import SubmitOptions
 
 if TYPE_CHECKING:
     from futures_worker.client.client import Client
@@ -64,8 +65,9 @@ class ExecutorFuture(cf.Future[T]):
 class ClusterExecutor(cf.Executor):
     """Made by `Client.executor()`. Shutting it down leaves the client open."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, options: SubmitOptions) -> None:
         self._client = client
+        self._options = options
         self._lock = threading.Lock()
         self._running: set[cf.Future[Any]] = set()
         self._shutdown = False
@@ -75,7 +77,7 @@ class ClusterExecutor(cf.Executor):
         with self._lock:
             if self._shutdown:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            future = ExecutorFuture(self._client.options().submit(fn, *args, **kwargs))
+            future = ExecutorFuture(self._client._submit(self._options, fn, args, kwargs))
             self._running.add(future)
         callbacks = self._client._live.callbacks
         callbacks.watch(future, future._troubled)
