@@ -4,19 +4,23 @@ from futures_worker.client.actors import Actor
 from futures_worker.client.ambient import current_client
 from futures_worker.client.bound import BoundOptions
 from futures_worker.client.client import Client
+from futures_worker.client.dataset import Dataset
 from futures_worker.client.diagnosis import LongWaitWarning
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import Status
 from futures_worker.client.shell import WorkerPoolShell
+from futures_worker.client.streaming import ResultStream
 from futures_worker.client.waiting import DoneAndNotDone, as_completed, gather, wait
 
 __all__ = [
     "Actor",
     "BoundOptions",
     "Client",
+    "Dataset",
     "DoneAndNotDone",
     "Future",
     "LongWaitWarning",
+    "ResultStream",
     "Status",
     "WorkerPoolShell",
     "as_completed",

@@ -21,6 +21,7 @@ from futures_worker.client import ambient, processes
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, end_own_actors, get_actor, make_actor
 from futures_worker.client.bound import BoundOptions
 from futures_worker.client.data import DataMethods
+from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
 from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_SET, SubmitOptions
@@ -186,6 +187,14 @@ class Client(DataMethods):
                 raise error
         if ended.not_done:
             raise TimeoutError(f"{len(ended.not_done)} of {len(ended.done) + len(ended.not_done)} futures did not end")
+
+    def dataset(self, parts: Iterable[Any], **options: Any) -> Dataset[Any]:
+        """A collection in partitions: `client.dataset(parts).map(fn).repartition(8).collect()`.
+
+        `parts`: each a list of items, which is put into the cluster, or a future of one. `options` are those of `submit`,
+        for all work on it.
+        """
+        return make_dataset(self, parts, self._options.changed(**options))
 
     def executor(self, **options: Any) -> ClusterExecutor:
         """A `concurrent.futures.Executor` that runs on the cluster.

@@ -1,0 +1,175 @@
+"""Datasets: lists cut into partitions that live in the cluster, transformed by one future per partition.
+
+Nothing here is special to datasets: a partition is a future whose result is a list, so it is durable, computed again if it
+is lost, moved by `clone` and `transfer`, and freed when it is deleted or nobody holds it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce as fold
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from futures_worker.client.future import Future
+from futures_worker.client.options import SubmitOptions
+
+if TYPE_CHECKING:
+    from futures_worker.client.client import Client
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+FAN_IN: Final = 8
+"""Partial results that one future of `reduce` combines."""
+
+
+class Dataset(Generic[T]):
+    """An ordered collection in partitions. Made by `Client.dataset`; never changed: each method makes a new one.
+
+    Work begins at once and doesn't wait; `collect`, `reduce`, `count` and `repartition` wait for what they need.
+    """
+
+    def __init__(self, client: Client, partitions: Sequence[Future[Any]], options: SubmitOptions) -> None:
+        self._client = client
+        self._options = options
+        self.partitions: tuple[Future[Any], ...] = tuple(partitions)
+        """The futures of the partitions, in order; each one's result is a list."""
+
+    def __len__(self) -> int:
+        """How many partitions there are."""
+        return len(self.partitions)
+
+    def map(self, fn: Callable[[T], U]) -> Dataset[U]:
+        """`fn(item)` of every item."""
+        return self._each(_map, fn)
+
+    def flat_map(self, fn: Callable[[T], Iterable[U]]) -> Dataset[U]:
+        """All the items of `fn(item)` of every item."""
+        return self._each(_flat_map, fn)
+
+    def filter(self, fn: Callable[[T], Any]) -> Dataset[T]:
+        """The items of which `fn(item)` is true."""
+        return self._each(_filter, fn)
+
+    def map_partitions(self, fn: Callable[[list[T]], Iterable[U]]) -> Dataset[U]:
+        """`fn(list of items)` of every partition."""
+        return self._each(_map_partition, fn)
+
+    def reduce(self, fn: Callable[[T, T], T], *initial: T, timeout: float | None = None) -> T:
+        """All items combined by `fn(one, next)`, in order but in no particular grouping: `fn` has to be associative.
+
+        `initial` comes before all others. Raises TypeError if there is neither it nor any item.
+        """
+        level = [self._submit(_reduce, fn, partition) for partition in self.partitions]
+        while len(level) > 1:
+            level = [self._submit(_combine, fn, level[at : at + FAN_IN]) for at in range(0, len(level), FAN_IN)]
+        found = level[0].result(timeout) if level else []
+        values: list[T] = [*initial, *found]
+        if not values:
+            raise TypeError("reduce of an empty dataset with no initial value")
+        return fold(fn, values)
+
+    def count(self, timeout: float | None = None) -> int:
+        """How many items there are."""
+        return sum(self._counts(timeout))
+
+    def repartition(self, number: int, timeout: float | None = None) -> Dataset[T]:
+        """The same items, in order, in `number` partitions of nearly equal length. Waits until the present ones are there.
+
+        A new partition is made near the one that most of it comes from. The present ones stay until `delete`.
+        """
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"a dataset has 1 partition or more, found {number!r}")
+        counts = self._counts(timeout)
+        made = []
+        total = sum(counts)
+        for index in range(number):
+            pieces = list(_overlap(counts, total * index // number, total * (index + 1) // number))
+            largest = max(pieces, key=lambda piece: piece[2] - piece[1], default=None)
+            options = self._options
+            if largest is not None and options.locality is None:
+                options = options.changed(locality=self.partitions[largest[0]])
+            parts = [(self.partitions[at], start, stop) for at, start, stop in pieces]
+            made.append(self._client._submit(options, _join, (parts,), {}))
+        return Dataset(self._client, made, self._options)
+
+    def collect(self, timeout: float | None = None, *, progress: bool = False) -> list[T]:
+        """All items, in order, in this process."""
+        lists = self._client.gather(self.partitions, timeout=timeout, progress=progress)
+        return [item for part in lists for item in part]
+
+    def wait(self, timeout: float | None = None) -> Dataset[T]:
+        """Itself, once every partition is there. Raises the first failure."""
+        self._client.await_all(self.partitions, timeout=timeout)
+        return self
+
+    def delete(self) -> None:
+        """Delete the partitions: this dataset is of no use any more."""
+        self._client.delete_all(self.partitions)
+
+    def __iter__(self) -> Iterator[T]:
+        for partition in self.partitions:
+            yield from partition.result()
+
+    def __repr__(self) -> str:
+        return f"<Dataset of {len(self.partitions)} partitions>"
+
+    def _each(self, step: Callable[..., list[Any]], fn: Callable[..., Any]) -> Dataset[Any]:
+        made = [self._submit(step, fn, partition) for partition in self.partitions]
+        return Dataset(self._client, made, self._options)
+
+    def _submit(self, step: Callable[..., Any], *args: Any) -> Future[Any]:
+        return self._client._submit(self._options, step, args, {})
+
+    def _counts(self, timeout: float | None) -> list[int]:
+        return self._client.gather(
+            [self._submit(len, partition) for partition in self.partitions], timeout=timeout, progress=False
+        )
+
+
+def make_dataset(client: Client, parts: Iterable[Any], options: SubmitOptions) -> Dataset[Any]:
+    """See `Client.dataset`."""
+    if isinstance(parts, (str, bytes)):
+        raise TypeError("a dataset is made from partitions: lists of items, or futures of lists")
+    partitions = [part if isinstance(part, Future) else client.put(list(part)) for part in parts]
+    return Dataset(client, partitions, options)
+
+
+def _overlap(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """What items `start` to `stop` are of which partition: (partition, from, to) within it."""
+    begin = 0
+    for at, count in enumerate(counts):
+        first, last = max(start - begin, 0), min(stop - begin, count)
+        if first < last:
+            yield at, first, last
+        begin += count
+
+
+def _map(fn: Callable[[Any], Any], part: Iterable[Any]) -> list[Any]:
+    return [fn(item) for item in part]
+
+
+def _flat_map(fn: Callable[[Any], Iterable[Any]], part: Iterable[Any]) -> list[Any]:
+    return [made for item in part for made in fn(item)]
+
+
+def _filter(fn: Callable[[Any], Any], part: Iterable[Any]) -> list[Any]:
+    return [item for item in part if fn(item)]
+
+
+def _map_partition(fn: Callable[[list[Any]], Iterable[Any]], part: Iterable[Any]) -> list[Any]:
+    return list(fn(list(part)))
+
+
+def _reduce(fn: Callable[[Any, Any], Any], part: Iterable[Any]) -> list[Any]:
+    """The partial result, or nothing of no items."""
+    items = list(part)
+    return [fold(fn, items)] if items else []
+
+
+def _combine(fn: Callable[[Any, Any], Any], partials: Sequence[list[Any]]) -> list[Any]:
+    return _reduce(fn, [value for partial in partials for value in partial])
+
+
+def _join(parts: Sequence[tuple[list[Any], int, int]]) -> list[Any]:
+    return [item for part, start, stop in parts for item in part[start:stop]]
