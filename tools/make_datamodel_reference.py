@@ -44,6 +44,7 @@ _SUBSPACES = {
     "bells": "The only keys that are watched.",
     "streams": "What generators yielded, item by item.",
     "actors": "Where actors take calls, and their names. An actor and its calls are futures.",
+    "logs": "Standard output and error of tasks that print; deleted with the future.",
     "sessions": "Client processes that live, judged like workers by a counter. One that is gone has no row.",
     "references": "Who holds a future, besides its submitter, which needs no row.",
     "lineage": "The other direction of arguments: what a deleted future would take the ground from.",

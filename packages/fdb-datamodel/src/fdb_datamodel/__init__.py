@@ -31,6 +31,7 @@ from .records import (
     Locality,
     MailEntry,
     Outcome,
+    TaskOutput,
     Violation,
     WorkerId,
     WorkerInfo,
@@ -51,6 +52,7 @@ from .transitions.finish import (
     relinquish_claim,
 )
 from .transitions.mailbox import clear_mailbox, pool_bell, read_mailbox, session_bell, subscribe
+from .transitions.output import OUTPUT_KEPT, read_output, write_output
 from .transitions.results import (
     clone_result,
     delete_future,
@@ -97,6 +99,7 @@ __all__ = [
     "GRACE_SECONDS",
     "INVARIANTS",
     "NO_SESSION",
+    "OUTPUT_KEPT",
     "PASS_SECONDS",
     "SESSION_BEAT_SECONDS",
     "SESSION_TTL_SECONDS",
@@ -130,6 +133,7 @@ __all__ = [
     "Requirements",
     "SessionSighting",
     "Shape",
+    "TaskOutput",
     "Transition",
     "UnknownFutureError",
     "Violation",
@@ -182,6 +186,7 @@ __all__ = [
     "put_code",
     "put_realized_future",
     "read_mailbox",
+    "read_output",
     "read_results",
     "realize_future",
     "realize_futures",
@@ -207,4 +212,5 @@ __all__ = [
     "transfer_result",
     "unregister_worker",
     "validate",
+    "write_output",
 ]

@@ -125,9 +125,9 @@ def list_futures(
 
 
 def list_downstreams(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, limit: int = 100) -> list[bytes]:
-    """Ids of unfinished futures that wait for this one, at most `limit`, by snapshot."""
+    """Ids of futures that have this one among their arguments, ended or not, at most `limit`, by snapshot."""
     ch = Changes(tr, space)
-    prefix = ch.keys.edge(encode_id(as_id(future_id)), b"")
+    prefix = ch.keys.named_by(encode_id(as_id(future_id)), b"")
     rows = ch.read(prefix, prefix + b"\xff", limit=limit, snapshot=True)
     return [decode_id(key[len(prefix) :]) for key, _ in rows]
 
@@ -192,6 +192,7 @@ def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[Future
         args_size=len(codec.unpack_args(args)[0]),
         wall_us=wall_us,
         started_us=claim[2] if claim is not None else 0,
+        claimed_us=claim[2] if claim is not None else 0,
         details={name: value for name, value in f.options.items() if name not in ("name", "call_options")},
     )
 

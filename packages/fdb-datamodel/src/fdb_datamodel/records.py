@@ -321,6 +321,15 @@ class FutureInfo:
     wall_us: int = 0  # submitted at
     started_us: int = 0  # wall time of the latest claim; 0 where none stands
     details: Mapping[str, Any] = field(default_factory=dict)
+    claimed_us: int = 0  # wall clock of the latest claim
+
+
+class TaskOutput(NamedTuple):
+    """What an attempt wrote to its standard output and error: the end of it. size: bytes in all, with what isn't kept."""
+
+    attempt: int
+    data: bytes
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
         "actors", "(id, 'place')", "start, ip, port", "where the actor takes calls, while its claim is that start's"
     ),
+    KeyDoc("logs", "(id, attempt)", "bytes, bytes in all", "the end of what the attempt wrote to its output"),
     KeyDoc("sessions", "(session)", "counter, wall_us, host, pid", "a client process that lives: it holds its futures"),
     KeyDoc(
         "references",
@@ -224,6 +225,7 @@ class Layout:
         self.timers = subspace("timers")
         self.mailboxes = subspace("mailboxes")
         self.dead_workers = subspace("dead_workers")
+        self.logs = subspace("logs")
         self.sessions = subspace("sessions")
         self.references = subspace("references")
         self.lineage = subspace("lineage")
@@ -327,6 +329,9 @@ class Layout:
 
     def actor_place(self, e: bytes) -> bytes:
         return self.actors + e + PLACE
+
+    def log(self, e: bytes, attempt: int) -> bytes:
+        return self.logs + e + bytes(fdb_tuple.pack((attempt,)))
 
     # --- who needs it
 

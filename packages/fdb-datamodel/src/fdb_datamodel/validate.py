@@ -37,6 +37,7 @@ _CHECKS: dict[str, _Check] = {
     "timers": _nothing,  # a timer without a use does nothing when it is due
     "mailboxes": _nothing,
     "bells": _nothing,
+    "logs": _nothing,
     "sessions": _nothing,
     "references": _nothing,  # of a holder that is gone: collected by the next pass
     "lineage": invariants.check_lineage,

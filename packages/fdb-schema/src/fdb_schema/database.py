@@ -37,10 +37,11 @@ def database_url(url: str | None = None) -> str:
     return url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
-def open_database(url: str | None = None, *, durability: str | None = None) -> Database:
+def open_database(url: str | None = None, *, durability: str | None = None, create: bool = True) -> Database:
     """Open the database that `url` names; see the module's table. The engine is loaded at the first use.
 
-    `durability` ("process", "fsync", "memory") is for `embedded:` alone.
+    `durability` ("process", "fsync", "memory") is for `embedded:` alone. `create` False: a directory that isn't there
+    yet is an error, as for whoever only looks, who has mistyped the path then.
 
     Raises:
         DatabaseUrlError: the URL names no engine, or is malformed.
@@ -49,11 +50,24 @@ def open_database(url: str | None = None, *, durability: str | None = None) -> D
         DatabaseUnreachableError: the path can't be used, or the cluster doesn't answer.
     """
     text = database_url(url)
+    if not create:
+        _check_exists(text)
     database = _open(text, durability)
     scheme, _, rest = text.partition(":")
     # What another process opens to reach the same database; it may run in another directory.
     setattr(database, _URL_ATTRIBUTE, f"{scheme}:{Path(rest).expanduser().resolve()}" if scheme == "embedded" else text)
     return database
+
+
+def _check_exists(text: str) -> None:
+    scheme, _, rest = text.partition(":")
+    if scheme != "embedded" or not rest:
+        return
+    path = Path(rest).expanduser().resolve()
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        raise DatabaseUnreachableError(
+            f"there is no database at {path}: check --db or {URL_VARIABLE}; workers and clients make one when they start"
+        )
 
 
 def url_of(database: Any) -> str | None:

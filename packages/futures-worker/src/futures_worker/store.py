@@ -3,6 +3,7 @@
     <memory root>/futures-worker-<uid>-<pid>-<random>/          private directory of one worker process (mode 0700)
         objects/<name>      one object, written whole, then renamed into place; readers of this host map it
         code/<digest>       pickled functions, read by child processes at their first use of a function
+        logs/               what tasks print, see `futures_worker.worker.output`
         parcels/<name>      arguments too large for a message to a child; the child removes what it has read
     <memory root>/futures-worker-<uid>-<pid>-<random>.lock      held (flock) for as long as the worker lives
     <spill root>/futures-worker-<uid>-<pid>-<random>/           objects that left memory, same names
@@ -98,8 +99,9 @@ class WorkDirectory:
         self.objects = self.path / "objects"
         self.code = self.path / "code"
         self.parcels = self.path / "parcels"
+        self.logs = self.path / "logs"
         self.spill = spill_root / (name if spill_root != root else f"{name}-spill")
-        for directory in (self.path, self.objects, self.code, self.parcels, self.spill):
+        for directory in (self.path, self.objects, self.code, self.parcels, self.logs, self.spill):
             directory.mkdir(mode=0o700)
         (self.path / "spill").symlink_to(self.spill)
 

@@ -216,6 +216,7 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
     for upstream in dependencies:
         ch.clear(ch.keys.named_by(encode_id(upstream), f.e))
     ch.clear(ch.keys.garbage + f.e)
+    tr.clear_range(ch.keys.logs + f.e, ch.keys.logs + f.e + b"\xff")
     tr.clear_range(ch.keys.references + f.e, ch.keys.references + f.e + b"\xff")
     ch.clear(ch.keys.actor_place(f.e))
     if isinstance(args, CodeDigest):

@@ -24,6 +24,7 @@ from futures_worker.failure import may_retry
 from futures_worker.object_names import result_name
 from futures_worker.store import map_file, write_file
 from futures_worker.worker import messages, task_context
+from futures_worker.worker.output import ChildOutput
 
 MOST_FUNCTIONS = 1000
 """Functions kept loaded by a child; the one loaded first goes first."""
@@ -50,6 +51,7 @@ class ChildLoop:
         self._functions: dict[bytes, tuple[Callable[..., Any], str, str]] = {}
         self._pack = msgpack.Packer(autoreset=True).pack
         self._write_lock = threading.Lock()
+        self._output = ChildOutput(directory)
         self._queued: list[list[Any]] = []  # rest of the packet being run, last first
         self._seq = -1
         self._kept: dict[int, bytes] = {}  # inline results of late, by seq: tasks sent behind may take them
@@ -74,6 +76,7 @@ class ChildLoop:
         seq, digest, args, dependencies, future_id, epoch, attempt, options = task
         self._seq = seq
         started = time.perf_counter()
+        self._output.begin(future_id, attempt)
         try:
             function = self._functions.get(digest) or self._load_function(digest)
             if not args:
@@ -96,15 +99,18 @@ class ChildLoop:
                 value = stream_out(value)
         except MemoryError as error:
             task_context.enter(None)
+            self._output.end(future_id, attempt)
             self._fail(seq, started, messages.FAIL_MEMORY, error)
             return
         except BaseException as error:
             task_context.enter(None)
+            self._output.end(future_id, attempt)
             retry = may_retry(options, error) and not isinstance(error, DeadlockError)
             kind = messages.FAIL_RAISED if retry else messages.FAIL_PERMANENT
             self._fail(seq, started, kind, error)
             return
         task_context.enter(None)
+        self._output.end(future_id, attempt)
         try:
             result = payload.dump_result(value)
             size = result.nbytes

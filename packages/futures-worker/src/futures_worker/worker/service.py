@@ -23,7 +23,9 @@ from fdb_datamodel import (
     WorkerStatus,
 )
 from fdb_schema import database_url, open_database
+from fdb_schema.metrics import MetricsServer
 from futures_worker.liveness import TTL_SECONDS
+from futures_worker.metrics import worker_metrics
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.store_client import ObjectFetcher
 from futures_worker.store_secret import cluster_secret
@@ -33,6 +35,7 @@ from futures_worker.worker.core import WorkerCore
 from futures_worker.worker.housekeeping import Housekeeping
 from futures_worker.worker.inputs import Inputs
 from futures_worker.worker.instructions import PeersSeen
+from futures_worker.worker.output import OutputKeeper
 from futures_worker.worker.registration import describe_self, join, leave
 from futures_worker.worker.shell import DEFAULT_GRACE, Shell
 
@@ -54,6 +57,7 @@ class WorkerConfig:
     grace: float = DEFAULT_GRACE  # seconds for running tasks after SIGTERM
     ttl: float = TTL_SECONDS  # seconds without a heartbeat that mean death
     collect_after: float = GRACE_SECONDS  # seconds that an ended future is kept which nobody holds
+    metrics_port: int | None = None  # for Prometheus, at the same address; 0: any free one
     session_ttl: float = SESSION_TTL_SECONDS  # seconds without a beat that mean a client's death
 
 
@@ -68,6 +72,7 @@ class WorkerService:
         self.config = config
         self.url = database_url(config.url)
         self.space = ClusterSpace(config.cluster)
+        self.metrics: MetricsServer | None = None
         self._peers = PeersSeen(0, 1)
         self._cleanup = contextlib.ExitStack()
         try:
@@ -108,15 +113,25 @@ class WorkerService:
             session_ttl=config.session_ttl,
             interval=min(PASS_SECONDS, max(1.0, config.collect_after / 2)),
         )
+        self._output = OutputKeeper(self.db, self.space, directory.path)
         audit = StoreAudit(self.db, self.space, self.store, lambda: self.core.worker, config.session_ttl)
         self._housekeeping = Housekeeping(
             self.db,
             self.space,
             ttl=config.ttl,
             on_peers=self._on_peers,
-            chores=(lambda: collector.tick(COLLECT_AT_ONCE), audit.tick),
+            chores=(
+                self._output.tick,
+                lambda: collector.tick(COLLECT_AT_ONCE),
+                audit.tick,
+            ),
         )
         self.shell.on_unsettled = self._housekeeping.hurry
+        if config.metrics_port is not None:
+            self.metrics = MetricsServer(
+                lambda: worker_metrics(self.core, self.store, config.cluster), config.address, config.metrics_port
+            )
+            self._cleanup.callback(self.metrics.close)
         self._housekeeping.start()
         self._cleanup.callback(self._housekeeping.close)
 
@@ -154,6 +169,8 @@ class WorkerService:
                 worker = join(self.db, self.space, ip, port, self._info, ttl=self.config.ttl)
                 self.shell.rejoin(worker)
                 log.warning("worker %s works on as %s; what it held was given to others", before, worker)
+            self._housekeeping.close()
+            self._output.tick()  # what the last tasks printed
             leave(self.db, self.space, self.core.worker)
         finally:
             self._cleanup.close()
@@ -171,13 +188,14 @@ def serve(config: WorkerConfig, *, as_json: bool = False) -> None:
     def on_signal(number: int, _frame: Any) -> None:
         nonlocal asked
         asked += 1
-        if service is None:
-            raise SystemExit(0)  # it holds nothing yet; what is built is taken down
-        service.shell.drain(None if asked == 1 else 0.0)
+        if service is not None:
+            service.shell.drain(None if asked == 1 else 0.0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     service = WorkerService(config)
+    if asked:  # while it started; it may have joined the cluster, which it has to leave
+        service.shell.drain(0.0)
     service.run(lambda s: _print_ready(s, as_json))
 
 
@@ -187,6 +205,7 @@ def _print_ready(service: WorkerService, as_json: bool) -> None:
     if as_json:
         line = json.dumps(
             {"ready": True, "address": f"{ip}:{port}", "ip": ip, "port": port, "incarnation": worker.incarnation.hex()}
+            | ({"metrics_port": service.metrics.address[1]} if service.metrics is not None else {})
             | {"cluster": service.space.cluster, "slots": service.core.slots, "pid": service._info.pid}
         )
     else:

@@ -1,0 +1,100 @@
+"""Figures for Prometheus: the text format, and a small server for it that any service can run beside its work.
+
+    metrics = [Metric("mainspring_worker_slots", "Tasks at a time.", "gauge").add(4, worker="10.0.0.1:4000")]
+    server = MetricsServer(lambda: metrics, "127.0.0.1", 9100)
+
+The format is a page of text, and written here in a few lines; a client library would bring registries that are global to a
+process, where several workers may run in one (tests do), and counters of its own where the core has them already.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+log = logging.getLogger("mainspring.metrics")
+
+
+@dataclass(slots=True)
+class Metric:
+    """One metric with its samples. kind: "gauge" or "counter" (whose name ends in _total)."""
+
+    name: str
+    help: str
+    kind: str = "gauge"
+    samples: list[tuple[dict[str, str], float]] = field(default_factory=list)
+
+    def add(self, value: float, **labels: str) -> Metric:
+        """One sample; the metric itself, so that calls can be chained."""
+        self.samples.append((labels, value))
+        return self
+
+
+def render(metrics: Iterable[Metric]) -> str:
+    """The text format 0.0.4. Raises ValueError for a name that it doesn't allow, or one that comes twice."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for metric in metrics:
+        if not _NAME.fullmatch(metric.name) or metric.name in seen:
+            raise ValueError(f"{metric.name!r} is no name of a metric, or was used twice")
+        seen.add(metric.name)
+        lines.append(f"# HELP {metric.name} {_escape(metric.help)}")
+        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        for labels, value in metric.samples:
+            inside = ",".join(f'{name}="{_escape(text, quote=True)}"' for name, text in labels.items())
+            lines.append(f"{metric.name}{{{inside}}} {value:.10g}" if inside else f"{metric.name} {value:.10g}")
+    return "\n".join(lines) + "\n"
+
+
+def _escape(text: str, quote: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quote else text
+
+
+class MetricsServer:
+    """Answers GET /metrics with what `collect` gives, and GET /healthz; in threads of its own, until `close`."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]], address: str = "127.0.0.1", port: int = 0) -> None:
+        """Port 0 takes any free one. Raises OSError if the port is taken."""
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10
+
+            def do_GET(self) -> None:
+                if self.path not in ("/metrics", "/healthz"):
+                    self.send_error(404)
+                    return
+                try:
+                    body = render(collect()).encode() if self.path == "/metrics" else b"ok\n"
+                except Exception as error:
+                    log.warning("metrics can't be collected now: %s", error)
+                    self.send_error(503)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                log.debug(format, *args)
+
+        self._server = ThreadingHTTPServer((address, port), Handler)
+        self._server.daemon_threads = True
+        self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; returns once nothing is answered any more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)

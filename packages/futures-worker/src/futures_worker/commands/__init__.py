@@ -1,0 +1,1 @@
+"""What the command `futures-worker` shows and changes, a module per kind; nothing here unpickles anything."""

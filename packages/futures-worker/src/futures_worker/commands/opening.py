@@ -1,0 +1,78 @@
+"""What every command that looks begins with: a database that is there, an id, and how figures are written."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, NoReturn
+from uuid import UUID
+
+from fdb_datamodel import ClusterSpace, FutureInfo, describe_future
+from fdb_schema import open_database, url_of
+from fdb_schema.cli import fail
+from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from futures_worker.errors import FutureDeletedError, UnknownFutureError
+from idempotent_txn import run
+
+_HEX_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
+
+
+def look_into(db: str | None, cluster: str) -> tuple[Any, ClusterSpace]:
+    """The database, which must be there already, and the cluster."""
+    return open_database(db, create=False), ClusterSpace(cluster)
+
+
+def parse_id(text: str) -> UUID:
+    """The id, or the end of the command."""
+    try:
+        return UUID(text)
+    except ValueError:
+        fail(f"{text!r} is no id of a future: give a UUID, as `futures-worker ls` prints them", EXIT_USAGE)
+
+
+def find_future(database: Any, space: ClusterSpace, future_id: UUID) -> FutureInfo:
+    """Everything known about a future, or the end of the command."""
+    try:
+        found: FutureInfo = run(database, describe_future, space, future_id, strategy="off")
+    except (UnknownFutureError, FutureDeletedError) as exc:
+        not_found(exc)
+    return found
+
+
+def not_found(error: BaseException) -> NoReturn:
+    """The end of the command: what it was asked about isn't there."""
+    fail(str(error), EXIT_NOT_FOUND)
+
+
+def nothing(what: str, database: Any, cluster: str) -> str:
+    """Why a listing may be empty: the database, made absolute, and the clusters that it has instead."""
+    from futures_worker.client.diagnosis import clusters
+
+    others = [name for name in clusters(database) if name != cluster]
+    place = url_of(database) or "this database"
+    has = f"it has the clusters {', '.join(map(repr, others))}" if others else "it has no other cluster"
+    return f"no {what} in cluster {cluster!r} of {place}; {has}"
+
+
+def wall(microseconds: int) -> str | None:
+    """Wall time as people read it; for display only."""
+    if not microseconds:
+        return None
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(microseconds / 1e6))
+
+
+def size(amount: Any) -> str:
+    """Bytes as people read them: `1.5 GiB`."""
+    if amount is None:
+        return ""
+    value = float(amount)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
+
+
+def dashed(text: str) -> str:
+    """A text of the data model with the ids in it as `ls` prints them."""
+    return _HEX_ID.sub(lambda match: str(UUID(match[0])), text)

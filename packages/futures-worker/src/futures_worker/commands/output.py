@@ -1,0 +1,80 @@
+"""`logs`: what a task printed, and what it goes on to print."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from fdb_datamodel import FutureState, TaskOutput, get_future_state, read_output
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json
+from futures_worker.commands.opening import find_future, look_into, not_found, parse_id
+from futures_worker.errors import FutureDeletedError, UnknownFutureError
+from idempotent_txn import run
+
+FOLLOW_SECONDS = 0.3
+"""Between two looks; workers write what is printed four times a second."""
+
+
+def logs(
+    future: Annotated[str, typer.Argument(metavar="ID", help="The future's id.")],
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the future has ended.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt only.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a task wrote to its standard output and error: the last 64 kB of each of its last attempts."""
+    future_id = parse_id(future)
+    database, space = look_into(db, cluster)
+    find_future(database, space, future_id)
+    shown: dict[int, int] = {}  # attempt -> bytes of it that were shown or passed over
+    if as_json:
+        print_json([_row(output) for output in _outputs(database, space, future_id, attempt)])
+        return
+    while True:
+        try:
+            state = run(database, get_future_state, space, future_id, strategy="off")
+        except (UnknownFutureError, FutureDeletedError) as error:
+            not_found(error)
+        for output in _outputs(database, space, future_id, attempt):
+            _show_new(output, shown)
+        if not follow:
+            return
+        if state in (FutureState.realized, FutureState.failed):
+            time.sleep(2 * FOLLOW_SECONDS)  # its last words may come a moment after its end
+            for output in _outputs(database, space, future_id, attempt):
+                _show_new(output, shown)
+            return
+        time.sleep(FOLLOW_SECONDS)
+
+
+def _outputs(database: Any, space: Any, future_id: UUID, attempt: int | None) -> list[TaskOutput]:
+    found: list[TaskOutput] = run(database, read_output, space, future_id, strategy="off")
+    return [output for output in found if attempt in (None, output.attempt)]
+
+
+def _show_new(output: TaskOutput, shown: dict[int, int]) -> None:
+    before = shown.get(output.attempt)
+    if before is None and (shown or output.attempt > 1):
+        typer.echo(f"--- attempt {output.attempt}", err=True)
+    new = output.size - (before or 0)
+    if new <= 0:
+        return
+    if new > len(output.data):
+        typer.echo(f"... {new - len(output.data):,} bytes are no longer kept", err=True)
+    sys.stdout.write(output.data[-new:].decode(errors="replace"))
+    sys.stdout.flush()
+    shown[output.attempt] = output.size
+
+
+def _row(output: TaskOutput) -> dict[str, Any]:
+    return {
+        "attempt": output.attempt,
+        "bytes": output.size,
+        "kept_bytes": len(output.data),
+        "output": output.data.decode(errors="replace"),
+    }

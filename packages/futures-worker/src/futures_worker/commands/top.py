@@ -1,0 +1,78 @@
+"""`top`: a cluster at work, refreshed in place."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fdb_datamodel import FutureState, WorkerStatus, census_page, list_workers
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json
+from futures_worker.commands.listing import show_cell, worker_row
+from futures_worker.commands.opening import look_into
+from idempotent_txn import run
+
+_COLUMNS = ("address", "slots", "free_slots", "claims", "assignments", "cpu", "ram", "object_store_free", "host", "pid")
+
+
+def top(
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once and end, as with --json and without a terminal.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show workers, futures by state, and how many end per second. Ctrl-C ends it."""
+    database, space = look_into(db, cluster)
+    console = Console()
+    now = look(database, space)
+    if as_json:
+        print_json(now)
+        return
+    if once or not console.is_terminal:
+        console.print(_page(cluster, now, None, 0.0))
+        return
+    with Live(_page(cluster, now, None, 0.0), console=console, screen=False) as live:
+        while True:
+            began = time.monotonic()
+            time.sleep(interval)
+            before, now = now, look(database, space)
+            live.update(_page(cluster, now, before, time.monotonic() - began))
+
+
+def look(database: Any, space: Any) -> dict[str, Any]:
+    """What is shown, as plain data: workers, futures by state. Reads every future once, in pages."""
+    statuses: list[WorkerStatus] = run(database, list_workers, space, strategy="off")
+    states: Counter[FutureState] = Counter()
+    after: bytes | None = None
+    while True:
+        counted, after = run(database, census_page, space, after, strategy="off")
+        states.update(one.state for one in counted)
+        if after is None:
+            break
+    return {
+        "workers": [worker_row(status) for status in statuses],
+        "futures": {state.value: states[state] for state in FutureState},
+    }
+
+
+def _page(cluster: str, now: dict[str, Any], before: dict[str, Any] | None, seconds: float) -> Group:
+    futures = now["futures"]
+    text = f"cluster {cluster}: " + ", ".join(f"{count:,} {state}" for state, count in futures.items())
+    if before is not None and seconds > 0:
+        ended = sum(futures[state] - before["futures"][state] for state in ("realized", "failed"))
+        text += f"; {max(0.0, ended / seconds):,.0f} ended per second"
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in _COLUMNS:
+        table.add_column(column.replace("_", " "))
+    for row in now["workers"]:
+        table.add_row(*(Text(show_cell(column, row[column])) for column in _COLUMNS))
+    return Group(Text(text), table if now["workers"] else Text("no live worker", style="dim"))

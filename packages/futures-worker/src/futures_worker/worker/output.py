@@ -1,0 +1,170 @@
+"""What tasks print: a child notes which part of its output is whose, the worker keeps that part in the database.
+
+In the worker's directory, per child process:
+
+    logs/<pid>.out       standard output and error of the process and of whatever it starts, appended
+    logs/<pid>.now       which task it runs, and where in the `.out` file that task's output begins (rewritten in place)
+    logs/<pid>.<n>.done  the same of a task that ended and had printed something, until the worker has kept it
+
+A task that prints nothing costs its child two system calls and the worker none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fdb_datamodel import OUTPUT_KEPT, TaskOutput, write_output
+from fdb_schema import ClusterSpace
+from idempotent_txn import run
+
+_NOTE = struct.Struct(">QQI16s")  # begin, end (0: it goes on), attempt, future id
+MAX_OUT = 4 << 20
+"""Bytes of a `.out` file after which it is begun anew, between two tasks."""
+MAX_DONE = 500
+"""Notes of ended tasks kept while the worker doesn't take them; those of later tasks are dropped."""
+
+
+ECHOED = 4096
+"""Bytes of the end of a task's output that the worker repeats on its standard error."""
+_NOBODY = _NOTE.pack(0, 0, 0, bytes(16))
+_PUNCH_HOLE_KEEP_SIZE = 3
+
+
+class Note(NamedTuple):
+    """Which bytes of a child's output are of which attempt."""
+
+    begin: int
+    end: int
+    attempt: int
+    future_id: bytes
+
+
+class ChildOutput:
+    """The child's side. Used by its main thread."""
+
+    def __init__(self, directory: str) -> None:
+        """Sends this process's standard output and error to its file."""
+        self._base = f"{directory}/logs/{os.getpid()}"
+        flags = os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._out = os.open(f"{self._base}.out", flags | os.O_RDWR | os.O_APPEND, 0o600)
+        self._now = os.open(f"{self._base}.now", flags | os.O_WRONLY, 0o600)
+        for descriptor in (1, 2):
+            os.dup2(self._out, descriptor)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, ValueError):
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        self._begin = 0
+        self._numbers = itertools.count()
+
+    def begin(self, future_id: bytes, attempt: int) -> None:
+        """A task starts."""
+        at = os.lseek(self._out, 0, os.SEEK_END)
+        if at > MAX_OUT:
+            os.ftruncate(self._out, 0)
+            at = 0
+        self._begin = at
+        os.pwrite(self._now, _NOTE.pack(at, 0, attempt, future_id), 0)
+
+    def end(self, future_id: bytes, attempt: int) -> None:
+        """The task that began last ended."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # user code may have put anything in their place, or closed them
+                stream.flush()
+        end = os.lseek(self._out, 0, os.SEEK_END)
+        if end == self._begin:
+            return
+        number = next(self._numbers)
+        if os.path.exists(f"{self._base}.{number - MAX_DONE}.done"):
+            return
+        partial = f"{self._base}.part"
+        with open(partial, "wb") as file:
+            file.write(_NOTE.pack(self._begin, end, attempt, future_id))
+            with open(f"{self._base}.out", "rb") as out:
+                out.seek(max(self._begin, end - OUTPUT_KEPT))
+                file.write(out.read(OUTPUT_KEPT))
+        os.rename(partial, f"{self._base}.{number}.done")
+        os.pwrite(self._now, _NOBODY, 0)
+
+
+class OutputKeeper:
+    """The worker's side: used by its housekeeping."""
+
+    def __init__(self, db: Any, space: ClusterSpace, directory: Path) -> None:
+        """`directory`: the worker's own."""
+        self._db = db
+        self._space = space
+        self._logs = directory / "logs"
+        self._kept: dict[Path, tuple[Note, int]] = {}  # of running tasks: how far their output was kept
+
+    def tick(self) -> int:
+        """Keeps what is new; how many attempts had anything."""
+        count = 0
+        seen: set[Path] = set()
+        for path in sorted(self._logs.iterdir()):
+            if path.suffix == ".done":
+                count += self._keep_done(path)
+            elif path.suffix == ".now":
+                seen.add(path)
+                count += self._keep_running(path)
+        for gone in self._kept.keys() - seen:
+            del self._kept[gone]
+        return count
+
+    def _keep_done(self, path: Path) -> int:
+        data = path.read_bytes()
+        note = Note(*_NOTE.unpack_from(data))
+        self._write(note, data[_NOTE.size :], note.end - note.begin)
+        path.unlink()
+        return 1
+
+    def _keep_running(self, path: Path) -> int:
+        """Of a task that goes on, or whose process ended without a word."""
+        alive = _is_alive(int(path.stem))
+        out = path.with_suffix(".out")
+        with contextlib.suppress(FileNotFoundError, struct.error):
+            note = Note(*_NOTE.unpack(path.read_bytes()))
+            size = out.stat().st_size - note.begin
+            count = 0
+            if note.attempt and size > 0 and self._kept.get(path) != (note, size):
+                with out.open("rb+") as file:
+                    file.seek(note.begin + max(0, size - OUTPUT_KEPT))
+                    self._write(note, file.read(OUTPUT_KEPT), size, echo=not alive)
+                    if size > MAX_OUT:
+                        _punch_hole(file.fileno(), note.begin + size - OUTPUT_KEPT)
+                self._kept[path] = (note, size)
+                count = 1
+            if alive:
+                return count
+        if not alive:
+            for one in (path, out, path.with_suffix(".part")):
+                one.unlink(missing_ok=True)
+        return 0
+
+    def _write(self, note: Note, data: bytes, size: int, echo: bool = True) -> None:
+        if echo:  # also where the worker's own messages go
+            sys.stderr.write(data[-ECHOED:].decode(errors="replace"))
+        output = TaskOutput(note.attempt, data, size)
+        run(self._db, write_output, self._space, note.future_id, output, strategy="off")
+
+
+def _punch_hole(descriptor: int, end: int) -> None:
+    """Give the memory of a file's beginning back, up to offset `end`: a task that prints for ever takes no more of it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(max(1, end)))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,248 @@
+"""The commands that look and act, as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.trace_format import check_schema
+
+from fdb_schema import open_database
+from fdb_schema.metrics import Metric, MetricsServer, render
+from futures_worker.commands.opening import dashed, size
+
+WAIT = 60.0
+
+
+def command(*arguments: str, code: int | None = 0) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "futures_worker", *arguments], capture_output=True, text=True, timeout=WAIT
+    )
+    assert code is None or done.returncode == code, done.stderr
+    return done
+
+
+def as_json(*arguments: str) -> Any:
+    return json.loads(command(*arguments, "--json").stdout)
+
+
+def until(look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def chatty(lines: int, gate: str = "") -> int:
+    for number in range(lines):
+        print(f"line {number}")
+    os.system("echo from a process it started")
+    print("to standard error", file=sys.stderr)
+    while gate and not os.path.exists(gate):
+        time.sleep(0.05)
+    if gate:
+        print("the gate is open")
+    return lines
+
+
+def print_and_die() -> None:
+    print("last words")
+    sys.stdout.flush()
+    os._exit(3)
+
+
+def silent() -> int:
+    return 1
+
+
+@pytest.fixture
+def demo(cluster: Any) -> Any:
+    return cluster(1, 2, "--metrics-port", "0", "--json")
+
+
+def where(demo: Any) -> tuple[str, ...]:
+    return "--db", demo.url, "--cluster", demo.name
+
+
+def test_logs_are_kept_and_followed(demo: Any, tmp_path: Path) -> None:
+    client = demo.client()
+    gate = tmp_path / "gate"
+    short = client.submit(chatty, 3)
+    quiet = client.submit(silent)
+    dying = client.submit(print_and_die, max_retries=1)
+    long = client.submit(chatty, 2, str(gate))
+    assert short.result(WAIT) == 3 and quiet.result(WAIT) == 1
+    dying.exception(WAIT)
+    (row,) = until(lambda: as_json("logs", str(short.id), *where(demo)))
+    text = "line 0\nline 1\nline 2\nfrom a process it started\nto standard error\n"
+    assert sorted(row["output"].split("\n")) == sorted(text.split("\n"))
+    assert (row["attempt"], row["bytes"], row["kept_bytes"]) == (1, len(text), len(text))
+    assert as_json("logs", str(quiet.id), *where(demo)) == []
+    until(lambda: len(as_json("logs", str(dying.id), *where(demo))) == 2)
+    assert command("logs", str(dying.id), *where(demo), "--attempt", "2").stdout == "last words\n"
+    following = subprocess.Popen(
+        [sys.executable, "-m", "futures_worker", "logs", "-f", str(long.id), *where(demo)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert following.stdout is not None
+        lines = [following.stdout.readline() for _ in range(4)]
+        assert "line 1\n" in lines, "it shows what a task prints while it runs"
+        gate.touch()
+        assert "the gate is open\n" in following.stdout.read()
+        assert following.wait(WAIT) == 0
+    finally:
+        following.kill()
+        following.wait()
+    client.delete(short)
+    assert command("logs", str(short.id), *where(demo), code=3).stderr.count("deleted") == 1
+    assert client.submit(chatty, 30_000).result(WAIT) == 30_000
+    demo.check()
+
+
+def test_a_tasks_output_is_bounded(demo: Any) -> None:
+    client = demo.client()
+    future = client.submit(chatty, 30_000)
+    assert future.result(WAIT) == 30_000
+    (row,) = until(lambda: [r for r in as_json("logs", str(future.id), *where(demo)) if r["bytes"] > 300_000])
+    assert row["kept_bytes"] == 64_000
+    assert "line 29999" in row["output"] and "line 2000\n" not in row["output"]
+    shown = command("logs", str(future.id), *where(demo))
+    assert "no longer kept" in shown.stderr
+    pid = demo.workers[0].pid
+    (folder,) = Path("/dev/shm").glob(f"futures-worker-{os.getuid()}-{pid}-*/logs")
+    assert [path for path in folder.iterdir() if path.suffix == ".done"] == []
+
+
+def test_cancel_retry_and_why(demo: Any, tmp_path: Path) -> None:
+    client = demo.client()
+    gate = tmp_path / "gate"
+    running = client.submit(chatty, 1, str(gate))
+    ended = client.submit(silent)
+    bad = client.submit(int, "x", max_retries=0)
+    after = client.submit(abs, bad)
+    huge = client.submit(silent, resources={"cpu": 999, "ram": "2GiB"})
+    assert ended.result(WAIT) == 1
+    after.exception(WAIT)
+    waits = client.submit(abs, huge)
+    client.flush()
+    shown = as_json("show", str(huge.id), *where(demo))
+    assert "unschedulable" in shown["reason"] and shown["ram"] == 2 << 30
+    assert "2 GiB" in command("show", str(huge.id), *where(demo)).stdout
+    assert "unschedulable" in command("ls", *where(demo)).stdout
+    assert str(huge.id) in as_json("show", str(waits.id), *where(demo))["reason"]
+    assert as_json("show", str(huge.id), *where(demo))["named_by"] == [str(waits.id)]
+    text = command("show", str(bad.id), *where(demo)).stdout
+    assert text.count("invalid literal") == 1, "nothing is said twice"
+    for one in (huge, running):
+        assert as_json("cancel", str(one.id), *where(demo)) == [
+            {"id": str(one.id), "state": "failed", "cancelled": True}
+        ]
+    late = command("cancel", str(ended.id), *where(demo), code=1)
+    assert "not cancelled, it had ended before" in late.stdout
+    assert as_json("retry", str(bad.id), *where(demo))[0]["retried"] is True
+    until(lambda: as_json("show", str(bad.id), *where(demo))["epoch"] == 1)
+    assert "isn't failed" in command("retry", str(ended.id), *where(demo), code=1).stdout
+    assert command("cancel", "01890000-0000-7000-8000-000000000000", *where(demo), code=3).stderr.startswith("error: ")
+    demo.check()
+
+
+def test_top_workers_and_timeline(demo: Any, tmp_path: Path) -> None:
+    client = demo.client()
+    futures = client.map(abs, range(20))
+    total = client.submit(sum, futures)
+    assert total.result(WAIT) == 190
+    found = as_json("top", *where(demo))
+    assert found["futures"]["realized"] == 21 and len(found["workers"]) == 1
+    assert "21 realized" in command("top", *where(demo)).stdout
+    table = command("workers", *where(demo)).stdout
+    assert re.search(r"\d (GiB|MiB)", table), "sizes are for people"
+    trace = json.loads(command("timeline", *where(demo)).stdout)
+    check_schema(trace)
+    kinds = [event["ph"] for event in trace["traceEvents"]]
+    assert (kinds.count("X"), kinds.count("s"), kinds.count("f")) == (21, 20, 20)
+    target = tmp_path / "trace.json"
+    summary = as_json("timeline", "-o", str(target), *where(demo))
+    assert summary["futures"] == 21 and summary["events"] == len(json.loads(target.read_text())["traceEvents"])
+    assert command("timeline", "-o", str(tmp_path / "no" / "where"), *where(demo), code=1).stderr.startswith("error: ")
+
+
+def test_a_worker_has_metrics(demo: Any) -> None:
+    client = demo.client()
+    client.gather(client.map(abs, range(10)), timeout=WAIT)
+    line = json.loads(demo.workers[0].line)
+    url = f"http://127.0.0.1:{line['metrics_port']}"
+    label = f'cluster="{demo.name}",worker="{line["address"]}"'
+
+    def page() -> str:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            text: str = answer.read().decode()
+            return text
+
+    until(lambda: f'mainspring_worker_tasks_total{{outcome="realized",{label}}} 10\n' in page())
+    assert f"mainspring_worker_slots{{{label}}} 2\n" in page()
+    for line in page().splitlines():
+        assert re.fullmatch(r"# (HELP|TYPE) mainspring_\w+ .+|mainspring_\w+\{[^{}]*\} [0-9.e+-]+", line), line
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(f"{url}/other", timeout=WAIT)
+    error.value.close()
+    assert error.value.code == 404
+    from fdb_schema import ClusterSpace
+    from futures_worker.metrics import cluster_metrics
+
+    text = render(cluster_metrics(open_database(demo.url), ClusterSpace(demo.name)))
+    assert f'mainspring_futures{{state="realized",cluster="{demo.name}"}} 10\n' in text
+
+
+def test_whoever_looks_makes_no_database(tmp_path: Path) -> None:
+    typo = tmp_path / "typo"
+    for name in ("ls", "workers", "top", "timeline"):
+        done = command(name, "--db", f"embedded:{typo}", code=4)
+        assert str(typo) in done.stderr and done.stderr.startswith("error: there is no database")
+        assert not typo.exists()
+    typo.mkdir()
+    command("ls", "--db", f"embedded:{typo}", code=4)
+    assert list(typo.iterdir()) == []
+
+
+def test_metrics_escape_and_refuse() -> None:
+    assert render([Metric("a_total", "Lines\nand \\", "counter").add(2, name='say "x"\n')]) == (
+        '# HELP a_total Lines\\nand \\\\\n# TYPE a_total counter\na_total{name="say \\"x\\"\\n"} 2\n'
+    )
+    for wrong in ([Metric("a b", "x")], [Metric("a", "x"), Metric("a", "x")]):
+        with pytest.raises(ValueError, match="name of a metric"):
+            render(wrong)
+
+    def broken() -> list[Metric]:
+        raise RuntimeError("not now")
+
+    server = MetricsServer(broken)
+    try:
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"http://127.0.0.1:{server.address[1]}/metrics", timeout=WAIT)
+        error.value.close()
+        assert error.value.code == 503
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.address[1]}/healthz", timeout=WAIT) as answer:
+            assert answer.read() == b"ok\n"
+    finally:
+        server.close()
+
+
+def test_sizes_and_ids_are_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1536 << 20, 5 << 40)] == ["0 B", "1023 B", "1 KiB", "1.5 GiB", "5 TiB"]
+    assert dashed("lost 0189000000007000800000000000abcd now") == "lost 01890000-0000-7000-8000-00000000abcd now"
