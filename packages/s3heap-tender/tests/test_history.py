@@ -73,6 +73,10 @@ def settle_by_a_stranger(lines: list[Line]) -> None:
     first(lines, "finish")["before"]["epoch"] = 7
 
 
+def settle_a_claim_that_was_taken_over(lines: list[Line]) -> None:
+    first(lines, "finish")["held"][1] += 1
+
+
 def skip_a_generation(lines: list[Line]) -> None:
     first(lines, "sweep")["after"]["gen"] += 5
 
@@ -110,6 +114,7 @@ def write_garbage(lines: list[Line]) -> None:
         (start_too_soon, "cadence"),
         (settle_twice, "fence"),
         (settle_by_a_stranger, "fence"),
+        (settle_a_claim_that_was_taken_over, "fence"),
         (skip_a_generation, "fence"),
         (remove_what_is_needed, "lost item"),
         (push_that_removes, "lost item"),

@@ -148,10 +148,11 @@ class World:
         self.nest = 0.0
         self.fail_rate = 0.0
         self.crashes: list[str] = []
+        self.undead: set[int] = set()  # processes whose sessions are dead and that go on all the same
         self.hit: set[str] = set()
         self.faulty_db: Any = None
         failpoints.observe(self._at_failpoint)
-        self.processes = [Process(self) for _ in range(2)]
+        self.processes = [Process(self) for _ in range(3)]
 
     # faults
 
@@ -180,6 +181,8 @@ class World:
                 return
             self.busy = busy | {index}
             self._act(self.processes[index])
+            if index in self.undead:
+                self.restart(index)
         except Refused:
             pass
         except SimulatedCrash:
@@ -192,6 +195,7 @@ class World:
 
     def restart(self, index: int) -> None:
         """The process is gone; its session is dead; another takes its place. Restarting itself meets no fault."""
+        self.undead.discard(index)
         self.processes[index].sysdb.sessions.close()
         saved = self.crash_in, self.nest, self.store.rate
         self.crash_in, self.nest, self.store.rate = None, 0.0, 0.0
@@ -200,11 +204,21 @@ class World:
 
     def trigger(self, task: Any, gen: int, epoch: int) -> int | None:
         self.starts.setdefault(task.id, []).append((round((task.last_start or 0) * 1e6), gen, epoch))
-        if self.depth < 2 and self.rng.random() < self.nest:
-            self.step()
+        if self.nest and self.rng.random() < self.nest:
+            self._linger()
+        if self.depth < 3 and self.rng.random() < self.nest:
+            for _ in range(self.rng.randint(1, 4)):
+                self.step()
         if self.rng.random() < self.fail_rate:
             raise RuntimeError("a simulated failure")
         return None
+
+    def _linger(self) -> None:
+        """This process is taken for dead while its run goes on: it will settle a claim that another may have taken."""
+        for index in getattr(self, "busy", ()):
+            if index not in self.undead and self.rng.random() < 0.5:
+                self.undead.add(index)
+                self.processes[index].sysdb.sessions.close()
 
     # what processes do
 

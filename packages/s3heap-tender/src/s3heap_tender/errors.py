@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_UNREACHABLE, EXIT_USAGE, MainspringError, fdb_error_code
+from fdb_schema.errors import (
+    EXIT_NOT_FOUND,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    MainspringError,
+    NewerFormatError,
+    RecordError,
+    fdb_error_code,
+)
 
 
 class HeapTenderError(MainspringError):
@@ -98,3 +106,8 @@ class SimulatedCrash(BaseException):
 def is_waited_out(error: BaseException) -> bool:
     """Whether a service goes on after this error: what store, database and leases may throw at any time."""
     return isinstance(error, (MainspringError, OSError)) or fdb_error_code(error) is not None
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the same call may succeed later: the database is away; not where a row or an argument is wrong."""
+    return is_waited_out(error) and not isinstance(error, (HeapTenderError, RecordError, NewerFormatError))

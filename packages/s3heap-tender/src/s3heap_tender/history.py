@@ -118,6 +118,10 @@ def _check_task(task: str, history: list[Line]) -> Iterator[Violation]:
             yield Violation("move", f"task {task} was created twice", number)
         if before is not None and after is not None:
             yield from _check_step(task, operation, before, after, number)
+        if before is not None and line.get("held", held := [before["gen"], before["epoch"]]) != held:
+            yield Violation(
+                "fence", f"{operation} of task {task} by the claim {line['held']}, while {held} was the task's", number
+            )
         if operation in _CLAIMS and after is not None:
             started.append((after["start"], after["gen"], number))
         last, last_step = after, step

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fdb_schema import RecordError
 from s3heap_tender import core, outbox
-from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, RunStoppedError, is_waited_out
+from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, RunStoppedError, is_outage, is_waited_out
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_io import due_records
 from s3heap_tender.items import HeapItem
@@ -293,8 +293,8 @@ class Scheduler:
                 log.info("%s", error)
                 return
             except Exception as error:
-                if self._stop.is_set():
-                    raise  # the session ends with the process, and then the claim may be retaken
+                if self._stop.is_set() or not is_outage(error):
+                    raise  # the claim is left to whoever comes after this process's session
                 log.warning("a run is over and its claim can't be settled yet: %s", error)
                 self._stop.wait(delay)
                 delay = min(5.0, delay * 2)

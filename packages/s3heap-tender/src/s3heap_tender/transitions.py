@@ -257,7 +257,8 @@ def finish(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: i
         tr.add_read_conflict_key(log)
     count(tr, at, "finishes")
     keep_output(tr, at, task, RunOutput(gen, epoch, True, now, output))
-    return [replace(store(tr, at, "finish", task, row, after, now), extra={"upto": upto_offset, "tail": tail})]
+    extra = {"upto": upto_offset, "tail": tail, "held": [gen, epoch]}
+    return [replace(store(tr, at, "finish", task, row, after, now), extra=extra)]
 
 
 def keep_output(tr: Any, at: Layout, task: UUID, output: RunOutput) -> None:
@@ -281,7 +282,8 @@ def fail(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str, outp
         )
         tr.set(at.keys.dead_letter(task, gen), letter.encode())
         count(tr, at, "dead_letters")
-    return [store(tr, at, "dead_letter" if after.dead else "fail", task, row, after, now)]
+    step = store(tr, at, "dead_letter" if after.dead else "fail", task, row, after, now)
+    return [replace(step, extra={"held": [gen, epoch]})]
 
 
 def redrive(tr: Any, at: Layout, task: UUID, gen: int) -> list[Step]:
