@@ -42,6 +42,7 @@ _SUBSPACES = {
     "timers": "Never disarmed: a timer that has become stale does nothing when it fires.",
     "mailboxes": "What sessions are told; a worker's session is its incarnation (cancel, free).",
     "bells": "The only keys that are watched.",
+    "children": "Which futures a task submitted, so that they can be cancelled with it.",
     "streams": "What generators yielded, item by item.",
     "actors": "Where actors take calls, and their names. An actor and its calls are futures.",
     "logs": "Standard output and error of tasks that print; deleted with the future.",

@@ -45,6 +45,7 @@ from .transitions.claim import claim_future, claim_futures, claim_of, claims_of
 from .transitions.code_use import session_referrer
 from .transitions.finish import (
     cancel_future,
+    children_of,
     fail_future,
     finish_turn,
     realize_future,
@@ -149,6 +150,7 @@ __all__ = [
     "begin_wait",
     "cancel_future",
     "census_page",
+    "children_of",
     "claim_future",
     "claim_futures",
     "claim_of",

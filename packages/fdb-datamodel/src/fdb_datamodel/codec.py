@@ -272,6 +272,7 @@ _OPTION_DEFAULTS: dict[str, Any] = {
     "name": "",
     "call_options": b"",
     "keep": False,
+    "parent": b"",
     "ttl": None,
 }
 
@@ -319,5 +320,6 @@ def has_defaults_only(spec: FutureSpec) -> bool:
         and spec.total_timeout is None
         and spec.unschedulable_timeout is None
         and not spec.keep
+        and not spec.parent
         and spec.ttl is None
     )

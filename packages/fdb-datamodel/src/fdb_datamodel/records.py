@@ -138,6 +138,7 @@ class FutureSpec:
     call_options: bytes = b""
     keep: bool = False
     ttl: float | None = None
+    parent: bytes = b""  # 16 bytes: the future of the task that submits it, and whose cancel is its own
 
     def __post_init__(self) -> None:
         if type(self.id) is not bytes:

@@ -101,6 +101,7 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
         "bells", "('session', session)", "little-endian counter", "rung with mail, and with assignments of a worker"
     ),
+    KeyDoc("children", "(id, child)", "empty", "a future that this one's task submitted while it ran"),
     KeyDoc("streams", "(id, 'item', n)", "as latest_result", "the n-th item that a generator yielded"),
     KeyDoc("streams", "(id, 'made')", "int", "how many items there are"),
     KeyDoc("streams", "(id, 'taken')", "int", "how many a reader has taken"),
@@ -233,6 +234,7 @@ class Layout:
         self.next_pass = bytes(space["collector"].pack(("pass",)))
         self.actors = subspace("actors")
         self.streams = subspace("streams")
+        self.children = subspace("children")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
         self._session_bells = bytes(space["bells"]["session"].key())
         self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
@@ -312,7 +314,10 @@ class Layout:
     def timer(self, due_us: int, e: bytes, kind: str) -> bytes:
         return self.timers + bytes(fdb_tuple.pack((due_us,))) + e + _name(kind)
 
-    # --- streams, actors
+    # --- children, streams, actors
+
+    def child(self, e: bytes, child: bytes) -> bytes:
+        return self.children + e + child
 
     def stream(self, e: bytes, name: str) -> bytes:
         return self.streams + e + _name(name)

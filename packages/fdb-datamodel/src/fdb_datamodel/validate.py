@@ -43,6 +43,7 @@ _CHECKS: dict[str, _Check] = {
     "lineage": invariants.check_lineage,
     "garbage": _nothing,  # a mark is judged anew before it leads to anything
     "collector": _nothing,
+    "children": _nothing,
     "streams": _nothing,
     "actors": _nothing,  # a place counts while the claim is that start's, a name until its actor ended
 }

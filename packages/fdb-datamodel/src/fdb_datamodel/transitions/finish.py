@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, Transaction, read_range
 
 from .. import codec
 from ..attempts import end_attempt
@@ -16,7 +16,7 @@ from ..errors import ClaimLostError, OversizeError
 from ..ids import as_id
 from ..records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome, WorkerId
 from ..requirements import Capacity
-from ..space import LATEST_RESULT, LISTENERS, encode_id, token_stamp
+from ..space import LATEST_RESULT, LISTENERS, decode_id, encode_id, layout_of, token_stamp
 from ..states import FutureState
 from .claim import take
 
@@ -129,6 +129,17 @@ def cancel_future(
         fail_for_good(ch, f, failure or Failure("cancelled", f"future {f.id.hex()} was cancelled"), tell_worker=True)
         finish(ch)
     return FutureState.failed
+
+
+def children_of(
+    tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, after: bytes = b"", limit: int = 200
+) -> list[bytes]:
+    """A page of the futures that a future's task submitted, by snapshot, in the order of their ids from beyond `after`."""
+    keys = layout_of(space)
+    prefix = keys.children + encode_id(as_id(future_id))
+    begin = prefix + encode_id(after) + b"\x00" if after else prefix
+    rows = read_range(tr, begin, prefix + b"\xff", limit=limit, snapshot=True)
+    return [decode_id(key[len(prefix) :]) for key, _ in rows]
 
 
 def _realize(

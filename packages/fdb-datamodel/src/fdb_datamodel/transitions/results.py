@@ -210,6 +210,7 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
     if unfinished and f.session != NO_SESSION:
         ch.send(f.session, f.id, "failed", failure, f.epoch)
     args, dependencies = codec.unpack_args(f.rows.get(ARGS))
+    parent = f.option("parent")
     for name in list(f.rows):
         ch.put(f, name, None)
     ch.set(ch.keys.future(f.e, DELETED), codec.pack((ch.wall_us, read_clock(tr, space))))
@@ -219,6 +220,9 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
     tr.clear_range(ch.keys.logs + f.e, ch.keys.logs + f.e + b"\xff")
     tr.clear_range(ch.keys.references + f.e, ch.keys.references + f.e + b"\xff")
     ch.clear(ch.keys.actor_place(f.e))
+    tr.clear_range(ch.keys.children + f.e, ch.keys.children + f.e + b"\xff")
+    if parent:
+        ch.clear(ch.keys.child(encode_id(parent), f.e))
     if isinstance(args, CodeDigest):
         ch.flush_rows()
         drop_reference(tr, space, bytes(args), f.id)

@@ -12,8 +12,9 @@ from .. import codec
 from ..changes import Changes, FutureRows
 from ..endings import enqueue_or_fail, finish, write_failure
 from ..errors import FutureDeletedError, FutureStateError, OversizeError, UnknownFutureError
+from ..ids import show_id
 from ..placement import add_edges, clear_edges, set_timer
-from ..records import Claim, CodeDigest, FutureSpec, Locality, WorkerId
+from ..records import Claim, CodeDigest, Failure, FutureSpec, Locality, WorkerId
 from ..requirements import Shape
 from ..space import (
     ALLOW_RECONSTRUCTION,
@@ -21,6 +22,7 @@ from ..space import (
     CLAIM,
     CODE,
     DELETED,
+    FAILURE,
     MAX_RETRIES,
     NUM_ATTEMPTS,
     OPTIONS,
@@ -121,6 +123,8 @@ def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
             ch.put(f, CODE, _code_row(ch, spec))
             _write_options(ch, f, spec)
             _set_timers(ch, spec, e)
+            if spec.parent and not _adopt(ch, f, spec):
+                continue
             if (args := _args_row(ch, spec)) is not None:
                 ch.put(f, ARGS, args)
             ch.put(f, CLAIM, head + codec.pack(1))
@@ -173,6 +177,8 @@ def _submit_special(ch: Changes, spec: FutureSpec, e: bytes, fresh: set[bytes]) 
         ch.put(f, ARGS, args)
     _write_options(ch, f, spec)
     _set_timers(ch, spec, e)
+    if spec.parent and not _adopt(ch, f, spec):
+        return False
     if spec.dependencies:
         for upstream in dict.fromkeys(spec.dependencies):
             ch.set(ch.keys.named_by(encode_id(upstream), e), b"")
@@ -185,6 +191,18 @@ def _submit_special(ch: Changes, spec: FutureSpec, e: bytes, fresh: set[bytes]) 
             return True
     enqueue_or_fail(ch, f)
     return not f.failed
+
+
+def _adopt(ch: Changes, f: FutureRows, spec: FutureSpec) -> bool:
+    """Note whose child it is; False if it ended because that one was cancelled (its state is read serializably)."""
+    parent = encode_id(spec.parent)
+    ch.set(ch.keys.child(parent, f.e), b"")
+    row = ch.get_many([ch.keys.future(parent, FAILURE)])[0]
+    if row is None or codec.unpack_failure(row).reason != "cancelled":
+        return True
+    gone = Failure("cancelled", f"future {show_id(spec.parent)}, whose task submitted this one, was cancelled")
+    write_failure(ch, f, dataclasses.replace(gone, wall_us=ch.wall_us))
+    return False
 
 
 def _set_timers(ch: Changes, spec: FutureSpec, e: bytes) -> None:

@@ -48,10 +48,10 @@ class Call(Future[T]):
         self._recorded = False
         self._what = what  # method, arguments, dependencies
 
-    def cancel(self) -> bool:
+    def cancel(self, children: bool = True) -> bool:
         """Keep the call from beginning; True if it never will, as far as is known within a second.
 
-        One that runs isn't stopped: its actor goes on.
+        One that runs isn't stopped: its actor goes on, and so does what it submitted.
         """
         if self._entry is None:
             self._link.cancel(self)

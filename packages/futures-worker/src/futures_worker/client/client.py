@@ -293,6 +293,9 @@ class Client(DataMethods):
             dependencies=dependencies,
             name=name,
         )
+        task = current_task()
+        if task is not None and not task.actor:
+            spec.parent = task.id
         if options is not DEFAULT_OPTIONS:
             self._apply(options, spec)
             if options.key is not None:

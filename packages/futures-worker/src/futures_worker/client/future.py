@@ -163,13 +163,14 @@ class Future(Generic[T]):
         """Whether the future ended because it was cancelled. Doesn't wait."""
         return self.done() and isinstance(self._exception(), CancelledError)
 
-    def cancel(self) -> bool:
+    def cancel(self, children: bool = True) -> bool:
         """Cancel the future unless it ended; True if it is cancelled now.
 
-        A queued future never runs; a running one is stopped, and what it would have returned is dropped.
+        A queued future never runs; a running one is stopped with every process that it started, and what it would have
+        returned is dropped. `children`: also what its task submitted and hasn't ended, and what those did.
         """
         self._make_durable()
-        return self._home().cancel(self)
+        return self._home().cancel(self, children)
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call `callback(self)` when the future ends, in a thread of this process; at once if it already has."""

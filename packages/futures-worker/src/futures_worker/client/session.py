@@ -16,12 +16,14 @@ from typing import Any, Final, Protocol
 
 from fdb_datamodel import (
     ClusterSpace,
+    FutureDeletedError,
     FutureResult,
     FutureSpec,
     FutureState,
     MailEntry,
     WorkerId,
     cancel_future,
+    children_of,
     describe_future,
     put_code,
     submit_futures,
@@ -45,6 +47,21 @@ from futures_worker.payload import Code
 
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits: mail missed, workers dead
 WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason is told
+
+
+def cancel_children(db: Any, space: ClusterSpace, future_id: bytes) -> None:
+    """Cancel what a future's task submitted, what those submitted, and so on; what has ended stays as it is."""
+    families = [future_id]
+    while families:
+        parent, last = families.pop(), b""
+        while page := ask(db, children_of, space, parent, last, strategy="off"):
+            for child in page:
+                try:
+                    ask(db, cancel_future, space, child)
+                except FutureDeletedError:
+                    continue
+                families.append(child)
+            last = page[-1]
 
 
 class Group(Protocol):
@@ -422,10 +439,12 @@ class Session:
         except Exception as error:
             return f"its state can't be read ({type(error).__name__}: {error})"
 
-    def cancel(self, future: Future[Any]) -> bool:
-        """Cancel it in the database; True if it is cancelled now."""
+    def cancel(self, future: Future[Any], children: bool) -> bool:
+        """Cancel it in the database, and what its task submitted; True if it is cancelled now."""
         self._check_open()
         state = ask(self.db, cancel_future, self.space, future._id)
+        if children:
+            cancel_children(self.db, self.space, future._id)
         if state == FutureState.failed and future._entry is None:
             self.await_one(future, None, None)
         return future.cancelled()

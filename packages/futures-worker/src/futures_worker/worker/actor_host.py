@@ -69,6 +69,7 @@ def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resi
     task = current_task()
     if task is None:
         raise MainspringError("an actor is run by a worker: make it with client.actor(...)")
+    task.actor = True
     client = current_client()
     space = client._space
     host = run(client._db, actors.begin_host, space, task.id, task.attempt)

@@ -21,6 +21,7 @@ class TaskContext:
     url: str  # database of the worker, so that a Client() inside a task finds its cluster
     cluster: str
     attempt: int = 0  # which start of the future this is
+    actor: bool = False  # it never ends, and what it submits is nobody's child
 
     @property
     def future_id(self) -> UUID:

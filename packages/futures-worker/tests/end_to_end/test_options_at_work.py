@@ -1,0 +1,145 @@
+"""What the options of `submit` promise, with real workers: time limits, order, retries, keys, cancelling with children."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fdb_datamodel import FutureState
+from futures_worker import FutureTimeoutError, current_client
+
+WAIT = 60.0
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What a task writes to a file is an event that this process can only look for."""
+    deadline = time.monotonic() + WAIT
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def touch_and_wait(path: str) -> None:
+    Path(path).touch()
+    while not os.path.exists(path + ".go"):
+        time.sleep(0.01)
+
+
+def note(path: str, what: str) -> None:
+    with open(path, "a") as file:
+        file.write(what + "\n")
+
+
+def fail_until(path: str, times: int, error: type[Exception]) -> float:
+    """Fails `times` times; then the seconds between the first start and this one."""
+    now = time.time()
+    note(path, repr(now))
+    starts = [float(line) for line in Path(path).read_text().split()]
+    if len(starts) <= times:
+        raise error("not yet")
+    return now - starts[0]
+
+
+def parent(path: str, depth: int) -> None:
+    client = current_client()
+    children = [client.submit(parent, f"{path}-{n}", depth - 1) for n in range(2)] if depth else []
+    client.flush()
+    Path(path).write_text(" ".join(str(child.id) for child in children))
+    time.sleep(600)
+
+
+def test_the_time_in_the_queue_and_in_all_is_limited(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = cluster(workers=1)
+    client = demo.client()
+    gate = tmp_path / "gate"
+    holder = client.submit(touch_and_wait, str(gate))
+    until(gate.exists)
+    queued = client.submit(abs, -1, timeout={"queue": 0.2})
+    total = client.submit(abs, -2, timeout={"total": 0.2})
+    patient = client.submit(abs, -3, timeout={"queue": 600, "total": 600, "run": 600})
+    for future in (queued, total):
+        with pytest.raises(FutureTimeoutError):
+            future.result(WAIT)
+        assert future.state() == FutureState.failed
+    running = client.submit(time.sleep, 600, timeout={"total": 1.0})
+    Path(f"{gate}.go").touch()
+    assert holder.result(WAIT) is None
+    with pytest.raises(FutureTimeoutError):
+        running.result(WAIT)
+    assert patient.result(WAIT) == 3
+    demo.check()
+
+
+def test_greater_priority_runs_first(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = cluster(workers=1)
+    client = demo.client()
+    gate, order = tmp_path / "gate", tmp_path / "order"
+    holder = client.submit(touch_and_wait, str(gate))
+    until(gate.exists)
+    futures = [
+        client.submit(note, str(order), f"{priority}", priority=priority, resources={"cpu": 1})
+        for priority in (0, -5, 7, 3)
+    ]
+    client.flush()
+    Path(f"{gate}.go").touch()
+    client.await_all([holder, *futures], timeout=WAIT)
+    assert order.read_text().split() == ["7", "3", "0", "-5"]
+    demo.check()
+
+
+def test_retries_pause_and_choose(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = cluster(workers=1)
+    client = demo.client()
+    pauses = {"initial": 0.3, "factor": 2.0, "maximum": 60.0}
+    waited = client.submit(fail_until, str(tmp_path / "a"), 2, ValueError, backoff=pauses)
+    assert waited.result(WAIT) >= 0.8, "0.3 s, then 0.6 s, on a clock that never runs ahead"
+    at_once = client.submit(fail_until, str(tmp_path / "b"), 1, KeyError, retry_on=(OSError, ValueError))
+    with pytest.raises(KeyError, match="not yet"):
+        at_once.result(WAIT)
+    retried = client.submit(fail_until, str(tmp_path / "c"), 1, FileNotFoundError, retry_on=OSError)
+    assert retried.result(WAIT) >= 0
+    demo.check()
+
+
+def test_a_key_is_one_future_whoever_submits_it(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = cluster(workers=2)
+    path = tmp_path / "runs"
+    clients = [demo.client() for _ in range(3)]
+    futures = [client.submit(note, str(path), f"{n}", key="the report") for n, client in enumerate(clients * 2)]
+    for future in futures:
+        assert future.result(WAIT) is None
+    assert len({future.id for future in futures}) == 1
+    assert len(path.read_text().split()) == 1
+    demo.check()
+
+
+def test_a_cancel_takes_the_children_with_it(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = cluster(workers=2, slots=8)
+    client = demo.client()
+    path = tmp_path / "family"
+    top = client.submit(parent, str(path), 2)
+    names = [f"{path}", f"{path}-0", f"{path}-1", *(f"{path}-{a}-{b}" for a in range(2) for b in range(2))]
+    family = [
+        client.get_future(one) for name in names for one in until(Path(name).exists) and Path(name).read_text().split()
+    ]
+    until(lambda: all(future.running() for future in family))
+    assert len(family) == 6
+    alone = client.submit(parent, str(tmp_path / "other"), 1)
+    until((tmp_path / "other").exists)
+    left = [client.get_future(one) for one in until(lambda: (tmp_path / "other").read_text().split())]
+    assert top.cancel()
+    for future in family:
+        with pytest.raises(CancelledError):
+            future.result(WAIT)
+    assert alone.cancel(children=False)
+    assert not any(future.done() for future in left)
+    for future in left:
+        assert future.cancel()
+    demo.check()
