@@ -517,6 +517,7 @@ def test_listing_shows_futures_and_workers_as_tables_and_as_json(cluster: Cluste
 
 def test_exit_codes_tell_what_went_wrong(cluster: ClusterFactory, tmp_path: Path) -> None:
     demo = cluster(workers=0)
+    demo.client()  # whoever only looks makes no database
     where = ("--db", demo.url, "--cluster", demo.name)
     missing = command("show", "01890000-0000-7000-8000-000000000000", *where)
     assert (missing.returncode, missing.stderr.startswith("error: ")) == (3, True)
