@@ -192,8 +192,7 @@ class ChaosRun:
                 pids = [worker.popen.pid]
             elif blow is Blow.drain_worker:
                 worker.signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.popen.wait(30)
+                self._await(lambda: not worker.alive, lambda: f"worker {number} isn't drained:\n{_tail(worker.log)}")
             else:
                 worker.kill()
             if blow in (Blow.kill_worker, Blow.drain_worker) and not worker.alive:
