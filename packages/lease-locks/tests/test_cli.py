@@ -316,3 +316,26 @@ def test_help_names_every_command() -> None:
         "invalidate",
     ]:
         assert name in output
+
+
+def test_every_help_page_can_be_shown(shared_url: str) -> None:
+    for name in sorted(str(command.name) for command in app.registered_commands):
+        result = CliRunner().invoke(app, [name, "--help"])
+        assert result.exit_code == 0, (name, result.output, result.exception)
+        assert "Usage" in result.output
+
+
+def test_a_user_finds_an_invocation_from_the_summary(command: Command, locks: LeaseManager, tmp_path: Path) -> None:
+    runner = MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id="a/b")
+    for x in (3, 4):
+        runner.call(functions.square, x, str(tmp_path))
+    runner.flush()
+    (row,) = json.loads(command("summarize", "--json")[1])
+    listed = json.loads(command("inspect", row["uri"], "--json")[1])
+    assert [(r["outcome"], r["arguments"].split(",")[0]) for r in listed] in (
+        [("result", "x=3"), ("result", "x=4")],
+        [("result", "x=4"), ("result", "x=3")],
+    )
+    assert json.loads(command("inspect", "memo:a%2Fb", "--json")[1]) == listed
+    assert json.loads(command("inspect", listed[0]["memo_uri"], "--json")[1])["memo_uri"] == listed[0]["memo_uri"]
+    assert command("inspect", "memo:nobody")[0] == 0

@@ -97,6 +97,33 @@ def test_acquire_timeout_names_the_holder(locks: LeaseManager, other: LeaseManag
     assert isinstance(failed.value, TimeoutError)
 
 
+def test_acquire_timeout_counts_the_others_that_wait_not_itself(locks: LeaseManager, other: LeaseManager) -> None:
+    locks.acquire("a")
+    with pytest.raises(AcquireTimeout) as alone:
+        other.acquire("a", timeout=0.01)
+    assert "waiting" not in str(alone.value)
+
+
+def test_acquire_and_release_are_two_transactions(any_db: Any) -> None:
+    made: list[str] = []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(any_db, name)
+
+        def create_transaction(self) -> Any:
+            made.append(threading.current_thread().name)
+            return any_db.create_transaction()
+
+    with LeaseManager(Counted(), cluster="demo", ttl=600.0) as locks:
+        for _ in range(20):
+            locks.acquire("a").release()
+        del made[:]
+        for _ in range(20):
+            locks.acquire("a").release()
+        assert made == [threading.current_thread().name] * 40
+
+
 def test_read_says_who_holds(locks: LeaseManager, other: LeaseManager) -> None:
     assert other.read("a") is None
     lease = locks.acquire("a", ttl=20.0, meta={"job": "train", "n": 3})

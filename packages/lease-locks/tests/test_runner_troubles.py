@@ -242,6 +242,11 @@ def test_an_argument_nested_too_deeply_is_named() -> None:
         bind("demo", functions.length, (deep,), {})
 
 
+def test_a_builtin_that_does_not_tell_its_arguments_is_named() -> None:
+    with pytest.raises(MemoKeyError, match="wrap it in a function"):
+        bind("demo", min, (3, 2), {})
+
+
 def test_lambdas_that_close_over_different_numbers_are_different_calls(locks: LeaseManager) -> None:
     runner = runner_of(locks)
 

@@ -113,7 +113,7 @@ def acquiring(
                 return found
             if give_up is not None and clocks.monotonic() >= give_up:
                 done = attempts == 1 and not enqueue  # the one try only read: nothing can be left behind
-                raise (yield from _timed_out(session, lock, timeout or 0.0, enqueue))
+                raise (yield from _timed_out(session, lock, timeout or 0.0, queued and claim.fair))
             if not staying and enqueue:
                 session.stay(1)  # a waiter is as alive as its session's heartbeat
                 staying = True
@@ -165,10 +165,11 @@ def _token(found: Granted, outcome: Outcome[Any], lock: LockKeys, claim: Claim) 
 def _timed_out(session: Session, lock: LockKeys, timeout: float, waited: bool) -> Generator[Step, Any, AcquireTimeout]:
     read: Outcome[Any] = yield Transact(lambda tr: lease_infos(tr, session.space, lock), GRACE)
     infos = read.value
+    others = len(infos[0].waiters) - waited if infos else 0
     error = AcquireTimeout(
         f"lease {lock.name!r} was not free within {timeout:g} s: "
         + (
-            f"held by {infos[0].describe()}, {len(infos[0].waiters)} waiting"
+            f"held by {infos[0].describe()}" + (f", {others} others waiting" if others > 0 else "")
             if infos
             else "others were before this one in its queue"
         )

@@ -12,7 +12,7 @@ from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption,
 from lease_locks.errors import LeaseNotFoundError
 from lease_locks.info import wall_time
 from lease_locks.locks import LeaseManager
-from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord
+from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri
 from lease_locks.memo.runner import forget
 
 UriArgument = Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST")]
@@ -84,6 +84,7 @@ def summarize(
         {
             "pipeline": pipeline,
             "function": function,
+            "uri": function_uri(pipeline, function),
             "invocations": len({memo for memo, _ in counts}),
             **_totals(counts),
         }
@@ -91,7 +92,7 @@ def summarize(
     ]
     print_rows(
         rows,
-        ["pipeline", "function", "invocations", "calls", "executed", "hit", "awaited", "failed"],
+        ["uri", "invocations", "calls", "executed", "hit", "awaited", "failed"],
         as_json=json,
         empty="no function was called through a runner",
     )
@@ -135,10 +136,37 @@ def describe(locks: LeaseManager, memo: Memo) -> dict[str, Any]:
     return described
 
 
+def invocations(locks: LeaseManager, prefix: str) -> list[dict[str, Any]]:
+    """Every invocation of a pipeline, or of a function of it, as rows of a listing."""
+    rows = []
+    for memo, found in MemoRows(locks.space).scan(locks.db, *Memo.prefix(prefix)):
+        record = InvocationRecord.decode(found["inv"]) if "inv" in found else None
+        outcome = "result" if "res" in found else "exception" if "exc" in found else ""
+        shown = () if record is None else record.shown
+        arguments = ", ".join(f"{name}={value}" for name, value, _ in shown)
+        rows.append({"memo_uri": memo.uri, "outcome": outcome, "arguments": arguments})
+    return rows
+
+
 def inspect(
-    memo_uri: UriArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False
+    memo_uri: Annotated[
+        str,
+        typer.Argument(
+            metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST; memo:PIPELINE/FUNCTION or memo:PIPELINE list."
+        ),
+    ],
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
 ) -> None:
-    """Show an invocation: its arguments, attempts, result or exception. Nothing is unpickled."""
+    """Show an invocation: its arguments, attempts, result or exception. Nothing is unpickled.
+
+    The address of a function, as `summarize` prints it, or of a pipeline lists the invocations.
+    """
+    if memo_uri.count("/") < 2:
+        rows = invocations(LeaseManager(db, cluster), memo_uri)
+        print_rows(rows, ["memo_uri", "outcome", "arguments"], as_json=json, empty=f"nothing is known of {memo_uri}")
+        return
     described = describe(LeaseManager(db, cluster), Memo.from_uri(memo_uri))
     if json:
         print_json(described)
@@ -187,16 +215,20 @@ def diff(
 
 
 def invalidate(
-    memo_uri: Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION[/DIGEST]")],
+    memo_uri: Annotated[
+        str,
+        typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST, or memo:PIPELINE/FUNCTION for all."),
+    ],
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """Forget the outcome of an invocation, or of all invocations of a function."""
     locks = LeaseManager(db, cluster)
     rows = MemoRows(locks.space)
-    parts = memo_uri.count("/")
-    memo = Memo.from_uri(memo_uri if parts == 2 else f"{memo_uri}/00")
-    memos = [memo] if parts == 2 else [here for here, _ in rows.scan(locks.db, memo.pipeline, memo.function)]
+    if memo_uri.count("/") == 1:
+        memos = [here for here, _ in rows.scan(locks.db, *Memo.prefix(memo_uri))]
+    else:
+        memos = [Memo.from_uri(memo_uri)]
     count = sum(forget(locks, rows, here) for here in memos)
     if not count:
         raise LeaseNotFoundError(f"nothing is known of {memo_uri}")

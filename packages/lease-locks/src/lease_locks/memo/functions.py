@@ -68,7 +68,11 @@ def _described(function: Callable[..., Any]) -> tuple[str, str, inspect.Signatur
     plain = inspect.unwrap(function)
     module = getattr(plain, "__module__", None) or "__main__"
     name = getattr(plain, "__qualname__", None) or type(plain).__qualname__
-    return f"{module}--{name}", logic_key(plain), inspect.signature(plain)
+    try:
+        signature = inspect.signature(plain)
+    except ValueError as error:  # a builtin that doesn't say
+        raise MemoKeyError(f"{error}: its arguments can't be told apart; wrap it in a function of your own") from error
+    return f"{module}--{name}", logic_key(plain), signature
 
 
 def function_name(function: Callable[..., Any]) -> str:

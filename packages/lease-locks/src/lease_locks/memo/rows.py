@@ -121,7 +121,7 @@ class Memo:
     @property
     def uri(self) -> str:
         """One text for a Shell's arguments and for people."""
-        return f"memo:{quote(self.pipeline, safe='')}/{quote(self.function, safe='')}/{self.digest.hex()}"
+        return f"{function_uri(self.pipeline, self.function)}/{self.digest.hex()}"
 
     @classmethod
     def from_uri(cls, uri: str) -> Memo:
@@ -136,6 +136,17 @@ class Memo:
             raise MemoUriError(f"{uri!r:.120} is no memo URI: its last part isn't hexadecimal") from None
         return cls(unquote(parts[0]), unquote(parts[1]), digest)
 
+    @staticmethod
+    def prefix(uri: str) -> tuple[str, ...]:
+        """(pipeline,) or (pipeline, function) of the front part of a URI. Raises `MemoUriError`."""
+        scheme, _, rest = uri.partition(":")
+        parts = tuple(unquote(part) for part in rest.split("/"))
+        if scheme != "memo" or len(parts) > 2 or not all(parts):
+            raise MemoUriError(
+                f"{uri!r:.120} is no memo URI: memo:PIPELINE, memo:PIPELINE/FUNCTION or one with a digest"
+            )
+        return parts
+
     @property
     def lock_name(self) -> str:
         tail = self.function.encode()[-_NAME_BYTES:].decode("utf-8", "ignore")
@@ -143,6 +154,11 @@ class Memo:
 
     def __str__(self) -> str:
         return f"{self.pipeline}/{self.function}/{self.digest.hex()[:12]}"
+
+
+def function_uri(pipeline: str, function: str) -> str:
+    """The front part of the URIs of a function's invocations."""
+    return f"memo:{quote(pipeline, safe='')}/{quote(function, safe='')}"
 
 
 def _pack(*elements: Any) -> bytes:
