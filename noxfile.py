@@ -150,21 +150,38 @@ def peer_dask(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Wheels and sdists of every package, installed without the checkout and tried."""
-    session.install("build>=1.2")
+    """Wheels and sdists of every package, in dist/, installed in clean environments without the checkout and tried."""
+    session.install("build>=1.2", "hatchling>=1.24")
+    session.run("python", "tools/release.py", "check")
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for project in closure(tuple(PROJECTS)):
-        session.run("python", "-m", "build", "--outdir", str(dist), str(project), silent=True)
-    wheels = sorted(str(path) for path in dist.glob("*.whl"))
-    session.log(f"{len(wheels)} wheels in {dist}")
-    session.install(*wheels)
-    smoke = (
-        "import fdb_schema, fdb_embedded, idempotent_txn, fdb_datamodel, futures_worker;"
-        "db = fdb_schema.open_database('memory:');"
-        "print(idempotent_txn.run(db, lambda tr: tr.get_read_version().wait()) > 0, futures_worker.__file__)"
-    )
-    session.run("python", "-c", smoke)
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), str(project), silent=True)
+    session.log(f"{len(list(dist.glob('*.whl')))} wheels and {len(list(dist.glob('*.tar.gz')))} sdists in {dist}")
+    try_release = str(ROOT / "tools" / "try_release.py")
+    for what, names in (("futures-worker", ("futures-worker",)), ("all", tuple(PROJECTS))):
+        clean = Path(session.create_tmp()).resolve() / what
+        session.run("python", "-m", "venv", "--clear", str(clean))
+        python = str(clean / "bin" / "python")
+        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        session.run(*pip, *built(dist, names, "whl"), external=True)
+        session.chdir(session.create_tmp())
+        session.run(python, try_release, what, external=True)
+        if what == "all":
+            session.run(*pip, "hatchling>=1.24", external=True)
+            again = ("--no-deps", "--no-build-isolation", "--force-reinstall", *built(dist, names, "tar.gz"))
+            session.run(*pip, *again, external=True)
+            session.run(python, try_release, what, external=True)
+        session.chdir(ROOT)
+
+
+def built(dist: Path, names: tuple[str, ...], suffix: str) -> list[str]:
+    """The distributions in `dist` of some packages and their siblings: never somebody else's of the same name."""
+    known = {folder: name for name, folder in PROJECTS.items()}
+    wanted = [known[folder].replace("-", "_") for folder in closure(names)]
+    found = [path for name in wanted for path in dist.glob(f"{name}-*.{suffix}")]
+    assert len(found) == len(wanted), f"{suffix}: of {wanted} there is only {found}"
+    return [str(path) for path in found]
 
 
 @nox.session
@@ -189,7 +206,7 @@ def have_browser(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def ci(session: nox.Session) -> None:
-    """What continuous integration runs: lint, types, the README's test command."""
+    """What continuous integration runs: lint, types, the README's test command, and what a release would be made of."""
     have_browser(session)
-    for name in ("lint", "types", "tests"):
+    for name in ("lint", "types", "tests", "build"):
         session.run(sys.executable, "-m", "nox", "-s", name, external=True)

@@ -18,6 +18,7 @@ from idempotent_txn.cli import app as ids_app
 from lease_locks.cli import app as leases_app
 from mainspring.demo.commands import demo_app
 from mainspring.doctor.command import doctor
+from mainspring.migrate.command import migrate
 from mainspring.status import status
 from mainspring.up.command import up
 from mainspring_janitor.cleaning import clean
@@ -37,6 +38,7 @@ _LOOK = "Looking and changing"
 app.command("up", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(up, "up"))
 app.command("status", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(status, "status"))
 app.command("doctor", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(doctor, "doctor"))
+app.command("migrate", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(migrate, "migrate"))
 app.add_typer(demo_app, name="demo", rich_help_panel=_CLUSTER)
 app.command("worker", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(run_worker, "worker"))
 app.command("tender", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(tend, "tender"))

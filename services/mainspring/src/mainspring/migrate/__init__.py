@@ -1,0 +1,1 @@
+"""Copying a cluster from one database to another: what `mainspring migrate` runs."""

@@ -1,0 +1,136 @@
+"""What a release must be, and how one is made.
+
+    python tools/release.py check              every problem, one per line; exit code 1 where there is one
+    python tools/release.py set 0.2.0          that version in every package, every sibling's pin, the changelog
+    python tools/release.py notes 0.1.0        the changelog's section of a release
+
+All packages share one version and pin their siblings to it, since they are tested together. A third-party package has one
+range wherever it is named, with a lower bound; it may be named by several packages.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_NAME: Final = re.compile(r"^[A-Za-z0-9._-]+")
+_VERSION: Final = re.compile(r"^\d+\.\d+\.\d+$")
+
+
+def projects(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Distribution → (its folder, its [project] table), of every package and service."""
+    files = sorted(root.glob("packages/*/pyproject.toml")) + sorted(root.glob("services/*/pyproject.toml"))
+    tables = [(file.parent, tomllib.loads(file.read_text())["project"]) for file in files]
+    return {table["name"]: (folder, table) for folder, table in tables}
+
+
+def problems(root: Path) -> list[str]:
+    """What keeps the tree from being released; each names its package."""
+    found: list[str] = []
+    known = projects(root)
+    versions = {name: str(table["version"]) for name, (_, table) in known.items()}
+    if len(set(versions.values())) != 1:
+        found.append(f"packages have different versions: {versions}")
+    ranges: dict[str, dict[str, str]] = {}
+    for name, (folder, table) in known.items():
+        module = folder / "src" / name.replace("-", "_")
+        for file in (folder / "README.md", module / "__init__.py", module / "py.typed"):
+            if not file.exists():
+                found.append(f"{name}: {file.relative_to(root)} is missing")
+        for key in ("description", "readme", "license", "requires-python", "classifiers"):
+            if key not in table:
+                found.append(f"{name}: its pyproject.toml says no {key}")
+        listed = list(table.get("dependencies", []))
+        for extra in table.get("optional-dependencies", {}).values():
+            listed += extra
+        for requirement in listed:
+            match = _NAME.match(requirement)
+            needed = match.group() if match else requirement
+            rest = requirement[len(needed) :].partition(";")[0].strip()
+            rest = re.sub(r"^\[[^\]]*\]", "", rest).strip()
+            if needed in known:
+                if rest != f"=={versions[needed]}":
+                    found.append(f"{name}: needs {needed}{rest}, and must pin =={versions[needed]}")
+            elif ">=" not in rest and "==" not in rest and "~=" not in rest:
+                found.append(f"{name}: {requirement!r} has no lower bound")
+            else:
+                ranges.setdefault(needed.lower(), {})[name] = rest
+    for needed, by in ranges.items():
+        if len(set(by.values())) > 1:
+            found.append(f"{needed} has different ranges: {by}")
+    current = next(iter(versions.values()), "")
+    changelog = (root / "CHANGELOG.md").read_text()
+    if "## Unreleased" not in changelog and f"## {current} " not in changelog:
+        found.append(f"CHANGELOG.md has neither a section {current} nor an unreleased one")
+    return found
+
+
+def set_version(root: Path, version: str, date: str) -> list[Path]:
+    """Write `version` everywhere and date the changelog's unreleased section; the files that changed."""
+    if not _VERSION.match(version):
+        raise ValueError(f"{version!r} is no version: give MAJOR.MINOR.PATCH")
+    known = projects(root)
+    (before,) = {str(table["version"]) for _, table in known.values()}
+    changed = []
+    files = [folder / "pyproject.toml" for folder, _ in known.values()]
+    files += [*root.glob("packages/*/src/*/__init__.py"), root / "docs" / "conf.py"]
+    files += [root / "tests" / "docs" / "test_repository.py"]
+    for file in files:
+        if not file.exists():
+            continue
+        text = file.read_text()
+        after = re.sub(rf'(?<=version = "){re.escape(before)}(?=")', version, text)
+        after = re.sub(rf'(?<=__version__ = "){re.escape(before)}(?=")', version, after)
+        for name in known:
+            after = after.replace(f"{name}=={before}", f"{name}=={version}")
+        if file.name == "test_repository.py":
+            after = after.replace(f'"{before}"', f'"{version}"').replace(f"=={before}", f"=={version}")
+        if after != text:
+            file.write_text(after)
+            changed.append(file)
+    changelog = root / "CHANGELOG.md"
+    text = changelog.read_text()
+    if "## Unreleased" in text:
+        changelog.write_text(text.replace("## Unreleased", f"## Unreleased\n\n## {version} ({date})", 1))
+        changed.append(changelog)
+    return changed
+
+
+def notes(root: Path, version: str) -> str:
+    """The changelog's section of `version`. Raises `LookupError` where there is none."""
+    match = re.search(
+        rf"^## {re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)",
+        (root / "CHANGELOG.md").read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+    if match is None:
+        raise LookupError(f"CHANGELOG.md has no section {version}")
+    return match.group(1).strip()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one of the three; the exit code."""
+    match list(arguments):
+        case ["check"]:
+            found = problems(ROOT)
+            print("\n".join(found) or "ready to be released")
+            return 1 if found else 0
+        case ["set", version]:
+            for file in set_version(ROOT, version, time.strftime("%Y-%m-%d")):
+                print(file.relative_to(ROOT))
+            return 0
+        case ["notes", version]:
+            print(notes(ROOT, version))
+            return 0
+    print(__doc__)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""Tries what was installed from built distributions, with no checkout in sight; run by the interpreter of that environment.
+
+python try_release.py all              every package imports, is typed, and `mainspring demo` gives the right answer
+python try_release.py futures-worker   a worker from its wheels alone runs futures, and nothing else of ours is there
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.metadata import distributions
+from importlib.resources import files
+from pathlib import Path
+
+OURS = {
+    "fdb-schema", "fdb-embedded", "idempotent-txn", "lease-locks", "fdb-datamodel", "futures-worker", "s3heap-tender",
+}  # fmt: skip
+ALONE = {"fdb-schema", "fdb-embedded", "idempotent-txn", "fdb-datamodel", "futures-worker"}
+TIMEOUT = 300
+
+
+def installed() -> set[str]:
+    """Distributions of Mainspring in this environment."""
+    names = {(one.metadata["Name"] or "").lower().replace("_", "-") for one in distributions()}
+    return {name for name in names if name in OURS or name.startswith("mainspring")}
+
+
+def check_modules(names: set[str]) -> None:
+    """Each imports from this environment and carries its types."""
+    for name in sorted(names):
+        module = importlib.import_module(name.replace("-", "_"))
+        place = Path(str(module.__file__))
+        assert Path(sysconfig.get_paths()["purelib"]) in place.parents, f"{name} comes from {place}"
+        assert (files(module) / "py.typed").is_file(), f"{name} has no py.typed"
+
+
+def program(name: str) -> str:
+    """The path of a console script."""
+    path = Path(sysconfig.get_paths()["scripts"]) / name
+    assert path.exists(), f"the program {name} isn't installed"
+    return str(path)
+
+
+def try_worker(folder: Path) -> None:
+    """One worker, one client, a thousand futures, a chain; the worker ends at SIGTERM."""
+    from futures_worker import Client
+
+    url = f"embedded:{folder / 'db'}"
+    worker = subprocess.Popen(
+        [program("futures-worker"), "run", "--db", url, "--slots", "2"], stdout=subprocess.PIPE, cwd=folder
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline().startswith(b"ready")
+        with Client(url) as client:
+            total = client.submit(sum, client.map(pow, range(1000), [2] * 1000))
+            assert total.result(timeout=TIMEOUT) == sum(n * n for n in range(1000))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def main(what: str) -> None:
+    """Raises where something doesn't work."""
+    names = installed()
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        if what == "futures-worker":
+            assert names == ALONE, f"beside its own needs, there is {names ^ ALONE}"
+            check_modules(names)
+            try_worker(folder)
+        else:
+            assert names >= OURS, f"missing: {OURS - names}"
+            check_modules(names)
+            for script in sorted(name for name in names if name.startswith("mainspring")):
+                subprocess.run([program(script), "--version"], check=True, timeout=TIMEOUT, cwd=folder)
+            small = Path(sysconfig.get_paths()["stdlib"]) / "json"
+            command = [program("mainspring"), "demo", "--files", str(small), "--seed", "1", "--top", "3"]
+            subprocess.run(command, check=True, timeout=TIMEOUT, cwd=folder)
+    print(f"{what}: {len(names)} packages of {sys.prefix} work")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
