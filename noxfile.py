@@ -20,7 +20,7 @@ from workspace import PROJECTS, closure  # noqa: E402
 
 TEST_TOOLS = [
     "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26", "playwright>=1.50", "httpx2>=2",
-    "obstore>=0.9", "pyarrow>=14",
+    "obstore>=0.9", "pyarrow>=14", "pyyaml>=6",
 ]  # fmt: skip
 TYPE_TOOLS = ["mypy==2.4.1", "nox", "numpy>=1.26", *TEST_TOOLS]
 DOCS_TOOLS = ["sphinx>=8.2,<10", "furo>=2025.7", "myst-parser>=4", "sphinx-copybutton>=0.5"]
@@ -166,12 +166,12 @@ def build(session: nox.Session) -> None:
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         session.run(*pip, *built(dist, names, "whl"), external=True)
         session.chdir(session.create_tmp())
-        session.run(python, try_release, what, external=True)
+        session.run(python, try_release, what, external=True, env={"PYTHONPATH": ""})
         if what == "all":
             session.run(*pip, "hatchling>=1.24", external=True)
             again = ("--no-deps", "--no-build-isolation", "--force-reinstall", *built(dist, names, "tar.gz"))
             session.run(*pip, *again, external=True)
-            session.run(python, try_release, what, external=True)
+            session.run(python, try_release, what, external=True, env={"PYTHONPATH": ""})
         session.chdir(ROOT)
 
 

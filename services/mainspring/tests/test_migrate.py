@@ -143,6 +143,6 @@ def test_a_cluster_goes_on_where_it_was(tmp_path: Path, cluster: Any) -> None:
 
 
 def test_only_embedded_databases_are_copied(tmp_path: Path) -> None:
-    done = mainspring(tmp_path, "migrate", "--db", "fdb:", "--to", "embedded:x")
+    done = mainspring(tmp_path, "migrate", "--from", "fdb:", "--to", "embedded:x")
     assert done.returncode == 2
     assert "only an embedded: database is copied" in done.stderr

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fdb_schema import DatabaseUrlError, database_url, open_database
-from fdb_schema.cli import DbOption, JsonOption, print_json
+from fdb_schema.cli import JsonOption, print_json
+from fdb_schema.database import URL_VARIABLE
 from mainspring.existing import open_existing
 from mainspring.migrate.copying import SourceInUseError, migrate_database, version_of
 
@@ -23,17 +24,27 @@ def migrate(
     to: Annotated[
         str, typer.Option("--to", metavar="URL", help="The database to copy to; empty, or an unfinished copy.")
     ],
-    db: DbOption = None,
+    db: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            "--db",
+            envvar=URL_VARIABLE,
+            metavar="URL",
+            help="The embedded: database to copy; without it embedded:./.mainspring.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a database (--db, an embedded one) to another (--to), with every cluster in it; verify every byte.
+    """Copy an embedded database (--from) to another (--to), with every cluster in it; verify every byte.
 
     Stop everything that uses the source first: services, clients, dashboards. An interrupted copy goes on where it was when
     the same command is given again. The source is only read.
     """
     url = database_url(db)
     if not url.startswith("embedded:"):
-        raise DatabaseUrlError(f"--db {url!r}: only an embedded: database is copied; FoundationDB has fdbbackup")
+        raise DatabaseUrlError(f"--from {url!r}: only an embedded: database is copied; FoundationDB has fdbbackup")
     source = open_existing(url)
     target = open_database(to)
     check_still(source)
