@@ -20,7 +20,7 @@ from workspace import PROJECTS, closure  # noqa: E402
 
 TEST_TOOLS = [
     "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26", "playwright>=1.50", "httpx2>=2",
-    "obstore>=0.9", "pyarrow>=14", "pyyaml>=6",
+    "obstore>=0.9", "pyarrow>=14", "pyyaml>=6", "opentelemetry-sdk>=1.20", "opentelemetry-exporter-otlp-proto-http>=1.20",
 ]  # fmt: skip
 TYPE_TOOLS = ["mypy==2.4.1", "nox", "numpy>=1.26", *TEST_TOOLS]
 DOCS_TOOLS = ["sphinx>=8.2,<10", "furo>=2025.7", "myst-parser>=4", "sphinx-copybutton>=0.5"]

@@ -11,6 +11,7 @@ import typer
 
 from fdb_schema.configuration import config_option
 from fdb_schema.logs import LogFormat, LogLevel, configure_logging
+from fdb_schema.tracing import VARIABLE, configure_tracing
 
 _PANEL = "Configuration and logs"
 
@@ -30,6 +31,18 @@ LogLevelOption = Annotated[
     ),
 ]
 
+OtlpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--otlp-endpoint",
+        envvar=VARIABLE,
+        metavar="URL",
+        rich_help_panel=_PANEL,
+        help="Send OpenTelemetry traces there, as http://127.0.0.1:4318; without it there are none.",
+        show_default=False,
+    ),
+]
+
 EPILOG = "A setting comes from its option, else from its environment variable, else from the file of --config."
 
 
@@ -39,7 +52,7 @@ def service_command(
     """`function`, a Typer command, with the options every service has.
 
     table: of the configuration file, and the service's name in logs. distribution: adds `--version` of it. A function
-    that wants to know `config`, `log_format` or `log_level` has a parameter of that name.
+    that wants to know `config`, `log_format`, `log_level` or `otlp_endpoint` has a parameter of that name.
     """
     hints = get_type_hints(function, include_extras=True)
     given = [
@@ -49,6 +62,7 @@ def service_command(
     added: dict[str, tuple[Any, Any]] = {
         "log_format": (LogFormatOption, LogFormat.text),
         "log_level": (LogLevelOption, LogLevel.info),
+        "otlp_endpoint": (OtlpOption, None),
         "config": (config_option(table), None),
     }
     if distribution is not None:
@@ -58,6 +72,7 @@ def service_command(
 
     def service(**settings: Any) -> None:
         configure_logging(table, settings["log_format"], settings["log_level"])
+        configure_tracing(table, settings["otlp_endpoint"])
         function(**{name: value for name, value in settings.items() if name in own})
 
     parameters = [

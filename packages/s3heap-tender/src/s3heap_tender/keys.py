@@ -15,6 +15,7 @@
     (…, "dlq", task, generation)       → DeadLetterRow
     (…, "quarantine", shard, key)      → {reason, moved_to}, msgpack: an object that couldn't be read
     (…, "stats", name)                 → counter, u64 little endian
+    (…, "trace", partition)            → traceparent of the last write that was traced
 
 A partition and a task are UUIDs, stored as 16 bytes; times are µs of the cluster clock unless said otherwise.
 """
@@ -53,9 +54,13 @@ class HeapKeys:
         self._dlq = base["dlq"]
         self._quarantine = base["quarantine"]
         self._stats = base["stats"]
+        self._traces = base["trace"]
 
     def task(self, task: UUID) -> bytes:
         return _b(self._tasks.pack((task.bytes,)))
+
+    def trace(self, partition: UUID) -> bytes:
+        return _b(self._traces.pack((partition.bytes,)))
 
     def payload(self, task: UUID) -> bytes:
         return _b(self._payloads.pack((task.bytes,)))

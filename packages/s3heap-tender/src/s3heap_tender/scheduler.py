@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError
+from fdb_schema import RecordError, tracing
 from s3heap_tender import core, outbox
 from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, RunStoppedError, is_outage, is_waited_out
 from s3heap_tender.heap import Heap
@@ -273,13 +273,27 @@ class Scheduler:
             setattr(report, what, getattr(report, what) + 1)
 
     def _call(self, claim: Claim) -> int | None:
-        outcome = self.trigger(claim.task, claim.gen, claim.epoch)
-        result = getattr(outcome, "result", None)
-        if callable(result):
-            outcome = result()
+        with tracing.span(
+            f"run {claim.task.name}",
+            self._cause(claim),
+            task=str(claim.task.id),
+            generation=claim.gen,
+            epoch=claim.epoch,
+        ):
+            outcome = self.trigger(claim.task, claim.gen, claim.epoch)
+            result = getattr(outcome, "result", None)
+            if callable(result):
+                outcome = result()
         if outcome is None or (isinstance(outcome, int) and not isinstance(outcome, bool) and outcome >= 0):
             return outcome
         return None
+
+    def _cause(self, claim: Claim) -> str:
+        """The trace of the write that this run follows; "" where none was traced."""
+        if not tracing.enabled():
+            return ""
+        key = self.sysdb.layout.keys.trace(claim.task.partition)
+        return bytes(self.sysdb.read(lambda tr, _at: tr.snapshot.get(key).value) or b"").decode()
 
     def _settle(self, report: ScheduleReport, settle: Callable[[], None]) -> None:
         """Settle a claim, however long the database takes: until then the task is this session's and runs nowhere."""

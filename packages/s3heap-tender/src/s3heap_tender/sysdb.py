@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import read_range
+from fdb_schema import read_range, tracing
 from idempotent_txn import run_committed
 from s3heap_tender import core, failpoints, outbox, transitions
 from s3heap_tender.describing import Description, describe
@@ -189,6 +189,9 @@ class SysDb(SysDbBase):
             raise ValueError(f"record_write takes 1 or more records, not {records!r}")
         there = partition_id(partition)
         transitions.record_write(tr, self.layout, there, records)
+        if tracing.enabled():
+            with tracing.span("write", partition=str(partition), records=records):
+                tr.set(self.layout.keys.trace(there), tracing.traceparent().encode())
         if self.trace.enabled:
             stamp = tr.get_versionstamp()
 

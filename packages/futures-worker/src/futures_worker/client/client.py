@@ -16,7 +16,7 @@ from fdb_datamodel import (
     open_cluster,
     read_results,
 )
-from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, MainspringError, open_database
+from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, MainspringError, open_database, tracing
 from futures_worker.client import ambient, processes
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, end_own_actors, get_actor, make_actor
 from futures_worker.client.bound import BoundOptions
@@ -302,6 +302,8 @@ class Client(DataMethods):
                 known = session.pending(future_id)
                 if known is not None:
                     return known
+        if tracing.enabled():
+            spec.call_options = tracing.with_trace(spec.call_options)
         future: Future[Any] = Future(self._session_of, future_id, name, stored=False, subscribed=options.key is None)
         future._streams = isgeneratorfunction(fn)
         if options.tr is not None:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import GeneratorType
 from typing import Any
+from uuid import UUID
 
 import msgpack
 
+from fdb_schema import tracing
 from futures_worker import payload
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry
@@ -74,6 +76,7 @@ class ChildLoop:
 
     def _run_task(self, task: list[Any]) -> None:
         seq, digest, args, dependencies, future_id, epoch, attempt, options = task
+        trace, options = tracing.split_trace(options)
         self._seq = seq
         started = time.perf_counter()
         self._output.begin(future_id, attempt)
@@ -92,11 +95,11 @@ class ChildLoop:
             return
         task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
         try:
-            value = function[0](*positional, **keywords)
-            if type(value) is GeneratorType:
-                from futures_worker.worker.streaming import stream_out
-
-                value = stream_out(value)
+            if trace and tracing.configure_tracing("worker"):
+                with tracing.span(f"future {function[1]}", trace, future=str(UUID(bytes=future_id)), attempt=attempt):
+                    value = _call(function[0], positional, keywords)
+            else:
+                value = _call(function[0], positional, keywords)
         except MemoryError as error:
             task_context.enter(None)
             self._output.end(future_id, attempt)
@@ -198,6 +201,16 @@ class ChildLoop:
                 written = os.write(self._results, data)
 
 
+def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the task's code returns; what it yields, once all of it is stored."""
+    value = function(*positional, **keywords)
+    if type(value) is GeneratorType:
+        from futures_worker.worker.streaming import stream_out
+
+        return stream_out(value)
+    return value
+
+
 def run_child(tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
     """The whole life of a child, in a process just forked. Does not return."""
     status = 0
@@ -211,5 +224,6 @@ def run_child(tasks: socket.socket, results: int, directory: str, url: str, clus
         traceback.print_exc()
         status = 70
     finally:
+        tracing.flush()
         sys.stderr.flush()
         os._exit(status)

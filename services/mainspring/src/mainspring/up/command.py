@@ -69,10 +69,7 @@ def up(
     grace: Annotated[float, typer.Option(min=0, help="Seconds that tasks have to finish when it stops.")] = 10.0,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(envvar="MAINSPRING_OTLP_ENDPOINT", metavar="URL", help="Send OpenTelemetry traces there."),
-    ] = None,
+    otlp_endpoint: str | None = None,
     config: Any = None,
     log_format: LogFormat = LogFormat.text,
     log_level: LogLevel = LogLevel.info,
