@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +17,7 @@ import pytest
 
 from fdb_schema import open_database
 from s3heap_tender import Heap, HeapStore, SysDb, Tender, export_parquet, fsck, metrics, outbox
+from s3heap_tender.cli import main
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.export import ExportError
 from s3heap_tender.inspection import next_due
@@ -171,20 +175,29 @@ def test_a_due_scan_reads_an_object_once_and_again_only_when_it_changed(quick: A
 
 
 class Command:
+    """The command as a shell would run it in a directory, in this process: starting Python costs more than what it does."""
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "s3heap_tender", *words],
-            cwd=self.directory,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == code, (words, done.returncode, done.stderr)
-        return done.stdout if code in (0, 1) else done.stderr
+        output, errors = io.StringIO(), io.StringIO()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            pytest.raises(SystemExit) as ended,
+        ):
+            patch.chdir(self.directory)
+            patch.setattr(sys, "argv", ["s3heap-tender", *words])
+            try:
+                main()
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+        assert ended.value.code == code, (words, ended.value.code, errors.getvalue())
+        return output.getvalue() if code in (0, 1) else errors.getvalue()
 
 
 def test_the_command_makes_shows_and_ends_a_task(tmp_path: Path) -> None:
