@@ -183,19 +183,14 @@ class Command:
     def __call__(self, *words: str, code: int = 0) -> str:
         output, errors = io.StringIO(), io.StringIO()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(output),
-            contextlib.redirect_stderr(errors),
-            pytest.raises(SystemExit) as ended,
-        ):
+        patched = pytest.MonkeyPatch.context()
+        with patched as patch, contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             patch.chdir(self.directory)
             patch.setattr(sys, "argv", ["s3heap-tender", *words])
-            try:
+            with pytest.raises(SystemExit) as ended:
                 main()
-            finally:
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         assert ended.value.code == code, (words, ended.value.code, errors.getvalue())
         return output.getvalue() if code in (0, 1) else errors.getvalue()
 
