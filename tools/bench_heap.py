@@ -39,15 +39,19 @@ from s3heap_tender.devserver import BUCKET, DevServer
 from s3heap_tender.items import RECORD_BYTES
 from s3heap_tender.sessions import LocalSessions
 from s3heap_tender.settings import new_row
+from s3heap_tender.stores.opening import CLIENTS
 from s3heap_tender.states import State
 
 GATES = {
     "push_rate": (">=", 30_000.0),
     "push_p99_ms": ("<=", 250.0),
     "latency_p99_s": ("<=", 2.0),
+    "live_items": (">=", 100_000.0),
     "idle_items": ("<=", 0.0),
     "idle_requests": ("<=", 32.0),  # the poll of tender and scheduler: one LIST a shard
     "scan_lists": ("<=", 16.0),
+    "scan_gets": ("<=", 80.0),  # one for each due object: 16 shards, 5 buckets
+    "scan_again_lists": ("<=", 16.0),
     "scan_again_gets": ("<=", 0.0),
 }
 
@@ -63,9 +67,9 @@ class Bench:
         self.db = open_database(f"embedded:{directory / 'db'}")
         if options.url is None:
             server = stack.enter_context(DevServer(directory / "s3"))
-            self._url, self._options = f"s3://{BUCKET}", dict(server.options)
+            self._url, self._options = f"s3://{BUCKET}", {**server.options, "client": options.client}
         else:
-            self._url, self._options = options.url.rstrip("/"), {}
+            self._url, self._options = options.url.rstrip("/"), {"client": options.client}
             if options.endpoint_url:
                 self._options["endpoint_url"] = options.endpoint_url
 
@@ -259,6 +263,7 @@ def measure(bench: Bench, options: argparse.Namespace) -> dict[str, float]:
         rows["latency_p50_s"] = statistics.median(waits)
         rows["latency_p99_s"] = waits[int(len(waits) * 0.99)]
     if "live" in chosen:
+        rows["live_items"] = options.live
         rows["live_push_s"], rows["live_peek_s"], rows["live_objects"] = bench.live(options.live)
     if "idle" in chosen:
         rows["idle_items"], rows["idle_requests"], rows["idle_turn_s"] = bench.idle(options.idle)
@@ -287,6 +292,7 @@ def main() -> int:
     parser.add_argument("--only", help="rows, separated by commas: put, push, latency, live, idle, scan")
     parser.add_argument("--url", help="s3://bucket/prefix of a server that runs, instead of a SeaweedFS")
     parser.add_argument("--endpoint-url")
+    parser.add_argument("--client", default=CLIENTS[0], choices=CLIENTS, help="what speaks to the S3 server")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-heap-") as directory, ExitStack() as stack:
@@ -298,14 +304,28 @@ def main() -> int:
             if not met:
                 missed.append(name)
     if options.json:
-        print(json.dumps({"rows": rows, "missed": missed, "cpus": os.cpu_count(), "python": platform.python_version()}))
+        print(
+            json.dumps(
+                {
+                    "rows": rows,
+                    "missed": missed,
+                    "client": options.client,
+                    "cpus": os.cpu_count(),
+                    "python": platform.python_version(),
+                }
+            )
+        )
     else:
+        load = "/".join(f"{figure:.1f}" for figure in os.getloadavg())
+        print(f"# {options.client}, {os.cpu_count()} CPUs, load average {load}, Python {platform.python_version()}")
         for name, value in rows.items():
             verdict = ""
             if name in GATES:
                 comparison, target = GATES[name]
                 verdict = f"  target {comparison} {target:g}: {'MISSED' if name in missed else 'met'}"
             print(f"{name:22} {value:12,.3f}{verdict}")
+        met = sum(name in rows for name in GATES) - len(missed)
+        print(f"# targets: {met} met, {len(missed)} missed" + (f": {', '.join(missed)}" if missed else ""))
     return 1 if missed else 0
 
 

@@ -50,7 +50,7 @@ def describe(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> N
         print_json(row)
         return
     for name, value in row.items():
-        if name in ("reasons", "output", "now") or name.endswith(("_in", "_at")):
+        if name in ("reasons", "output", "output_gen", "now") or name.endswith(("_in", "_at")):
             continue
         if name in ("due", "last_start", "not_before") and value is not None:
             value = moments.text(value)

@@ -19,6 +19,7 @@ _CONFLICTS: Final = frozenset({409, 412})
 _UNSENT: Final = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound", "NoRegionError"}
 )
+_UNCONNECTED: Final = frozenset({"EndpointConnectionError", "ConnectTimeoutError"})
 _BUSY: Final = frozenset({408, 425, 429})
 _BUSY_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests"})
 _PAGE: Final = 1000
@@ -173,7 +174,7 @@ class S3Store:
             return StoreUrlError(f"{where}: the store answered {status} {_code(error)}; check credentials and the URL")
         if type(error).__name__ in _UNSENT:
             return StoreUrlError(f"{where}: {error}; set credentials, region and URL as for any AWS tool")
-        if writes:
+        if writes and type(error).__name__ not in _UNCONNECTED:
             # A time-out, a broken connection or a server error: the write may have landed or may land still.
             return OutcomeUnknownError(f"{where}: {type(error).__name__} {error}; it may have taken effect")
         return StoreUnavailableError(f"{where}: {type(error).__name__} {error}")
