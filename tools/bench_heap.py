@@ -39,8 +39,8 @@ from s3heap_tender.devserver import BUCKET, DevServer
 from s3heap_tender.items import RECORD_BYTES
 from s3heap_tender.sessions import LocalSessions
 from s3heap_tender.settings import new_row
-from s3heap_tender.stores.opening import CLIENTS
 from s3heap_tender.states import State
+from s3heap_tender.stores.opening import CLIENTS
 
 GATES = {
     "push_rate": (">=", 30_000.0),
