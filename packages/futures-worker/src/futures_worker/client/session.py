@@ -16,29 +16,25 @@ from typing import Any, Final, Protocol
 
 from fdb_datamodel import (
     ClusterSpace,
-    FutureDeletedError,
-    FutureResult,
     FutureSpec,
-    FutureState,
     MailEntry,
     WorkerId,
-    cancel_future,
-    children_of,
-    describe_future,
     put_code,
     submit_futures,
     subscribe,
 )
 from fdb_schema import MainspringError
+from futures_worker.client.actor_calls import ActorCalls
 from futures_worker.client.callbacks import Callbacks
-from futures_worker.client.calls import Call, CallReader
-from futures_worker.client.diagnosis import explain, warn_of_wait
+from futures_worker.client.calls import CallReader
+from futures_worker.client.diagnosis import warn_of_wait
 from futures_worker.client.future import Future
 from futures_worker.client.intake import Intake
 from futures_worker.client.keeping import Keeping
 from futures_worker.client.mailbox import Mailbox
 from futures_worker.client.nested import Awaited, NestedWait
-from futures_worker.client.outcome import Status, describe
+from futures_worker.client.outcome import describe
+from futures_worker.client.queries import FutureQueries
 from futures_worker.client.reading import ResultReader
 from futures_worker.client.storing import Submission, SubmitStore
 from futures_worker.database import ask
@@ -49,21 +45,6 @@ LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits
 WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason is told
 
 
-def cancel_children(db: Any, space: ClusterSpace, future_id: bytes) -> None:
-    """Cancel what a future's task submitted, what those submitted, and so on; what has ended stays as it is."""
-    families = [future_id]
-    while families:
-        parent, last = families.pop(), b""
-        while page := ask(db, children_of, space, parent, last, strategy="off"):
-            for child in page:
-                try:
-                    ask(db, cancel_future, space, child)
-                except FutureDeletedError:
-                    continue
-                families.append(child)
-            last = page[-1]
-
-
 class Group(Protocol):
     """Whoever wants to be told of futures that end."""
 
@@ -71,7 +52,7 @@ class Group(Protocol):
         """Called by the thread that learns of it."""
 
 
-class Session:
+class Session(FutureQueries, ActorCalls):
     """The state that threads of one client in one process share. Thread-safe."""
 
     def __init__(self, db: Any, space: ClusterSpace, fetcher: Callable[[], Any]) -> None:
@@ -373,87 +354,6 @@ class Session:
     def wait_for_signal(self, future_id: bytes, seen: int, pause: float) -> None:
         """Wait for a change of `signals_of`, at most `pause` seconds."""
         self._wait_for_mail(lambda: self.signals_of(future_id) != seen, pause)
-
-    def fetch_object(self, stored: FutureResult) -> memoryview | None:
-        """The bytes of a stored object; None if its holder doesn't have it any more, or can't be reached."""
-        return self._results.fetch_object(stored)
-
-    # --- calls of actors ----------------------------------------------------------------------------------------------
-
-    @property
-    def calls(self) -> CallReader:
-        """The session's connections to actors."""
-        if self._calls is None:
-            with self._joining:
-                self._calls = self._calls or CallReader(self)
-        return self._calls
-
-    def submit_call(self, call: Call[Any]) -> None:
-        """Take a call to be sent to its actor."""
-        self._check_open()
-        self.keeping.begin()
-        self.keeping.hold(call._id)
-        self._pending[call._id] = call
-        self.calls.submit(call)
-
-    def deliver_calls(self, entries: Sequence[MailEntry]) -> None:
-        """Calls ended. `calls_delivered` runs their callbacks, when the caller holds no lock any more."""
-        self.callbacks.later(self._settle(entries, calls=True))
-
-    def calls_delivered(self) -> None:
-        """After `deliver_calls`."""
-        self.wake_followers()
-        self.callbacks.run_due()
-
-    def watched(self) -> bool:
-        """Whether somebody waits for several futures, or has a callback called."""
-        return bool(self._groups) or bool(self.callbacks)
-
-    def flush_before(self, dependencies: Iterable[bytes]) -> None:
-        """What another process is about to ask for is in the database: submits, and those calls of actors."""
-        self._intake.flush()
-        self.record_calls(dependencies)
-
-    def record_calls(self, ids: Iterable[bytes]) -> None:
-        """Make those unanswered calls among `ids` known to the cluster."""
-        if self._calls is not None:
-            self._calls.record(ids)
-
-    def store(self, submissions: Iterable[Submission]) -> None:
-        """Store submissions that no batch waits for."""
-        for submission in submissions:
-            self._intake.add(submission)
-        self._intake.flush()
-
-    # --- what the database says of one future -------------------------------------------------------------------------
-
-    def status(self, future: Future[Any]) -> Status:
-        """The state and its reason, read now."""
-        self._check_open()
-        info = ask(self.db, describe_future, self.space, future._id, strategy="off")
-        return Status(info.state, explain(self.db, self.space, info))
-
-    def _reason(self, future: Future[Any]) -> str:
-        try:
-            return str(self.status(future))
-        except Exception as error:
-            return f"its state can't be read ({type(error).__name__}: {error})"
-
-    def cancel(self, future: Future[Any], children: bool) -> bool:
-        """Cancel it in the database, and what its task submitted; True if it is cancelled now."""
-        self._check_open()
-        state = ask(self.db, cancel_future, self.space, future._id)
-        if children:
-            cancel_children(self.db, self.space, future._id)
-        if state == FutureState.failed and future._entry is None:
-            self.await_one(future, None, None)
-        return future.cancelled()
-
-    def fetch(
-        self, future: Future[Any], stored: FutureResult, resubmit: bool, deadline: float | None = None
-    ) -> memoryview | None:
-        """The bytes of a large result, see `ResultReader.fetch`."""
-        return self._results.fetch(future, stored, resubmit, deadline)
 
     def look_after_workers(self) -> None:
         """Reap the dead, at most once a second, unless a thread that reads the mail does."""
