@@ -21,6 +21,7 @@ from fdb_datamodel import (
     WorkerFencedError,
 )
 from fdb_datamodel import space as keys
+from fdb_datamodel.ids import show_id
 
 
 def test_submit_claim_realize_and_mail(lab: Lab) -> None:
@@ -138,7 +139,7 @@ def test_a_failure_reaches_every_generation_with_its_chain(lab: Lab) -> None:
         b"pickle",
         "trace",
     )
-    assert "boom" in failure.message and a.id.hex() in failure.message
+    assert "boom" in failure.message and show_id(a.id) in failure.message
     assert {entry.id for entry in lab.mail()} == {a.id, b.id, c.id}
     d = lab.spec(dependencies=(c.id,))
     e = lab.spec(dependencies=(d.id,))
@@ -166,7 +167,7 @@ def test_a_long_chain_fails_in_pages_and_every_failure_stays_small(lab: Lab) -> 
     assert last is not None
     assert last.chain[0] == chain[-2].id and last.chain[-1] == chain[0].id and len(last.chain) == 64
     assert last.message.startswith(
-        f"future {chain[-1].id.hex()} depends on {chain[0].id.hex()}, through {chain[-2].id.hex()}"
+        f"future {show_id(chain[-1].id)} depends on {show_id(chain[0].id)}, through {show_id(chain[-2].id)}"
     )
     assert last.payload == failure.payload and len(last.traceback) < 20_010 and len(last.message) < 2_100
     huge = lab.spec(max_retries=0)
@@ -282,7 +283,7 @@ def test_a_stale_claim_decides_nothing(lab: Lab) -> None:
         lambda: lab(dm.fail_future, old, "x"),
         lambda: lab(dm.relinquish_claim, old),
     ):
-        with pytest.raises(ClaimLostError, match=one.hex()):
+        with pytest.raises(ClaimLostError, match=show_id(one)):
             act()
     turn = lab(dm.finish_turn, worker, [Outcome.realized(old, b"r")], dm.Capacity(), 0)
     assert turn.stale == (one,)

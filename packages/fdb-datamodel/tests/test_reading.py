@@ -7,6 +7,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import FutureState, Locality, Requirements
+from fdb_datamodel.ids import show_id
 
 
 def test_every_future_appears_once_in_pages(lab: Lab) -> None:
@@ -47,7 +48,7 @@ def test_show_says_why(lab: Lab) -> None:
     near = lab.spec(locality=Locality(worker))
     lab.submit(up, down, near)
     assert lab.info(up.id).reason == "in the pool, waiting for a free worker" or "waiting for" in lab.info(up.id).reason
-    assert up.id.hex() in lab.info(down.id).reason
+    assert show_id(up.id) in lab.info(down.id).reason
     assert str(worker) in lab.info(near.id).reason
     claim = lab(dm.claim_future, up.id, worker)
     assert lab.info(up.id).reason == f"attempt 1 on worker {worker}"

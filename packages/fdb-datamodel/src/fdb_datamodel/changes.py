@@ -14,6 +14,7 @@ from fdb_schema import ClusterSpace, Transaction, clear_many, get_many, read_ran
 
 from . import codec
 from .errors import FutureDeletedError, UnknownFutureError, WorkerFencedError
+from .ids import show_id
 from .records import NO_SESSION, Failure, FutureResult, Locality, WorkerId
 from .requirements import Shape
 from .space import (
@@ -263,10 +264,10 @@ class Changes:
         cluster = self.keys.space.cluster
         if deleted:
             raise FutureDeletedError(
-                f"future {future_id.hex()} of cluster {cluster!r} was deleted: submit the work anew"
+                f"future {show_id(future_id)} of cluster {cluster!r} was deleted: submit the work anew"
             )
         raise UnknownFutureError(
-            f"cluster {cluster!r} has no future {future_id.hex()}: check the id and the cluster's name"
+            f"cluster {cluster!r} has no future {show_id(future_id)}: check the id and the cluster's name"
         )
 
     def has_dependencies(self, e: bytes) -> bool:

@@ -8,6 +8,7 @@ from . import codec
 from .attempts import state_after_placing
 from .changes import Changes, FutureRows
 from .endings import forget_results, lose_result, place
+from .ids import show_id
 from .placement import add_edges, release_claim, set_timer
 from .records import Failure, FutureResult, WorkerId
 from .space import CLAIM, DUE, EPOCH, FAILURE, LATEST_RESULT, UNCHARGED
@@ -105,7 +106,7 @@ def reconstruct(ch: Changes, f: FutureRows, *, lost: bool) -> FutureState:
     if what:
         result = f.result
         holder = f" on worker {result.worker}" if result is not None and result.worker is not None else ""
-        lose_result(ch, f, Failure("object-lost", f"the result of future {f.id.hex()}{holder} is lost and {what}"))
+        lose_result(ch, f, Failure("object-lost", f"the result of future {show_id(f.id)}{holder} is lost and {what}"))
         return FutureState.failed
     forget_results(ch, f)
     ch.put(f, CLAIM, None)

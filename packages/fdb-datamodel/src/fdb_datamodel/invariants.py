@@ -10,6 +10,7 @@ from typing import Final
 
 from . import codec
 from .changes import Changes, FutureRows
+from .ids import show_id
 from .placement import index_keys
 from .records import Violation, WorkerId
 from .space import (
@@ -51,7 +52,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
 
 
 def _found(invariant: str, future_id: bytes, what: str) -> Violation:
-    return Violation(invariant, f"future {future_id.hex()}", what)
+    return Violation(invariant, f"future {show_id(future_id)}", what)
 
 
 def _is_known(ch: Changes, worker: WorkerId) -> bool:
@@ -223,16 +224,16 @@ def check_dependency(ch: Changes, key: bytes, value: bytes) -> Iterator[Violatio
     )
     other_end, unsettled, downstream, code, claim, result, failure, epoch, deleted = rows
     if other_end != value:
-        yield _found("edges", down, f"waits for {up.hex()}, whose listeners don't have it")
+        yield _found("edges", down, f"waits for {show_id(up)}, whose listeners don't have it")
     if downstream is None:
-        yield _found("edges", down, f"isn't there but waits for {up.hex()}")
+        yield _found("edges", down, f"isn't there but waits for {show_id(up)}")
     if code is None and not (deleted is not None and unsettled is not None):
-        yield _found("edges", down, f"waits for {up.hex()}, which isn't there")
+        yield _found("edges", down, f"waits for {show_id(up)}, which isn't there")
     ended = failure is not None or (claim is not None and result is not None and codec.same_token(claim, result))
     if ended and unsettled is None:
-        yield _found("edges", down, f"waits for {up.hex()}, which ended, and nobody is to settle it")
+        yield _found("edges", down, f"waits for {show_id(up)}, which ended, and nobody is to settle it")
     if codec.unpack(value) > (codec.unpack(epoch)[0] if epoch is not None else 0):
-        yield _found("edges", down, f"waits for epoch {codec.unpack(value)} of {up.hex()}, which isn't there yet")
+        yield _found("edges", down, f"waits for epoch {codec.unpack(value)} of {show_id(up)}, which isn't there yet")
 
 
 def check_listener(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
@@ -242,7 +243,7 @@ def check_listener(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]
     if rest.startswith(EDGE):
         down = rest[len(EDGE) :]
         if ch.get_many([ch.keys.dependency(down, e)], snapshot=True)[0] != value:
-            yield _found("edges", decode_id(down), f"is a listener of {decode_id(e).hex()} but doesn't wait for it")
+            yield _found("edges", decode_id(down), f"is a listener of {show_id(decode_id(e))} but doesn't wait for it")
     elif not rest.startswith(SESSION):
         yield _found("known-keys", decode_id(e), "has a listener of no known kind")
     f = ch.load(decode_id(e), snapshot=True)
@@ -254,7 +255,7 @@ def check_lineage(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
     """A row of lineage is of a future that is there and has the upstream among its arguments."""
     up, down = ch.keys.space["lineage"].unpack(key)
     if up not in ch.load(down, snapshot=True).dependencies:
-        yield _found("lineage", down, f"is in the lineage of {up.hex()}, which it doesn't name")
+        yield _found("lineage", down, f"is in the lineage of {show_id(up)}, which it doesn't name")
 
 
 def check_unsettled(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:

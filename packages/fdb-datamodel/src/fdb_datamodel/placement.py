@@ -8,6 +8,7 @@ from fdb_schema import read_clock
 
 from . import codec
 from .changes import Changes, FutureRows
+from .ids import show_id
 from .records import Failure, Locality, WorkerId
 from .space import (
     CLAIM,
@@ -72,7 +73,7 @@ def assign(ch: Changes, f: FutureRows, locality: Locality) -> None:
 
 def lost_pinned(f: FutureRows, worker: WorkerId) -> Failure:
     return Failure(
-        "worker-lost", f"future {f.id.hex()} could only run on worker {worker}, which is gone", attempt=f.attempts
+        "worker-lost", f"future {show_id(f.id)} could only run on worker {worker}, which is gone", attempt=f.attempts
     )
 
 
@@ -128,7 +129,7 @@ def add_edges(
                 return waits, upstream_failure(f.id, upstream, codec.unpack_failure(failure))
             if code is None:
                 reason, state = ("unknown", "isn't there") if deleted is None else ("deleted", "was deleted")
-                gone = Failure(reason, f"future {upstream.hex()} {state}")
+                gone = Failure(reason, f"future {show_id(upstream)} {state}")
                 return waits, upstream_failure(f.id, upstream, gone)
             if result is not None:
                 continue
@@ -158,10 +159,10 @@ def upstream_failure(future_id: bytes, upstream: bytes, cause: Failure) -> Failu
     if len(chain) > _CHAIN_KEPT:
         chain = chain[: _CHAIN_KEPT // 2] + chain[-_CHAIN_KEPT // 2 :]
     first = cause.cause or cause.message or cause.reason
-    through = "" if chain[-1] == upstream else f", through {upstream.hex()}"
+    through = "" if chain[-1] == upstream else f", through {show_id(upstream)}"
     return Failure(
         "upstream",
-        f"future {future_id.hex()} depends on {chain[-1].hex()}{through}, which failed: {first}",
+        f"future {show_id(future_id)} depends on {show_id(chain[-1])}{through}, which failed: {first}",
         cause.payload,
         cause.traceback,
         chain,

@@ -10,7 +10,7 @@ from fdb_schema import ClusterSpace, Transaction
 
 from . import codec
 from .changes import Changes, FutureRows
-from .ids import as_id
+from .ids import as_id, show_id
 from .records import CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
 from .requirements import Requirements
 from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, decode_id, encode_id, split_id
@@ -154,7 +154,7 @@ def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[Future
     elif f.claimed:
         state, reason = FutureState.claimed, f"attempt {f.attempts} on worker {worker}"
     elif waiting_on:
-        state, reason = FutureState.waiting, f"waiting on {len(waiting_on)} futures, first {waiting_on[0].hex()}"
+        state, reason = FutureState.waiting, f"waiting on {len(waiting_on)} futures, first {show_id(waiting_on[0])}"
     elif f.backing_off:
         state, reason = FutureState.waiting, "back-off before the next attempt"
     elif worker is not None:

@@ -10,6 +10,7 @@ from idempotent_txn import run
 
 from . import invariants
 from .changes import Changes, FutureRows
+from .ids import show_id
 from .records import Violation
 from .space import SUBSPACES, decode_id, encode_id, span, split_id
 
@@ -90,7 +91,7 @@ def _check_futures(tr: Transaction, space: ClusterSpace, after: bytes | None) ->
     for e, named in grouped.items():
         last = decode_id(e)
         check = partial(invariants.check_future, ch, FutureRows(last, e, named))
-        found += _guarded(f"future {last.hex()}", check)
+        found += _guarded(f"future {show_id(last)}", check)
     return found, None if whole else last
 
 

@@ -33,6 +33,7 @@ from fdb_datamodel import (
     WorkerId,
     WorkerSighting,
 )
+from fdb_datamodel.ids import show_id
 from fdb_schema import ClockReading, MainspringError, fdb_error_code
 
 SESSIONS = (b"a" * 16, b"b" * 16)
@@ -180,7 +181,7 @@ class World:
             if len(value) < limit and self.fresh and not value.more:
                 for f in self.model.futures.values():
                     assert f.state != "unclaimed" or (f.where is not None and f.where[0] != worker.incarnation), (
-                        f"{f.id.hex()} could be claimed and wasn't"
+                        f"{show_id(f.id)} could be claimed and wasn't"
                     )
 
         return Op(lambda tr: dm.claim_futures(tr, self.space, worker, Capacity(), limit), apply, apply)
@@ -417,7 +418,7 @@ class World:
 
     def check(self) -> None:
         for f in self.model.futures.values():
-            assert self.state(f.id) == f.state, f"{f.id.hex()} is {self.state(f.id)}, not {f.state} ({f.reason})"
+            assert self.state(f.id) == f.state, f"{show_id(f.id)} is {self.state(f.id)}, not {f.state} ({f.reason})"
             if f.state == "deleted":
                 continue
             info = self.read(lambda tr, f=f: dm.describe_future(tr, self.space, f.id))

@@ -9,6 +9,7 @@ from fdb_schema import ClusterSpace, Transaction
 from .. import codec
 from ..changes import Changes, Ended, FutureRows
 from ..endings import enqueue_or_fail, fail_for_good, finish
+from ..ids import show_id
 from ..placement import set_timer
 from ..records import Failure
 from ..requirements import Requirements
@@ -78,7 +79,7 @@ def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
         return _check_schedulable(ch, f)
     seconds = f.option(kind + "_timeout")
     what = "it was not started" if kind == "queue" else "it did not end"
-    failure = Failure("timeout", f"future {f.id.hex()} timed out: {what} within {kind}_timeout={seconds} s")
+    failure = Failure("timeout", f"future {show_id(f.id)} timed out: {what} within {kind}_timeout={seconds} s")
     fail_for_good(ch, f, failure, tell_worker=True)
     return 1
 
@@ -93,7 +94,7 @@ def _check_schedulable(ch: Changes, f: FutureRows) -> int:
         largest = ", ".join(str(status.info.total) for status in workers[:3]) or "there is no live worker"
         failure = Failure(
             "unschedulable",
-            f"future {f.id.hex()} needs {needs} and for unschedulable_timeout={seconds} s no live worker had that ({largest})",
+            f"future {show_id(f.id)} needs {needs} and for unschedulable_timeout={seconds} s no live worker had that ({largest})",
         )
         fail_for_good(ch, f, failure)
         return 1
@@ -105,7 +106,7 @@ def _resume(ch: Changes, key: bytes) -> None:
     """Settle a further page of an ended future's listeners."""
     f = ch.load(decode_id(key[len(ch.keys.unsettled) :]))
     if f.deleted:
-        failure = Failure("deleted", f"future {f.id.hex()} was deleted", wall_us=ch.wall_us)
+        failure = Failure("deleted", f"future {show_id(f.id)} was deleted", wall_us=ch.wall_us)
         ch.ended.append(Ended(f.id, f.e, "failed", codec.pack_failure(failure), 0))
     elif f.failed:
         ch.ended.append(Ended(f.id, f.e, "failed", f.rows[FAILURE], f.epoch))

@@ -12,7 +12,7 @@ from ..chains import claim_ahead
 from ..changes import Changes, FutureRows
 from ..endings import enqueue_or_fail, finish
 from ..errors import FutureStateError
-from ..ids import as_id
+from ..ids import as_id, show_id
 from ..placement import dequeue, index_keys
 from ..pool import scan_pool
 from ..records import Claim, Claims, WorkerId
@@ -32,14 +32,14 @@ def claim_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, 
     f = ch.load_existing(as_id(future_id))
     if f.ended or f.claimed:
         state = "failed" if f.failed else "realized" if f.realized else "claimed"
-        raise FutureStateError(f"future {f.id.hex()} is {state}, not unclaimed: it can't be claimed")
+        raise FutureStateError(f"future {show_id(f.id)} is {state}, not unclaimed: it can't be claimed")
     if f.backing_off or ch.has_dependencies(f.e):
         what = "its back-off" if f.backing_off else "other futures"
-        raise FutureStateError(f"future {f.id.hex()} is waiting for {what}, not unclaimed: it can't be claimed")
+        raise FutureStateError(f"future {show_id(f.id)} is waiting for {what}, not unclaimed: it can't be claimed")
     shape, _, locality = f.placement
     if locality is not None and (locality.worker.ip, locality.worker.port) != (worker.ip, worker.port):
         raise FutureStateError(
-            f"future {f.id.hex()} is assigned to {locality.worker}, not to {worker}: reassign it before claiming it"
+            f"future {show_id(f.id)} is assigned to {locality.worker}, not to {worker}: reassign it before claiming it"
         )
     if locality is None:
         add_read_conflict_keys(tr, index_keys(ch, f)[:1])
@@ -48,7 +48,7 @@ def claim_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, 
     claims = start(ch, worker, [Chosen(f.id, f.e, shape, f, locality is not None, reason)])
     finish(ch)
     if not claims:
-        raise FutureStateError(f"future {f.id.hex()} can't be claimed: an input was lost, it waits for it again")
+        raise FutureStateError(f"future {show_id(f.id)} can't be claimed: an input was lost, it waits for it again")
     return claims[0]
 
 

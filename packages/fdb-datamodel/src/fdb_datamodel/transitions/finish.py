@@ -13,7 +13,7 @@ from ..changes import Changes, Ended, FutureRows
 from ..copies import miss_inputs
 from ..endings import fail_for_good, finish, settle
 from ..errors import ClaimLostError, OversizeError
-from ..ids import as_id
+from ..ids import as_id, show_id
 from ..records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome, WorkerId
 from ..requirements import Capacity
 from ..space import LATEST_RESULT, LISTENERS, decode_id, encode_id, layout_of, token_stamp
@@ -126,7 +126,7 @@ def cancel_future(
     if f.realized:
         return FutureState.realized
     if not f.failed:
-        fail_for_good(ch, f, failure or Failure("cancelled", f"future {f.id.hex()} was cancelled"), tell_worker=True)
+        fail_for_good(ch, f, failure or Failure("cancelled", f"future {show_id(f.id)} was cancelled"), tell_worker=True)
         finish(ch)
     return FutureState.failed
 
@@ -203,7 +203,7 @@ def _complete(future_id: bytes, result: FutureResult | bytes | None, worker: Wor
             return FutureResult(None, result.size, result.name, result.worker or worker)
         result = result.inline
     if result is None:
-        raise ValueError(f"future {future_id.hex()} is to be realized without a result")
+        raise ValueError(f"future {show_id(future_id)} is to be realized without a result")
     if len(result) > INLINE_RESULT_LIMIT:
         raise _oversize(future_id, len(result))
     return FutureResult(bytes(result), len(result), "", worker)
@@ -211,7 +211,7 @@ def _complete(future_id: bytes, result: FutureResult | bytes | None, worker: Wor
 
 def _oversize(future_id: bytes, size: int) -> OversizeError:
     return OversizeError(
-        f"the result of future {future_id.hex()} has {size:,} bytes, {INLINE_RESULT_LIMIT:,} may be inline: keep it in an "
+        f"the result of future {show_id(future_id)} has {size:,} bytes, {INLINE_RESULT_LIMIT:,} may be inline: keep it in an "
         f"object store and realize the future with its name"
     )
 
@@ -269,6 +269,6 @@ def _end(ch: Changes, f: FutureRows, outcome: Outcome) -> FutureState:
 
 def _claim_lost(claim: Claim) -> ClaimLostError:
     return ClaimLostError(
-        f"attempt {claim.attempt} of future {claim.id.hex()} on worker {claim.worker} no longer holds the future's claim: "
+        f"attempt {claim.attempt} of future {show_id(claim.id)} on worker {claim.worker} no longer holds the future's claim: "
         f"somebody else decided its fate; drop the outcome"
     )

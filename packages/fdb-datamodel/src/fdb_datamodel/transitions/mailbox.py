@@ -9,6 +9,7 @@ from fdb_schema import ClusterSpace, Transaction, read_range
 from .. import codec
 from ..changes import Changes
 from ..errors import UnknownFutureError
+from ..ids import show_id
 from ..records import Failure, MailEntry
 from ..space import CLAIM, CODE, DELETED, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, encode_id, layout_of
 
@@ -43,11 +44,11 @@ def subscribe(tr: Transaction, space: ClusterSpace, session: bytes, ids: Sequenc
             ch.clear(ch.keys.garbage + e)  # its submitter had let it go, and took it up again
         epoch = codec.unpack(epoch_row)[0] if epoch_row is not None else 0
         if deleted is not None:
-            gone = Failure("deleted", f"future {future_id.hex()} was deleted")
+            gone = Failure("deleted", f"future {show_id(future_id)} was deleted")
             entries.append(MailEntry(future_id, "failed", None, gone, epoch))
         elif code is None:
             raise UnknownFutureError(
-                f"cluster {space.cluster!r} has no future {future_id.hex()}: check the id and the cluster's name"
+                f"cluster {space.cluster!r} has no future {show_id(future_id)}: check the id and the cluster's name"
             )
         elif failure is not None:
             entries.append(MailEntry(future_id, "failed", None, codec.unpack_failure(failure), epoch))

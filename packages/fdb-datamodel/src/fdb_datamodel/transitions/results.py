@@ -201,7 +201,7 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
         if running_on is not None:
             ch.send(running_on.incarnation, f.id, "cancel", None, f.epoch)
     failure = codec.pack_failure(
-        Failure("deleted", f"future {f.id.hex()} was deleted", epoch=f.epoch, wall_us=ch.wall_us)
+        Failure("deleted", f"future {show_id(f.id)} was deleted", epoch=f.epoch, wall_us=ch.wall_us)
     )
     copies = forget_results(ch, f)
     clear_stream(ch, f)

@@ -109,7 +109,9 @@ def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
     claims: list[Claim] = []
     for spec, e, exists in zip(specs, encoded, present, strict=True):
         if spec.dependencies:
-            raise FutureStateError(f"future {spec.id.hex()} has dependencies: submit it to the pool, not to a worker")
+            raise FutureStateError(
+                f"future {show_id(spec.id)} has dependencies: submit it to the pool, not to a worker"
+            )
         shape = spec.requirements.shape if spec.requirements else _ZERO
         token, attempt = ch.token, 1
         if exists is not None:
@@ -215,7 +217,7 @@ def _set_timers(ch: Changes, spec: FutureSpec, e: bytes) -> None:
 def _check_dependencies(ch: Changes, spec: FutureSpec, fresh: set[bytes]) -> None:
     if len(spec.dependencies) > MOST_DEPENDENCIES:
         raise OversizeError(
-            f"future {spec.id.hex()} depends on {len(spec.dependencies):,} futures, {MOST_DEPENDENCIES:,} are possible: "
+            f"future {show_id(spec.id)} depends on {len(spec.dependencies):,} futures, {MOST_DEPENDENCIES:,} are possible: "
             f"combine them by futures in between"
         )
     unknown = [upstream for upstream in dict.fromkeys(spec.dependencies) if upstream not in fresh]
@@ -226,7 +228,7 @@ def _check_dependencies(ch: Changes, spec: FutureSpec, fresh: set[bytes]) -> Non
             kind = UnknownFutureError if deleted is None else FutureDeletedError
             state = "isn't there" if deleted is None else "was deleted"
             raise kind(
-                f"future {spec.id.hex()} depends on {upstream.hex()}, which {state} in cluster "
+                f"future {show_id(spec.id)} depends on {show_id(upstream)}, which {state} in cluster "
                 f"{ch.keys.space.cluster!r}: submit what it depends on first"
             )
 
@@ -256,7 +258,7 @@ def _code_row(ch: Changes, spec: FutureSpec) -> bytes:
 def _args_row(ch: Changes, spec: FutureSpec) -> bytes | None:
     args = spec.args
     if len(args) > INLINE_LIMIT:
-        args = _put(ch.tr, ch.keys.space, args, spec.id, f"the arguments of future {spec.id.hex()}")
+        args = _put(ch.tr, ch.keys.space, args, spec.id, f"the arguments of future {show_id(spec.id)}")
     elif isinstance(args, CodeDigest):
         add_reference(ch.tr, ch.keys.space, bytes(args), spec.id)
     return codec.pack_args(args, spec.dependencies)

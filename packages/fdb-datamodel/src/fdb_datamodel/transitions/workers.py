@@ -12,6 +12,7 @@ from ..attempts import end_attempt
 from ..changes import Changes
 from ..endings import fail_for_good, finish
 from ..errors import AddressInUseError, WorkerFencedError
+from ..ids import show_id
 from ..placement import lost_pinned
 from ..records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
 from ..space import FORMAT, HEARTBEAT, INCARNATION, decode_id, layout_of, span
@@ -189,7 +190,7 @@ def _reap_claims(ch: Changes, worker: WorkerId, limit: int, drained: bool) -> in
         elif drained:
             end_attempt(ch, f, Failure("drained", f"worker {worker} was drained"), returned=True)
         else:
-            end_attempt(ch, f, Failure("worker-lost", f"worker {worker} died while it ran future {f.id.hex()}"))
+            end_attempt(ch, f, Failure("worker-lost", f"worker {worker} died while it ran future {show_id(f.id)}"))
     return done
 
 

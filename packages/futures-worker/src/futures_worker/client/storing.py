@@ -17,6 +17,7 @@ from fdb_datamodel import (
     submit_claimed,
     submit_futures,
 )
+from fdb_datamodel.ids import show_id
 from fdb_schema import MainspringError, put_blob, unpin_blob
 from futures_worker.client.future import Future
 from futures_worker.client.intake import MAX_BATCH_BYTES
@@ -95,7 +96,7 @@ class SubmitStore:
         uploaded = list(large_codes)  # pinned until what refers to them is stored
         for spec in specs:
             if len(spec.args) > MAX_BATCH_BYTES:
-                spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {spec.id.hex()}"))
+                spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {show_id(spec.id)}"))
                 uploaded.append(spec.args)
 
         push_to = idle if len(specs) == 1 and _may_be_pushed(specs[0]) else None
