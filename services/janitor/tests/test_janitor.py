@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,13 +100,42 @@ def test_one_round_by_hand(tmp_path: Path, shared_url: str) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["workers", "sessions", "leases", "ids"]
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "workers",
+        "sessions",
+        "garbage",
+        "leases",
+        "ids",
+    ]
 
 
 def test_it_ends_at_sigterm(shared_url: str, janitors: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = janitors("--db", shared_url)
     db = open_database(shared_url)
-    wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 4, "a round of each duty")
+    wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 5, "a round of each duty")
     process.terminate()
     assert process.wait(60) == 0
     assert LeaseManager(db).list("duty/") == []
+
+
+def test_its_figures_are_served_for_prometheus(tmp_path: Path, shared_url: str) -> None:
+    store = f"file:{tmp_path / 'heap'}"
+    command = [sys.executable, "-m", "mainspring_janitor", "--db", shared_url, "--store", store, "--metrics-port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        db = open_database(shared_url)
+        wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 6, "a round of each duty")
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        assert figures['mainspring_futures{state="unclaimed",cluster="mainspring"}'] == "0"
+        assert float(figures['mainspring_duty_rounds_total{duty="garbage",cluster="mainspring"}']) >= 1
+        assert figures['mainspring_heap_outbox_depth{cluster="mainspring"}'] == "0"
+        assert int(figures['mainspring_leases{cluster="mainspring"}']) == 6
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        process.stdout.close()

@@ -62,7 +62,7 @@ def test_status_shows_it(cluster: Up) -> None:
     wait_until(lambda: [worker["slots"] for worker in look()["workers"]] == [2], "one worker")
     found = look()
     assert found["futures"]["realized"] >= 11
-    assert set(found["duties"]) == {"workers", "sessions", "leases", "ids", "heap"}
+    assert set(found["duties"]) == {"workers", "sessions", "garbage", "leases", "ids", "heap"}
     assert found["heap"]["dead_letters"] == 0
     people = cluster.command("status")
     assert people.returncode == 0

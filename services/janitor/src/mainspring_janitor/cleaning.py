@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
+from fdb_datamodel import Collector
+from fdb_datamodel.collector import GRACE_SECONDS
 from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, open_database
 from fdb_schema.cli import ClusterOption, DbOption
+from fdb_schema.metrics import Metric, MetricsServer
 from futures_worker.liveness import TTL_SECONDS, WorkerObserver, reap_dead
+from futures_worker.metrics import cluster_metrics
 from idempotent_txn import Cleaner, run
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS
 from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager
 from lease_locks.clearing import ABANDONED_SECONDS
+from lease_locks.metrics import lease_metrics
 from s3heap_tender import Heap, HeapStore, SysDb, prune_untended
 from s3heap_tender.cli.common import EndpointOption, stop_on_signals
+from s3heap_tender.prometheus import heap_metrics
 
+COLLECT_SECONDS = 1.0
 LOOKS_PER_TTL = 6
 """An observer of workers that looks less often than every half a ttl would start anew each time."""
 
@@ -39,12 +48,22 @@ def clean(
     leases_after: Annotated[
         float, typer.Option(min=0, help="Seconds after which a dead holder's lease that nobody took is ended.")
     ] = ABANDONED_SECONDS,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that a future is kept after it ended and nobody holds it.")
+    ] = GRACE_SECONDS,
+    metrics_address: Annotated[str, typer.Option(help="Address of --metrics-port.")] = "127.0.0.1",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port for Prometheus (/metrics): figures of the whole cluster.", show_default="none"
+        ),
+    ] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two rounds of each duty.")] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="One round of each duty, without leases, and exit.")] = False,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
-    """Run a janitor until SIGTERM: dead workers and sessions, abandoned leases, old ids, done items of the heap.
+    """Run a janitor until SIGTERM: dead workers and sessions, garbage, abandoned leases, old ids, done items of the heap.
 
     Any number may run: each duty is done by one of them at a time.
     """
@@ -63,6 +82,12 @@ def clean(
             clock.committed()
             return len(reap_dead(database, space, observer, time.monotonic()))
 
+        collector = Collector(database, space, grace=grace)
+
+        def garbage() -> int:
+            found = collector.whole_pass() if once else collector.tick()
+            return sum(getattr(found, field.name) for field in dataclasses.fields(found))
+
         def ids() -> int:
             cleaned = cleaner.run_once()
             return cleaned.rows + cleaned.clients
@@ -70,16 +95,28 @@ def clean(
         duties = [
             Duty("workers", min(every, TTL_SECONDS / LOOKS_PER_TTL), workers),
             Duty("sessions", every, locks.clear_dead_sessions),
+            Duty("garbage", min(every, COLLECT_SECONDS), garbage),
             Duty("leases", every, abandoned.clear),
             Duty("ids", every, ids),
+        ]
+        figures: list[Callable[[], list[Metric]]] = [
+            lambda: cluster_metrics(database, space),
+            lambda: lease_metrics(locks),
         ]
         if store is not None:
             sysdb = stack.enter_context(SysDb(database, cluster))
             endpoint = endpoint_url if store.startswith("s3:") else None
             heap = stack.enter_context(Heap(stack.enter_context(HeapStore(store, endpoint_url=endpoint)), sysdb))
             duties.append(Duty("heap", every, lambda: prune_untended(heap, locks)))
+            figures.append(lambda: heap_metrics(sysdb, heap))
         if once:
             for duty in duties:
                 typer.echo(f"{duty.name}: {duty.work()}")
             return
+        if metrics_port is not None:
+            server = MetricsServer(
+                lambda: [metric for each in figures for metric in each()], metrics_address, metrics_port
+            )
+            stack.callback(server.close)
+            typer.echo(f"metrics at http://{server.address[0]}:{server.address[1]}/metrics")
         Duties(locks, duties).run(stop)
