@@ -50,12 +50,15 @@ class WorkerPoolShell:
         try:
             durable = self.client.get_future(UUID(handle))
             return None if durable.done() else self._follow(durable)
-        except (UnknownFutureError, FutureDeletedError):
-            return None
+        except (ValueError, UnknownFutureError, FutureDeletedError):
+            return None  # ValueError: the handle is another Shell's
 
     def cancel(self, handle: str) -> bool:
-        """Cancel the remote; False where it has ended."""
-        return self.client.get_future(UUID(handle)).cancel()
+        """Cancel the remote; False where it has ended, or is not there."""
+        try:
+            return self.client.get_future(UUID(handle)).cancel()
+        except (ValueError, UnknownFutureError, FutureDeletedError):
+            return False
 
     def _follow(self, durable: Any) -> cf.Future[Any]:
         future: ExecutorFuture[Any] = ExecutorFuture(durable)
