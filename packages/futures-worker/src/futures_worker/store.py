@@ -2,6 +2,8 @@
 
     <memory root>/futures-worker-<uid>-<pid>-<random>/          private directory of one worker process (mode 0700)
         objects/<name>      one object, written whole, then renamed into place; readers of this host map it
+        objects/<name>.new  one that a client of this host is writing
+        free/               files of deleted objects, to be used again, see `futures_worker.arena`
         code/<digest>       pickled functions, read by child processes at their first use of a function
         logs/               what tasks print, see `futures_worker.worker.output`
         parcels/<name>      arguments too large for a message to a child; the child removes what it has read
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import re
 import secrets
@@ -28,15 +29,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from futures_worker.arena import Buffer, FreeFiles, make_file, map_shared
 from futures_worker.errors import ObjectLostError, OversizeError
 
 INLINE_LIMIT = 16_000
 """Bytes up to which a result travels in the database and survives its worker."""
 
+FREE_PART = 4
+"""Files of deleted objects may keep the memory limit's such part."""
+
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _DIRECTORY = re.compile(r"futures-worker-(\d+)-(\d+)-[0-9a-f]+")
-
-Buffer = bytes | bytearray | memoryview
 
 
 def memory_root() -> Path:
@@ -75,15 +78,6 @@ def write_file(path: Path | str, segments: Iterable[Buffer]) -> int:
     return size
 
 
-def map_file(path: Path | str) -> memoryview:
-    """A read-only view of a file's bytes, shared with every process that maps it; the file may be unlinked meanwhile."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
-
-
 class WorkDirectory:
     """The private directories of one worker process, and the removal of those that dead ones left."""
 
@@ -97,11 +91,12 @@ class WorkDirectory:
         self._lock = _hold_lock(self._lock_path)
         self.path = root / name
         self.objects = self.path / "objects"
+        self.free = self.path / "free"
         self.code = self.path / "code"
         self.parcels = self.path / "parcels"
         self.logs = self.path / "logs"
         self.spill = spill_root / (name if spill_root != root else f"{name}-spill")
-        for directory in (self.path, self.objects, self.code, self.parcels, self.logs, self.spill):
+        for directory in (self.path, self.objects, self.free, self.code, self.parcels, self.logs, self.spill):
             directory.mkdir(mode=0o700)
         (self.path / "spill").symlink_to(self.spill)
 
@@ -172,12 +167,13 @@ class ObjectStore:
     """Objects by name. Safe for use by several threads; no method blocks on the network.
 
     `memory_limit` is in bytes. When objects in memory pass it, the oldest are moved to the spill directory by a thread
-    of the store's own; readers that already opened a file keep it.
+    of the store's own; readers that already opened a file keep it. Files to be used again may take a quarter more.
     """
 
     def __init__(self, directory: WorkDirectory, memory_limit: int) -> None:
         self.directory = directory
         self.memory_limit = memory_limit
+        self.free = FreeFiles(directory.free, memory_limit // FREE_PART)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._memory = 0
         self._spilled = 0
@@ -220,6 +216,39 @@ class ObjectStore:
             "give the worker more room (--spill)"
         )
 
+    def grant(self, name: str, size: int) -> Path:
+        """A file with room for an object of `size` bytes, for a process of this host to write it, then `adopt_granted`.
+
+        Raises `OversizeError` if memory has no room.
+        """
+        path = self._granted(name)
+        path.unlink(missing_ok=True)
+        if self.free.take(size, path):
+            return path
+        try:
+            make_file(path, size)
+        except OSError as error:
+            raise OversizeError(f"an object of {size} bytes doesn't fit memory: {error.strerror}") from error
+        return path
+
+    def adopt_granted(self, name: str, size: int) -> int:
+        """Takes over what was written into a granted file; returns the size. Raises `ObjectLostError`."""
+        path = self._granted(name)
+        try:
+            if path.stat().st_size < size:
+                raise ObjectLostError(f"object {name} is said to have {size} bytes, which its file has no room for")
+            os.rename(path, self.directory.objects / name)
+        except FileNotFoundError as error:
+            raise ObjectLostError(f"object {name} was never granted, or was taken back") from error
+        return self.adopt(name, size)
+
+    def withdraw(self, name: str) -> None:
+        """Takes a granted file back that nobody will write any more."""
+        self.free.put(self._granted(name))
+
+    def _granted(self, name: str) -> Path:
+        return self.directory.objects / f"{check_name(name)}.new"
+
     def adopt(self, name: str, size: int) -> int:
         """Takes over an object that a child process wrote into `objects/` or the spill directory under its name."""
         check_name(name)
@@ -257,7 +286,11 @@ class ObjectStore:
             entry = self._entries.get(name)
             if entry is None:
                 return None
-            return os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC), entry.size
+            descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(
+                descriptor, fcntl.LOCK_SH
+            )  # whatever becomes of the object, its file isn't used again meanwhile
+            return descriptor, entry.size
 
     def names(self) -> list[str]:
         """Names of all objects held, oldest first."""
@@ -271,8 +304,10 @@ class ObjectStore:
             if entry is None:
                 return False
             self._forget(entry)
-        with contextlib.suppress(FileNotFoundError):
-            entry.path.unlink()
+        if entry.spilled:
+            entry.path.unlink(missing_ok=True)
+        else:
+            self.free.put(entry.path)
         return True
 
     def clear(self) -> None:
@@ -311,7 +346,7 @@ class ObjectStore:
     def _spill_one(self, name: str, entry: _Entry) -> None:
         target = self.directory.spill / name
         try:
-            view = map_file(entry.path)
+            view = map_shared(entry.path, entry.size)
             write_file(target, [view])
             view.release()
         except OSError:
@@ -330,5 +365,4 @@ class ObjectStore:
             entry.path, entry.spilled = target, True
             self._memory -= entry.size
             self._spilled += entry.size
-        with contextlib.suppress(FileNotFoundError):
-            source.unlink()
+        self.free.put(source)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fdb_schema import boot_id
 from futures_worker import wire
+from futures_worker.arena import RECYCLED_FROM, ArenaWriter, Buffer, map_shared
 from futures_worker.errors import AuthenticationError, ObjectLostError, WireError
-from futures_worker.store import Buffer, map_file, write_file
+from futures_worker.store import write_file
 
 MAX_IDLE_CONNECTIONS = 4
 """Authenticated connections kept per worker for the next request."""
@@ -32,6 +35,7 @@ class ObjectFetcher:
         self._idle: dict[tuple[str, int], list[wire.Connection]] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._arena = ArenaWriter()
 
     def fetch(
         self, address: tuple[str, int], name: str, *, by_file: bool = True, timeout: float | None = None
@@ -51,7 +55,7 @@ class ObjectFetcher:
             if not isinstance(path, str):
                 return body
             try:
-                return map_file(path)
+                return map_shared(path, int(answer["size"]))
             except OSError:
                 pass  # moved to disk in between, or another file system namespace: ask for the bytes
         answer, body = self._request(address, {"op": "get", "name": name}, timeout=timeout)
@@ -70,17 +74,60 @@ class ObjectFetcher:
             if isinstance(path, str):
                 try:
                     os.link(path, target)
-                    return os.stat(target).st_size
+                    return int(answer["size"])
                 except OSError:
                     pass  # another file system, or moved in between
         return write_file(target, [self.fetch(address, name)])
 
     def put(self, address: tuple[str, int], name: str, data: Buffer) -> int:
-        """Stores an object on a worker; returns its size in bytes."""
+        """Stores an object on a worker; returns its size in bytes. Raises as `put_parts`."""
+        return self.put_parts(address, name, lambda: [data], memoryview(data).nbytes)
+
+    def put_parts(self, address: tuple[str, int], name: str, parts: Callable[[], Iterable[Buffer]], size: int) -> int:
+        """Stores an object of `size` bytes, which `parts` gives piece by piece; returns the size.
+
+        On the same host it is copied once, into memory of the worker's; to other hosts it is streamed. Raises
+        `ObjectLostError` if the worker can't be reached or refuses it.
+        """
+        if self._boot and size >= RECYCLED_FROM and self._put_by_file(address, name, parts, size):
+            return size
+        data = b"".join(parts())
         answer, _ = self._request(address, {"op": "put", "name": name}, data)
         if not answer.get("ok"):
             raise ObjectLostError(f"worker {address[0]}:{address[1]} refused object {name}: {answer.get('reason')}")
         return int(answer["size"])
+
+    def _put_by_file(
+        self, address: tuple[str, int], name: str, parts: Callable[[], Iterable[Buffer]], size: int
+    ) -> bool:
+        """Writes the object into a file that the worker grants; False if it grants none, or none that can be written here."""
+        with self._connected(address, name) as connection:
+            connection.send({"op": "grant", "name": name, "size": size, "boot": self._boot})
+            answer, _ = connection.receive()
+            path = answer.get("path")
+            if not answer.get("ok") or not isinstance(path, str):
+                return False
+            try:
+                self._arena.write(path, parts(), size)
+            except OSError:
+                return False  # another file system namespace: the worker takes the file back with the connection
+            connection.send({"op": "adopt", "name": name, "size": size})
+            answer, _ = connection.receive()
+            return bool(answer.get("ok"))
+
+    @contextlib.contextmanager
+    def _connected(self, address: tuple[str, int], name: str) -> Iterator[wire.Connection]:
+        """A connection of its own for an exchange of several requests. Raises `ObjectLostError`, `AuthenticationError`."""
+        try:
+            connection = wire.connect(address, self._secret, timeout=self._timeout, max_body=self._max_object)
+            with connection:
+                yield connection
+        except (AuthenticationError, ObjectLostError):
+            raise
+        except (EOFError, WireError, OSError) as exc:
+            raise ObjectLostError(
+                f"worker {address[0]}:{address[1]} can't be reached for object {name}: {exc}"
+            ) from exc
 
     def delete(self, address: tuple[str, int], name: str) -> bool:
         """Removes an object from a worker; whether it was there."""
@@ -95,6 +142,7 @@ class ObjectFetcher:
         """Closes idle connections."""
         with self._lock:
             self._closed = True
+            self._arena.close()
             connections = [c for idle in self._idle.values() for c in idle]
             self._idle.clear()
         for connection in connections:

@@ -6,6 +6,9 @@ Requests and answers are frames of `futures_worker.wire`:
                                                -> {"ok": true, "size": int} + body           otherwise
                                                -> {"ok": false, "reason": "missing"}
     {"op": "put", "name": str} + body          -> {"ok": true, "size": int}
+    {"op": "grant", "name", "size", "boot"}    -> {"ok": true, "path": str}                  same boot: write the object there
+                                               -> {"ok": false, "reason": str}
+    {"op": "adopt", "name": str, "size": int}  -> {"ok": bool, "size": int}                  it is written
     {"op": "delete", "name": str}              -> {"ok": bool}
     {"op": "hello"}                            -> {"ok": true, "incarnation": bytes, "pid": int, "objects": int, ...}
 """
@@ -21,7 +24,7 @@ from typing import Any
 
 from fdb_schema import boot_id
 from futures_worker import wire
-from futures_worker.errors import AddressInUseError, MainspringError, WireError
+from futures_worker.errors import AddressInUseError, MainspringError, ObjectLostError, OversizeError, WireError
 from futures_worker.store import ObjectStore, check_name
 
 MAX_CONNECTIONS = 256
@@ -100,25 +103,32 @@ class StoreServer:
             threading.Thread(target=self._serve, args=(peer,), name="object-peer", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
+        granted: set[str] = set()
         try:
             with wire.accept(peer, self._secret) as connection:
                 while True:
-                    self._answer(connection)
+                    self._answer(connection, granted)
         except (EOFError, WireError, OSError):
             pass  # the peer left or broke the protocol: its connection ends, nobody else's
         finally:
             peer.close()
+            for name in granted:
+                self._store.withdraw(name)
             with self._lock:
                 self._connections.discard(peer)
             self._slots.release()
 
-    def _answer(self, connection: wire.Connection) -> None:
+    def _answer(self, connection: wire.Connection, granted: set[str]) -> None:
         header, size = connection.receive_header()
         op = header.get("op")
         if op == "get":
             self._get(connection, header, size)
         elif op == "put":
             self._put(connection, header, size)
+        elif op == "grant" and size == 0:
+            self._grant(connection, header, granted)
+        elif op == "adopt" and size == 0:
+            self._adopt(connection, header, granted)
         elif op == "delete" and size == 0:
             connection.send({"ok": self._store.delete(_name(header))})
         elif op == "hello" and size == 0:
@@ -145,6 +155,32 @@ class StoreServer:
         finally:
             os.close(descriptor)
 
+    def _grant(self, connection: wire.Connection, header: wire.Header, granted: set[str]) -> None:
+        name = _name(header)
+        wanted = _size(header)
+        if not self._boot or header.get("boot") != self._boot:
+            connection.send({"ok": False, "reason": "another host"})
+            return
+        try:
+            path = self._store.grant(name, wanted)
+        except OversizeError as exc:
+            connection.send({"ok": False, "reason": str(exc)})
+            return
+        granted.add(name)
+        connection.send({"ok": True, "path": str(path)})
+
+    def _adopt(self, connection: wire.Connection, header: wire.Header, granted: set[str]) -> None:
+        name = _name(header)
+        if name not in granted:
+            raise WireError(f"the peer adopts {name}, which it wasn't granted")
+        try:
+            stored = self._store.adopt_granted(name, _size(header))
+        except ObjectLostError as exc:
+            connection.send({"ok": False, "reason": str(exc)})
+            return
+        granted.discard(name)
+        connection.send({"ok": True, "size": stored})
+
     def _put(self, connection: wire.Connection, header: wire.Header, size: int) -> None:
         name = _name(header)
         try:
@@ -167,6 +203,13 @@ def _pieces(connection: wire.Connection, size: int) -> Iterator[memoryview]:
         connection.receive_into(piece)
         size -= len(piece)
         yield piece
+
+
+def _size(header: wire.Header) -> int:
+    size = header.get("size")
+    if not isinstance(size, int) or not 0 <= size <= wire.MAX_BODY:
+        raise WireError(f"the peer names a size of {size!r} bytes")
+    return size
 
 
 def _name(header: wire.Header) -> str:

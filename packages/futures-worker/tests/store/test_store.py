@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from futures_worker.arena import map_shared
 from futures_worker.errors import ObjectLostError
-from futures_worker.store import ObjectStore, WorkDirectory, map_file, remove_abandoned, write_file
+from futures_worker.store import ObjectStore, WorkDirectory, remove_abandoned, write_file
 
 PATIENCE = 60.0
 
@@ -76,7 +77,7 @@ def test_names_from_peers_that_could_leave_the_directory_are_refused(store: Obje
 
 def test_over_the_limit_the_oldest_go_to_disk_and_stay_readable(store: ObjectStore) -> None:
     store.add("old", [b"o" * 600])
-    view = map_file(store.directory.objects / "old")
+    view = map_shared(store.directory.objects / "old")
     store.add("new", [b"n" * 600])
     await_used(store, (600, 600))
     located = store.locate("old")
@@ -111,7 +112,7 @@ def test_a_mapping_outlives_the_deletion_of_its_object(store: ObjectStore) -> No
     store.add("a", [b"abc"])
     located = store.locate("a")
     assert located is not None
-    view = map_file(located[0])
+    view = map_shared(located[0])
     store.delete("a")
     assert bytes(view) == b"abc"
     assert view.readonly

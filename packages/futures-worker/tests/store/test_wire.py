@@ -212,6 +212,7 @@ def test_a_large_object_is_stored_as_it_comes_and_one_that_fits_nowhere_is_refus
         raise OversizeError(f"no room for {size} bytes")
 
     monkeypatch.setattr(store, "add_stream", refuse)
+    monkeypatch.setattr(store, "grant", lambda name, size: refuse(name, size, None))
     with pytest.raises(ObjectLostError, match="no room for 2500000 bytes"):
         fetcher.put(address, "refused", data)
     assert store.names() == ["large"]

@@ -42,7 +42,7 @@ def put_on_worker(
     Raises NoWorkerError if no live worker takes it.
     """
     refused: list[str] = []
-    data = payload.to_bytes()
+    size = payload.nbytes
     name = put_name(spec.id, spec.session)
 
     def record(tr: Any, worker: WorkerId, result: FutureResult) -> bool:
@@ -55,12 +55,12 @@ def put_on_worker(
     while candidates:
         worker = candidates[0]
         try:
-            fetcher.put((worker.ip, worker.port), name, data)
+            fetcher.put_parts((worker.ip, worker.port), name, payload.parts, size)
         except ObjectLostError as error:
             refused.append(str(error))
             del candidates[0]
             continue
-        result = FutureResult(size=len(data), name=name, worker=worker, wall_us=time.time_ns() // 1000)
+        result = FutureResult(size=size, name=name, worker=worker, wall_us=time.time_ns() // 1000)
         try:
             if not ask(db, record, worker, result):
                 begin_again()
@@ -73,7 +73,7 @@ def put_on_worker(
             continue
         return result
     raise NoWorkerError(
-        f"no live worker of cluster {space.cluster!r} took an object of {len(data)} bytes"
+        f"no live worker of cluster {space.cluster!r} took an object of {size} bytes"
         f"{': ' + '; '.join(refused) if refused else ': start one with `futures-worker run`'}"
     )
 

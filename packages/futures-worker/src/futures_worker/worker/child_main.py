@@ -21,10 +21,11 @@ import msgpack
 
 from fdb_schema import tracing
 from futures_worker import payload
+from futures_worker.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry
 from futures_worker.object_names import result_name
-from futures_worker.store import map_file, write_file
+from futures_worker.store import write_file
 from futures_worker.worker import messages, task_context
 from futures_worker.worker.output import ChildOutput
 
@@ -48,6 +49,8 @@ class ChildLoop:
         self._code = f"{directory}/code"
         self._objects = Path(directory, "objects")
         self._spill = Path(directory, "spill")
+        self._free = FreeFiles(Path(directory, "free"), 0)  # only taken from: the worker puts into it
+        self._arena = ArenaWriter(MAPPED_BYTES_KEPT // 4)
         self._url = url
         self._cluster = cluster
         self._functions: dict[bytes, tuple[Callable[..., Any], str, str]] = {}
@@ -160,7 +163,9 @@ class ChildLoop:
                     raise _NotAtHand
                 dependency = self._kept[dependency]
             try:
-                values.append(payload.load_result(map_file(dependency) if isinstance(dependency, str) else dependency))
+                values.append(
+                    payload.load_result(map_shared(dependency) if isinstance(dependency, str) else dependency)
+                )
             except Exception as error:
                 raise TaskUnpickleError(
                     f"argument future {number} of {function[1]} can't be unpickled on this worker: {error}"
@@ -169,7 +174,7 @@ class ChildLoop:
 
     def _store(self, name: str, result: payload.ResultPayload) -> None:
         try:
-            write_file(self._objects / name, result.parts())
+            self._store_in_memory(self._objects / name, result)
         except OSError as memory_error:
             try:
                 write_file(self._spill / name, result.parts())
@@ -178,6 +183,20 @@ class ChildLoop:
                     f"the result of {result.nbytes} bytes fits neither the worker's memory ({memory_error.strerror}) "
                     f"nor its spill directory ({disk_error.strerror}): give the worker more room (--object-store, --spill)"
                 ) from disk_error
+
+    def _store_in_memory(self, target: Path, result: payload.ResultPayload) -> None:
+        """Into the file of a deleted object, if there is one of about the size, else into a new one."""
+        size = result.nbytes
+        partial = target.with_name(f"{target.name}.part-{os.getpid()}")
+        if size < RECYCLED_FROM or not self._free.take(size, partial):
+            write_file(target, result.parts())
+            return
+        try:
+            self._arena.write(partial, result.parts(), size)
+            os.rename(partial, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
     def _fail(self, seq: int, started: float, kind: int, error: BaseException) -> None:
         elapsed = int((time.perf_counter() - started) * 1e6)
