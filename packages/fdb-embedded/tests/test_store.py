@@ -398,3 +398,21 @@ def test_threads_may_share_a_transaction(tmp_path: Path) -> None:
     tr.commit().wait()
     assert len(db.get_range(b"", b"\xff")) == 1200
     fdb_embedded.close(db)
+
+
+def test_a_read_version_that_is_only_looked_at_keeps_no_pages(tmp_path: Path) -> None:
+    db = small(tmp_path / "db")
+    fdb = fdb_embedded.load()
+    engine = db.dpointer.engine
+    tr = db.create_transaction()
+    peeked = tr.peek_read_version()
+    assert peeked == tr.get_read_version().wait()
+    assert list(engine.pinned) == [peeked]  # by get_read_version
+    db[b"k"] = b"v"
+    tr = db.create_transaction()
+    assert tr.peek_read_version() > peeked
+    assert list(engine.pinned) == [peeked]
+    tr.cancel()
+    with pytest.raises(fdb.FDBError, match="1025"):
+        tr.peek_read_version()
+    fdb_embedded.close(db)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction, clear_many, get_many, read_range, set_many
+from fdb_schema import ClusterSpace, Transaction, clear_many, get_many, read_range, read_version, set_many
 
 from . import codec
 from .errors import FutureDeletedError, UnknownFutureError, WorkerFencedError
@@ -215,7 +215,7 @@ class Changes:
         transaction's commit version, and so than the earlier claim's token.
         """
         if not self._token:
-            self._token = int(self.tr.get_read_version().wait()).to_bytes(8, "big") + b"\x00\x00"
+            self._token = read_version(self.tr).to_bytes(8, "big") + b"\x00\x00"
         return self._token
 
     # --- reads

@@ -230,7 +230,10 @@ class Committer:
 
     def _look_ahead(self, batch: list[CommitRequest]) -> None:
         """Read what others committed, outside the writer section, where it is much and somebody must be validated."""
-        since = min((member.read_at for member in batch if member.read_at is not None), default=None)
+        if len(batch) == 1:
+            since = batch[0].read_at
+        else:
+            since = min((member.read_at for member in batch if member.read_at is not None), default=None)
         if since is None:
             return
         count = self.engine.store.page.commits()

@@ -127,6 +127,15 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
         except Code as error:
             raise error_class(error.code) from None
 
+    def peek_read_version(self: Any) -> int:
+        """The read version, where nobody gives it to `set_read_version`: the pages that it shows needn't be kept."""
+        try:
+            version: int = self.tpointer.peek_read_version()
+            return version
+        except Code as error:
+            raise error_class(error.code) from None
+
+    base.peek_read_version = peek_read_version
     base.get_many = get_many
     base.read_range = read_range
     del base.__del__

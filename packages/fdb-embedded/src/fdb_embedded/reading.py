@@ -34,6 +34,13 @@ class Reading(TransactionState):
         self.engine.pin(snap)
         return snap.version
 
+    def peek_read_version(self) -> int:
+        """The read version, without keeping what it shows for who might ask for that version again."""
+        if self.committing:
+            return self.get_read_version()
+        self._check()
+        return self._begin().version
+
     def _read_version_of_commit(self) -> int:
         """The read version stays known after the commit; one that was never asked for is that of a blind write."""
         if self.snap is not None:

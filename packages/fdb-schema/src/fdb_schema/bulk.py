@@ -71,6 +71,15 @@ def read_range(
     return [(row.key, row.value) for row in reader.get_range(begin, end, limit, reverse, -2)]
 
 
+def read_version(tr: Transaction) -> int:
+    """The transaction's read version, for comparing and storing; who will `set_read_version` it asks `get_read_version`.
+
+    An engine that keeps everything a version shows for as long as that version may be asked for again is spared that.
+    """
+    peek = getattr(tr, "peek_read_version", None)
+    return int(tr.get_read_version().wait() if peek is None else peek())
+
+
 def add_read_conflict_keys(tr: Transaction, keys: Iterable[bytes]) -> None:
     """Make the transaction conflict with any commit that writes one of `keys`."""
     if _has_bulk(tr):

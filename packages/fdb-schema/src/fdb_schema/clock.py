@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fdb_schema.bulk import read_version
 from fdb_schema.keyspace import ClusterSpace
 from fdb_schema.records import Record
 
@@ -69,7 +70,7 @@ class ClusterClock:
         outcome: where the first run did commit, the row no longer holds what was observed and only an observation is made.
         """
         now = self._monotonic()
-        version = tr.get_read_version().wait()
+        version = read_version(tr)
         data = tr.get(self.space.clock_key).value
         self._pending = None
         if data is None:

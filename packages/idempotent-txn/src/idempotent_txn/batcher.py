@@ -14,7 +14,7 @@ from types import GeneratorType
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-from fdb_schema import fdb_error_code
+from fdb_schema import fdb_error_code, read_version
 from idempotent_txn.classification import RETRYABLE_IN_BODY
 from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.loop import run
@@ -32,17 +32,16 @@ MAX_GROUP_MEMBERS: Final = 1_000
 class _Member:
     """A transaction that waits to be committed with others."""
 
-    __slots__ = ("error", "gate", "leads", "recording", "settled")
+    gate: Any = None
+    """Held while the member waits; whoever settles it, or gives it the lead, opens it, once."""
+    leads = False
+    """It is this member's turn to commit what is queued."""
+    settled = False
+    """Committed, or `error` says what came of it."""
+    error: BaseException | None = None
 
     def __init__(self, recording: Recording) -> None:
         self.recording: Final = recording
-        self.gate: Any = None
-        """Held while the member waits; whoever settles it, or gives it the lead, opens it, once."""
-        self.leads = False
-        """It is this member's turn to commit what is queued."""
-        self.settled = False
-        """Committed, or `error` says what came of it."""
-        self.error: BaseException | None = None
 
 
 class _Alone(Exception):
@@ -79,6 +78,8 @@ class Batcher:
         self._mutex: Final = threading.Lock()
         self._queue: Final[deque[_Member]] = deque()
         self._busy = False
+        self._crowded = False
+        """Others come while a commit is in flight: it pays to let them come before the next one."""
         self._transaction_class: Final[type] = type(db.create_transaction())
         self._in_flight = 0
         """How many transactions that read are under way here."""
@@ -120,7 +121,7 @@ class Batcher:
                 if recording.joinable and recording.operations:
                     recording.read(ranges_of(tr, READ_CONFLICTS))
                     if recording.reads:
-                        recording.version, recording.since = tr.get_read_version().wait(), since
+                        recording.version, recording.since = read_version(tr), since
             except NeedsTransaction:
                 recording.joinable = False
             except Exception as error:
@@ -156,6 +157,7 @@ class Batcher:
                 self._queue.append(member)
                 if self._busy:
                     member.gate = _closed_gate()
+                    self._crowded = True
                 else:
                     self._busy = member.leads = True
             while member.gate is not None and not (member.settled or member.leads):
@@ -165,6 +167,8 @@ class Batcher:
                     # The member may be in a group in flight: what comes of it is known soon.
                     interruption = interruption or error
             if member.leads:
+                if self._crowded:
+                    time.sleep(0)  # they may be waiting for nothing but this thread to yield
                 self._commit_group(self._take_group())
         finally:
             if member.leads:
@@ -186,6 +190,7 @@ class Batcher:
                 if group and size > self._max_bytes:
                     break
                 group.append(self._queue.popleft())
+            self._crowded = len(group) > 1 or bool(self._queue)
         return group
 
     def _commit_group(self, group: list[_Member]) -> None:
@@ -202,9 +207,11 @@ class Batcher:
         except Exception:
             error = _Alone()
         finally:
-            alone = set(map(id, merged.left_out))
+            for member in merged.left_out:
+                member.error = _Alone()
             for member in group:
-                member.error = _Alone() if id(member) in alone else error
+                if member.error is None:
+                    member.error = error
                 member.settled = True
                 if member.gate is not None and not member.leads:
                     member.gate.release()

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fdb_schema import prefix_end, read_range
+from fdb_schema import prefix_end, read_range, read_version
 from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.lookup import NATIVE, USER_SPACE, IdStore
 from idempotent_txn.repeat import until_committed, until_read
@@ -155,7 +155,7 @@ class Cleaner:
 
 def current_version(db: Any) -> int:
     """The version that age is counted back from."""
-    return until_read(db, lambda tr: int(tr.get_read_version().wait()))
+    return until_read(db, read_version)
 
 
 def id_status(db: Any) -> list[IdStatus]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from fdb_schema import read_version
 from idempotent_txn.repeat import until_read
 
 FLOOR_SECONDS: Final = 0.25
@@ -27,6 +28,6 @@ class VersionFloor:
         """A version that is at most a quarter of a second old, plus what the answer took."""
         now = time.monotonic()
         if now >= self._due:
-            self._version = until_read(self._db, lambda tr: int(tr.get_read_version().wait()), deadline)
+            self._version = until_read(self._db, read_version, deadline)
             self._due = now + FLOOR_SECONDS
         return self._version

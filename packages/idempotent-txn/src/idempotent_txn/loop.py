@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import GeneratorType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from fdb_schema import fdb_error_code
+from fdb_schema import fdb_error_code, read_version
 from idempotent_txn.backoff import sleep_before
 from idempotent_txn.classification import (
     CANCELLATIONS,
@@ -153,7 +153,7 @@ def _execute(
                     raise _generator_refused(fn)
                 strategy.prepare(tr, token, want_outcome)
                 if on_attempt is not None:
-                    on_attempt(tr.get_read_version().wait())
+                    on_attempt(read_version(tr))
                 if want_outcome:
                     stamp = tr.get_versionstamp()
                 if deadline is not None:

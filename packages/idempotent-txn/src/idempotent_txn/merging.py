@@ -87,26 +87,31 @@ class Group(Generic[M]):
     """The members of one commit, in its order; `left_out` are those that must run by themselves."""
 
     def __init__(self, members: Iterable[M]) -> None:
-        self.members: list[M] = []
+        self.members: list[M] = list(members)
         self.left_out: list[M] = []
         self._attempted: Any = None
-        written: _Written | None = None
-        everybody = list(members)
-        reads = any(member.recording.reads for member in everybody)
-        for member in everybody:
-            if reads:
-                written = written or _Written()
-                if written.touches(member.recording.reads):
-                    self.left_out.append(member)
-                    continue
+        self._reads = any(member.recording.reads for member in self.members)
+        if self._reads:
+            self._admit()
+
+    def _admit(self) -> None:
+        """Leave out who read what an earlier member writes."""
+        written = _Written()
+        candidates, self.members = self.members, []
+        for member in candidates:
+            if written.touches(member.recording.reads):
+                self.left_out.append(member)
+            else:
                 written.add(member.recording)
-            self.members.append(member)
+                self.members.append(member)
 
     def begin(self, tr: Any) -> list[Recording]:
         """Make `tr`, a fresh transaction, validate what the members read; returns what is to be replayed there.
 
         Called for each attempt, once it is certain that the one before did not commit.
         """
+        if not self._reads:
+            return [member.recording for member in self.members]
         if self._attempted is not None:
             self._leave_out_conflicting(self._attempted)
         self._attempted = tr

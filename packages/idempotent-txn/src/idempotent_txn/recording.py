@@ -7,7 +7,7 @@ from a transaction of its own that is never committed; it is stopped by what bel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 from fdb_schema import clear_many, prefix_end, set_many
@@ -25,22 +25,21 @@ class NeedsTransaction(BaseException):
 
 
 class Recording:
-    """What a body wrote, in order, and what it read."""
+    """What a body wrote, in order, and what it read. What most bodies never change lies on the class."""
 
-    __slots__ = ("joinable", "operations", "reads", "since", "size", "version")
+    size = 0
+    """Bytes that the writes (and read conflicts) add to a commit, about."""
+    joinable = True
+    """Whether that is all there is to the transaction, and none of the writes can be refused for itself."""
+    reads: Sequence[tuple[bytes, bytes]] = ()
+    """Its read conflict ranges."""
+    version = 0
+    """The read version, where it read."""
+    since = 0.0
+    """The read version is not older than this, of `time.monotonic`."""
 
     def __init__(self) -> None:
         self.operations: list[tuple[str, bytes, bytes]] = []
-        self.size = 0
-        """Bytes that the writes (and read conflicts) add to a commit, about."""
-        self.joinable = True
-        """Whether that is all there is to the transaction, and none of the writes can be refused for itself."""
-        self.reads: list[tuple[bytes, bytes]] = []
-        """Its read conflict ranges."""
-        self.version = 0
-        """The read version, where it read."""
-        self.since = 0.0
-        """The read version is not older than this, of `time.monotonic`."""
 
     def read(self, ranges: list[tuple[bytes, bytes]]) -> None:
         """Note the read conflict ranges."""
@@ -52,8 +51,11 @@ class Recording:
 
     def valued(self, name: str, key: bytes, value: bytes) -> None:
         self.operations.append((name, key, value))
-        self.size += 2 * len(key) + len(value) + BYTES_PER_OPERATION
-        if len(key) > MAX_KEY_BYTES or len(value) > MAX_VALUE_BYTES or key >= END_OF_USER_KEYS:
+        size = 2 * len(key) + len(value) + BYTES_PER_OPERATION
+        self.size += size
+        if key >= END_OF_USER_KEYS or (
+            size > MAX_KEY_BYTES and (len(key) > MAX_KEY_BYTES or len(value) > MAX_VALUE_BYTES)
+        ):
             self.joinable = False
 
     def ranged(self, name: str, begin: bytes, end: bytes) -> None:

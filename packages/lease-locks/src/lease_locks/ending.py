@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fdb_schema import add_read_conflict_keys
+from fdb_schema import add_read_conflict_keys, read_version
 from lease_locks.observer import Alive, Dead, Observer, Subject
 from lease_locks.records import EventRecord
 from lease_locks.rows import HeldGrant, grant_subject, read_events, read_grant, read_name
@@ -40,7 +40,7 @@ def judge_grants(
     """Every grant of a name with what was observed of it and the verdict; by snapshot, after the reads returned."""
     grants = read_name(tr, lock).grants
     subjects = [grant_subject(tr, space, lock, grant) for grant in grants]
-    version = tr.get_read_version().wait()
+    version = read_version(tr)
     return [(grant, subject, observer.judge(subject, version)) for grant, subject in zip(grants, subjects, strict=True)]
 
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from fdb_schema import DEFAULT_CLUSTER, DatabaseUrlError, open_database, url_of
+from fdb_schema import DEFAULT_CLUSTER, DatabaseUrlError, open_database, read_version, url_of
 from idempotent_txn import run, run_committed
 from lease_locks import ending, joining, sessions
 from lease_locks.acquiring import PRESENT, PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring
@@ -131,7 +131,7 @@ class LeaseManager:
         if subject is None:
             tr.add_read_conflict_key(self.space.session(session_id))
             return "its rows are gone"
-        verdict = self._session.observer.judge(subject, tr.get_read_version().wait())
+        verdict = self._session.observer.judge(subject, read_version(tr))
         if not isinstance(verdict, Dead):
             return None
         tr.add_read_conflict_key(self.space.heartbeat(session_id))

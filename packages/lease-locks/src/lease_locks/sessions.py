@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fdb_schema import check_format, get_many, read_range
+from fdb_schema import check_format, get_many, read_range, read_version
 from lease_locks.ending import how_ended
 from lease_locks.observer import Dead, Observer
 from lease_locks.records import SessionRecord
@@ -89,7 +89,7 @@ def clear_if_dead(tr: Any, space: LeaseSpace, sid: bytes, observer: Observer) ->
     subject = session_subject(tr, space, sid)
     if subject is None:
         return None
-    verdict = observer.judge(subject, tr.get_read_version().wait())
+    verdict = observer.judge(subject, read_version(tr))
     if not isinstance(verdict, Dead):
         return None
     tr.add_read_conflict_key(space.heartbeat(sid))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fdb_schema import add_read_conflict_keys
+from fdb_schema import add_read_conflict_keys, read_version
 from lease_locks.ending import Found, release, take_over, write_event
 from lease_locks.observer import Alive, Dead, Observer, Subject
 from lease_locks.records import EventRecord, HolderRecord, WaiterRecord
@@ -131,7 +131,7 @@ def acquire(
     order = 0  # of this transaction's events: the ends first, then the grant
     if not _admits(claim, rows.grants):
         subjects = [grant_subject(tr, space, lock, grant) for grant in rows.grants]
-        version = tr.get_read_version().wait()
+        version = read_version(tr)
         verdicts = [observer.judge(subject, version) for subject in subjects]
         living = [g for g, verdict in zip(rows.grants, verdicts, strict=True) if isinstance(verdict, Alive)]
         if not _admits(claim, living):
@@ -182,7 +182,7 @@ def _grant(
     epoch = 0
     if last is not None:
         epoch = int.from_bytes(last[STAMP_BYTES : STAMP_BYTES + 4], "big")
-        if int.from_bytes(last[:8], "big") > tr.get_read_version().wait():
+        if int.from_bytes(last[:8], "big") > read_version(tr):
             # Versions went back (a restored copy, a switch to another cluster): the token must grow all the same.
             epoch += 1
     record = HolderRecord(
@@ -247,7 +247,7 @@ def _behind(
 ) -> Waiting | None:
     """Wait for the waiter ahead, or skip it where it is dead (None): its heartbeat is then read serializably."""
     subject = place_subject(tr, space, lock, ahead, claim.ttl)
-    verdict = observer.judge(subject, tr.get_read_version().wait())
+    verdict = observer.judge(subject, read_version(tr))
     if isinstance(verdict, Alive):
         return Waiting(((ahead.key, PRESENT),), verdict.look_in, processes=(subject,))
     add_read_conflict_keys(tr, [ahead.key, *(space.heartbeat(v.session) for v in subject.vitals)])
