@@ -324,8 +324,8 @@ def main() -> int:
                 comparison, target = GATES[name]
                 verdict = f"  target {comparison} {target:g}: {'MISSED' if name in missed else 'met'}"
             print(f"{name:22} {value:12,.3f}{verdict}")
-        met = sum(name in rows for name in GATES) - len(missed)
-        print(f"# targets: {met} met, {len(missed)} missed" + (f": {', '.join(missed)}" if missed else ""))
+        reached = sum(name in rows for name in GATES) - len(missed)
+        print(f"# targets: {reached} met, {len(missed)} missed" + (f": {', '.join(missed)}" if missed else ""))
     return 1 if missed else 0
 
 
