@@ -12,14 +12,24 @@ from s3heap_tender.demo import demonstrate
 
 @pytest.mark.parametrize("kind", ["file", "s3"])
 @pytest.mark.timeout(280)
-def test_services_killed_in_turn_lose_no_write(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_services_killed_in_turn_lose_no_write(
+    kind: str, shared_url: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if kind == "s3":
         # The demonstration starts a server of its own, to kill it; this tells whether one can be had.
         assert request.getfixturevalue("s3_server").endpoint_url
     seed = 7
     print(f"seed {seed}")
     report: Any = demonstrate(
-        tmp_path, partitions=40, seconds=8.0, cadence=0.5, seed=seed, s3=kind == "s3", kill_every=1.2, drain_seconds=180
+        tmp_path,
+        partitions=40,
+        seconds=8.0,
+        cadence=0.5,
+        seed=seed,
+        s3=kind == "s3",
+        kill_every=1.2,
+        drain_seconds=180,
+        db=shared_url,
     )
     logs = "".join(log.read_text()[-2000:] for log in tmp_path.glob("*.log"))
     assert report.problems == [], logs

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -54,11 +55,11 @@ def do_nothing(task: Task, gen: int, epoch: int) -> None:
     """The demonstration's task."""
 
 
-def serve(role: str, url: str, store: str, endpoint: str | None) -> None:
+def serve(role: str, url: str, cluster: str, store: str, endpoint: str | None) -> None:
     """One service process: "tender" or "scheduler". It meets a store that is down at its start by trying again."""
     while True:
         try:
-            heap = open_heap(url, store, endpoint)
+            heap = open_heap(url, cluster, store, endpoint)
             break
         except ConnectionError:
             time.sleep(0.2)
@@ -69,25 +70,25 @@ def serve(role: str, url: str, store: str, endpoint: str | None) -> None:
             Scheduler(heap, heap.sysdb, do_nothing, concurrency=8, poll=0.05).run()
 
 
-def open_heap(url: str, store: str, endpoint: str | None) -> Heap:
+def open_heap(url: str, cluster: str, store: str, endpoint: str | None) -> Heap:
     """The demonstration's sysdb and heap."""
     from s3heap_tender.devserver import ACCESS_KEY, SECRET_KEY
 
     options: dict[str, Any] = {}
     if endpoint is not None:
         options = {"endpoint_url": endpoint, "access_key": ACCESS_KEY, "secret_key": SECRET_KEY, "timeout": 5.0}
-    sysdb = SysDb(open_database(url), CLUSTER, shards=SHARDS)
+    sysdb = SysDb(open_database(url), cluster, shards=SHARDS)
     return Heap(HeapStore(store, **options), sysdb, bucket_seconds=BUCKET_SECONDS)
 
 
 class Services:
     """The processes, each killed and started again by name."""
 
-    def __init__(self, directory: Path, url: str, store: str, server: DevServer | None) -> None:
+    def __init__(self, directory: Path, url: str, cluster: str, store: str, server: DevServer | None) -> None:
         self.directory = directory
         self.server = server
         self.trace = directory / "trace.jsonl"
-        self._arguments = [url, store, *([] if server is None else [server.endpoint_url])]
+        self._arguments = [url, cluster, store, *([] if server is None else [server.endpoint_url])]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
@@ -95,7 +96,7 @@ class Services:
             assert self.server is not None
             self.server.start()
             return
-        code = "import sys; from s3heap_tender.demo import serve; serve(*sys.argv[1:4], (sys.argv[4:] or [None])[0])"
+        code = "import sys; from s3heap_tender.demo import serve; serve(*sys.argv[1:5], (sys.argv[5:] or [None])[0])"
         with open(self.directory / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-c", code, name, *self._arguments],
@@ -135,20 +136,25 @@ def demonstrate(
     s3: bool = True,
     kill_every: float = 2.0,
     drain_seconds: float = 300.0,
+    db: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Report:
-    """Write at random for `seconds` while services are killed, then wait until nothing is left, and check."""
+    """Write at random for `seconds` while services are killed, then wait until nothing is left, and check.
+
+    `db` is the URL of a database to be used, under a cluster name of the demonstration's own; by default it makes one.
+    """
     rng = random.Random(seed)
     report = Report()
     began = time.monotonic()
     server = DevServer(directory / "s3").start() if s3 else None
-    url = f"embedded:{directory / 'db'}"
+    url = db or f"embedded:{directory / 'db'}"
+    cluster = f"{CLUSTER}-{secrets.token_hex(4)}"
     store = f"s3://{BUCKET}/demo" if s3 else f"file:{directory / 'heap'}"
-    services = Services(directory, url, store, server)
+    services = Services(directory, url, cluster, store, server)
     os.environ[VARIABLE] = str(services.trace)
     names = ["tender", "scheduler", *(["s3"] if s3 else [])]
     try:
-        heap = open_heap(url, store, None if server is None else server.endpoint_url)
+        heap = open_heap(url, cluster, store, None if server is None else server.endpoint_url)
         sysdb = heap.sysdb
         for number in range(partitions):
             sysdb.create_task(f"p{number}", "demo", cadence=cadence)
@@ -225,6 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cadence", type=float, default=1.0, help="seconds between the starts of a task")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--file", action="store_true", help="a heap in a directory instead of an S3 server")
+    parser.add_argument("--db", help="URL of a database to use, such as fdb: (without it one is made)")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="s3heap-demo-") as directory:
         report = demonstrate(
@@ -234,6 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
             cadence=chosen.cadence,
             seed=chosen.seed,
             s3=not chosen.file,
+            db=chosen.db,
         )
     print(
         f"{report.writes} writes caused {report.runs} runs in {report.seconds:.0f} s; "
