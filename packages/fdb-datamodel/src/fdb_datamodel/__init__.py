@@ -52,7 +52,7 @@ from .transitions.finish import (
     realize_futures,
     relinquish_claim,
 )
-from .transitions.mailbox import clear_mailbox, pool_bell, read_mailbox, session_bell, subscribe
+from .transitions.mailbox import clear_mailbox, pool_bell, read_mailbox, ring_session, session_bell, subscribe
 from .transitions.output import OUTPUT_KEPT, read_output, write_output
 from .transitions.results import (
     clone_result,
@@ -202,6 +202,7 @@ __all__ = [
     "release_futures",
     "relinquish_claim",
     "resubmit_future",
+    "ring_session",
     "session_bell",
     "session_lives",
     "session_referrer",

@@ -73,6 +73,10 @@ def integer(parameter: bytes | None, low: int, high: int) -> int:
     return value
 
 
+MOST_TIMEOUTS = 16
+"""Timeouts that the options with them are kept of."""
+
+
 class TransactionOptions:
     """What is set on a transaction. Never changed in place: `with_option` gives a copy."""
 
@@ -93,19 +97,34 @@ class TransactionOptions:
     idempotency_id: bytes | None = None
     automatic_idempotency = False
     tags: tuple[bytes, ...] = ()
+    _timed: dict[bytes | None, TransactionOptions] | None = None  # these options with a timeout, by its parameter
 
     def deadline(self, created: float) -> float:
         """When the transaction times out, on the monotonic clock; 0 for never."""
         return created + self.timeout if self.timeout else 0.0
 
+    def _with_timeout(self, parameter: bytes | None) -> TransactionOptions:
+        """Of all options the one that is set for most transactions, to few values: kept, since options never change."""
+        timed = self._timed
+        if timed is None or len(timed) > MOST_TIMEOUTS:
+            timed = self._timed = {}
+        new = timed.get(parameter)
+        if new is None:
+            new = copy.copy(self)
+            new._timed = None
+            new.timeout = integer(parameter, 0, MAX_INT) / 1000
+            timed[parameter] = new
+        return new
+
     def with_option(self, option: int, parameter: bytes | None) -> TransactionOptions:
         """These options and one more; raises `Code` 2006 for a bad value."""
         if parameter and option in WITHOUT_VALUE:
             raise Code(errors.INVALID_OPTION_VALUE)
-        new = copy.copy(self)
         if option == TIMEOUT:
-            new.timeout = integer(parameter, 0, MAX_INT) / 1000
-        elif option == RETRY_LIMIT:
+            return self._with_timeout(parameter)
+        new = copy.copy(self)
+        new._timed = None
+        if option == RETRY_LIMIT:
             new.retry_limit = integer(parameter, -1, MAX_INT)
         elif option == MAX_RETRY_DELAY:
             new.max_retry_delay = integer(parameter, 0, MAX_INT) / 1000
@@ -157,6 +176,7 @@ class TransactionOptions:
         ):
             return defaults
         new = copy.copy(defaults)
+        new._timed = None
         new.timeout = self.timeout
         new.retry_limit = self.retry_limit
         new.max_retry_delay = self.max_retry_delay

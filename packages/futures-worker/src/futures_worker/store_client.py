@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -137,6 +138,21 @@ class ObjectFetcher:
     def hello(self, address: tuple[str, int]) -> dict[str, Any]:
         """What the worker at an address says of itself: incarnation, pid, objects held."""
         return self._request(address, {"op": "hello"})[0]
+
+    def open_line(self, address: tuple[str, int]) -> socket.socket:
+        """A connection for lone requests. Raises `WireError` if the worker has none to give, OSError, `AuthenticationError`."""
+        connection = wire.connect(address, self._secret, timeout=min(self._timeout, wire.HANDSHAKE_TIMEOUT))
+        try:
+            connection.send({"op": "push"})
+            answer, _ = connection.receive()
+            if not answer.get("ok"):
+                raise WireError(f"worker {address[0]}:{address[1]} takes no requests by line")
+        except BaseException as exc:
+            connection.close()
+            if isinstance(exc, EOFError):
+                raise WireError(f"worker {address[0]}:{address[1]} takes no requests by line") from exc
+            raise
+        return connection.sock
 
     def close(self) -> None:
         """Closes idle connections."""

@@ -10,6 +10,7 @@ Requests and answers are frames of `futures_worker.wire`:
                                                -> {"ok": false, "reason": str}
     {"op": "adopt", "name": str, "size": int}  -> {"ok": bool, "size": int}                  it is written
     {"op": "delete", "name": str}              -> {"ok": bool}
+    {"op": "push"}                             -> {"ok": true}, then the connection is a line: `futures_worker.line`
     {"op": "hello"}                            -> {"ok": true, "incarnation": bytes, "pid": int, "objects": int, ...}
 """
 
@@ -52,8 +53,15 @@ class StoreServer:
     """Accepts connections on a listening socket and serves one `ObjectStore`, a thread per connection."""
 
     def __init__(
-        self, sock: socket.socket, secret: bytes, store: ObjectStore, about: Callable[[], dict[str, Any]]
+        self,
+        sock: socket.socket,
+        secret: bytes,
+        store: ObjectStore,
+        about: Callable[[], dict[str, Any]],
+        on_push: Callable[[socket.socket], None] | None = None,
     ) -> None:
+        """`on_push` is given the socket of each client that asks for a line, to keep."""
+        self._on_push = on_push
         self._sock = sock
         self._secret = secret
         self._store = store
@@ -133,6 +141,10 @@ class StoreServer:
             connection.send({"ok": self._store.delete(_name(header))})
         elif op == "hello" and size == 0:
             connection.send({"ok": True, **self._about()})
+        elif op == "push" and size == 0 and self._on_push is not None:
+            connection.send({"ok": True})
+            self._on_push(connection.sock.dup())
+            raise EOFError("the connection goes on as a line")
         else:
             raise WireError(f"the peer asked for {op!r}, which this version doesn't know")
 

@@ -26,6 +26,13 @@ def session_bell(space: ClusterSpace, session: bytes) -> bytes:
     return layout_of(space).session_bell(session)
 
 
+def ring_session(tr: Transaction, space: ClusterSpace, session: bytes) -> None:
+    """Make the owner of a session look at its mail and its claims."""
+    ch = Changes(tr, space)
+    ch.ring_session(session)
+    ch.flush()
+
+
 def subscribe(tr: Transaction, space: ClusterSpace, session: bytes, ids: Sequence[bytes]) -> list[MailEntry]:
     """Ask for mail when these futures end; entries of those that already have (they aren't subscribed to).
 

@@ -90,10 +90,12 @@ def submit_futures(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
     return [spec.id for spec in specs]
 
 
-def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureSpec], worker: WorkerId) -> list[Claim]:
+def submit_claimed(
+    tr: Transaction, space: ClusterSpace, specs: Sequence[FutureSpec], worker: WorkerId, *, ring: bool = True
+) -> list[Claim]:
     """Submit futures already claimed by `worker`, which granted the slots (push); no index entry is written.
 
-    Execution starts after the commit, which rings the worker's bell. An id that exists already gives no second claim: its
+    Execution starts after the commit, which rings the worker's bell, unless not `ring`: the caller tells it then. An id that exists already gives no second claim: its
     claim is returned if it is this worker's, else it is left out.
 
     Raises WorkerFencedError if the worker's incarnation isn't the live one: submit to the pool then. Specs with
@@ -150,7 +152,7 @@ def submit_claimed(tr: Transaction, space: ClusterSpace, specs: Sequence[FutureS
                 spec.call_options,
             )
         )
-    if claims:
+    if claims and ring:
         ch.ring_session(worker.incarnation)
     finish(ch)
     return claims

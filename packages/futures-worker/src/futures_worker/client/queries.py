@@ -14,6 +14,7 @@ from fdb_datamodel import (
     describe_future,
 )
 from futures_worker.client.diagnosis import explain
+from futures_worker.client.line import Line
 from futures_worker.client.outcome import Status
 from futures_worker.client.reading import ResultReader
 from futures_worker.database import ask
@@ -27,6 +28,7 @@ class FutureQueries:
 
     db: Any
     space: ClusterSpace
+    line: Line
     _results: ResultReader
 
     def _check_open(self) -> None:
@@ -51,6 +53,7 @@ class FutureQueries:
     def cancel(self, future: Future[Any], children: bool) -> bool:
         """Cancel it in the database, and what its task submitted; True if it is cancelled now."""
         self._check_open()
+        self.line.interrupt()
         state = ask(self.db, cancel_future, self.space, future._id)
         if children:
             cancel_children(self.db, self.space, future._id)

@@ -31,6 +31,7 @@ from futures_worker.client.diagnosis import warn_of_wait
 from futures_worker.client.future import Future
 from futures_worker.client.intake import Intake
 from futures_worker.client.keeping import Keeping
+from futures_worker.client.line import Line
 from futures_worker.client.mailbox import Mailbox
 from futures_worker.client.nested import Awaited, NestedWait
 from futures_worker.client.outcome import describe
@@ -66,7 +67,8 @@ class Session(FutureQueries, ActorCalls):
         self._intake: Intake[Submission] = Intake(self._store_batch)
         self._mailbox = Mailbox(db, space, self.id, self._deliver)
         self.keeping = Keeping(db, space, self.id, on_beat=self._take_mail, on_return=self._take_up_again)
-        self._store = SubmitStore(db, space, self.id, self._mailbox, self._refused)
+        self.line = Line(lambda address: fetcher().open_line(address))
+        self._store = SubmitStore(db, space, self.id, self._mailbox, self._refused, self.line)
         self._reading = threading.Lock()  # held by the thread that reads the mailbox for all
         self._delivered = threading.Condition(threading.Lock())
         self._followers = 0
@@ -113,6 +115,7 @@ class Session(FutureQueries, ActorCalls):
     def _store_batch(self, batch: Sequence[Submission]) -> None:
         self.keeping.begin()
         idle, self._idle = self._idle, None
+        self.line.interrupt()
         self._store.store(batch, idle if len(self._pending) == 1 else None)
 
     def _refused(self, future: Future[Any], error: BaseException) -> None:
@@ -202,11 +205,14 @@ class Session(FutureQueries, ActorCalls):
                 self._check_open()
         return True
 
-    def _wait_for_mail(self, done: Callable[[], bool], pause: float) -> None:
+    def _wait_for_mail(self, done: Callable[[], bool], pause: float, *, mail_only: bool = False) -> None:
         if self._reading.acquire(blocking=False):
             try:
                 if not done():
-                    self._mailbox.wait(pause)
+                    if self.line.awaited:
+                        self._wait_on_line(0.0 if mail_only else pause, leave=mail_only)
+                    else:
+                        self._mailbox.wait(pause)
                     self._look_after_workers()
             finally:
                 self._stop_reading()
@@ -219,6 +225,17 @@ class Session(FutureQueries, ActorCalls):
                     self._delivered.wait(pause)
             finally:
                 self._followers -= 1
+
+    def _wait_on_line(self, pause: float, *, leave: bool = False) -> None:
+        """Wait for the answer to the lone request on the line; ask the database if it doesn't come there."""
+        awaited = self.line.awaited
+        settled, entry = self.line.wait(pause)
+        if entry is not None:
+            self._deliver([entry])
+        elif settled or leave or self.line.overdue():
+            self.line.awaited = b""
+            if awaited in self._pending:
+                self._deliver(ask(self.db, subscribe, self.space, self.id, [awaited]))
 
     def waits_for_both(self) -> bool:
         """Whether somebody waits for several futures while calls of actors are unanswered: no thread can block on both."""
@@ -257,6 +274,8 @@ class Session(FutureQueries, ActorCalls):
         self.expect([future])
         if self._reading.acquire(blocking=False):
             try:
+                if self.line.awaited:
+                    self._wait_on_line(0.0)
                 self._mailbox.read()
             finally:
                 self._stop_reading()
@@ -303,6 +322,7 @@ class Session(FutureQueries, ActorCalls):
             group.note(ended)
 
     def _subscribe(self, futures: Sequence[Future[Any]]) -> None:
+        self.line.interrupt()
         for start in range(0, len(futures), 250):
             page = futures[start : start + 250]
             for future in page:
@@ -331,6 +351,8 @@ class Session(FutureQueries, ActorCalls):
         """With every beat: mail is read and removed also of a client that never waits."""
         if self._pending and self._reading.acquire(blocking=False):
             try:
+                if self.line.awaited:
+                    self._wait_on_line(0.0)
                 self._mailbox.read()
             finally:
                 self._stop_reading()
@@ -353,7 +375,7 @@ class Session(FutureQueries, ActorCalls):
 
     def wait_for_signal(self, future_id: bytes, seen: int, pause: float) -> None:
         """Wait for a change of `signals_of`, at most `pause` seconds."""
-        self._wait_for_mail(lambda: self.signals_of(future_id) != seen, pause)
+        self._wait_for_mail(lambda: self.signals_of(future_id) != seen, pause, mail_only=True)
 
     def look_after_workers(self) -> None:
         """Reap the dead, at most once a second, unless a thread that reads the mail does."""
@@ -377,6 +399,7 @@ class Session(FutureQueries, ActorCalls):
             self.wake_followers()
             with self._reading:
                 self._mailbox.close()
+                self.line.hang_up()
             self.keeping.close(self._store.codes)
 
     def _check_open(self) -> None:

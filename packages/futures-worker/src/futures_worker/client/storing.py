@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fdb_datamodel import (
+    Claim,
     ClusterSpace,
     CodeDigest,
     FutureSpec,
@@ -13,6 +14,7 @@ from fdb_datamodel import (
     WorkerId,
     put_code,
     refer_to_code,
+    ring_session,
     session_referrer,
     submit_claimed,
     submit_futures,
@@ -21,6 +23,7 @@ from fdb_datamodel.ids import show_id
 from fdb_schema import MainspringError, put_blob, unpin_blob
 from futures_worker.client.future import Future
 from futures_worker.client.intake import MAX_BATCH_BYTES
+from futures_worker.client.line import Line
 from futures_worker.client.mailbox import Mailbox
 from futures_worker.database import ask, is_database_trouble
 from futures_worker.payload import Code
@@ -49,6 +52,7 @@ class SubmitStore:
         session: bytes,
         mailbox: Mailbox,
         refused: Callable[[Future[Any], BaseException], None],
+        line: Line,
     ) -> None:
         """`refused(future, why)` is told of each future that can't be stored. Delivered mail is deleted on the way."""
         self._db = db
@@ -56,6 +60,7 @@ class SubmitStore:
         self._session = session
         self._mailbox = mailbox
         self._refused = refused
+        self._line = line
         self._stored_code: set[bytes] = set()
 
     def has_code(self, digest: bytes) -> bool:
@@ -100,6 +105,8 @@ class SubmitStore:
                 uploaded.append(spec.args)
 
         push_to = idle if len(specs) == 1 and _may_be_pushed(specs[0]) else None
+        by_line = push_to is not None and not batch[0].future._streams and self._line.open_to(push_to)
+        claims: list[Claim] = []
 
         def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:
             for data in codes.values():
@@ -107,7 +114,7 @@ class SubmitStore:
             for digest in large_codes:
                 refer_to_code(tr, self._space, digest, self._session)
             if worker is not None:
-                submit_claimed(tr, self._space, specs, worker)
+                claims[:] = submit_claimed(tr, self._space, specs, worker, ring=not by_line)
             else:
                 submit_futures(tr, self._space, specs)
             for digest in uploaded:
@@ -117,7 +124,11 @@ class SubmitStore:
         try:
             committed = ask(self._db, body, push_to, strategy="off")  # the ids make a submit safe to repeat
         except WorkerFencedError:  # it died, or ended
+            claims.clear()
+            self._line.hang_up()
             committed = ask(self._db, body, None, strategy="off")
+        if by_line and claims and not self._line.send(claims[0]):
+            ask(self._db, ring_session, self._space, claims[0].worker.incarnation, strategy="off")
         if committed is not None:
             committed()
         self._stored_code.update(codes, large_codes)

@@ -102,7 +102,7 @@ class WorkerService:
         fetcher = ObjectFetcher(secret)
         self._cleanup.callback(fetcher.close)
         self.shell.inputs = Inputs(self.db, self.space, self.store, fetcher, self.shell.post, self.core.digests_in_hand)
-        self._server = StoreServer(sock, secret, self.store, self._about)
+        self._server = StoreServer(sock, secret, self.store, self._about, self.shell.admit)
         self._server.start()
         self._cleanup.callback(self._server.close)
         self.shell.join(join(self.db, self.space, ip, port, self._info, ttl=config.ttl))

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import select
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from futures_worker.worker.instructions import (
 )
 from futures_worker.worker.ledger import Ledger
 from futures_worker.worker.tasks import Task
+from futures_worker.worker.visitors import Visitors
 
 log = logging.getLogger("futures_worker")
 
@@ -81,6 +83,8 @@ class Shell:
         self._epoll.register(self._eventfd, select.EPOLLIN)
         self._posted: deque[Event] = deque()
         self._crew = Crew(self._epoll, store, url, space.cluster)
+        self._visitors = Visitors(self._epoll)
+        self._at_the_door: deque[socket.socket] = deque()
         self.inputs: Inputs | None = None
         self._next_beat = 0.0
         self._next_reread = 0.0
@@ -111,6 +115,11 @@ class Shell:
     def post(self, event: Event) -> None:
         """Hands an event to the loop; callable from any thread."""
         self._posted.append(event)
+        self.wake()
+
+    def admit(self, sock: socket.socket) -> None:
+        """A client that proved itself wants a line; callable from any thread."""
+        self._at_the_door.append(sock)
         self.wake()
 
     def drain(self, grace: float | None = None) -> None:
@@ -185,6 +194,12 @@ class Shell:
             if descriptor == self._eventfd:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._eventfd)
+                while self._at_the_door:
+                    self._visitors.admit(self._at_the_door.popleft())
+            elif descriptor in self._visitors:
+                asked = self._visitors.listen(descriptor, self.core.worker)
+                if asked:
+                    events.append(Pushed(tuple(asked)))
             else:
                 self._crew.listen(descriptor, events)
         rung, mail, pushed = self._ledger.rung(self.core.in_hand)
@@ -221,6 +236,7 @@ class Shell:
         if mail:
             events.append(MailArrived(tuple(mail)))
         if pushed:
+            self._visitors.found(pushed)
             events.append(Pushed(tuple(pushed)))
 
     def _run_turn(self, turn: RunTurn) -> list[Event]:
@@ -237,6 +253,7 @@ class Shell:
         except WorkerFencedError as exc:
             self._be_fenced(exc)
             return []
+        self._visitors.tell(turn.outcomes, claims)
         if claims.unsettled:
             self.on_unsettled()
         return [TurnEnded(claims, turn)]
@@ -294,6 +311,7 @@ class Shell:
         if self.inputs is not None:
             self.inputs.close()
         self._crew.close()
+        self._visitors.close()
         self._epoll.close()
 
 
