@@ -300,3 +300,28 @@ def test_a_closed_client_ends_its_unnamed_actors(cluster: Callable[..., Any]) ->
     client.close()
     assert other.get_future(actor_id).cancelled()
     demo.check()
+
+
+def test_calls_of_a_client_that_just_closes_are_made(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=0)
+    early = demo.client()
+    log = early.actor(Counter, name="log")
+    for number in range(50):
+        log.note(("early", number))
+    early.close()
+    demo.start("--slots", "1")
+    other = demo.client()
+    actor = other.get_actor("log")
+    assert actor.get().result(WAIT) == 0
+    hasty = demo.client()
+    mine = hasty.get_actor("log")
+    mine.get().result(WAIT)
+    for number in range(500):
+        mine.note(("hasty", number))
+    hasty.close()
+    seen: list[Any] = []
+    while len(seen) < 550:
+        seen = actor.notes().result(WAIT)
+    assert [number for who, number in seen if who == "early"] == list(range(50))
+    assert [number for who, number in seen if who == "hasty"] == list(range(500))
+    demo.check()

@@ -7,6 +7,7 @@ may have run; those that were not sent go to the actor's next start.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
@@ -54,6 +55,7 @@ class ActorLink:
         self._pack = msgpack.Packer(autoreset=True).pack
         self._pause = PLACE_PAUSE
         self._look_after = 0.0
+        self._closed = False
 
     @property
     def connected(self) -> bool:
@@ -182,7 +184,7 @@ class ActorLink:
 
     def connect(self) -> float:
         """Called with `connecting` held: look where the actor is and connect; seconds until another look is worth it."""
-        if self._sock is not None:
+        if self._sock is not None or self._closed:
             return 0.0
         session = self.session
         try:
@@ -208,6 +210,9 @@ class ActorLink:
         sock = connection.sock
         sock.setblocking(False)
         with self.reading, self._sending:
+            if self._closed:
+                sock.close()
+                return
             self._sock, self._start, self._pause = sock, start, PLACE_PAUSE
             self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 30, use_list=False)
             self._poll = select.poll()
@@ -267,9 +272,23 @@ class ActorLink:
         text = f"actor {self.label} ({UUID(bytes=self.actor)}) is no more ({why.reason}): {why.message}"
         return MailEntry(call._id, "failed", None, Failure("actor-died", text, why.payload, why.traceback))
 
+    def leave_calls(self) -> None:
+        """Before `close`: calls that wait to be sent are sent now, or recorded for the actor to find when it is up."""
+        if self._queued and self._sock is None:
+            with self.connecting:
+                self.connect()
+        for call in tuple(self._queued):
+            self.record(call)
+
     def close(self) -> None:
         """Hang up; what was sent runs all the same."""
         with self._sending:
-            if self._sock is not None:
-                self._sock.close()
-                self._sock = None
+            self._closed = True
+            sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(READ_BYTES):  # a socket closed with answers unread would take back what is on its way
+                pass
+        sock.close()

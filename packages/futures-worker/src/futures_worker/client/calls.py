@@ -88,6 +88,7 @@ def await_call(call: Call[Any], deadline: float | None) -> bool:
     with NestedWait(session.db, session.space, lambda: ([call._id], True)) as nested:
         record_at = time.monotonic() + RECORD_AFTER
         while call._entry is None and call._trouble is None:
+            session._check_open()
             pause = LOOK_SECONDS * random.uniform(0.8, 1.2)
             if in_task:  # a wait that lasts is recorded, so that cycles are found
                 now = time.monotonic()
@@ -166,6 +167,11 @@ class CallReader:
     def hurry(self) -> None:
         """Somebody waits for several futures, or has a callback called: answers matter at once."""
         self._hurry.set()
+
+    def leave_calls(self) -> None:
+        """See to it that calls which weren't sent yet are made all the same."""
+        for link in tuple(self._links.values()):
+            link.leave_calls()
 
     def close(self) -> None:
         """Hang up everywhere."""

@@ -390,6 +390,8 @@ class Session(FutureQueries, ActorCalls):
         if self.closed:
             return
         try:
+            if self._calls is not None:
+                self._calls.leave_calls()
             self._intake.close()
         finally:
             self.closed = True
