@@ -3,7 +3,7 @@
 from fdb_schema import ClusterSpace
 
 from .census import Counted, census_page, recount
-from .collector import GRACE_SECONDS, PASS_SECONDS, Collected, Collector, collect
+from .collector import GRACE_SECONDS, PASS_SECONDS, TOMBSTONE_SECONDS, Collected, Collector, collect
 from .errors import (
     AddressInUseError,
     ClaimLostError,
@@ -105,6 +105,7 @@ __all__ = [
     "SESSION_BEAT_SECONDS",
     "SESSION_TTL_SECONDS",
     "TERMINAL",
+    "TOMBSTONE_SECONDS",
     "TRANSITIONS",
     "AddressInUseError",
     "Backoff",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fdb_datamodel import GRACE_SECONDS, SESSION_TTL_SECONDS, Requirements, parse_size
+from fdb_datamodel import GRACE_SECONDS, SESSION_TTL_SECONDS, TOMBSTONE_SECONDS, Requirements, parse_size
 from fdb_schema.cli import ClusterOption, DbOption, command_app, fail, run_app
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.keyspace import DEFAULT_CLUSTER
@@ -57,6 +57,9 @@ def run(
     collect_after: Annotated[
         float, typer.Option(min=0, help="Seconds that a future is kept after it ended and nobody holds it.")
     ] = GRACE_SECONDS,
+    tombstones: Annotated[
+        float, typer.Option(min=0, help="Seconds that the id of a collected future answers that it was deleted.")
+    ] = TOMBSTONE_SECONDS,
     session_ttl: Annotated[
         float, typer.Option(min=1, help="Seconds without a sign of life after which a client is declared dead.")
     ] = SESSION_TTL_SECONDS,
@@ -93,6 +96,7 @@ def run(
         ttl=ttl,
         collect_after=collect_after,
         session_ttl=session_ttl,
+        tombstones=tombstones,
         metrics_port=metrics_port,
     )
     serve(config, as_json=as_json)

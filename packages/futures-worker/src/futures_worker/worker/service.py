@@ -16,6 +16,7 @@ from fdb_datamodel import (
     GRACE_SECONDS,
     PASS_SECONDS,
     SESSION_TTL_SECONDS,
+    TOMBSTONE_SECONDS,
     ClusterSpace,
     Collector,
     Requirements,
@@ -58,6 +59,7 @@ class WorkerConfig:
     ttl: float = TTL_SECONDS  # seconds without a heartbeat that mean death
     collect_after: float = GRACE_SECONDS  # seconds that an ended future is kept which nobody holds
     metrics_port: int | None = None  # for Prometheus, at the same address; 0: any free one
+    tombstones: float = TOMBSTONE_SECONDS  # seconds that a collected future's id answers "deleted"
     session_ttl: float = SESSION_TTL_SECONDS  # seconds without a beat that mean a client's death
 
 
@@ -111,6 +113,7 @@ class WorkerService:
             self.space,
             grace=config.collect_after,
             session_ttl=config.session_ttl,
+            tombstones=config.tombstones,
             interval=min(PASS_SECONDS, max(1.0, config.collect_after / 2)),
         )
         self._output = OutputKeeper(self.db, self.space, directory.path)
