@@ -33,5 +33,5 @@ def test_services_killed_in_turn_lose_no_write(
     )
     logs = "".join(log.read_text()[-2000:] for log in tmp_path.glob("*.log"))
     assert report.problems == [], logs
-    assert report.kills.total() >= 3
+    assert report.kills.keys() == {"tender", "scheduler", *(["s3"] if kind == "s3" else [])}
     assert report.runs >= 40

@@ -119,10 +119,12 @@ def schedule(
         sysdb = stack.enter_context(SysDb(database, cluster))
         opened = stack.enter_context(HeapStore(store, endpoint_url=endpoint_url if store.startswith("s3:") else None))
         heap = stack.enter_context(Heap(opened, sysdb))
-        trigger = _trigger(stack, command, run, how, timeout, stop, db, cluster)
+        over = threading.Event()
+        trigger = _trigger(stack, command, run, how, timeout, over, db, cluster)
         scheduler = Scheduler(heap, sysdb, trigger, concurrency=concurrency, poll=poll)
         scheduler.run(stop, grace=grace)
-        if not scheduler.drain(0):
+        over.set()  # commands that have used up their grace are killed, and have not failed
+        if not scheduler.drain(10.0 if command else 0):
             # Threads that wait for runs can't be interrupted. Their claims are free once this session has ended.
             sysdb.close()
             sys.stdout.flush()
