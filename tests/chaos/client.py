@@ -25,8 +25,24 @@ WAIT = 180.0
 def submit_some(client: Any, rng: random.Random, marks: str, known: list[tuple[Any, int]]) -> list[Any]:
     """A handful of futures; `known` collects those that are sure, with their values, for others to depend on."""
     kind = rng.choices(
-        ["add", "slow", "large", "chain", "fan", "put", "fail", "once", "die", "timeout", "cancel", "nested", "huge"],
-        [6, 6, 4, 3, 2, 2, 2, 3, 1, 1, 2, 1, 1],
+        [
+            "add",
+            "slow",
+            "large",
+            "chain",
+            "fan",
+            "put",
+            "fail",
+            "once",
+            "die",
+            "timeout",
+            "cancel",
+            "nested",
+            "huge",
+            "items",
+            "actor",
+        ],
+        [6, 6, 4, 3, 2, 2, 2, 3, 1, 1, 2, 1, 1, 2, 2],
     )[0]
     value = rng.randrange(1_000_000)
     submit = partial(client.submit, keep=False)  # a name alone would keep it
@@ -81,6 +97,16 @@ def submit_some(client: Any, rng: random.Random, marks: str, known: list[tuple[A
     elif kind == "nested":
         count = rng.randrange(1, 5)
         made = [submit(tasks.nested, count, 0.02, name=f"sure={sum(range(count))}", **SURE)]
+    elif kind == "items":
+        count = rng.randrange(60)  # more would wait for a reader
+        made = [submit(tasks.items, count, name=f"items={list(range(count))}", **SURE)]
+    elif kind == "actor":
+        actor = client.actor(tasks.Tally, max_restarts=rng.choice([0, 3]))
+        made = [actor.add(1) for _ in range(rng.randrange(1, 30))]
+        if rng.random() < 0.3:
+            made.append(actor.large())
+        if rng.random() < 0.5:
+            submit(tasks.add, made[0], 1, name="of-call=", **SURE)
     elif kind == "huge":
         options = {"resources": {"cpu": 10_000}, "unschedulable_timeout": 1.0}
         made = [submit(tasks.add, value, name="unschedulable=", **options)]
@@ -102,11 +128,13 @@ def check(future: Any, wrong: list[str]) -> None:
     except Exception as exc:
         error = exc
     else:
+        if kind in ("Tally.add", "Tally.large"):
+            return
         found = len(value) if isinstance(value, (bytes, memoryview)) else value
         if kind in ("error", "timeout", "unschedulable") or str(found) != expected:
             wrong.append(f"{future!r} gave {found!r}")
         return
-    if kind in ("sure", "length"):
+    if kind in ("sure", "length", "items"):
         wrong.append(f"{future!r} raised {type(error).__name__}: {error}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 LARGE = 40_000  # bytes: over what is kept in the database
@@ -56,3 +57,27 @@ def nested(count: int, seconds: float) -> int:
             for i in range(count)
         ]
         return sum(f.result(300) for f in futures)
+
+
+def items(count: int) -> Iterator[int]:
+    """Yields the numbers below `count`, now and then slowly."""
+    for number in range(count):
+        if number % 10 == 0:
+            time.sleep(0.01)
+        yield number
+
+
+class Tally:
+    """An actor: what it was given, added up since it started."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, number: int) -> int:
+        """The total with `number`."""
+        self.total += number
+        return self.total
+
+    def large(self) -> bytes:
+        """A result that is kept in the worker's store."""
+        return b"t" * LARGE
