@@ -6,6 +6,8 @@ task at a time each, and its tasks run in processes of their own:
 - throughput: a client submits `--tasks` no-op tasks one by one and gathers the results; tasks per second
 - round trip: submit one no-op task and wait for its result, `--round-trips` times; median and 99th percentile, ms
 - chain: `--chain` no-op tasks, each taking the one before as its argument; tasks per second
+- calls of an actor: `--tasks` calls of a method that returns its argument, all made before the first result is asked for,
+  and `--round-trips` calls one after another; calls per second
 
 Results of ours are durable when the client sees them (process durability); the peers keep theirs in memory. Ray and Dask
 run under the Pythons given by `--ray-python` and `--dask-python` (nox makes them); without, they are left out.
@@ -32,12 +34,16 @@ GATES = {  # (row, peer) -> how the ratio ours / peer is judged; from the page o
     ("round_trip", "ray"): ("<=", 0.25),
     ("round_trip_p99", "ray"): ("<=", 0.5),
     ("chain", "dask"): (">=", 25.0),
+    ("calls", "ray"): (">=", 3.0),
+    ("lone_calls", "ray"): (">=", 3.0),
 }
 ROWS = {
     "throughput": "no-op tasks per second, one by one",
     "round_trip": "round trip, median (ms)",
     "round_trip_p99": "round trip, 99th percentile (ms)",
     "chain": "chain of dependents, per second",
+    "calls": "calls of an actor per second, pipelined",
+    "lone_calls": "calls of an actor per second, one by one",
 }
 
 
@@ -46,13 +52,22 @@ def noop(value: Any = None) -> Any:
     return value
 
 
+class Echo:
+    """The actor of the rows about calls."""
+
+    def noop(self, value: Any) -> Any:
+        """The method that is called."""
+        return value
+
+
 def measure(
     submit: Callable[..., Any],
     result: Callable[[Any], Any],
     gather: Callable[[list[Any]], Any],
+    call: Callable[[int], Any],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """All rows for one system, through its three verbs."""
+    """All rows for one system, through its verbs; `call` calls an actor's method."""
     gather([submit(noop, n) for n in range(200)])
     for n in range(50):
         result(submit(noop, n))
@@ -74,12 +89,26 @@ def measure(
             last = submit(noop, last)
         assert result(last) == 7
         chains.append(options.chain / (time.perf_counter() - started))
+    for n in range(200):
+        assert result(call(n)) == n
+    calls, lone_calls = [], []
+    for _ in range(options.rounds):
+        started = time.perf_counter()
+        pending = [call(n) for n in range(options.tasks)]
+        assert [result(one) for one in pending] == list(range(options.tasks)), "wrong results"
+        calls.append(options.tasks / (time.perf_counter() - started))
+        started = time.perf_counter()
+        for n in range(options.round_trips):
+            result(call(n))
+        lone_calls.append(options.round_trips / (time.perf_counter() - started))
     trips.sort()
     return {
         "throughput": statistics.median(rates),
         "round_trip": trips[len(trips) // 2],
         "round_trip_p99": trips[int(len(trips) * 0.99)],
         "chain": statistics.median(chains),
+        "calls": statistics.median(calls),
+        "lone_calls": statistics.median(lone_calls),
     }
 
 
@@ -100,7 +129,11 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
                 raise SystemExit("a worker ended before it was ready")
         with Client(url, "bench") as client:
             rows = measure(
-                client.submit, lambda future: future.result(60), lambda fs: client.gather(fs, progress=False), options
+                client.submit,
+                lambda future: future.result(60),
+                lambda fs: client.gather(fs, progress=False),
+                client.actor(Echo).noop,
+                options,
             )
         violations = validate(open_database(url), "bench")
         if violations:
@@ -120,8 +153,9 @@ def run_ray(options: argparse.Namespace) -> dict[str, Any]:
 
     ray.init(num_cpus=options.workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     remote = ray.remote(noop)
+    actor = ray.remote(Echo).remote()
     try:
-        return measure(lambda _, value: remote.remote(value), ray.get, ray.get, options)
+        return measure(lambda _, value: remote.remote(value), ray.get, ray.get, actor.noop.remote, options)
     finally:
         ray.shutdown()
 
@@ -140,6 +174,7 @@ def run_dask(options: argparse.Namespace) -> dict[str, Any]:
             lambda fn, value: client.submit(fn, value, pure=False),
             lambda future: future.result(),
             client.gather,
+            client.submit(Echo, actor=True).result().noop,
             options,
         )
 
