@@ -70,10 +70,11 @@ def soak(session: nox.Session) -> None:
     install(session)
     session.install(*TEST_TOOLS)
     session.run(
-        "python", "-m", "pytest", "-q", "-k", "seed or sigkill", "--timeout", "0", *session.posargs,
+        "python", "-m", "pytest", "-q", "-k", "seed or sigkill or many_rounds", "--timeout", "0", *session.posargs,
         env={
             "MAINSPRING_SEEDS": os.environ.get("MAINSPRING_SEEDS", SOAK_SEEDS),
             "MAINSPRING_KILLS": os.environ.get("MAINSPRING_KILLS", SOAK_KILLS),
+            "MAINSPRING_SOAK_ROUNDS": os.environ.get("MAINSPRING_SOAK_ROUNDS", "200"),
         },
     )  # fmt: skip
 
