@@ -101,6 +101,7 @@ class PickledTask:
 
 class _Context(threading.local):
     found: dict[bytes, int] | None = None  # set while arguments are pickled: the futures met so far
+    contained: dict[bytes, None] | None = None  # set while a result is pickled: the futures inside it
     values: Sequence[Any] | None = None  # set while arguments are unpickled: what the references stand for
 
 
@@ -113,6 +114,12 @@ def reference_to(future_id: bytes) -> tuple[Callable[[int], Any], tuple[int]] | 
     if found is None:
         return None
     return _resolve_reference, (found.setdefault(future_id, len(found)),)
+
+
+def note_contained(future_id: bytes) -> None:
+    """For a future's `__reduce__`: it is pickled as itself; into a result, it lives as long as that."""
+    if _context.contained is not None:
+        _context.contained[future_id] = None
 
 
 def _resolve_reference(index: int) -> Any:
@@ -219,6 +226,7 @@ class ResultPayload:
 
     pickled: bytes
     buffers: tuple[memoryview, ...] = ()  # flat bytes, each over OUT_OF_BAND_BYTES, in the order of the pickle
+    contained: tuple[bytes, ...] = ()  # ids of the futures inside
 
     @property
     def nbytes(self) -> int:
@@ -262,6 +270,8 @@ class ResultPayload:
 def dump_result(value: Any) -> ResultPayload:
     """Pickle what a task returned. Raises ResultPickleError (permanent: another attempt would fail in the same way)."""
     buffers: list[memoryview] = []
+    contained: dict[bytes, None] = {}
+    outer, _context.contained = _context.contained, contained
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         try:
@@ -286,7 +296,9 @@ def dump_result(value: Any) -> ResultPayload:
             f"the task returned a {type(value).__module__}.{type(value).__qualname__}, which can't be pickled: "
             f"{type(error).__name__}: {error}. Return plain data, or what the object is made from"
         ) from error
-    return ResultPayload(pickled, tuple(buffers))
+    finally:
+        _context.contained = outer
+    return ResultPayload(pickled, tuple(buffers), tuple(contained))
 
 
 def load_result(data: bytes | bytearray | memoryview) -> Any:

@@ -7,6 +7,7 @@
         code/<digest>       pickled functions, read by child processes at their first use of a function
         logs/               what tasks print, see `futures_worker.worker.output`
         parcels/<name>      arguments too large for a message to a child; the child removes what it has read
+        full                there while memory is over its limit: whoever stores an object now writes it to disk
     <memory root>/futures-worker-<uid>-<pid>-<random>.lock      held (flock) for as long as the worker lives
     <spill root>/futures-worker-<uid>-<pid>-<random>/           objects that left memory, same names
 
@@ -35,6 +36,8 @@ from futures_worker.errors import ObjectLostError, OversizeError
 INLINE_LIMIT = 16_000
 """Bytes up to which a result travels in the database and survives its worker."""
 
+SMALL = 1 << 16
+"""Bytes below which an object is stored in memory even while that is over its limit."""
 FREE_PART = 4
 """Files of deleted objects may keep the memory limit's such part."""
 
@@ -92,6 +95,7 @@ class WorkDirectory:
         self.path = root / name
         self.objects = self.path / "objects"
         self.free = self.path / "free"
+        self.full = self.path / "full"
         self.code = self.path / "code"
         self.parcels = self.path / "parcels"
         self.logs = self.path / "logs"
@@ -176,6 +180,7 @@ class ObjectStore:
         self.free = FreeFiles(directory.free, memory_limit // FREE_PART)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._memory = 0
+        self._full = False
         self._spilled = 0
         self._lock = threading.Lock()
         self._over = threading.Condition(self._lock)
@@ -206,7 +211,7 @@ class ObjectStore:
     def add_stream(self, name: str, size: int, pieces: Iterable[Buffer]) -> int:
         """Stores an object of a known size (bytes) that comes in pieces; returns the size. Raises `OversizeError`."""
         check_name(name)
-        for directory in (self.directory.objects, self.directory.spill):
+        for directory in self._places(size):
             room = os.statvfs(directory)
             if size <= room.f_bavail * room.f_frsize:
                 write_file(directory / name, pieces)
@@ -221,6 +226,8 @@ class ObjectStore:
 
         Raises `OversizeError` if memory has no room.
         """
+        if self.directory.objects not in self._places(size):
+            raise OversizeError(f"memory is full: an object of {size} bytes goes to disk")
         path = self._granted(name)
         path.unlink(missing_ok=True)
         if self.free.take(size, path):
@@ -246,6 +253,21 @@ class ObjectStore:
         """Takes a granted file back that nobody will write any more."""
         self.free.put(self._granted(name))
 
+    def _places(self, size: int) -> list[Path]:
+        """Where to store an object, best first. While memory is over its limit only the disk is left, at its pace."""
+        over = self._memory > self.memory_limit and size >= SMALL
+        return [self.directory.spill] if over else [self.directory.objects, self.directory.spill]
+
+    def _mark_full(self) -> None:
+        """Tells child processes whether memory is over its limit. Called with the lock held."""
+        over = self._memory > self.memory_limit
+        if over != self._full:
+            self._full = over
+            if over:
+                self.directory.full.touch()
+            else:
+                self.directory.full.unlink(missing_ok=True)
+
     def _granted(self, name: str) -> Path:
         return self.directory.objects / f"{check_name(name)}.new"
 
@@ -267,6 +289,7 @@ class ObjectStore:
                 self._spilled += size
             else:
                 self._memory += size
+            self._mark_full()
             if self._memory > self.memory_limit:
                 if self._spiller is None:
                     self._spiller = threading.Thread(target=self._spill_loop, name="object-spill", daemon=True)
@@ -328,6 +351,7 @@ class ObjectStore:
             self._spilled -= entry.size
         else:
             self._memory -= entry.size
+        self._mark_full()
 
     def _spill_loop(self) -> None:
         while True:
@@ -365,4 +389,5 @@ class ObjectStore:
             entry.path, entry.spilled = target, True
             self._memory -= entry.size
             self._spilled += entry.size
+            self._mark_full()
         self.free.put(source)

@@ -83,6 +83,41 @@ def test_what_a_client_lets_go_is_collected_while_it_lives(cluster: Any, monkeyp
     demo.check()
 
 
+def gives_futures(count: int) -> list[Any]:
+    """A result that contains futures of the task's own."""
+    from futures_worker import current_client
+
+    made = current_client().map(abs, range(count))
+    current_client().gather(made)
+    return made
+
+
+def test_futures_inside_a_result_live_as_long_as_it_does(cluster: Any) -> None:
+    demo = cluster(1, 2, *QUICK)
+    with Client(demo.url, demo.name) as client:
+        outer = client.submit(gives_futures, 3)
+        inner = outer.result(WAIT)
+        assert rows(demo)["references"] >= 3
+        box = client.put({"futures": inner})
+        assert client.gather(inner, timeout=WAIT) == [0, 1, 2]
+        ids = [future.id for future in inner]
+        del inner
+        outer._value = None  # the handle keeps what it read
+        gc.collect()
+        client._live.keeping.release_dropped()
+        time.sleep(3)  # several graces
+        again = [client.get_future(one) for one in ids]
+        assert client.gather(again, timeout=WAIT) == [0, 1, 2], "held by the results that contain them"
+        del again
+        client.delete_all([outer, box])
+        gc.collect()
+        client._live.keeping.release_dropped()
+    demo.workers[0].kill()  # the session of the child that submitted them ends with it
+    demo.start("--slots", "1", *QUICK)
+    await_true(lambda: rows(demo)["tombstones"] == 5)
+    demo.check()
+
+
 DIES = """
 import os, signal, sys
 from futures_worker import Client

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from futures_worker.arena import map_shared
-from futures_worker.errors import ObjectLostError
+from futures_worker.errors import ObjectLostError, OversizeError
 from futures_worker.store import ObjectStore, WorkDirectory, remove_abandoned, write_file
 
 PATIENCE = 60.0
@@ -155,3 +155,25 @@ def test_a_directory_that_another_user_made_is_left_alone(tmp_path: Path, monkey
     assert remove_abandoned(tmp_path) == []
     assert precious.is_dir()
     assert bait.is_dir()
+
+
+def test_a_full_memory_sends_what_comes_to_disk_and_tells_children(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_spill_loop", lambda: None)  # a disk that can't keep up
+    store.memory_limit = 150_000
+    full = store.directory.full
+    store.add_stream("a", 100_000, [bytes(100_000)])
+    assert not full.exists()
+    store.add_stream("b", 100_000, [bytes(100_000)])
+    assert full.exists() and store.used() == (200_000, 0)
+    store.add_stream("c", 100_000, [bytes(100_000)])
+    assert store.used() == (200_000, 100_000), "memory grows no further"
+    store.add_stream("small", 1_000, [bytes(1_000)])
+    assert store.used() == (201_000, 100_000)
+    with pytest.raises(OversizeError, match="memory is full"):
+        store.grant("d", 100_000)
+    store.delete("a")
+    assert not full.exists()
+    store.add_stream("e", 100_000, [bytes(100_000)])
+    assert store.used() == (201_000, 100_000)

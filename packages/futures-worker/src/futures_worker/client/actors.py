@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from uuid import UUID
 
-from fdb_datamodel import CodeDigest, Failure, FutureSpec, actors, cancel_future, new_future_id, put_code
+from fdb_datamodel import (
+    CodeDigest,
+    Failure,
+    FutureSpec,
+    actors,
+    cancel_future,
+    new_future_id,
+    put_code,
+    session_referrer,
+)
 from fdb_schema import ClusterSpace, MainspringError, put_blob, unpin_blob
 from futures_worker.client.calls import Call
 from futures_worker.client.intake import MAX_BATCH_BYTES
@@ -126,7 +135,7 @@ def make_actor(
         put_code(tr, space, code)
         made = actors.create_actor(tr, space, spec, name or "")
         for digest in blobs:
-            unpin_blob(tr, space, digest, client._live.id)
+            unpin_blob(tr, space, digest, session_referrer(client._live.id))
         return made
 
     actor = ask(client._db, body, client._space)
@@ -168,7 +177,7 @@ def _host_spec(
     blobs: list[bytes] = []
     if len(data) > MAX_BATCH_BYTES:
         what = f"the arguments of actor {kind.__name__}"
-        blobs = [put_blob(run, session.db, session.space, data, session=session.id, what=what)]
+        blobs = [put_blob(run, session.db, session.space, data, session=session_referrer(session.id), what=what)]
         spec.args = CodeDigest(blobs[0])
     return spec, blobs, code.data
 

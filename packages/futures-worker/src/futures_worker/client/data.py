@@ -14,6 +14,7 @@ from fdb_datamodel import (
     delete_future,
     describe_future,
     find_worker,
+    hold_futures,
     put_realized_future,
     read_results,
 )
@@ -68,6 +69,8 @@ class DataMethods:
             put_on_worker(self._db, self._space, self._object_fetcher(), spec, payload, session.keeping.return_again)
         else:
             ask(self._db, put_realized_future, self._space, spec, None, payload.to_bytes())
+        if payload.contained:
+            ask(self._db, hold_futures, self._space, payload.contained, outer=spec.id)
         future: Future[Any] = Future(self._session_of, spec.id, options.name, stored=True, subscribed=False)
         future._session = session
         session.keeping.hold(spec.id)

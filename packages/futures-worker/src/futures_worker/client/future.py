@@ -11,7 +11,7 @@ from fdb_datamodel import FutureState, MailEntry
 from futures_worker.client.outcome import Status, failure_exception
 from futures_worker.client.streaming import ResultStream
 from futures_worker.errors import ObjectLostError
-from futures_worker.payload import load_result, reference_to
+from futures_worker.payload import load_result, note_contained, reference_to
 from futures_worker.streams import StreamedItems
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ class Future(Generic[T]):
         from futures_worker.client.ambient import attach_future
 
         self._make_durable()
+        note_contained(self._id)
         return attach_future, (self._id, self._name)
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ closed, and is killed with the process that forked it.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -19,15 +20,17 @@ from uuid import UUID
 
 import msgpack
 
+from fdb_datamodel import hold_futures
 from fdb_schema import tracing
 from futures_worker import payload
 from futures_worker.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry
 from futures_worker.object_names import result_name
-from futures_worker.store import write_file
+from futures_worker.store import SMALL, write_file
 from futures_worker.worker import messages, task_context
 from futures_worker.worker.output import ChildOutput
+from idempotent_txn import run
 
 MOST_FUNCTIONS = 1000
 """Functions kept loaded by a child; the one loaded first goes first."""
@@ -49,6 +52,7 @@ class ChildLoop:
         self._code = f"{directory}/code"
         self._objects = Path(directory, "objects")
         self._spill = Path(directory, "spill")
+        self._full = f"{directory}/full"
         self._free = FreeFiles(Path(directory, "free"), 0)  # only taken from: the worker puts into it
         self._arena = ArenaWriter(MAPPED_BYTES_KEPT // 4)
         self._url = url
@@ -119,6 +123,12 @@ class ChildLoop:
         self._output.end(future_id, attempt)
         try:
             result = payload.dump_result(value)
+            if result.contained:
+                task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
+                try:
+                    _hold(result.contained, future_id)
+                finally:
+                    task_context.enter(None)
             size = result.nbytes
             if size <= payload.INLINE_RESULT_BYTES:
                 elapsed = int((time.perf_counter() - started) * 1e6)
@@ -187,6 +197,8 @@ class ChildLoop:
     def _store_in_memory(self, target: Path, result: payload.ResultPayload) -> None:
         """Into the file of a deleted object, if there is one of about the size, else into a new one."""
         size = result.nbytes
+        if size >= SMALL and os.path.exists(self._full):
+            raise OSError(errno.ENOSPC, "memory is over its limit")
         partial = target.with_name(f"{target.name}.part-{os.getpid()}")
         if size < RECYCLED_FROM or not self._free.take(size, partial):
             write_file(target, result.parts())
@@ -228,6 +240,14 @@ def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: d
 
         return stream_out(value)
     return value
+
+
+def _hold(contained: tuple[bytes, ...], outer: bytes) -> None:
+    """Futures inside a result live as long as that, whatever becomes of the client in this process."""
+    from futures_worker.client.ambient import current_client
+
+    client = current_client()
+    run(client._db, hold_futures, client._space, contained, outer=outer)
 
 
 def run_child(tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
