@@ -21,7 +21,8 @@ def test_a_committed_value_is_read_by_the_next_transaction(any_db: Any) -> None:
     tr = any_db.create_transaction()
     tr[b"k"] = b"v"
     tr.commit().wait()
-    assert any_db.create_transaction()[b"k"].wait() == b"v"
+    later = any_db.create_transaction()
+    assert later[b"k"].wait() == b"v"
 
 
 def test_nothing_is_seen_before_its_commit(any_db: Any) -> None:
@@ -221,7 +222,8 @@ def test_commits_are_seen_by_transactions_that_begin_later(any_db: Any) -> None:
         tr = any_db.create_transaction()
         tr[b"k"] = b"%d" % i
         tr.commit().wait()
-        assert any_db.create_transaction()[b"k"].wait() == b"%d" % i
+        later = any_db.create_transaction()  # held: its reads end with it
+        assert later[b"k"].wait() == b"%d" % i
 
 
 def test_a_value_of_every_byte_comes_back(any_db: Any) -> None:

@@ -79,7 +79,7 @@ def test_a_transaction_has_few_short_tags(any_db: Any) -> None:
     with fdb_error(2109):
         tr.commit().wait()
     tr = any_db.create_transaction()
-    tr.options.set_tag("t" * 17)
+    tr.options.set_tag("t" * 256)
     tr[b"k"] = b"v"
     with fdb_error(2110):
         tr.commit().wait()

@@ -21,7 +21,8 @@ def committed(db: Any, key: bytes, data: bytes) -> int:
 def test_versions_never_go_back(any_db: Any) -> None:
     last = 0
     for i in range(30):
-        read = any_db.create_transaction().get_read_version().wait()
+        tr = any_db.create_transaction()
+        read = tr.get_read_version().wait()
         assert read >= last
         last = committed(any_db, b"k", b"%d" % i)
         assert last > read
@@ -84,7 +85,8 @@ def test_what_was_overwritten_since_a_committed_version_is_old_or_too_old(any_db
 
 def test_a_transaction_at_an_old_version_conflicts_with_what_came_since(any_db: Any) -> None:
     any_db[b"k"] = b"old"
-    version = any_db.create_transaction().get_read_version().wait()
+    earlier = any_db.create_transaction()
+    version = earlier.get_read_version().wait()
     any_db[b"k"] = b"new"
     tr = any_db.create_transaction()
     tr.set_read_version(version)

@@ -177,7 +177,7 @@ def test_the_write_conflict_of_a_stamped_key_spans_what_it_may_become(any_db: An
     tr = any_db.create_transaction()
     version = tr.get_read_version().wait()
     tr.set_versionstamped_key(b"log/" + STAMP + b"x" + at(4), b"v")
-    lowest = b"log/" + struct.pack(">QH", version + 1, 0) + b"x"
+    lowest = b"log/" + struct.pack(">QH", version, 0) + b"x"
     assert write_conflict_ranges(tr) == [(lowest, b"log/" + b"\xff" * 10 + b"x\x00")]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.conformance.atomics import OPERATIONS
@@ -41,9 +42,9 @@ def after(key: bytes) -> bytes:
     return key + b"\x00"
 
 
-def stamp_of(number: int, later: int = 0) -> bytes:
-    """The stamp of a commit, or of a version a little later."""
-    return struct.pack(">QH", number * SPACING + later, 0)
+def stamp_of(number: int) -> bytes:
+    """The stamp of a commit."""
+    return struct.pack(">QH", number * SPACING, 0)
 
 
 def stamp_offset(param: bytes) -> int:
@@ -216,16 +217,20 @@ class ModelTransaction:
         self.maybe_reads = RangeSet()  # where an engine may see a conflict of a read whose rule isn't spelled out here
         self.rechecks: list[Callable[[dict[bytes, bytes]], bool]] = []
         self.writes = RangeSet()
-        self.stamped_lows: dict[bytes, int] = {}
+        self.stamped_anchors: dict[bytes, int] = {}  # where the client keeps the write of a stamped key
         self.quiet = self.silent = False
         self.deferred = 0
         self.dead = 0
+        self.read_error = 0
+        self.committing = False
 
     # --- states ---
 
     def check(self) -> None:
         if self.deferred:
             raise ModelError(self.deferred)
+        if self.committing:
+            raise ModelError(2017)
         if self.dead:
             raise ModelError(self.dead)
 
@@ -248,7 +253,11 @@ class ModelTransaction:
         self.reset()
 
     def get_read_version(self) -> None:
-        self.check()
+        committing, self.committing = self.committing, False  # the one read that a commit doesn't forbid
+        try:
+            self.check()
+        finally:
+            self.committing = committing
         if self.read_version is None:
             self.read_version = self.model.version
 
@@ -269,6 +278,8 @@ class ModelTransaction:
     def conflict(self, begin: bytes, end: bytes) -> None:
         """A read conflict, but for what this transaction wrote itself."""
         parts = self.overlay.unknown_parts(begin, end) if self.ryw else RangeSet([(begin, end)])
+        for anchor in self.stamped_anchors if self.ryw else ():
+            parts.remove(anchor, after(anchor))
         for low, high in parts:
             self.reads.add(low, high)
 
@@ -287,11 +298,21 @@ class ModelTransaction:
 
         self.rechecks.append(differs)
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The commit waits for every read, and fails as one of them did."""
+        try:
+            yield
+        except ModelError as error:
+            self.read_error = self.read_error or error.code
+            raise
+
     def get(self, key: bytes, snapshot: bool) -> bytes | None:
         self.check()
         if key >= END:
             raise ModelError(2004)
-        result = self.view(snapshot).get(key)
+        with self.reading():
+            result = self.view(snapshot).get(key)
         if not snapshot:
             self.conflict(key, after(key))
             self.recheck(snapshot, lambda view: view.get(key))
@@ -302,7 +323,8 @@ class ModelTransaction:
         base, or_equal, offset = selector
         if base > END:
             raise ModelError(2004)
-        result = self.view(snapshot).resolve(selector)[0]
+        with self.reading():
+            result = self.view(snapshot).resolve(selector)[0]
         if not snapshot:
             edge = after(base) if or_equal else base
             low, high = (result, edge) if offset <= 0 else (edge, after(result))
@@ -319,7 +341,8 @@ class ModelTransaction:
         if begin[2] >= end[2] and low >= high:
             return []
         view = self.view(snapshot)
-        rows = view.get_range(begin, end, limit, reverse)
+        with self.reading():
+            rows = view.get_range(begin, end, limit, reverse)
         if snapshot:
             return rows
         if begin[2] == end[2] == 1 and self.ryw:
@@ -345,7 +368,9 @@ class ModelTransaction:
     def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
         if begin > end:
             raise ModelError(2005)
-        if begin > END or end > END:
+        if self.committing:
+            self.defer(2017)
+        elif begin > END or end > END:
             self.defer(2004)
         elif begin < end:
             self.conflict(begin, end)
@@ -353,7 +378,9 @@ class ModelTransaction:
     def add_write_conflict_range(self, begin: bytes, end: bytes) -> None:
         if begin > end:
             raise ModelError(2005)
-        if begin > END or end > END:
+        if self.committing:
+            self.defer(2017)
+        elif begin > END or end > END:
             self.defer(2004)
         else:
             self.writes.add(begin, end)
@@ -361,6 +388,8 @@ class ModelTransaction:
     # --- writes ---
 
     def next_write_no_write_conflict_range(self) -> None:
+        if self.committing:
+            self.defer(2017)
         self.quiet = True
 
     def take_quiet(self) -> bool:
@@ -370,6 +399,8 @@ class ModelTransaction:
 
     def mutate(self, name: str, key: bytes, param: bytes) -> None:
         quiet = self.take_quiet()
+        if self.committing:
+            return self.defer(2017)
         if key >= END:
             return self.defer(2004)
         if len(key) > KEY_LIMIT:
@@ -404,19 +435,21 @@ class ModelTransaction:
         except ModelError as error:
             return self.defer(error.code)
         body = key[:-4]
-        lowest = stamp_of(0) if self.read_version is None else stamp_of(self.read_version, later=1)
+        lowest = stamp_of(self.read_version or 0)
         low = body[:at] + lowest + body[at + 10 :]
         high = min(after(body[:at] + b"\xff" * 10 + body[at + 10 :]), END)
         for written in [k for k in self.overlay.entries if low <= k < high]:
             del self.overlay.entries[written]
         self.overlay.cleared.remove(low, high)
         self.overlay.unreadable.add(low, high)
-        self.stamped_lows[low] = len(self.mutations)
+        self.stamped_anchors[low + key[-4:]] = len(self.mutations)
         self.mutations.append(("set_versionstamped_key", key, param))
         return None
 
     def clear_range(self, begin: bytes, end: bytes) -> None:
         quiet = self.take_quiet()
+        if self.committing:
+            return self.defer(2017)
         if begin > end:
             return self.defer(2005)
         if begin > END or end > END:
@@ -424,10 +457,10 @@ class ModelTransaction:
         if begin == end:
             return None
         self.mutations.append(("clear_range", begin, end))
-        for low, at in list(self.stamped_lows.items()):
-            if begin <= low < end:  # the client drops the stamped key with the range that it stands at
+        for anchor, at in list(self.stamped_anchors.items()):
+            if begin <= anchor < end:  # the client drops the stamped key with the range that it stands at
                 self.mutations[at] = ("nothing", b"", b"")
-                del self.stamped_lows[low]
+                del self.stamped_anchors[anchor]
         if not quiet:
             self.writes.add(begin, end)
         for key in [key for key in self.overlay.entries if begin <= key < end]:
@@ -437,7 +470,9 @@ class ModelTransaction:
         return None
 
     def clear(self, key: bytes) -> None:
-        if key >= END:
+        if self.committing:
+            self.defer(2017)
+        elif key >= END:
             self.take_quiet()
             self.defer(2004)
         elif len(key) > KEY_LIMIT:
@@ -454,6 +489,9 @@ class ModelTransaction:
         a read with offsets, or without read-your-writes, may conflict with what changed nothing in its result.
         """
         self.check()
+        if self.read_error:
+            self.committing = True
+            raise ModelError(self.read_error)
         if not self.mutations and not self.writes:
             return None
         if self.read_version is not None:

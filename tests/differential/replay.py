@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import fdb
@@ -22,11 +23,20 @@ Answer = tuple[Any, ...]
 DONE: Answer = ("done",)
 
 
-class DatabaseReplay:
-    """A database of the official binding. Its versionstamps are rewritten as the model numbers them."""
+def of_users(ranges: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Ranges without what lies among the system's keys, which differ from one database to the next."""
+    return [(begin, min(end, b"\xff")) for begin, end in ranges if begin < b"\xff"]
 
-    def __init__(self, db: Any) -> None:
+
+class DatabaseReplay:
+    """A database of the official binding. Its versionstamps are rewritten as the model numbers them.
+
+    `binding` is the copy of the package `fdb` that the database belongs to.
+    """
+
+    def __init__(self, db: Any, binding: Any = fdb) -> None:
         self.db = db
+        self.selector = binding.KeySelector
         self.transactions: list[Any] = [None] * SLOTS
         self.codes = [0] * SLOTS
         self.stamps: list[tuple[bytes, bytes]] = []
@@ -112,7 +122,7 @@ class DatabaseReplay:
         return ("values", self.plain(get_many(tr, keys, snapshot=snapshot)))
 
     def get_key(self, tr: Any, selector: Any, snapshot: bool) -> Answer:
-        return ("key", self.plain((tr.snapshot if snapshot else tr).get_key(fdb.KeySelector(*selector)).wait()))
+        return ("key", self.plain((tr.snapshot if snapshot else tr).get_key(self.selector(*selector)).wait()))
 
     def get_range(self, tr: Any, begin: Any, end: Any, limit: int, reverse: bool, snapshot: bool) -> Answer:
         if begin[1:] == end[1:] == (False, 1) and limit % 2:  # an odd limit goes through the bulk call
@@ -121,7 +131,7 @@ class DatabaseReplay:
                 self.plain(read_range(tr, begin[0], end[0], limit=limit, reverse=reverse, snapshot=snapshot)),
             )
         view = tr.snapshot if snapshot else tr
-        rows = view.get_range(fdb.KeySelector(*begin), fdb.KeySelector(*end), limit=limit, reverse=reverse).to_list()
+        rows = view.get_range(self.selector(*begin), self.selector(*end), limit=limit, reverse=reverse).to_list()
         return ("rows", self.plain([(row.key, row.value) for row in rows]))
 
     @staticmethod
@@ -165,7 +175,7 @@ class DatabaseReplay:
         tr.options.set_next_write_no_write_conflict_range()
 
     def conflict_ranges(self, tr: Any) -> Answer:
-        return ("conflicts", self.plain(read_conflict_ranges(tr)), self.plain(write_conflict_ranges(tr)))
+        return ("conflicts", self.plain(of_users(read_conflict_ranges(tr))), self.plain(write_conflict_ranges(tr)))
 
 
 class ModelReplay:
@@ -211,7 +221,7 @@ class ModelReplay:
         """What can't be said here is taken as observed."""
         if not tr.ryw or tr.deferred or tr.dead or observed[0] == "error":
             return observed
-        return ("conflicts", observed[1] if tr.maybe_reads else list(tr.reads), list(tr.writes))
+        return ("conflicts", observed[1] if tr.maybe_reads else of_users(tr.reads), list(tr.writes))
 
     @staticmethod
     def plain_call(tr: ModelTransaction, name: str, arguments: list[Any]) -> Answer:

@@ -41,9 +41,15 @@ ATOMIC = sorted(OPERATIONS)
 
 
 class Stream:
-    """Draws operations one by one. Each is `(name, slot, argument, …)`."""
+    """Draws operations one by one. Each is `(name, slot, argument, …)`.
 
-    def __init__(self, seed: int, length: int) -> None:
+    With `simple_after_compare`, a transaction's selectors have no offsets once it used `compare_and_clear`: the client of
+    FoundationDB counts a key that such an operation removes as one that is still there.
+    """
+
+    def __init__(self, seed: int, length: int, *, simple_after_compare: bool = False) -> None:
+        self.simple_after_compare = simple_after_compare
+        self.compared = [False] * SLOTS
         self.rng = random.Random(seed)
         self.length = length
         self.has_version = [False] * SLOTS
@@ -87,14 +93,14 @@ class Stream:
         return self.rng.random() < 0.3
 
     def begin(self, slot: int) -> Any:
-        self.has_version[slot] = self.stamped[slot] = False
+        self.has_version[slot] = self.stamped[slot] = self.compared[slot] = False
         kind = self.rng.random()
         yield ("begin", slot, kind > 0.12, not 0.12 < kind < 0.2)
         if self.rng.random() < 0.6:
             yield from self.version(slot)
 
     def restart(self, slot: int) -> Any:
-        self.has_version[slot] = self.stamped[slot] = False
+        self.has_version[slot] = self.stamped[slot] = self.compared[slot] = False
         yield (self.rng.choice(["reset", "on_error"]), slot)
 
     def version(self, slot: int) -> Any:
@@ -113,13 +119,16 @@ class Stream:
 
     def get_key(self, slot: int) -> Any:
         yield from self.version(slot)
-        yield ("get_key", slot, self.selector(), self.snapshot())
+        base, or_equal, offset = self.selector()
+        yield ("get_key", slot, (base, or_equal, offset % 2 if self.compared[slot] else offset), self.snapshot())
 
     def get_range(self, slot: int) -> Any:
         yield from self.version(slot)
         begin, end = self.span()
         simple = self.stamped[slot] or self.rng.random() < 0.7
         selectors = ((begin, False, 1), (end, False, 1)) if simple else (self.selector(), self.selector())
+        if self.compared[slot]:
+            selectors = ((begin, False, 1), (end, False, 1))
         limit = self.rng.choice([0, 0, 1, 2, 5])
         yield ("get_range", slot, *selectors, limit, self.rng.random() < 0.4, self.snapshot())
         if self.rng.random() < 0.3:
@@ -144,7 +153,10 @@ class Stream:
     def atomic(self, slot: int) -> Any:
         key = self.key()
         if key not in STAMPED_KEYS:
-            yield ("atomic", slot, self.rng.choice(ATOMIC), key, self.rng.choice(PARAMS))
+            name = self.rng.choice(ATOMIC)
+            if name == "compare_and_clear":
+                self.compared[slot] = self.simple_after_compare
+            yield ("atomic", slot, name, key, self.rng.choice(PARAMS))
 
     def stamp_value(self, slot: int) -> Any:
         self.stamped[slot] = True

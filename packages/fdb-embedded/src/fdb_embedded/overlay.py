@@ -59,6 +59,10 @@ class Stack:
 Entry = bytes | Stack | None
 
 
+StampedKey = tuple[bytes, bytes, bytes]
+"""`(anchor, parameter, value)`: the anchor is the parameter with the lowest stamp, where the C client keeps the write."""
+
+
 class Overlay:
     """Uncommitted writes. `writes` wins over `clears` (sorted, disjoint); `unreadable` are ranges of stamped keys."""
 
@@ -68,7 +72,7 @@ class Overlay:
         self.writes: dict[bytes, Entry] = {}
         self.clears: list[Range] = []
         self.unreadable: list[Range] = []
-        self.stamped_keys: list[tuple[bytes, bytes, bytes]] = []  # (lowest key it can become, parameter, value)
+        self.stamped_keys: list[StampedKey] = []
         self._order: list[bytes] | None = None
         self._fresh = 0
 
@@ -148,6 +152,8 @@ class Overlay:
                 parts.append((high_key, tail_end))
             else:
                 break
+        for anchor, _, _ in self.stamped_keys:  # a write that doesn't depend on what is stored
+            parts = [piece for part in parts for piece in subtract(part, anchor, anchor + b"\0")]
         if not self.writes:
             return parts
         order = self.order()

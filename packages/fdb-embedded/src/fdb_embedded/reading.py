@@ -10,7 +10,7 @@ from .errors import Code
 from .keys import Row
 from .overlay import Overlay, Stack
 from .snapshot import Snapshot
-from .state import KEY_LIMIT, METADATA_VERSION, SYSTEM_KEY_LIMIT, TransactionState
+from .state import KEY_LIMIT, METADATA_VERSION, NO_STAMP_AT_READ_VERSION, SYSTEM_KEY_LIMIT, TransactionState
 
 
 class Reading(TransactionState):
@@ -20,14 +20,19 @@ class Reading(TransactionState):
         snap = self.snap
         if snap is None:
             wanted = self.wanted_version
-            if self.database.faulty is not None:
-                self.database.faulty.before_read()
-            snap = self.engine.snapshot() if wanted is None else self.engine.snapshot_at(wanted)
+            try:
+                if self.database.faulty is not None:
+                    self.database.faulty.before_read()
+                snap = self.engine.snapshot() if wanted is None else self.engine.snapshot_at(wanted)
+            except Code as error:
+                raise self._read_failed(error.code) from None
             self.snap = snap
         return snap
 
     def get_read_version(self) -> int:
-        if self.committing and not self.deferred and not self.dead:
+        if self.committing and not self.deferred:  # the one read that a commit doesn't forbid
+            if self.dead:
+                raise Code(self.dead)
             return self._read_version_of_commit()
         self._check()
         snap = self._begin()
@@ -62,6 +67,15 @@ class Reading(TransactionState):
             self.wanted_version = version
             self.engine.versions_are_asked_for = True
 
+    def lowest_stamp(self) -> bytes:
+        """What no stamp of this transaction can lie below, as far as its client knows."""
+        version = self.snap.version if self.snap is not None else self.wanted_version or self.read_version
+        if version is None:
+            return b"\0" * 10
+        if self.database.api_version > NO_STAMP_AT_READ_VERSION:
+            version += 1
+        return version.to_bytes(8, "big") + b"\0\0"
+
     def _limit_key(self) -> bytes:
         return b"\xff\xff" if self.options.read_system else b"\xff"
 
@@ -72,10 +86,16 @@ class Reading(TransactionState):
             return None
         return overlay
 
+    def _read_failed(self, code: int) -> Code:
+        """Remember that a read ended in `code`; the commit will, too."""
+        if not self.read_error:
+            self.read_error = code
+        return Code(code)
+
     def get(self, key: bytes, snapshot: bool) -> bytes | None:
         """The value of `key`, or None."""
         if key >= b"\xff\xff":
-            self._check_deferred()
+            self._check_special()
             if key < b"\xff\xff\xff":
                 return special_keys.get(self, key)
         if self.deferred or self.committing or self.dead or self.options.timeout:
@@ -95,14 +115,14 @@ class Reading(TransactionState):
                 if not isinstance(entry, Stack):
                     return entry  # type: ignore[return-value]
                 if entry.unreadable and not self.options.bypass_unreadable:
-                    raise Code(errors.ACCESSED_UNREADABLE)
+                    raise self._read_failed(errors.ACCESSED_UNREADABLE)
                 if not entry.depends:
                     return entry.fold(None)
                 return entry.fold(self._read_point(key, snapshot))
             if overlay.unreadable and not self.options.bypass_unreadable:
                 for begin, end in overlay.unreadable:
                     if begin <= key < end:
-                        raise Code(errors.ACCESSED_UNREADABLE)
+                        raise self._read_failed(errors.ACCESSED_UNREADABLE)
             if overlay.clears and overlay.cleared(key):
                 return None
         return self._read_point(key, snapshot)
@@ -144,26 +164,34 @@ class Reading(TransactionState):
             lambda low, high: snap.stream(low, high, reverse, first),
         )
 
-    def _resolve(self, key: bytes, or_equal: bool, offset: int, snapshot: bool) -> tuple[bytes, bool, bool]:
-        """A selector's key, and whether it ran off the beginning or the end."""
+    def _resolve(self, key: bytes, or_equal: bool, offset: int, snapshot: bool) -> tuple[bytes, int]:
+        """A selector's key, and its offset there: 1 where the key is found, else what is left beyond begin or end."""
         start = key + b"\0" if or_equal else key
         limit = self._limit_key()
         if offset > 0:
             if start < limit:
-                for found, _ in islice(self._rows(start, limit, False, snapshot, min(offset, 256)), offset - 1, offset):
-                    return found, False, False
-            return limit, False, True
-        back = 1 - offset
-        for found, _ in islice(self._rows(b"", min(start, limit), True, snapshot, min(back, 256)), back - 1, back):
-            return found, False, False
-        return b"", True, False
+                for found, _ in islice(self._rows(start, limit, False, snapshot, min(offset, 256)), offset):
+                    offset -= 1
+                    if not offset:
+                        return found, 1
+            return limit, offset
+        for found, _ in islice(self._rows(b"", min(start, limit), True, snapshot, min(1 - offset, 256)), 1 - offset):
+            if not found:
+                break  # the empty key counts as the beginning
+            offset += 1
+            if offset == 1:
+                return found, 1
+        return b"", offset
 
     def get_key(self, key: bytes, or_equal: bool, offset: int, snapshot: bool) -> bytes:
         """Resolve a key selector."""
         self._check()
         if key > self._limit_key():
             raise Code(errors.KEY_OUTSIDE_LEGAL_RANGE)
-        found, _, _ = self._resolve(key, or_equal, offset, snapshot)
+        try:
+            found, _ = self._resolve(key, or_equal, offset, snapshot)
+        except Code as error:
+            raise self._read_failed(error.code) from None
         if not snapshot:
             edge = key + b"\0" if or_equal else key
             if offset <= 0:
@@ -185,7 +213,7 @@ class Reading(TransactionState):
         begin_key, begin_equal, begin_offset = begin
         end_key, end_equal, end_offset = end
         if begin_key.startswith(b"\xff\xff") and end_key.startswith(b"\xff\xff"):
-            self._check_deferred()
+            self._check_special()
             return special_keys.get_range(self, begin, end, limit, reverse), False
         self._check()
         edge = self._limit_key()
@@ -197,16 +225,33 @@ class Reading(TransactionState):
             end_key += b"\0"
         if begin_offset >= end_offset and begin_key >= end_key:
             return [], False
+        try:
+            return self._range(begin_key, begin_offset, end_key, end_offset, limit, target_bytes, snapshot, reverse)
+        except Code as error:
+            raise self._read_failed(error.code) from None
+
+    def _range(
+        self,
+        begin_key: bytes,
+        begin_offset: int,
+        end_key: bytes,
+        end_offset: int,
+        limit: int,
+        target_bytes: int,
+        snapshot: bool,
+        reverse: bool,
+    ) -> tuple[list[Row], bool]:
+        edge = self._limit_key()
         low, high = begin_key, end_key
-        to_begin = through_end = False
+        begin_at = end_at = 1
         if begin_offset != 1:
-            low, to_begin, ran_off = self._resolve(begin_key, False, begin_offset, snapshot)
-            if ran_off:
-                through_end = True
+            low, begin_at = self._resolve(begin_key, False, begin_offset, snapshot)
         if end_offset != 1:
-            high, ran_to_begin, through = self._resolve(end_key, False, end_offset, snapshot)
-            through_end = through_end or through
-            to_begin = to_begin or ran_to_begin
+            high, end_at = self._resolve(end_key, False, end_offset, snapshot)
+        if self.options.ryw_disabled and reverse and end_offset > 1:  # the client resolves this one by itself
+            if not snapshot:
+                self._add_read_range(end_key, high + b"\0")
+            end_key, end_offset = high, 1
         rows: list[Row] = []
         more = False
         if low < high:
@@ -217,9 +262,23 @@ class Reading(TransactionState):
             else:
                 rows, more = self._collect(self._rows(low, high, reverse, snapshot, limit or 64), limit, target_bytes)
         if not snapshot:
-            self._add_range_conflict(
-                begin_key, begin_offset, end_key, end_offset, rows, more, to_begin, through_end, reverse
-            )
+            begin, end = (begin_key, begin_offset), (end_key, end_offset)
+            if self.options.ryw_disabled:
+                to_begin = begin_at < 1 and low < high and not (more and reverse)
+                self._add_plain_range_conflict(begin, end, rows, more, to_begin, reverse)
+                if not reverse and not more and end_offset > 1 and high == edge:
+                    self._add_read_range(end_key, edge)  # it went on into the system's keys
+            else:
+                empty = low >= high and begin_at >= end_at
+                to_begin = begin_at < 1 or end_at < 1
+                through_end = begin_at > 1 or end_at > 1
+                if begin_key > end_key:  # the far selector is then resolved first, and known to have come to an end
+                    through_end = through_end or (
+                        (begin_offset if reverse else end_offset) != 1 and edge in (low, high)
+                    )
+                to_begin = to_begin and not empty and not (more and reverse)
+                through_end = through_end and not empty and not (more and not reverse)
+                self._add_range_conflict(begin, end, rows, more, to_begin, through_end, reverse)
         return rows, more
 
     @staticmethod
@@ -238,10 +297,8 @@ class Reading(TransactionState):
 
     def _add_range_conflict(
         self,
-        begin_key: bytes,
-        begin_offset: int,
-        end_key: bytes,
-        end_offset: int,
+        begin: tuple[bytes, int],
+        end: tuple[bytes, int],
         rows: list[Row],
         more: bool,
         to_begin: bool,
@@ -249,6 +306,7 @@ class Reading(TransactionState):
         reverse: bool,
     ) -> None:
         """The conflict range of a range read, as `RYWImpl::addConflictRange` computes it."""
+        (begin_key, begin_offset), (end_key, end_offset) = begin, end
         if begin_key < end_key:
             low, high = begin_key, end_key
             if reverse:
@@ -272,6 +330,30 @@ class Reading(TransactionState):
                     low = min(low, rows[0][0])
                 if high <= rows[-1][0]:
                     high = rows[-1][0] + b"\0"
+        self._add_read_range(low, high)
+
+    def _add_plain_range_conflict(
+        self,
+        begin: tuple[bytes, int],
+        end: tuple[bytes, int],
+        rows: list[Row],
+        more: bool,
+        to_begin: bool,
+        reverse: bool,
+    ) -> None:
+        """The same without read-your-writes, as `getRangeFinished` of the native client computes it."""
+        (begin_key, begin_offset), (end_key, end_offset) = begin, end
+        low, high = begin_key, end_key
+        if rows and not ((not reverse or not more or begin_offset > 1) and begin_offset > 0):
+            low = rows[-1][0] if reverse else rows[0][0]
+        if to_begin or (not begin_key and begin_offset < 1):
+            low = b""
+        if end_offset > begin_offset:
+            low = min(low, end_key)
+        if rows and not ((reverse or not more or end_offset <= 0) and end_offset <= 1):
+            high = (rows[0][0] if reverse else rows[-1][0]) + b"\0"
+        if begin_offset < end_offset:
+            high = max(high, begin_key)
         self._add_read_range(low, high)
 
     def _add_read_range(self, begin: bytes, end: bytes) -> None:

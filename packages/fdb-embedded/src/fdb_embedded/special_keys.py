@@ -64,10 +64,11 @@ def read_conflicts(transaction: Reading) -> list[Range]:
 def write_conflicts(transaction: Reading) -> list[Range]:
     """What the transaction writes, as ranges; a stamped key stands for all keys that it may become."""
     ranges = [*transaction.write_ranges, *((key, key + b"\0") for key in transaction.written_points())]
-    for low, parameter, _ in transaction.overlay.stamped_keys:
+    lowest = transaction.lowest_stamp() if transaction.overlay.stamped_keys else b""
+    for _, parameter, _ in transaction.overlay.stamped_keys:
         at = atomics.stamp_offset(parameter)
-        body = parameter[:-4]
-        ranges.append((low, body[:at] + b"\xff" * 10 + body[at + 10 :] + b"\0"))
+        head, tail = parameter[:at], parameter[at + 10 : -4]
+        ranges.append((head + lowest + tail, head + b"\xff" * 10 + tail + b"\0"))
     return ranges
 
 

@@ -23,6 +23,8 @@ VALUE_LIMIT = 100_000
 METADATA_VERSION = b"\xff/metadataVersion"
 METADATA_OPERAND = b"\0" * 14
 FIRST_BACKOFF = 0.0002
+NO_STAMP_AT_READ_VERSION = 730
+"""Clients after 7.3 know that a stamp is higher than the read version; 7.3 takes it to be possibly the same."""
 CONFLICT_COST = 25
 MUTATION_COST = 28
 
@@ -36,6 +38,7 @@ class TransactionState:
     read_version: int | None = None
     dead = 0
     deferred = 0
+    read_error = 0  # of a read through the overlay: the commit waits for those, and fails as they did
     committing = False
     plain = True
     no_write_conflict = False
@@ -102,9 +105,12 @@ class TransactionState:
         if deadline and not self.dead and not self.committing and time.monotonic() >= deadline:
             self.fail(errors.TRANSACTION_TIMED_OUT)
 
-    def _check_deferred(self) -> None:
+    def _check_special(self) -> None:
+        """What reads of special keys check: a commit doesn't stop them."""
         if self.deferred:
             raise Code(self.deferred)
+        if self.dead:
+            raise Code(self.dead)
 
     def _used_during_commit(self) -> None:
         future = self.commit_future
@@ -149,6 +155,7 @@ class TransactionState:
             "read_version",
             "dead",
             "deferred",
+            "read_error",
             "committing",
             "plain",
             "no_write_conflict",

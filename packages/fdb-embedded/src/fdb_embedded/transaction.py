@@ -80,7 +80,12 @@ class Transaction(Writing):
                 return failed(errors.KEY_OUTSIDE_LEGAL_RANGE)
             if len(key) > SYSTEM_KEY_LIMIT or (len(key) > KEY_LIMIT and not key.startswith(b"\xff")):
                 return failed(errors.KEY_TOO_LARGE)
-            value = self.get(key, False)
+            earlier = self.read_error
+            try:
+                value = self.get(key, False)
+            except Code:
+                self.read_error = earlier  # the commit waits for a watch's read, but doesn't ask how it ended
+                raise
             self.engine.watches.reserve(self.database)
         except Code as error:
             return failed(error.code)
@@ -141,6 +146,9 @@ class Transaction(Writing):
                 return failed(error.code)
         self.committing = True
         self.plain = False
+        if self.read_error:
+            future = self.commit_future = failed(self.read_error)
+            return future
         if self.read_only:
             future = self.commit_future = ready()
             self._finish_read_only()

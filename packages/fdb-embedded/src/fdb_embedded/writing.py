@@ -245,12 +245,11 @@ class Writing(Reading):
         at = atomics.stamp_offset(key)
         self.no_write_conflict = False
         body = key[:-4]
-        version = self.snap.version + 1 if self.snap is not None else 0
-        low = body[:at] + version.to_bytes(8, "big") + b"\0\0" + body[at + 10 :]
+        low = body[:at] + self.lowest_stamp() + body[at + 10 :]
         high = min(body[:at] + b"\xff" * 10 + body[at + 10 :] + b"\0", self._limit_key())
         overlay = self.overlay
         overlay.hide(low, high)
-        overlay.stamped_keys.append((low, key, value))
+        overlay.stamped_keys.append((low + key[-4:], key, value))
         self.plain = False
 
     def _trigger_watches(self, begin: bytes, end: bytes, value: bytes | None, known: bool) -> None:
