@@ -77,12 +77,11 @@ def normal(name: str) -> str:
 
 def _licence(name: str, installed: Distribution) -> str:
     metadata = installed.metadata
-    expression = metadata.get("License-Expression")
-    if expression:
+    for expression in metadata.get_all("License-Expression") or ():
         return str(expression)
     classifiers = [line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier") or () if "License ::" in line]
     named = [line for line in classifiers if line != "OSI Approved"]
-    first_line = (metadata.get("License") or "").strip().partition("\n")[0]
+    first_line = "".join(metadata.get_all("License") or ()).strip().partition("\n")[0]
     return "; ".join(named) or first_line or KNOWN.get(name, "")
 
 

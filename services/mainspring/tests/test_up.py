@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,27 @@ def test_looking_at_a_mistyped_path_makes_no_database(tmp_path: Path, command: s
     assert done.returncode == 4
     assert "there is no database in" in done.stderr
     assert not folder.exists()
+
+
+def test_status_of_a_cluster_that_isn_t_there_names_those_that_are(cluster: Up) -> None:
+    done = cluster.command("status", "--cluster", "nonesuch")
+    assert done.returncode == 0
+    assert "this database has others: mainspring" in done.stdout
+
+
+def test_the_dashboard_is_one_of_its_services(tmp_path: Path) -> None:
+    arguments = ("--dashboard", "--workers", "0", "--schedulers", "0", "--tenders", "0", "--janitors", "0")
+    running = Up(tmp_path / "cluster", *arguments, env={"MAINSPRING_DASHBOARD_PORT": "0"})
+    try:
+        running.wait_ready()
+        url = running.state()["services"]["dashboard"]["ready"].split()[-1]
+        assert url.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.status == 200
+        assert running.stop() == 0
+        assert running.processes() == []
+    finally:
+        running.close()
 
 
 def test_pauses_double_and_a_good_life_makes_good() -> None:

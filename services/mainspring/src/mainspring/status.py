@@ -13,6 +13,7 @@ from rich.table import Table
 from fdb_datamodel import FutureState, census_page, list_workers
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, read_clock, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, print_json
+from futures_worker.client.diagnosis import clusters
 from idempotent_txn import id_status, run
 from lease_locks import LeaseManager, duty_reports
 from mainspring.existing import open_existing
@@ -50,6 +51,7 @@ def picture(database: Any, cluster: str, limit: int = COUNTED) -> dict[str, Any]
     return {
         "database": url_of(database),
         "cluster": cluster,
+        "clusters": clusters(database),
         "answer_ms": round(answered * 1000, 3),
         "clock_seconds": clock_us / 1e6,
         "futures": {**states, "counted_all": not more},
@@ -137,6 +139,9 @@ def _print(found: dict[str, Any]) -> None:
         console.print(f"duty       {name}: {duty['done']} done in {duty['rounds']} rounds by {duty['by']}{failed}")
     if not found["workers"]:
         console.print("workers    none: start one with `mainspring up` or `mainspring worker`")
+        others = ", ".join(name for name in found["clusters"] if name != found["cluster"])
+        if others:
+            console.print(f"clusters   this database has others: {others}; name one with --cluster")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = ["address", "slots", "free_slots", "claims", "host", "pid", "last_beat"]

@@ -12,6 +12,7 @@ copied the target's versions are brought beyond the source's.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -25,6 +26,7 @@ END: Final = b"\xff"
 CHUNK_BYTES: Final = 400_000
 PAGE_ROWS: Final = 1_000
 VALUE_LIMIT: Final = 100_000
+RECOVERY_SECONDS: Final = 60.0
 _MIN_COMMIT_VERSION: Final = b"\xff/minRequiredCommitVersion"  # what `fdbcli advanceversion` writes
 _SLACK: Final = 10_000_000
 
@@ -104,6 +106,9 @@ def advance_version(db: Any, version: int) -> None:
         run(db, lambda tr: tr.add_write_conflict_key(MARK), strategy="off")
     else:
         run(db, ask, strategy="off")
+    until = time.monotonic() + RECOVERY_SECONDS
+    while version_of(db) <= version and time.monotonic() < until:
+        time.sleep(0.2)  # the cluster recovers at the new version
     if version_of(db) <= version:
         raise MigrationError(
             f"the target's versions ({version_of(db)}) are behind the source's ({version}), so that tokens would go "

@@ -26,6 +26,8 @@ from mainspring.up.plan import ServiceSpec, Stage
 from mainspring.up.restarts import Restarts
 
 TAIL_BYTES: Final = 2_000
+LOG_BYTES: Final = 16 << 20
+"""A log that is larger when its service starts begins anew; the one before is kept beside it."""
 _LINE_LIMIT: Final = 65_536
 
 
@@ -64,6 +66,8 @@ class Supervised:
     def start(self) -> int:
         """Start the process; its standard output's file descriptor."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.1"))
         with self.log.open("ab") as errors:
             self.process = subprocess.Popen(
                 self.spec.command,
