@@ -18,6 +18,7 @@ from fdb_datamodel import FutureState
 from futures_worker import (
     ActorDiedError,
     Client,
+    DeadlockError,
     ObjectLostError,
     UpstreamDependencyFailedException,
     WorkerLostError,
@@ -53,6 +54,9 @@ class Counter:
     def sleep(self, seconds: float) -> str:
         time.sleep(seconds)
         return "slept"
+
+    def ask(self, actor: Any) -> int:
+        return int(actor.get().result())
 
     def refuse(self) -> None:
         raise ValueError("no")
@@ -288,6 +292,17 @@ def test_a_constructor_that_raises_and_other_ends(cluster: Callable[..., Any]) -
         client.actor(Counter, max_restarts=-2)
     with pytest.raises(TimeoutError):
         client.actor(Counter, resources={"ram": "1TiB"}).get().result(0.3)
+    demo.check()
+
+
+def test_an_actor_that_waits_for_itself_says_so(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=1)
+    client = demo.client()
+    one, two = client.actor(Counter, 1), client.actor(Counter, 2)
+    assert one.ask(two).result(WAIT) == 2
+    with pytest.raises(DeadlockError, match="waits for"):
+        one.ask(one).result(WAIT)
+    assert one.get().result(WAIT) == 1, "it goes on"
     demo.check()
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 1 << 18
 PLACE_PAUSE: Final = 0.005  # seconds between two looks whether an actor is up, at first
-MOST_PLACE_PAUSE: Final = 0.1
+MOST_PLACE_PAUSE: Final = 0.25
 PAGE: Final = 100  # calls of one transaction
 
 
@@ -54,6 +54,7 @@ class ActorLink:
         self._unpacker = msgpack.Unpacker()
         self._pack = msgpack.Packer(autoreset=True).pack
         self._pause = PLACE_PAUSE
+        self._next_look = 0.0
         self._look_after = 0.0
         self._closed = False
 
@@ -186,6 +187,9 @@ class ActorLink:
         """Called with `connecting` held: look where the actor is and connect; seconds until another look is worth it."""
         if self._sock is not None or self._closed:
             return 0.0
+        early = self._next_look - time.monotonic()
+        if early > 0:
+            return early
         session = self.session
         try:
             place = ask(session.db, actors.find_actor, session.space, self.actor, strategy="off")
@@ -204,6 +208,7 @@ class ActorLink:
                 self._begin(connection, place.start)
                 return 0.0
         pause, self._pause = self._pause, min(MOST_PLACE_PAUSE, self._pause * 1.5)
+        self._next_look = time.monotonic() + pause
         return pause
 
     def _begin(self, connection: wire.Connection, start: int) -> None:
@@ -239,6 +244,10 @@ class ActorLink:
 
     def _break(self, why: str, sock: socket.socket | None = None) -> None:
         """The connection is over: what was sent and not answered ended in a recorded way, or is lost."""
+        broken = sock or self._sock
+        if broken is not None:
+            with contextlib.suppress(OSError):
+                broken.shutdown(socket.SHUT_RDWR)  # whoever is stuck in sending gets on
         with self._sending:
             if self._sock is None or (sock is not None and self._sock is not sock):
                 return
