@@ -232,3 +232,15 @@ def test_ids_rise_and_keys_name_one_future() -> None:
     assert dm.id_for_key("c", "k") == dm.id_for_key("c", "k") != dm.id_for_key("d", "k")
     with pytest.raises(ValueError, match="16 bytes or a UUID"):
         dm.as_id(b"short")
+
+
+def test_a_survey_names_the_shapes_that_were_not_reached(lab: Lab) -> None:
+    worker = lab.worker()
+    lab.submit(*[lab.spec(requirements=Requirements(cpu=1)) for _ in range(5)])
+    lab.submit(lab.spec(requirements=Requirements(cpu=2)), lab.spec(requirements=Requirements(cpu=16)))
+    capacity = {"free": Requirements(cpu=4), "total": Requirements(cpu=4)}
+    assert lab(dm.claim_futures, worker, Capacity(**capacity), 1).blocked == ()
+    claims = lab(dm.claim_futures, worker, Capacity(**capacity, survey=True), 1)
+    assert claims.blocked == (Requirements(cpu=2),), "what is too big for the worker is none of its business"
+    held = Capacity(**capacity, hold_for=Requirements(cpu=2))
+    assert [claim.shape for claim in lab(dm.claim_futures, worker, held, 1)] == [(2000, 0, 0)]

@@ -37,7 +37,7 @@ from .records import (
     WorkerInfo,
     WorkerStatus,
 )
-from .requirements import Capacity, Requirements, Shape, parse_size
+from .requirements import Capacity, Requirements, Shape, index_shape, parse_size
 from .states import TERMINAL, TRANSITIONS, FutureState, Transition
 from .transitions.advance import Progress, advance
 from .transitions.assign import assign_future, reassign_future
@@ -175,6 +175,7 @@ __all__ = [
     "heartbeat",
     "hold_futures",
     "id_for_key",
+    "index_shape",
     "is_live",
     "list_downstreams",
     "list_futures",

@@ -21,6 +21,7 @@ from .starts import Chosen
 _READS = 256  # seeks of one scan at most
 _BOUNDARY_PAGE = 256  # entries looked through in a shape that only some of fit
 _PAGE_MOST = 2000
+_SHAPES_SURVEYED = 64
 
 
 class Entry(NamedTuple):
@@ -55,6 +56,8 @@ class _Scan:
         self.page = min(_PAGE_MOST, limit * self.stripes + 1)
         self.entries: list[Entry] = []
         self.blocked: dict[Shape, None] = {}
+        self.taken: set[Shape] = set()  # shapes, as their keys have them, of which there are entries
+        self.survey = capacity.survey
         self.more = False
         self.prefix, self.priority = b"\xff", 0  # of the entry taken last
         self.begin, self.end = self.base, self.base + b"\xff"
@@ -72,8 +75,25 @@ class _Scan:
             if following is None:
                 break
             at = following
+        if self.survey:
+            self._survey()
         blocked = tuple(Requirements.from_shape(shape) for shape in self.blocked)
         return PoolScan(self.entries, blocked, self.more)
+
+    def _survey(self) -> None:
+        """Name every shape that nothing was taken of, by one seek each."""
+        at = self.begin
+        for _ in range(_SHAPES_SURVEYED):
+            rows = self.ch.read(at, self.end, limit=1, snapshot=True)
+            if not rows:
+                return
+            key = rows[0][0]
+            cpu, end = decode_int(key, len(self.base))
+            ram, end = decode_int(key, end)
+            gpu, end = decode_int(key, end)
+            if (cpu, ram, gpu) not in self.taken:
+                self._block((cpu, ram, gpu))
+            at = key[:end] + b"\xff"
 
     def _take(self, rows: list[tuple[bytes, bytes]]) -> bytes | None:
         """Take what fits from a page of rows; where to read on, None to stop."""
@@ -92,6 +112,7 @@ class _Scan:
                 return None  # the index is in order of cpu: nothing after it fits
             fits, possible = self._fit(shape)
             if fits:
+                self.taken.add(shape)
                 self._take_shape(rows[index:last], shape, len(prefix))
                 if len(self.entries) >= self.limit:
                     self.more = self.more or last < count or count == self.page

@@ -179,7 +179,7 @@ class Claim:
 class Claims(list[Claim]):
     """The claims a turn made, and what its scan learned.
 
-    blocked: shapes that fit the worker's total but not what is free now. more: the pool holds more that fits.
+    blocked: shapes that fit the worker's total but not what is free now, or were passed over. more: the pool holds more that fits.
     stale: ids of outcomes whose claim was lost (somebody else decided; drop them). retried: ids whose failure leaves them
     unfinished. unsettled: edges or timers are left over: call `advance`.
     """

@@ -57,6 +57,11 @@ def round_up(amount: int, unit: int) -> int:
         k += 1
 
 
+def index_shape(shape: Shape) -> Shape:
+    """The shape under which a future of this one stands in the pool, and which `Claims.blocked` names."""
+    return shape[0], round_up(shape[1], 1), round_up(shape[2], 1000)
+
+
 @dataclass(frozen=True, slots=True)
 class Requirements:
     """What one future needs, or what a worker has in total or free.
@@ -98,7 +103,8 @@ class Capacity:
     found nothing: then only what its own outcomes unblock is claimed. wanted: futures (ids) that running tasks of this
     worker wait for: claimed before all else, if they are in the pool; with `overcommit` whatever is free, if they fit the
     total: the tasks that hold what isn't free wait for them. ahead: how many futures may be claimed that only wait for
-    another one of this worker's claims.
+    another one of this worker's claims. survey: also name, as blocked, the shapes of the pool that weren't looked at because
+    enough was found before them.
     """
 
     free: Requirements = NOTHING
@@ -109,3 +115,4 @@ class Capacity:
     wanted: tuple[bytes, ...] = ()
     overcommit: bool = False
     ahead: int = 0
+    survey: bool = False

@@ -44,3 +44,23 @@ def test_every_noop_is_claimed_once(cluster: Callable[..., Any]) -> None:
         client.gather([client.submit(abs, n) for n in range(1000)], timeout=WAIT, progress=False)
     assert sum(attempts_of(client)) <= 3000 * 1.02
     demo.check()
+
+
+def test_a_big_task_does_not_starve_behind_a_stream_of_small_ones(cluster: Callable[..., Any]) -> None:
+    demo = cluster(1, 2, "--cpus", "2")
+    client = demo.client()
+    small = client.options(resources={"cpu": 1})
+    stream = [small.submit(nap, 40) for _ in range(20)]
+    client.flush()
+    big = client.submit(nap, 1, resources={"cpu": 2})
+    client.flush()
+    deadline = time.monotonic() + WAIT
+    while not big.done():  # there is always a small one that would fit what is free
+        assert time.monotonic() < deadline, "it starved"
+        stream = [future for future in stream if not future.done()]
+        stream += [small.submit(nap, 40) for _ in range(20 - len(stream))]
+        client.flush()
+        time.sleep(0.02)
+    assert big.result() == 1
+    client.gather(stream, progress=False, timeout=WAIT)
+    demo.check()

@@ -799,6 +799,52 @@ def test_a_claim_whose_upstream_is_not_in_hand_goes_the_way_of_lost_inputs() -> 
     assert prepare.tasks[0].behind is None
 
 
+def blocked(*shapes: Requirements) -> Claims:
+    result = Claims()
+    result.blocked = shapes
+    return result
+
+
+def test_room_is_made_for_a_shape_that_was_passed_over_too_long() -> None:
+    d = Driver(slots=2, total=Requirements(2))
+    big, small = Requirements(2), (1000, 0, 0)
+    (turn,) = d.only(RunTurn, d.say(Rang()))
+    found = claims(claim(1, shape=small), claim(2, shape=small))
+    found.blocked = (big,)
+    d.say(TurnEnded(found, turn))
+    number, turns = 3, []
+    for _ in range(20):  # the pool always has another small one
+        child = next(c for c in d.core.children.values() if c.queue)
+        (turn,) = d.only(RunTurn, d.result(child.number, child.queue[0].seq, SECOND // 2, after=0.5))
+        turns.append(turn)
+        if turn.capacity.hold_for is not None:
+            break
+        found = claims(claim(number, shape=small))
+        found.blocked = (Requirements(1), big)  # the small ones, too, wait for room, but not for long
+        number += 1
+        d.say(TurnEnded(found, turn))
+    assert turn.capacity.hold_for == big
+    assert 4 <= len(turns) <= 6, "after about two seconds"
+    assert d.only(RunTurn, d.say(TurnEnded(blocked(big), turn))) == []
+    child = next(c for c in d.core.children.values() if c.queue)
+    (turn,) = d.only(RunTurn, d.result(child.number, child.queue[0].seq, SECOND // 2))
+    assert (turn.capacity.hold_for, turn.capacity.free) == (big, big), "all that was free is there now"
+    assert sent(d.say(TurnEnded(claims(claim(99, shape=(2000, 0, 0))), turn))) == [99]
+    assert d.core.hold_for is None
+
+
+def test_room_is_not_kept_for_what_another_worker_took_or_for_ever() -> None:
+    for later, ended in ((0.0, Claims()), (61.0, blocked(Requirements(2)))):
+        d = Driver(slots=2, total=Requirements(2))
+        d.start()
+        d.core.hold_for, d.core.hold_until = (2000, 0, 0), d.now + 60
+        (turn,) = d.only(RunTurn, d.say(Rang()))
+        assert turn.capacity.hold_for == Requirements(2)
+        (turn,) = d.only(RunTurn, d.say(TurnEnded(ended, turn), after=later))
+        assert turn.capacity.hold_for is None
+        assert d.core.hold_for is None
+
+
 def test_tasks_name_their_future_and_function() -> None:
     task = Task(claim(7, name="main.f"), 0, 0, 0)
     assert task.label == "future 00000000-0000-0000-0000-000000000007 (main.f)"

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fdb_datamodel import Claim, Failure, FutureResult, Outcome
+from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, index_shape
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages, planning
 from futures_worker.worker.instructions import (
@@ -52,6 +52,10 @@ FIRST_PATIENCE = 0.001
 MOST_PATIENCE = 0.004
 """Seconds that such a worker waits after a ring, doubled from the first to the second while it finds nothing."""
 SHORT_OF_MEMORY = "memory is short"
+HOLD_AFTER = 2.0
+"""Seconds that a shape is passed over, for want of room, before room is made for it."""
+HOLD_MOST = 60.0
+"""Seconds for which nothing else is claimed; then others have their turn before it is tried again."""
 RESUME_SOON = 0.05
 """Seconds that a waiting task has to go on after what it waits for ended here, before its slot is given to another."""
 ACTOR = "actor "
@@ -124,18 +128,40 @@ class WorkerCore(WorkerState):
     def _turn_ended(self, event: TurnEnded) -> None:
         claims, limit = event.claims, event.turn.limit
         self.counters.turns += 1
-        self.blocked_shapes = claims.blocked
         if claims.stale:
             self._forget_stale(event)
         if limit:
             self.wants_claim = claims.more
             self._learn_patience(bool(claims))
+            if event.turn.capacity.look:
+                self._watch_blocked(claims, event.turn.capacity)
             heads = [claim for claim in claims if len(claim.inputs) == len(claim.dependencies)]
             if len(heads) >= limit:
                 self.ambition = min(MOST_IN_HAND, max(self.ambition, self.slots, limit) * 2)
             elif not claims and not self.tasks:
                 self.ambition = self.slots
         self._take_on(claims)
+
+    def _watch_blocked(self, claims: Claims, capacity: Capacity) -> None:
+        """Shapes that are passed over, as they don't fit or others come first: for one that waited long room is made."""
+        self.blocked_shapes = claims.blocked
+        served = {index_shape(shape) for shape in {claim.shape for claim in claims}}
+        for shape in served:
+            self.blocked_since.pop(shape, None)
+        if capacity.hold_for is not None:
+            if claims or not claims.blocked or self.now >= self.hold_until:
+                self.hold_for = None  # it came, or another worker took it, or something else stands in its way
+                self.blocked_since.clear()
+                self.wants_claim = True
+        elif capacity.survey:
+            seen = self.blocked_since
+            passed = [shape.shape for shape in claims.blocked if shape.shape not in served]
+            self.blocked_since = {shape: seen.get(shape, self.now) for shape in passed}
+            if self.blocked_since:
+                oldest, since = min(self.blocked_since.items(), key=lambda item: item[1])
+                if self.now - since >= HOLD_AFTER * (1 + self.stripe[0]):  # one worker after the other
+                    self.hold_for, self.hold_until = oldest, self.now + HOLD_MOST
+                    self.wants_claim = True
 
     def _pushed(self, event: Pushed) -> None:
         """Work for an idle worker. If it is idle no more, the pool is the better place for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from fdb_datamodel import Capacity, Outcome
+from fdb_datamodel import Capacity, Outcome, Requirements
 from futures_worker.worker.instructions import (
     Finish,
     RetireChild,
@@ -26,6 +26,8 @@ MOST_IN_HAND = 2000
 """Tasks in hand at most, however short."""
 MOST_PER_TURN = 500
 """Claims of one transaction, and outcomes, at most."""
+SURVEY = 0.5
+"""Seconds between looks at all shapes of the pool, those behind what is claimed included."""
 TURN_BYTES = 300_000
 """Bytes of inline results and failures of one transaction, about: each is written twice, for the future and its waiter."""
 AHEAD_WORK = 0.05
@@ -78,6 +80,8 @@ def deadline(state: WorkerState) -> float | None:
     times = []
     if state.outcomes:
         times.append(state.first_outcome + LINGER)
+    if state.hold_for is not None:
+        times.append(state.hold_until)
     if state.claim_after > state.now and state.wants_claim:
         times.append(state.claim_after)
     if state.spawn_after > state.now and len(state.children) < state.slots:
@@ -258,6 +262,8 @@ def claim_limit(state: WorkerState) -> int:
 
 def _turn(state: WorkerState) -> None:
     limit = claim_limit(state)
+    if state.hold_for is not None and state.now >= state.hold_until and limit:
+        state.wants_claim = True  # to find that it has been too long
     if state.outcomes:
         if state.now - state.first_outcome < LINGER and len(state.outcomes) < MOST_PER_TURN // 2 and _ends_soon(state):
             return
@@ -304,12 +310,18 @@ def _ahead(state: WorkerState) -> int:
 
 
 def _capacity(state: WorkerState, limit: int) -> Capacity:
+    if state.hold_for is not None and not state.wanted:
+        held = Requirements.from_shape(state.hold_for)
+        return Capacity(state.free, state.total, hold_for=held, stripe=state.stripe)
     if state.wanted and limit:
         wanted, state.wanted = tuple(state.wanted), []
         overcommit, state.overcommit = state.overcommit, False
         return Capacity(state.free, state.total, stripe=state.stripe, wanted=wanted, overcommit=overcommit)
     look = state.wants_claim or not state.watched or bool(state.blocked_shapes)
     ahead = _ahead(state)
+    if limit and state.now >= state.next_survey and look:
+        state.next_survey = state.now + SURVEY
+        return Capacity(state.free, state.total, stripe=state.stripe, ahead=ahead, survey=True)
     key = (*state.used, *state.stripe, look, ahead)
     if state.capacity is None or state.capacity[0] != key:
         state.capacity = (key, Capacity(state.free, state.total, stripe=state.stripe, look=look, ahead=ahead))

@@ -53,6 +53,10 @@ class WorkerState:
     idle_room: Shape = (0, 0, 0)  # what one of them has free
     ambition: int = 0  # tasks to have in hand, doubled while the pool gives as many as asked for
     blocked_shapes: tuple[Requirements, ...] = ()  # what the pool holds that doesn't fit now
+    blocked_since: dict[Shape, float] = field(default_factory=dict)  # of these, since when each has been seen
+    next_survey: float = 0.0  # of the shapes that nothing is claimed of
+    hold_for: Shape | None = None  # what waited too long: nothing else is claimed until it fits
+    hold_until: float = 0.0  # but no longer than this
     draining: bool = False
     drain_end: float = 0.0  # when what still runs is given back
     finished: bool = False
