@@ -9,12 +9,11 @@ import fdb_datamodel as dm
 from fdb_datamodel import FutureSpec, actors
 from fdb_datamodel.actors import ActorHost, CallOutcome
 
-ONCE = {"max_worker_losses": 0, "max_oom": 0}
-
 
 def start(lab: Lab, port: int = 1, max_restarts: int = 0, name: str = "") -> tuple[dm.WorkerId, ActorHost]:
     worker = lab.worker(port)
-    spec = lab.spec(max_retries=max_restarts, max_worker_losses=max_restarts, max_oom=max_restarts)
+    budget = {"max_retries": max_restarts, "max_worker_losses": max_restarts, "max_oom": max_restarts}
+    spec = lab.spec(allow_reconstruction=False, **budget)
     actor = lab(actors.create_actor, spec, name)
     (claim,) = lab.claim(worker)
     host = lab(actors.begin_host, actor, claim.attempt)
@@ -79,9 +78,13 @@ def test_names_are_got_or_created(memory_lab: Lab) -> None:
     assert lab(actors.named_actor, "misses") is None
     lab(dm.cancel_future, host.id)
     assert lab(actors.named_actor, "hits") is None
-    fresh = lab.spec()
+    fresh = lab.spec(allow_reconstruction=False)
     assert lab(actors.create_actor, fresh, "hits") == fresh.id != host.id
     assert lab.validate() == []
+    lab(dm.delete_future, host.id)
+    assert lab(actors.named_actor, "hits") == fresh.id, "the name is another one's by now"
+    lab(dm.delete_future, fresh.id)
+    assert not [key for key in lab.rows() if "actors" in key]
 
 
 def test_a_recorded_call_waits_for_the_actor_and_fails_with_it(memory_lab: Lab) -> None:

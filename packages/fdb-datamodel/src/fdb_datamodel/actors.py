@@ -97,6 +97,7 @@ def create_actor(tr: Transaction, space: ClusterSpace, spec: FutureSpec, name: s
     submit_futures(tr, space, [spec])
     if name:
         tr.set(ch.keys.actor_name(name), codec.pack(spec.id))
+        tr.set(ch.keys.name_of_actor(encode_id(spec.id)), codec.pack(name))
     return spec.id
 
 
@@ -112,6 +113,19 @@ def named_actor(tr: Transaction, space: ClusterSpace, name: str) -> bytes | None
 def _ended(ch: Changes, actor: bytes) -> bool:
     f = ch.load(actor)
     return not f.exists or f.ended
+
+
+def forget_actor(ch: Changes, f: FutureRows) -> None:
+    """A deleted future has no place as an actor, nor a name that isn't another one's by now."""
+    ch.clear(ch.keys.actor_place(f.e))
+    key = ch.keys.name_of_actor(f.e)
+    row = ch.get_many([key])[0]
+    if row is not None:
+        ch.clear(key)
+        name = ch.keys.actor_name(codec.unpack(row))
+        holder = ch.get_many([name])[0]
+        if holder is not None and codec.unpack(holder) == f.id:
+            ch.clear(name)
 
 
 def begin_host(tr: Transaction, space: ClusterSpace, actor: bytes, attempt: int = 0) -> ActorHost:

@@ -332,6 +332,9 @@ class Layout:
     def actor_name(self, name: str) -> bytes:
         return self.actors + bytes(fdb_tuple.pack(("name", name)))
 
+    def name_of_actor(self, e: bytes) -> bytes:
+        return self.actors + e + _name("name")
+
     def actor_place(self, e: bytes) -> bytes:
         return self.actors + e + PLACE
 

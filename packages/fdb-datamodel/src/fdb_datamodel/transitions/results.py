@@ -8,6 +8,7 @@ from uuid import UUID
 from fdb_schema import ClusterSpace, Transaction, collect_blob, drop_reference, get_many, read_clock
 
 from .. import codec
+from ..actors import forget_actor
 from ..changes import Changes, Ended, FutureRows
 from ..copies import add_copy, find_copy, forget_copy, name_latest, reconstruct, recover
 from ..copies import live_copies as _live_copies
@@ -211,6 +212,8 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
         ch.send(f.session, f.id, "failed", failure, f.epoch)
     args, dependencies = codec.unpack_args(f.rows.get(ARGS))
     parent = f.option("parent")
+    if not f.allow_reconstruction:
+        forget_actor(ch, f)
     for name in list(f.rows):
         ch.put(f, name, None)
     ch.set(ch.keys.future(f.e, DELETED), codec.pack((ch.wall_us, read_clock(tr, space))))
@@ -219,7 +222,6 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
     ch.clear(ch.keys.garbage + f.e)
     tr.clear_range(ch.keys.logs + f.e, ch.keys.logs + f.e + b"\xff")
     tr.clear_range(ch.keys.references + f.e, ch.keys.references + f.e + b"\xff")
-    ch.clear(ch.keys.actor_place(f.e))
     tr.clear_range(ch.keys.children + f.e, ch.keys.children + f.e + b"\xff")
     if parent:
         ch.clear(ch.keys.child(encode_id(parent), f.e))
