@@ -845,6 +845,22 @@ def test_room_is_not_kept_for_what_another_worker_took_or_for_ever() -> None:
         assert d.core.hold_for is None
 
 
+def test_after_running_out_of_memory_a_task_is_tried_again_with_more_room() -> None:
+    ended = []
+    for total, events in (
+        ("8GiB", lambda d: [ChildEnded(0, "signal SIGKILL", out_of_memory=True)]),
+        ("8GiB", lambda d: [ChildSaid(0, [[messages.FAILED, 0, 9, messages.FAIL_MEMORY, failure(MemoryError())]])]),
+        ("3GiB", lambda d: [ChildEnded(0, "signal SIGKILL", out_of_memory=True)]),
+        ("2GiB", lambda d: [ChildEnded(0, "signal SIGKILL", out_of_memory=True)]),
+        ("8GiB", lambda d: [ChildEnded(0, "signal SIGSEGV")]),
+    ):
+        d = Driver(total=Requirements(4, total))
+        d.start(claim(1, shape=(0, 2 << 30, 0)))
+        (outcome,) = outcomes(d.say(*events(d)))
+        ended.append(outcome.requirements and outcome.requirements.shape[1] >> 30)
+    assert ended == [4, 4, 3, None, None]
+
+
 def test_tasks_name_their_future_and_function() -> None:
     task = Task(claim(7, name="main.f"), 0, 0, 0)
     assert task.label == "future 00000000-0000-0000-0000-000000000007 (main.f)"

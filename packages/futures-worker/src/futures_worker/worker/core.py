@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, index_shape
+from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, Requirements, index_shape
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages, planning
 from futures_worker.worker.instructions import (
@@ -311,7 +311,11 @@ class WorkerCore(WorkerState):
             self.end(task, Outcome.realized(task.claim, result))
         else:
             self.counters.failed += 1
-            self.end(task, failed_outcome(task, message))
+            outcome = failed_outcome(task, message)
+            if outcome.failure is not None and outcome.failure.reason == "oom":
+                room = self._more_room(task, outcome.failure)
+                outcome = Outcome.failed(task.claim, outcome.failure, requirements=room)
+            self.end(task, outcome)
 
     def _blocked(self, child: Child, returned: list[int], awaits: list[bytes]) -> None:
         if child.state is not ChildState.running:
@@ -399,7 +403,15 @@ class WorkerCore(WorkerState):
             failure = Failure("oom", f"the process that ran {task.label} was killed for its memory ({why})")
         else:
             failure = Failure("crash", f"the process that ran {task.label} died: {event.description}")
-        self.end(task, Outcome.failed(task.claim, failure))
+        self.end(task, Outcome.failed(task.claim, failure, requirements=self._more_room(task, failure)))
+
+    def _more_room(self, task: Task, failure: Failure) -> Requirements | None:
+        """What a retry needs after memory ran out: twice as much as was asked for, as far as this worker has it."""
+        cpu, ram, gpu = task.claim.shape
+        most = self.total.shape[1]
+        if failure.reason != "oom" or not 0 < ram < most:
+            return None
+        return Requirements.from_shape((cpu, min(2 * ram, most), gpu))
 
     def _memory_short(self, event: MemoryShort) -> None:
         child = self.children.get(event.child)
