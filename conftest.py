@@ -107,7 +107,16 @@ def _erase_cluster() -> None:
     from fdb_schema import open_database
 
     db: Any = open_database("fdb:")
-    db.clear_range(b"", b"\xff")
+    tr = db.create_transaction()
+    while True:
+        try:
+            tr.options.set_access_system_keys()
+            tr.clear_range(b"", b"\xff")
+            tr.clear_range(b"\xff\x02/idmp/", b"\xff\x02/idmp0")  # idempotency ids
+            tr.commit().wait()
+            return
+        except Exception as error:
+            tr.on_error(getattr(error, "code", 0)).wait()
 
 
 @pytest.fixture

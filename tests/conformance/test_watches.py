@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import fdb
@@ -203,7 +204,15 @@ def test_a_watch_of_an_overlong_key_is_refused(any_db: Any) -> None:
         tr.watch(b"k" * 10_001).wait()
 
 
-def test_there_are_only_so_many_watches(any_db: Any) -> None:
+@pytest.fixture
+def few_watches_db(any_db: Any) -> Iterator[Any]:
+    """A database that allows fewer watches, and as many as ever afterwards: a cluster's database is opened once."""
+    yield any_db
+    any_db.options.set_max_watches(10_000)
+
+
+def test_there_are_only_so_many_watches(few_watches_db: Any) -> None:
+    any_db = few_watches_db
     any_db.options.set_max_watches(3)
     tr = any_db.create_transaction()
     assert [value(tr, b"k%d" % i) for i in range(4)] == [None] * 4
@@ -220,7 +229,8 @@ def test_there_are_only_so_many_watches(any_db: Any) -> None:
     assert fires(again)
 
 
-def test_a_cancelled_watch_makes_room(any_db: Any) -> None:
+def test_a_cancelled_watch_makes_room(few_watches_db: Any) -> None:
+    any_db = few_watches_db
     any_db.options.set_max_watches(1)
     first = watched(any_db, b"k")
     first.cancel()

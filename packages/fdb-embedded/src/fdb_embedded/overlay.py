@@ -179,11 +179,11 @@ class Overlay:
         return max(hits, key=_end) if reverse else min(hits)
 
     def merge(
-        self, begin: bytes, end: bytes, reverse: bool, bypass: bool, rows: Callable[[bytes, bytes], Iterator[Row]]
+        self, begin: bytes, end: bytes, reverse: bool, rows: Callable[[bytes, bytes], Iterator[Row]]
     ) -> Iterator[Row]:
         """The rows of [begin, end) with the overlay applied to `rows(begin, end)`; raises `Code` 1036."""
         stop: Range | None = None
-        if self.unreadable and not bypass:
+        if self.unreadable:
             stop = self.first_unreadable(begin, end, reverse)
             if stop is not None:
                 if reverse:
@@ -191,12 +191,12 @@ class Overlay:
                 else:
                     end = stop[0]
         if begin < end:
-            yield from self._merge(begin, end, reverse, bypass, rows)
+            yield from self._merge(begin, end, reverse, rows)
         if stop is not None:
             raise Code(errors.ACCESSED_UNREADABLE)
 
     def _merge(
-        self, begin: bytes, end: bytes, reverse: bool, bypass: bool, rows: Callable[[bytes, bytes], Iterator[Row]]
+        self, begin: bytes, end: bytes, reverse: bool, rows: Callable[[bytes, bytes], Iterator[Row]]
     ) -> Iterator[Row]:
         order = self.order() if self.writes else []
         own = order[bisect.bisect_left(order, begin) : bisect.bisect_left(order, end)]
@@ -221,7 +221,7 @@ class Overlay:
                 row = next(source, None)
             entry = self.writes.get(key)
             if isinstance(entry, Stack):
-                if entry.unreadable and not bypass:
+                if entry.unreadable:
                     raise Code(errors.ACCESSED_UNREADABLE)
                 entry = entry.fold(base)
             if entry is not None:

@@ -160,7 +160,6 @@ class Reading(TransactionState):
             begin,
             end,
             reverse,
-            self.options.bypass_unreadable,
             lambda low, high: snap.stream(low, high, reverse, first),
         )
 
