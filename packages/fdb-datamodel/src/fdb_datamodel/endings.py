@@ -163,9 +163,9 @@ def fail_waiting(ch: Changes, f: FutureRows, failure: Failure) -> None:
     write_failure(ch, f, failure)
 
 
-def enqueue_or_fail(ch: Changes, f: FutureRows) -> None:
+def enqueue_or_fail(ch: Changes, f: FutureRows, *, anywhere: bool = False) -> None:
     """Make a future that holds no place claimable; a pinned one whose worker is gone ends."""
-    failure = enqueue(ch, f)
+    failure = enqueue(ch, f, anywhere=anywhere)
     if failure is not None:
         write_failure(ch, f, dataclasses.replace(failure, wall_us=ch.wall_us))
 

@@ -11,6 +11,7 @@ from .changes import Changes, FutureRows
 from .ids import show_id
 from .records import Failure, Locality, WorkerId
 from .space import (
+    ARGS,
     CLAIM,
     CODE,
     DELETED,
@@ -25,6 +26,8 @@ from .space import (
 )
 
 _MICROSECONDS = 1_000_000
+WORTH_A_WAIT = 1 << 20  # bytes of inputs with one worker
+INPUTS_WAIT = 0.5  # seconds that a future waits for the worker that holds them
 _CHAIN_KEPT = 64  # ids of a chain of failures that are stored
 
 
@@ -38,8 +41,10 @@ def index_keys(ch: Changes, f: FutureRows) -> tuple[bytes, bytes, bytes]:
     return cpu + f.e, ram + f.e, gpu + f.e
 
 
-def enqueue(ch: Changes, f: FutureRows) -> Failure | None:
+def enqueue(ch: Changes, f: FutureRows, *, anywhere: bool = False) -> Failure | None:
     """Make a future claimable: with the worker it is to run on, else in the pool.
+
+    One that names no worker goes to the holder of most of its inputs, if that is much, unless it may run `anywhere`.
 
     Soft locality of a worker that isn't live falls back to the pool at once; a pinned future can't be placed then, and
     the failure to end it with is returned.
@@ -52,6 +57,10 @@ def enqueue(ch: Changes, f: FutureRows) -> Failure | None:
         if locality.pinned:
             return lost_pinned(f, locality.worker)
         ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, priority, None))
+    elif not anywhere and (near := near_inputs(ch, f)) is not None and has_room(ch, near.worker):
+        ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, priority, near))
+        assign(ch, f, near)
+        return None
     cpu, ram, gpu, exact = ch.keys.index_prefixes(shape, priority)
     writes = ch.writes
     writes[cpu + f.e] = b"" if exact else codec.pack(shape)
@@ -59,6 +68,39 @@ def enqueue(ch: Changes, f: FutureRows) -> Failure | None:
     writes[gpu + f.e] = b""
     ch.ring_pool()
     return None
+
+
+def near_inputs(ch: Changes, f: FutureRows) -> Locality | None:
+    """Where a future should run for its inputs' sake: with the live holder of most bytes, if they are worth a moment."""
+    if ARGS not in f.rows:
+        return None
+    upstreams = f.dependencies
+    if not upstreams:
+        return None
+    held: dict[WorkerId, int] = {}
+    largest: dict[WorkerId, tuple[int, bytes]] = {}
+    values = ch.get_many([ch.keys.future(encode_id(one), LATEST_RESULT) for one in upstreams], snapshot=True)
+    for upstream, value in zip(upstreams, values, strict=True):
+        result = codec.unpack_latest_result(value) if value is not None else None
+        if result is not None and result.inline is None and result.worker is not None:
+            held[result.worker] = held.get(result.worker, 0) + result.size
+            largest[result.worker] = max(largest.get(result.worker, (0, b"")), (result.size, upstream))
+    if not held:
+        return None
+    worker, size = max(held.items(), key=lambda item: item[1])
+    if size < WORTH_A_WAIT or not ch.is_live(worker):
+        return None
+    return Locality(worker, reason=largest[worker][1], wait=INPUTS_WAIT)
+
+
+def has_room(ch: Changes, worker: WorkerId) -> bool:
+    """Whether a worker has fewer assignments than slots: what many take as input shall not queue up at its holder."""
+    row = ch.get_many([ch.keys.incarnation(worker.ip, worker.port)], snapshot=True)[0]
+    if row is None:
+        return False
+    slots = codec.unpack_worker_info(row)[1].slots
+    prefix = ch.keys.assignment_rows(worker.ip, worker.port)
+    return len(ch.read(prefix, prefix + b"\xff", limit=slots, snapshot=True)) < slots
 
 
 def assign(ch: Changes, f: FutureRows, locality: Locality) -> None:

@@ -51,4 +51,4 @@ def relocate(ch: Changes, f: FutureRows, locality: Locality | None) -> None:
     dequeue(ch, f)
     shape, priority, _ = f.placement
     ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, priority, locality))
-    enqueue_or_fail(ch, f)
+    enqueue_or_fail(ch, f, anywhere=True)

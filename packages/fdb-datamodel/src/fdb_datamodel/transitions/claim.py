@@ -13,7 +13,7 @@ from ..changes import Changes, FutureRows
 from ..endings import enqueue_or_fail, finish
 from ..errors import FutureStateError
 from ..ids import as_id, show_id
-from ..placement import dequeue, index_keys
+from ..placement import dequeue, index_keys, near_inputs
 from ..pool import scan_pool
 from ..records import Claim, Claims, WorkerId
 from ..requirements import Capacity, Shape
@@ -80,7 +80,9 @@ def take(
     chosen: list[Chosen] = []
     for f in unblocked:
         shape, _, locality = f.placement
-        if (
+        if locality is None and (near := near_inputs(ch, f)) is not None and near.worker != worker:
+            enqueue_or_fail(ch, f)
+        elif (
             len(chosen) < limit
             and (locality is None or locality.worker == worker)
             and capacity.hold_for is None
