@@ -38,6 +38,7 @@ class Future:
     inline: bool = True
     copies: set[bytes] = field(default_factory=set)  # incarnations
     reason: str = ""
+    has_code: bool = True  # False: a put
 
     @property
     def charged(self) -> int:

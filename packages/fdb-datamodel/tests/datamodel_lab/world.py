@@ -157,7 +157,8 @@ class World:
             if isinstance(value, WorkerFencedError):
                 assert worker.incarnation not in self.model.live
                 return
-            f = Future(spec.id, spec.session, allow_reconstruction=False, state="realized", attempts=1, inline=inline)
+            f = Future(spec.id, spec.session, allow_reconstruction=False, has_code=False, state="realized", attempts=1)
+            f.inline = inline
             f.copies = set() if inline else {worker.incarnation}
             self.model.futures[f.id] = f
 
@@ -282,6 +283,9 @@ class World:
                 assert isinstance(value, FutureDeletedError)
                 return
             may = f.state in ENDED and f.epoch == epoch
+            if may and f.state == "failed" and not f.has_code:
+                assert isinstance(value, FutureStateError)
+                return
             assert value is may
             if may:
                 self.model.reconstruct(f, lost=f.state == "realized")
@@ -289,6 +293,7 @@ class World:
         def again(value: Any) -> None:
             # A Realized future that may not be reconstructed failed in its epoch: a repeat is a retry of the failed one.
             if value is True:
+                assert f.has_code
                 assert not f.allow_reconstruction or f.epoch >= f.max_reconstructions or f.state == "failed"
                 self.model.reconstruct(f, lost=False)
 
