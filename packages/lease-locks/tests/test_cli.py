@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
-from lease_locks.cli import app, running
+from lease_locks.cli import app, leases, running
 from lease_locks.host import process_start
 from lease_locks.memo.functions import bind
 
@@ -117,11 +117,12 @@ def test_watch_prints_every_event_once(command: Command, locks: LeaseManager, mo
         return found
 
     monkeypatch.setattr(LeaseManager, "history", and_meanwhile)
+    monkeypatch.setattr(leases, "_WATCH_SECONDS", 0.01)
     code, output = command("watch", "a", "--for", "3")
     assert code == 0
     lines = output.splitlines()
     assert [line.split()[1] for line in lines] == ["acquired", "released"] * (len(lines) // 2)
-    assert len(lines) >= 10
+    assert len(lines) == 2 * len(turns) == 12
 
 
 def test_watch_prints_events_as_they_happen(shared_url: str, locks: LeaseManager) -> None:

@@ -106,7 +106,7 @@ def test_a_living_holder_is_never_succeeded(shared_url: str, shared_db: Any) -> 
     with children(HOLD, url=shared_url, args=("6",)) as [holder], LeaseManager(shared_db, ttl=6.0) as locks:
         writer = holder.hear()
         with pytest.raises(TimeoutError):
-            locks.acquire("a", timeout=10.0)
+            locks.acquire("a", timeout=8.0)  # longer than 1.1 × ttl
         info = locks.read("a")
         assert info is not None
         assert info.writer_id == writer
