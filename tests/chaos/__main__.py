@@ -15,6 +15,9 @@ from typing import Any
 from chaos.harness import report_of
 from chaos.plan import plan
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "futures-worker" / "failure-modes.md"
+BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
+
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """The figures of many runs, as a table for the documentation."""
@@ -39,6 +42,13 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def write(figures: str) -> None:
+    """Put the figures into the page on failures."""
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{BEGIN}\nThe last runs:\n\n{figures}\n{END}{tail}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="FIRST:END, END excluded; or one seed")
@@ -48,6 +58,7 @@ def main() -> int:
     )
     parser.add_argument("--again", action="store_true", help="run seeds again that went wrong before")
     parser.add_argument("--show", action="store_true", help="print the plans and run nothing")
+    parser.add_argument("--write", action="store_true", help="put those figures into the page on failures")
     parser.add_argument("--summary", action="store_true", help="print the figures of the results file and run nothing")
     given = parser.parse_args()
     first, _, end = given.seeds.partition(":")
@@ -60,8 +71,10 @@ def main() -> int:
         for line in given.results.read_text().splitlines():
             row = json.loads(line)
             rows[row["seed"]] = row
-    if given.summary:
+    if given.summary or given.write:
         print(summary(list(rows.values())))
+        if given.write:
+            write(summary(list(rows.values())))
         return 0
     left = [seed for seed in seeds if seed not in rows or (given.again and rows[seed]["wrong"])]
     given.results.parent.mkdir(parents=True, exist_ok=True)
