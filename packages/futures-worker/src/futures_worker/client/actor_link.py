@@ -286,8 +286,9 @@ class ActorLink:
         if self._queued and self._sock is None:
             with self.connecting:
                 self.connect()
-        for call in tuple(self._queued):
-            self.record(call)
+        queued = tuple(self._queued)
+        if queued:
+            self.record(queued[-1])  # and with it all before it
 
     def close(self) -> None:
         """Hang up; what was sent runs all the same."""

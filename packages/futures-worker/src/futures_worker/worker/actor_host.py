@@ -90,6 +90,7 @@ class Caller:
         self.session = b""  # set by its hello
         self.unpacker = msgpack.Unpacker(max_buffer_size=MOST_MESSAGE, use_list=False)
         self.unsent = bytearray()
+        self.deaf = False
         self.closed = False
 
     def send(self) -> bool:
@@ -100,8 +101,9 @@ class Caller:
                 del self.unsent[:sent]
         except BlockingIOError:
             return False
-        except OSError:
-            self.closed = True
+        except OSError:  # it hung up and wants no answers; what it sent before is still read, up to its end
+            self.deaf = True
+            self.unsent.clear()
         return True
 
 
@@ -288,7 +290,7 @@ class Server:
         answers = self._record([outcome for _, outcome in ended])
         touched: dict[int, Caller] = {}
         for (caller, outcome), (kind, value) in zip(ended, answers, strict=True):
-            if caller is not None and not caller.closed:
+            if caller is not None and not caller.closed and not caller.deaf:
                 caller.unsent += self._pack((outcome.id, kind, value))
                 touched[id(caller)] = caller
         for caller in touched.values():
