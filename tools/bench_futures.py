@@ -9,6 +9,15 @@ task at a time each, and its tasks run in processes of their own:
 - calls of an actor: `--tasks` calls of a method that returns its argument, all made before the first result is asked for,
   and `--round-trips` calls one after another; calls per second
 
+Rows of ours alone, judged against our own figures of the same run:
+
+- put: a 100 MB array into the object store, as a fraction of the speed of memcpy; get: reading it back, ms
+- backlog: a claim beside `--backlog` futures of different ram that don't fit, times that beside an empty pool
+- queued: `--queued` futures submitted before the first is waited for, as a fraction of the throughput row; and by how
+  many MB the workers' memory grew meanwhile
+
+The targets are for `--backlog 1000000 --queued 1000000`; the defaults are smaller.
+
 Results of ours are durable when the client sees them (process durability); the peers keep theirs in memory. Ray and Dask
 run under the Pythons given by `--ray-python` and `--dask-python` (nox makes them); without, they are left out.
 """
@@ -44,6 +53,16 @@ ROWS = {
     "chain": "chain of dependents, per second",
     "calls": "calls of an actor per second, pipelined",
     "lone_calls": "calls of an actor per second, one by one",
+}
+
+
+OWN_GATES = {"put": (">=", 0.7), "backlog": ("<=", 2.0), "queued": (">=", 0.7)}
+OWN_ROWS = {
+    "put": "put of a 100 MB array, of memcpy's speed",
+    "get": "get of it on one host (ms)",
+    "backlog": "claim beside a backlog that doesn't fit, times an empty pool's",
+    "queued": "rate of many queued futures, of the throughput",
+    "queued_growth": "memory that workers took for them (MB)",
 }
 
 
@@ -112,6 +131,55 @@ def measure(
     }
 
 
+def resident(pid: int) -> int:
+    """Bytes of memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure_own(
+    client: Any, url: str, pids: list[int], throughput: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """The rows that have no peer."""
+    import numpy as np
+    from bench_datamodel import backlog
+
+    from fdb_schema import ClusterSpace, open_database
+
+    # First: later the client and the workers have futures to let go of.
+    empty, full = backlog(open_database(url), ClusterSpace("bench-backlog"), options.backlog, 500)
+    array = np.ones(100_000_000, dtype=np.uint8)
+    target = np.ones_like(array)
+    puts, copies, gets = [], [], []
+    for _ in range(2 * options.rounds):
+        started = time.perf_counter()
+        np.copyto(target, array)
+        copies.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        future = client.put(array)
+        puts.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        got = client.get_future(future.id).result(60)
+        gets.append(time.perf_counter() - started)
+        assert got[-1] == 1
+        del got
+        client.delete(future)
+    before = sum(map(resident, pids))
+    started = time.perf_counter()
+    futures = [client.submit(noop, n) for n in range(options.queued)]
+    for start in range(0, options.queued, 10_000):
+        client.gather(futures[start : start + 10_000], progress=False)
+    rate = options.queued / (time.perf_counter() - started)
+    growth = sum(map(resident, pids)) - before
+    del futures
+    return {
+        "put": statistics.median(copies) / statistics.median(puts),
+        "get": statistics.median(gets) * 1e3,
+        "backlog": full / empty,
+        "queued": rate / throughput,
+        "queued_growth": growth / 1e6,
+    }
+
+
 def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     """Workers as processes of their own, each with one slot, on a fresh embedded database."""
     from fdb_datamodel import validate
@@ -135,6 +203,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
                 client.actor(Echo).noop,
                 options,
             )
+            rows |= measure_own(client, url, [worker.pid for worker in workers], rows["throughput"], options)
         violations = validate(open_database(url), "bench")
         if violations:
             raise SystemExit("the data is not valid: " + "; ".join(map(str, violations[:5])))
@@ -216,6 +285,15 @@ def compare(results: dict[str, dict[str, Any]]) -> tuple[str, bool]:
                 mark = f" ({'holds' if held else 'MISSED'}: {gate[0]} {gate[1]})"
             cells.append(f"{ratio:.2f}{mark}")
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    for row, title in OWN_ROWS.items() if "ours" in results else ():
+        value = results["ours"][row]
+        mark = ""
+        if row in OWN_GATES:
+            sign, limit = OWN_GATES[row]
+            held = value >= limit if sign == ">=" else value <= limit
+            good = good and held
+            mark = f" ({'holds' if held else 'MISSED'}: {sign} {limit})"
+        lines.append(f"| {title} | {value:,.2f}{mark} | " + " | ".join("–" for _ in range(2 * len(peers))) + " |")
     return "\n".join(lines), good
 
 
@@ -225,6 +303,8 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--round-trips", type=int, default=1_000)
     parser.add_argument("--chain", type=int, default=1_000)
+    parser.add_argument("--backlog", type=int, default=20_000)
+    parser.add_argument("--queued", type=int, default=30_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--url", help="database of ours; default: a fresh embedded one")
@@ -240,7 +320,7 @@ def main() -> int:
         return 0
     arguments = [
         f"--{name}={getattr(options, name.replace('-', '_'))}"
-        for name in ("tasks", "round-trips", "chain", "workers", "rounds")
+        for name in ("tasks", "round-trips", "chain", "workers", "rounds", "backlog", "queued")
     ]
     arguments += [f"--{name}={value}" for name in ("url", "folder") if (value := getattr(options, name))]
     pythons = {"ours": sys.executable, "ray": options.ray_python, "dask": options.dask_python}
