@@ -79,7 +79,7 @@ def test_option_environment_file_default_in_that_order(file: Path) -> None:
         ("slots = 1\n", "what only one service has goes into its table"),
         ("[worker]\nslots = {a = 1}\n", "must be a text, a number"),
         ("[worker\n", "is no TOML"),
-        ("[worker]\nnothinglikeit = 1\n", "there are: cluster, db, log_format, log_level, slots"),
+        ("[worker]\nnothinglikeit = 1\n", "there are: cluster, db, log_format, log_level, otlp_endpoint, slots"),
     ],
 )
 def test_what_a_file_can_t_mean_is_named(tmp_path: Path, text: str, says: str) -> None:
