@@ -8,8 +8,11 @@ may have run; those that were not sent go to the actor's next start.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import select
 import socket
+import struct
+import termios
 import threading
 import time
 from collections import deque
@@ -33,6 +36,7 @@ READ_BYTES: Final = 1 << 18
 PLACE_PAUSE: Final = 0.005  # seconds between two looks whether an actor is up, at first
 MOST_PLACE_PAUSE: Final = 0.25
 PAGE: Final = 100  # calls of one transaction
+CLOSE_SECONDS: Final = 30.0  # that `close` gives an actor to take in what was sent
 
 
 class ActorLink:
@@ -298,7 +302,22 @@ class ActorLink:
         if sock is None:
             return
         with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_WR)
-            while sock.recv(READ_BYTES):  # a socket closed with answers unread would take back what is on its way
-                pass
+            _let_everything_arrive(sock)
         sock.close()
+
+
+def _let_everything_arrive(sock: socket.socket) -> None:
+    """Return once the other end's kernel has all that was sent: closing before that may take it back."""
+    until = time.monotonic() + CLOSE_SECONDS
+    sock.shutdown(socket.SHUT_WR)
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    while time.monotonic() < until:
+        try:
+            if not sock.recv(READ_BYTES):
+                return
+        except BlockingIOError:
+            (unsent,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+            if unsent == 0:
+                return
+            poll.poll(10)
