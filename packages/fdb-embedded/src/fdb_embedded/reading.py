@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from . import errors, special_keys
+from . import errors, range_conflicts, special_keys
 from .errors import Code
 from .keys import Row
 from .overlay import Overlay, Stack
@@ -264,20 +264,12 @@ class Reading(TransactionState):
             begin, end = (begin_key, begin_offset), (end_key, end_offset)
             if self.options.ryw_disabled:
                 to_begin = begin_at < 1 and low < high and not (more and reverse)
-                self._add_plain_range_conflict(begin, end, rows, more, to_begin, reverse)
-                if not reverse and not more and end_offset > 1 and high == edge:
+                self._add_read_range(*range_conflicts.plain(begin, end, rows, more, to_begin, reverse))
+                if not reverse and not more and end_at > 1:
                     self._add_read_range(end_key, edge)  # it went on into the system's keys
             else:
-                empty = low >= high and begin_at >= end_at
-                to_begin = begin_at < 1 or end_at < 1
-                through_end = begin_at > 1 or end_at > 1
-                if begin_key > end_key:  # the far selector is then resolved first, and known to have come to an end
-                    through_end = through_end or (
-                        (begin_offset if reverse else end_offset) != 1 and edge in (low, high)
-                    )
-                to_begin = to_begin and not empty and not (more and reverse)
-                through_end = through_end and not empty and not (more and not reverse)
-                self._add_range_conflict(begin, end, rows, more, to_begin, through_end, reverse)
+                found = (low, begin_at), (high, end_at)
+                self._add_read_range(*range_conflicts.overlaid(begin, end, *found, rows, more, reverse, edge))
         return rows, more
 
     @staticmethod
@@ -293,67 +285,6 @@ class Reading(TransactionState):
             if size >= target_bytes or len(rows) == limit:
                 return rows, True
         return rows, False
-
-    def _add_range_conflict(
-        self,
-        begin: tuple[bytes, int],
-        end: tuple[bytes, int],
-        rows: list[Row],
-        more: bool,
-        to_begin: bool,
-        through_end: bool,
-        reverse: bool,
-    ) -> None:
-        """The conflict range of a range read, as `RYWImpl::addConflictRange` computes it."""
-        (begin_key, begin_offset), (end_key, end_offset) = begin, end
-        if begin_key < end_key:
-            low, high = begin_key, end_key
-            if reverse:
-                if begin_offset <= 1 and more:
-                    low = end_key
-            elif end_offset > 0 and more:
-                high = begin_key
-        else:
-            low, high = end_key, begin_key
-        if to_begin and begin_offset <= 0:
-            low = b""
-        if through_end and end_offset > 0:
-            high = self._limit_key()
-        if rows:
-            if reverse:
-                low = min(low, rows[-1][0])
-                if end_offset > 0 and high <= rows[0][0]:
-                    high = rows[0][0] + b"\0"
-            else:
-                if begin_offset <= 0:
-                    low = min(low, rows[0][0])
-                if high <= rows[-1][0]:
-                    high = rows[-1][0] + b"\0"
-        self._add_read_range(low, high)
-
-    def _add_plain_range_conflict(
-        self,
-        begin: tuple[bytes, int],
-        end: tuple[bytes, int],
-        rows: list[Row],
-        more: bool,
-        to_begin: bool,
-        reverse: bool,
-    ) -> None:
-        """The same without read-your-writes, as `getRangeFinished` of the native client computes it."""
-        (begin_key, begin_offset), (end_key, end_offset) = begin, end
-        low, high = begin_key, end_key
-        if rows and not ((not reverse or not more or begin_offset > 1) and begin_offset > 0):
-            low = rows[-1][0] if reverse else rows[0][0]
-        if to_begin or (not begin_key and begin_offset < 1):
-            low = b""
-        if end_offset > begin_offset:
-            low = min(low, end_key)
-        if rows and not ((reverse or not more or end_offset <= 0) and end_offset <= 1):
-            high = (rows[0][0] if reverse else rows[-1][0]) + b"\0"
-        if begin_offset < end_offset:
-            high = max(high, begin_key)
-        self._add_read_range(low, high)
 
     def _add_read_range(self, begin: bytes, end: bytes) -> None:
         """A read conflict, but for what this transaction wrote itself."""
