@@ -185,7 +185,7 @@ def test_the_overlay_shows_what_a_dictionary_would(seed: int) -> None:
             return iter(sorted(((k, v) for k, v in base.items() if low <= k < high), reverse=reverse))
 
         wanted = sorted(((k, v) for k, v in expected.items() if begin <= k < end), reverse=reverse)
-        assert list(overlay.merge(begin, end, reverse, False, rows)) == wanted, f"seed {seed}"
+        assert list(overlay.merge(begin, end, reverse, rows)) == wanted, f"seed {seed}"
     unknown = overlay.unknown_parts(begin, end)
     assert unknown == merge_ranges(unknown), "sorted and disjoint"
     for key in KEYS:

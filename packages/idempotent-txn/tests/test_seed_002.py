@@ -46,7 +46,8 @@ def put_row(tr: Any, key: bytes) -> None:
 
 
 def read_version(db: Any) -> int:
-    return int(db.create_transaction().get_read_version().wait())
+    tr = db.create_transaction()  # held: its reads end with it
+    return int(tr.get_read_version().wait())
 
 
 def native_ids(db: Any) -> list[tuple[bytes, int]]:
