@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from fdb_schema import open_database
+from idempotent_txn import run
 from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager, duty_reports
-from lease_locks.duties import PREFIX
+from lease_locks.duties import PREFIX, DutyReport
 
 DEADLINE = 60.0
 
@@ -82,6 +83,27 @@ def test_a_failing_duty_is_noted_and_keeps_no_other_from_its_work(any_url: str) 
             wait_until(lambda: duty_reports(db, locks.space.cluster)["bad"].done >= 3)
         last = duty_reports(db, locks.space.cluster)["bad"]
     assert (last.failures, last.error) == (0, "")
+
+
+def test_a_duty_that_fails_for_days_keeps_its_longest_pause(any_url: str) -> None:
+    db = open_database(any_url)
+    tries: list[int] = []
+
+    def fail() -> int:
+        tries.append(1)
+        raise OSError("the store is down")
+
+    with LeaseManager(db) as locks:
+        key = locks.space.cluster["duty"].pack(("bad",))
+        run(db, lambda tr: tr.set(key, DutyReport(failures=2_000).encode()), strategy="off")
+        served = Serving(locks, Duty("bad", 10.0, fail), Duty("good", 0.05, lambda: 1))
+        with served:
+            wait_until(lambda: duty_reports(db, locks.space.cluster)["bad"].failures > 2_000)
+            good = duty_reports(db, locks.space.cluster).get("good", DutyReport()).rounds
+            wait_until(lambda: duty_reports(db, locks.space.cluster).get("good", DutyReport()).rounds > good + 20)
+            (lease,) = locks.list(PREFIX + "bad")
+            assert lease.name == PREFIX + "bad"  # held all the time
+    assert len(tries) == 1
 
 
 def test_two_duties_of_one_name_are_refused(any_db: Any) -> None:

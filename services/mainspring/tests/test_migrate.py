@@ -17,7 +17,14 @@ from futures_worker import Client
 from idempotent_txn import run
 from lease_locks import LeaseManager
 from mainspring.migrate import copying
-from mainspring.migrate.copying import MARK, MigrationError, SourceInUseError, TargetNotEmptyError, migrate_database
+from mainspring.migrate.copying import (
+    MARK,
+    MigrationError,
+    SourceInUseError,
+    TargetInUseError,
+    TargetNotEmptyError,
+    migrate_database,
+)
 
 
 def fill(db: Any, seed: int, rows: int) -> dict[bytes, bytes]:
@@ -55,8 +62,8 @@ def test_a_copy_that_dies_again_and_again_ends_equal(
     write: Callable[..., None] = copying._write
     deaths = 0
 
-    def dying(tr: Any, chunk: Any, mark: bytes) -> None:
-        write(tr, chunk, mark)
+    def dying(tr: Any, chunk: Any, before: bytes, mark: bytes) -> None:
+        write(tr, chunk, before, mark)
         if rng.random() < 0.4:
             raise InterruptedError("before its commit")
 
@@ -82,8 +89,8 @@ def test_a_difference_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     victim = sorted(made)[200]
     write = copying._write
 
-    def damaging(tr: Any, chunk: list[tuple[bytes, bytes]], mark: bytes) -> None:
-        write(tr, [(key, value + b"!" if key == victim else value) for key, value in chunk], mark)
+    def damaging(tr: Any, chunk: list[tuple[bytes, bytes]], before: bytes, mark: bytes) -> None:
+        write(tr, [(key, value + b"!" if key == victim else value) for key, value in chunk], before, mark)
 
     monkeypatch.setattr(copying, "_write", damaging)
     with pytest.raises(MigrationError) as caught:
@@ -108,6 +115,45 @@ def test_a_source_that_is_written_to_and_a_target_that_isn_t_empty_are_refused(t
         migrate_database(source, other)
     with pytest.raises(TargetNotEmptyError, match="of another database"):
         migrate_database(other, target)
+
+
+def test_a_slow_copy_writes_nothing_over_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = open_database(f"embedded:{tmp_path / 'a'}"), open_database(f"embedded:{tmp_path / 'b'}")
+    made = fill(source, 4, 300)
+    monkeypatch.setattr(copying, "CHUNK_BYTES", 2_000)
+    overtaken: list[int] = []
+
+    def overtake(rows: int, _size: int) -> None:
+        if not overtaken:
+            overtaken.append(rows)
+            migrate_database(source, target)
+            run(target, lambda tr: tr.set(min(made), b"written by a service"), strategy="off")
+
+    with pytest.raises(TargetInUseError):
+        migrate_database(source, target, overtake)
+    assert overtaken[0] < len(made)
+    assert everything(target) == made | {min(made): b"written by a service"}
+
+
+def test_of_two_sources_at_once_one_gets_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = open_database(f"embedded:{tmp_path / 'a'}"), open_database(f"embedded:{tmp_path / 'b'}")
+    target = open_database(f"embedded:{tmp_path / 'c'}")
+    made = fill(one, 5, 50)
+    fill(two, 6, 50)
+    read = copying.read_range
+    between: list[str] = []
+
+    def slow(tr: Any, begin: bytes, end: bytes, **how: Any) -> Any:
+        found = read(tr, begin, end, **how)
+        if how.get("limit") == 1 and not between:  # the second begins where the first has just seen the target empty
+            between.append("now")
+            migrate_database(one, target)
+        return found
+
+    monkeypatch.setattr(copying, "read_range", slow)
+    with pytest.raises(TargetNotEmptyError):
+        migrate_database(two, target)
+    assert everything(target) == made
 
 
 def test_a_cluster_goes_on_where_it_was(tmp_path: Path, cluster: Any) -> None:

@@ -149,6 +149,7 @@ def test_pauses_double_and_a_good_life_makes_good() -> None:
     assert pauses[-1] == LONGEST
     assert restarts.ended(started=0.0, now=GOOD_LIFE) == FIRST
     assert restarts.total == 13
+    assert [restarts.ended(started=0.0, now=1.0) for _ in range(2_000)][-1] == LONGEST  # a day of failures
 
 
 def test_every_service_is_planned_in_the_order_of_need(tmp_path: Path) -> None:

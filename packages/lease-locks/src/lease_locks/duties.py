@@ -27,6 +27,7 @@ log = logging.getLogger("lease_locks.duties")
 PREFIX: Final = "duty/"
 STANDBY_SECONDS: Final = 5.0
 LONGEST_BACKOFF: Final = 60.0
+_DOUBLINGS: Final = 16  # a duty may fail for days
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Duties:
                 self._do(duty, lease)
             except Exception as error:
                 _warn(duty, "its report can't be written", error)
+                self._stop.wait(self._standby)  # else it would be done again at once, for ever
             finally:
                 self._release(lease)
 
@@ -112,7 +114,7 @@ class Duties:
             )
             if done:
                 log.info("duty %s: %d done", duty.name, done)
-            pause = duty.every if not failures else min(LONGEST_BACKOFF, duty.every * 2.0**failures)
+            pause = duty.every if not failures else min(LONGEST_BACKOFF, duty.every * 2.0 ** min(failures, _DOUBLINGS))
             pause *= random.uniform(0.9, 1.1)
 
     def _release(self, lease: Lease) -> None:

@@ -49,6 +49,10 @@ class TargetNotEmptyError(MigrationError):
     exit_code: ClassVar[int] = EXIT_USAGE
 
 
+class TargetInUseError(MigrationError):
+    """Another migration writes to the target, or has finished it meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class Copied:
     """What a migration did."""
@@ -71,12 +75,13 @@ def migrate_database(source: Any, target: Any, progress: Progress = lambda rows,
         chunk = _chunk(source, cursor, version)
         if not chunk:
             break
+        before = pack([identity, version, cursor, rows, size])
         cursor = chunk[-1][0] + b"\0"
         rows, size = rows + len(chunk), size + sum(len(key) + len(value) for key, value in chunk)
-        run(target, _write, chunk, pack([identity, version, cursor, rows, size]))
+        run(target, _write, chunk, before, pack([identity, version, cursor, rows, size]), strategy="off")
         progress(rows, size)
     digest = compare(source, target, version)
-    run(target, lambda tr: tr.clear(MARK))
+    run(target, lambda tr: tr.clear(MARK), strategy="off")
     return Copied(rows, size, resumed, digest, version, version_of(target))
 
 
@@ -118,7 +123,7 @@ def advance_version(db: Any, version: int) -> None:
 
 def _begin(target: Any, identity: bytes, version: int) -> tuple[bytes, int, int]:
     """(cursor, rows, bytes) where the copy begins or goes on."""
-    mark = run(target, lambda tr: tr.get(MARK).value, strategy="off")
+    mark = run(target, _claim, pack([identity, version, b"", 0, 0]), strategy="off")
     if mark is not None:
         before, noted, cursor, rows, size = unpack(bytes(mark))
         if before != identity:
@@ -129,11 +134,19 @@ def _begin(target: Any, identity: bytes, version: int) -> tuple[bytes, int, int]
                 "clear the target, and begin anew"
             )
         return bytes(cursor), int(rows), int(size)
-    first = run(target, lambda tr: read_range(tr, b"", END, limit=1), strategy="off")
+    return b"", 0, 0
+
+
+def _claim(tr: Any, mark: bytes) -> bytes | None:
+    """The mark of an unfinished copy; None where the target was empty, and is marked now: of two at once one comes first."""
+    found = tr.get(MARK).value
+    if found is not None:
+        return bytes(found)
+    first = read_range(tr, b"", END, limit=1)
     if first:
         raise TargetNotEmptyError(f"the target isn't empty (its first key is {first[0][0]!r}): give an empty database")
-    run(target, lambda tr: tr.set(MARK, pack([identity, version, b"", 0, 0])))
-    return b"", 0, 0
+    tr.set(MARK, mark)
+    return None
 
 
 def _chunk(source: Any, begin: bytes, version: int) -> list[Row]:
@@ -159,7 +172,13 @@ def _page(tr: Any, begin: bytes, version: int) -> list[Row]:
     return read_range(tr, begin, END, limit=PAGE_ROWS, snapshot=True)
 
 
-def _write(tr: Any, chunk: list[Row], mark: bytes) -> None:
+def _write(tr: Any, chunk: list[Row], before: bytes, mark: bytes) -> None:
+    """The chunk behind `before`. Needs no idempotency id, which would be a row of the target: the mark says what is done."""
+    found = tr.get(MARK).value
+    if found == mark:
+        return
+    if found != before:
+        raise TargetInUseError("another copy goes on in the target, or has ended there: nothing was written over it")
     set_many(tr, chunk)
     tr.set(MARK, mark)
 

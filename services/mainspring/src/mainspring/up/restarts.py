@@ -8,6 +8,7 @@ from typing import Final
 FIRST: Final = 0.2
 LONGEST: Final = 30.0
 GOOD_LIFE: Final = 30.0
+_DOUBLINGS: Final = 16  # far beyond the longest; a service may fail for days
 
 
 @dataclass(slots=True)
@@ -26,4 +27,4 @@ class Restarts:
         if now - started >= GOOD_LIFE:
             self.failures = 0
         self.failures += 1
-        return float(min(LONGEST, FIRST * 2 ** (self.failures - 1)))
+        return float(min(LONGEST, FIRST * 2 ** min(self.failures - 1, _DOUBLINGS)))
