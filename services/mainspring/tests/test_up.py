@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +16,15 @@ from typing import Any
 
 import pytest
 from support.upping import Up, mainspring, wait_until
+from typer.testing import CliRunner
 
 from futures_worker import Client
-from mainspring.up.plan import Stage, UpSettings, services
+from mainspring.cli import app
+from mainspring.up import command as upping
+from mainspring.up import supervisor as supervising
+from mainspring.up.plan import ServiceSpec, Stage, UpSettings, services
 from mainspring.up.restarts import FIRST, GOOD_LIFE, LONGEST, Restarts
+from mainspring.up.supervisor import Phase, Supervisor
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +159,94 @@ def test_pauses_double_and_a_good_life_makes_good() -> None:
     assert restarts.ended(started=0.0, now=GOOD_LIFE) == FIRST
     assert restarts.total == 13
     assert [restarts.ended(started=0.0, now=1.0) for _ in range(2_000)][-1] == LONGEST  # a day of failures
+
+
+def sleeper(name: str, code: str = "import time; time.sleep(600)") -> ServiceSpec:
+    return ServiceSpec(name, (sys.executable, "-c", code), Stage.workers, grace=5)
+
+
+def test_what_can_t_be_started_or_written_now_ends_no_cluster(tmp_path: Path) -> None:
+    said: list[str] = []
+    good = sleeper("good")
+    missing = ServiceSpec("missing", (str(tmp_path / "nothing"),), Stage.workers)
+    state = tmp_path / "state"
+    supervisor = Supervisor([good, missing], state, lambda name, text: said.append(f"{name} {text}"))
+    supervisor._start_stage(Stage.workers)
+    try:
+        while supervisor.services[1].restarts.total < 2:
+            supervisor._turn()
+        assert (state / "up.json").stat().st_mode & 0o077 == 0
+        shutil.rmtree(state)
+        state.write_text("in the way")
+        supervisor._publish()
+        assert supervisor.services[0].phase is Phase.running
+    finally:
+        supervisor._stop_all()
+    assert "missing can't be started ([Errno 2]" in said[0]
+    assert "can't be written" in said[-1]
+
+
+def test_the_log_of_a_service_that_lives_long_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "LOG_BYTES", 1_000)
+    monkeypatch.setattr(supervising, "LOG_SECONDS", 0.1)
+    chatty = "import sys\nwhile True:\n  sys.stderr.write('x' * 99 + '\\n'); sys.stderr.flush(); __import__('time').sleep(0.01)"
+    supervisor = Supervisor([sleeper("chatty", chatty)], tmp_path, lambda name, text: None)
+    supervisor._start_stage(Stage.workers)
+    (service,) = supervisor.services
+    try:
+        first = service.pid
+        for _ in range(3):
+            service.log.with_suffix(".log.1").unlink(missing_ok=True)
+            wait_until(lambda: supervisor._turn() or service.log.with_suffix(".log.1").exists(), "the log begun anew")
+        assert service.pid == first
+        wait_until(lambda: service.log.stat().st_size, "more lines")
+        assert service.log.read_bytes()[:1] == b"x"  # no hole at its beginning
+    finally:
+        supervisor._stop_all()
+
+
+def test_a_terminal_that_goes_away_ends_it_cleanly(tmp_path: Path) -> None:
+    """Its hang-up comes together with the end of whoever reads what is said."""
+    reading, writing = os.pipe()
+    arguments = ("--no-dashboard", "--workers", "0", "--schedulers", "0", "--tenders", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mainspring", "up", *arguments], cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    try:
+        wait_until(lambda: b"ready" in os.read(reading, 10_000), "ready")
+        os.close(reading)
+        process.send_signal(signal.SIGHUP)
+        _, errors = process.communicate(timeout=90)
+        assert (process.returncode, errors) == (0, b"")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_service_s_own_table_goes_before_what_up_tells_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAINSPRING_LOG_LEVEL", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # `up` changes it for its services
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    file = tmp_path / "mainspring.toml"
+    file.write_text('log_level = "error"\n[worker]\nlog_level = "debug"\ngrace = 70\n[up]\ngrace = 3\n')
+    seen: list[UpSettings] = []
+    monkeypatch.setattr(upping, "_supervise", seen.append)
+    monkeypatch.setattr(upping, "open_database", lambda url: None)
+    monkeypatch.chdir(tmp_path)
+    for given in ((), ("--grace", "9", "--log-level", "info")):
+        CliRunner().invoke(app, ["up", "--config", str(file), "--no-dashboard", *given], catch_exceptions=False)
+    (worker, other), (commanded, _) = (
+        [next(spec for spec in services(settings) if spec.name.startswith(kind)) for kind in ("worker", "scheduler")]
+        for settings in seen
+    )
+    assert "MAINSPRING_LOG_LEVEL" not in worker.environment
+    assert "--grace" not in worker.command
+    assert worker.grace == 75
+    assert other.environment["MAINSPRING_LOG_LEVEL"] == "error"
+    assert other.grace == 8
+    assert commanded.environment["MAINSPRING_LOG_LEVEL"] == "info"
+    assert (commanded.command[commanded.command.index("--grace") + 1], commanded.grace) == ("9", 14)
 
 
 def test_every_service_is_planned_in_the_order_of_need(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from fdb_schema.configuration import CONFIG_VARIABLE, configured_path
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.logs import LogFormat, LogLevel
 from mainspring.settings import check_file
-from mainspring.up.plan import S3_BUCKET, UpSettings, services
+from mainspring.up.plan import OWN, S3_BUCKET, UpSettings, services
 from mainspring.up.supervisor import Supervisor
 
 
@@ -29,6 +29,7 @@ class AlreadyUpError(MainspringError):
 
 
 def up(
+    context: typer.Context,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes.")] = 2,
     slots: Annotated[
         int | None, typer.Option(min=1, help="Tasks that a worker runs at once.", show_default="the cores are shared")
@@ -89,7 +90,7 @@ def up(
     share = slots or max(1, len(os.sched_getaffinity(0)) // max(1, workers))
     settings = UpSettings(
         url, cluster, heap, folder, workers, _slots(slots, share, config), tenders, schedulers, janitors,
-        _dashboard(dashboard), run, endpoint_url, None, config, log_format.value, log_level.value, otlp_endpoint, grace,
+        _dashboard(dashboard), run, endpoint_url, None, config, log_format.value, log_level.value, otlp_endpoint, grace, _own(context, config),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
@@ -108,16 +109,21 @@ def _supervise(settings: UpSettings) -> None:
     width = max((len(spec.name) for spec in specs), default=0)
     facts = {"db": settings.url, "cluster": settings.cluster, "store": settings.store}
 
+    def tell(text: str) -> None:
+        # A terminal that went away, or a pipe that nobody reads (there rich exits), ends no cluster.
+        with suppress(OSError, SystemExit):
+            console.print(text)
+
     def say(name: str, text: str) -> None:
-        console.print(f"{name:<{width}}  {text}")
+        tell(f"{name:<{width}}  {text}")
 
     supervisor = Supervisor(specs, settings.state, say, facts)
 
     def ready() -> None:
-        console.print(_what_is_where(settings, supervisor))
+        tell(_what_is_where(settings, supervisor))
 
     supervisor.run(ready)
-    console.print("stopped: nothing is left running; the database and the heap stay where they are")
+    tell("stopped: nothing is left running; the database and the heap stay where they are")
 
 
 def _what_is_where(settings: UpSettings, supervisor: Supervisor) -> str:
@@ -152,9 +158,29 @@ def _slots(given: int | None, share: int, config: Path | None) -> int | None:
     """`--slots` of the workers; None leaves them to the [worker] table of the file."""
     from fdb_schema.configuration import read_configuration
 
+    if given is None and "MAINSPRING_WORKER_SLOTS" in os.environ:
+        return None
     if given is None and "slots" in read_configuration(config).tables.get("worker", {}):
         return None
     return share
+
+
+def _own(context: typer.Context, config: Path | None) -> dict[str, dict[str, Any]]:
+    """What single services are told by their own tables or variables, of what `up` tells all unless it was given itself."""
+    from fdb_schema.configuration import read_configuration
+
+    sources = {key: getattr(context.get_parameter_source(key), "name", "") for key in OWN}
+    free = {key for key, source in sources.items() if source not in ("COMMANDLINE", "ENVIRONMENT")}
+    tables = read_configuration(config).tables
+    found = {
+        kind: {key: value for key, value in tables.get(kind, {}).items() if key in free}
+        for kind in ("worker", "tender", "janitor", "scheduler", "dashboard")
+    }
+    for kind in ("worker", "scheduler"):
+        variable = os.environ.get(f"MAINSPRING_{kind.upper()}_GRACE")
+        if variable and "grace" in free:
+            found[kind]["grace"] = variable
+    return found
 
 
 def _dashboard(wanted: bool | None) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 S3_BUCKET: Final = "heap"
+OWN: Final = frozenset({"log_format", "log_level", "grace"})
+"""Settings of `up` for every service that a service's own table of the file goes before."""
 
 
 class Stage(IntEnum):
@@ -56,6 +58,10 @@ class UpSettings:
     log_level: str = "info"
     otlp_endpoint: str | None = None
     grace: float = 10.0
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # service → what it is told by itself, of OWN
+
+
+_VARIABLES: Final = {"MAINSPRING_LOG_FORMAT": "log_format", "MAINSPRING_LOG_LEVEL": "log_level"}
 
 
 def services(settings: UpSettings) -> list[ServiceSpec]:
@@ -76,6 +82,8 @@ def services(settings: UpSettings) -> list[ServiceSpec]:
     def add(
         kind: str, count: int, stage: Stage, *arguments: str, says_ready: bool = False, grace: float | None = None
     ) -> None:
+        told = settings.own.get(kind, {})
+        environment = {name: value for name, value in shared.items() if _VARIABLES.get(name) not in told}
         for number in range(1, count + 1):
             name = kind if count == 1 else f"{kind}-{number}"
             own = [argument.replace("{name}", name) for argument in arguments]
@@ -83,7 +91,7 @@ def services(settings: UpSettings) -> list[ServiceSpec]:
             # The database, cluster and heap of `up` hold for all, whatever the file says; the file's tables for the rest.
             if settings.config is not None:
                 command += ["--config", str(settings.config)]
-            found.append(ServiceSpec(name, tuple(command), stage, shared, says_ready, grace or settings.grace + 5))
+            found.append(ServiceSpec(name, tuple(command), stage, environment, says_ready, grace or settings.grace + 5))
 
     if settings.s3_port is not None:
         data = str(settings.state / "s3")
@@ -91,12 +99,20 @@ def services(settings: UpSettings) -> list[ServiceSpec]:
         found.append(ServiceSpec("s3", command, Stage.store, {}, says_ready=True))
     slots = () if settings.slots is None else ("--slots", str(settings.slots))
     spill = ("--spill", str(settings.state / "spill" / "{name}"))
-    grace = ("--grace", f"{settings.grace:g}")
-    add("worker", settings.workers, Stage.workers, *slots, *spill, *grace, says_ready=True)
+
+    def graceful(kind: str) -> tuple[tuple[str, ...], float]:
+        told = settings.own.get(kind, {}).get("grace")
+        if told is None:
+            return ("--grace", f"{settings.grace:g}"), settings.grace + 5
+        return (), float(told) + 5
+
+    grace, patience = graceful("worker")
+    add("worker", settings.workers, Stage.workers, *slots, *spill, *grace, says_ready=True, grace=patience)
     add("tender", settings.tenders, Stage.keepers)
     add("janitor", settings.janitors, Stage.keepers, grace=20)
     chosen = () if settings.run is None else ("--run", settings.run)
-    add("scheduler", settings.schedulers, Stage.schedulers, *chosen, *grace)
+    grace, patience = graceful("scheduler")
+    add("scheduler", settings.schedulers, Stage.schedulers, *chosen, *grace, grace=patience)
     if settings.dashboard:
         add("dashboard", 1, Stage.dashboard, says_ready=True)
     return found

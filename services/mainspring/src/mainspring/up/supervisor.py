@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,7 +28,9 @@ from mainspring.up.restarts import Restarts
 
 TAIL_BYTES: Final = 2_000
 LOG_BYTES: Final = 16 << 20
-"""A log that is larger when its service starts begins anew; the one before is kept beside it."""
+"""A log that is larger begins anew; what it held is kept beside it."""
+LOG_SECONDS: Final = 10.0
+"""How often that is looked at."""
 _LINE_LIMIT: Final = 65_536
 
 
@@ -42,7 +45,7 @@ class Phase(StrEnum):
 
 
 Say = Callable[[str, str], None]
-"""`say(service, text)`: tells the person at the terminal."""
+"""`say(service, text)`: tells the person at the terminal; raises nothing, also where nobody reads any more."""
 
 
 class Supervised:
@@ -66,8 +69,7 @@ class Supervised:
     def start(self) -> int:
         """Start the process; its standard output's file descriptor."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
-            self.log.replace(self.log.with_suffix(".log.1"))
+        self.bound_log()
         with self.log.open("ab") as errors:
             self.process = subprocess.Popen(
                 self.spec.command,
@@ -84,6 +86,13 @@ class Supervised:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         return self.process.stdout.fileno()
+
+    def bound_log(self) -> None:
+        """Begin the log anew where it has grown large. Who writes to it appends, and goes on at its beginning."""
+        with contextlib.suppress(OSError):
+            if self.log.stat().st_size > LOG_BYTES:
+                shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+                os.truncate(self.log, 0)
 
     def read(self) -> list[str] | None:
         """Whole lines of its standard output; None at its end."""
@@ -125,6 +134,8 @@ class Supervisor:
         self._say = say
         self._facts = facts or {}
         self._asked = 0
+        self._asked_by: signal.Signals | None = None
+        self._logs_at = time.monotonic()
         self._ready_told = False
         self._selector = selectors.DefaultSelector()
 
@@ -159,7 +170,18 @@ class Supervisor:
             self._turn()
 
     def _start(self, service: Supervised) -> None:
-        self._selector.register(service.start(), selectors.EVENT_READ, service)
+        try:
+            descriptor = service.start()
+        except (OSError, subprocess.SubprocessError) as error:  # no process, descriptor or room on the disk just now
+            service.started = time.monotonic()
+            self._again(service, f"can't be started ({error})")
+            return
+        self._selector.register(descriptor, selectors.EVENT_READ, service)
+
+    def _again(self, service: Supervised, how: str, said: str = "") -> None:
+        pause = service.restarts.ended(service.started, time.monotonic())
+        service.phase, service.start_at = Phase.waiting, time.monotonic() + pause
+        self._say(service.spec.name, f"{how}; starting it again in {pause:.1f} s" + (f": {said}" if said else ""))
 
     def _turn(self) -> None:
         """Wait for the next event, at most until a pause is over, and deal with it."""
@@ -179,6 +201,10 @@ class Supervisor:
             if service.phase is Phase.waiting and service.start_at <= time.monotonic() and not self._asked:
                 self._start(service)
                 changed = True
+        if time.monotonic() - self._logs_at > LOG_SECONDS:
+            self._logs_at = time.monotonic()
+            for service in self.services:
+                service.bound_log()
         if changed and not self._asked:
             self._publish()
 
@@ -207,14 +233,17 @@ class Supervisor:
         if service.phase is Phase.stopping or self._asked:
             service.phase = Phase.stopped
             return
-        pause = service.restarts.ended(service.started, time.monotonic())
-        service.phase, service.start_at = Phase.waiting, time.monotonic() + pause
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         said = service.tail().rpartition("\n")[2] if code > 0 else ""
-        self._say(service.spec.name, f"{how}; starting it again in {pause:.1f} s" + (f": {said}" if said else ""))
+        self._again(service, how, said)
 
     def _stop_all(self) -> None:
         self._asked = max(1, self._asked)
+        if self._asked_by is not None:
+            self._say("mainspring", f"{self._asked_by.name}: stopping; once more to stop at once")
+        for service in self.services:
+            if service.process is None:
+                service.phase = Phase.stopped  # no pause is waited for any more
         for stage in reversed(Stage):
             chosen = [s for s in self.services if s.spec.stage is stage and s.process is not None]
             for service in chosen:
@@ -242,17 +271,25 @@ class Supervisor:
             for s in self.services
         }  # fmt: skip
         temporary = self._state / "up.json.new"
-        temporary.write_text(json.dumps({"pid": os.getpid(), **self._facts, "services": rows}, indent=1))
-        temporary.replace(self._state / "up.json")
+        text = json.dumps({"pid": os.getpid(), **self._facts, "services": rows}, indent=1)
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            # For its owner alone: the dashboard's address, with the token that it made, is in it.
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+            temporary.replace(self._state / "up.json")
+        except OSError as error:  # tools are blind until there is room again; the cluster goes on
+            self._say("mainspring", f"{self._state / 'up.json'} can't be written: {error.strerror or error}")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[socket.socket]:
         """SIGINT, SIGTERM and SIGHUP ask for the end, a second time for a quick one; SIGCHLD wakes the loop."""
 
         def asked(number: int, _frame: object) -> None:
+            # Nothing is said here: it may come in the midst of a start, or of what is being said.
             self._asked += 1
-            if self._asked == 1:
-                self._say("mainspring", f"{signal.Signals(number).name}: stopping; once more to stop at once")
+            self._asked_by = self._asked_by or signal.Signals(number)
 
         here, there = socket.socketpair()
         here.setblocking(False)
