@@ -14,7 +14,8 @@ from futures_worker import payload
 from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.object_names import result_name
 from futures_worker.worker import messages, planning
-from futures_worker.worker.core import EMPTY_RINGS, MOST_PATIENCE, RESPAWN_PAUSE, WorkerCore
+from futures_worker.worker.claimed import EMPTY_RINGS, MOST_PATIENCE
+from futures_worker.worker.core import RESPAWN_PAUSE, WorkerCore
 from futures_worker.worker.instructions import (
     ChildEnded,
     ChildSaid,

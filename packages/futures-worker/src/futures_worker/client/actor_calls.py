@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fdb_datamodel import MailEntry
 from futures_worker.client.callbacks import Callbacks
 from futures_worker.client.calls import Call, CallReader
+from futures_worker.client.expected import Expected
 from futures_worker.client.intake import Intake
 from futures_worker.client.keeping import Keeping
 from futures_worker.client.storing import Submission
@@ -24,15 +25,12 @@ class ActorCalls:
     callbacks: Callbacks
     keeping: Keeping
     _calls: CallReader | None
-    _groups: tuple[Any, ...]
+    _expected: Expected
     _intake: Intake[Submission]
     _joining: threading.Lock
     _pending: dict[bytes, Future[Any]]
 
     def _check_open(self) -> None:
-        raise NotImplementedError
-
-    def _settle(self, entries: Sequence[MailEntry], calls: bool = False) -> list[Future[Any]]:
         raise NotImplementedError
 
     def wake_followers(self) -> None:
@@ -60,7 +58,7 @@ class ActorCalls:
 
     def deliver_calls(self, entries: Sequence[MailEntry]) -> None:
         """Calls ended. `calls_delivered` runs their callbacks, when the caller holds no lock any more."""
-        self.callbacks.later(self._settle(entries, calls=True))
+        self.callbacks.later(self._expected.settle(entries, calls=True))
 
     def calls_delivered(self) -> None:
         """After `deliver_calls`."""
@@ -69,7 +67,7 @@ class ActorCalls:
 
     def watched(self) -> bool:
         """Whether somebody waits for several futures, or has a callback called."""
-        return bool(self._groups) or bool(self.callbacks)
+        return self._expected.has_groups or bool(self.callbacks)
 
     def flush_before(self, dependencies: Iterable[bytes]) -> None:
         """What another process is about to ask for is in the database: submits, and those calls of actors."""

@@ -12,13 +12,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from fdb_datamodel import (
     ClusterSpace,
     FutureSpec,
     MailEntry,
-    WorkerId,
     put_code,
     submit_futures,
     subscribe,
@@ -28,6 +27,7 @@ from futures_worker.client.actor_calls import ActorCalls
 from futures_worker.client.callbacks import Callbacks
 from futures_worker.client.calls import CallReader
 from futures_worker.client.diagnosis import warn_of_wait
+from futures_worker.client.expected import Expected, Group
 from futures_worker.client.future import Future
 from futures_worker.client.intake import Intake
 from futures_worker.client.keeping import Keeping
@@ -46,13 +46,6 @@ LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits
 WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason is told
 
 
-class Group(Protocol):
-    """Whoever wants to be told of futures that end."""
-
-    def note(self, ended: Iterable[Future[Any]]) -> None:
-        """Called by the thread that learns of it."""
-
-
 class Session(FutureQueries, ActorCalls):
     """The state that threads of one client in one process share. Thread-safe."""
 
@@ -62,8 +55,8 @@ class Session(FutureQueries, ActorCalls):
         self.id = os.urandom(16)
         self.closed = False
         self._results = ResultReader(db, space, fetcher, self.look_after_workers)
-        self._pending: dict[bytes, Future[Any]] = {}  # id -> future whose end was asked for and hasn't come
-        self._twins: dict[bytes, list[Future[Any]]] = {}  # further handles of pending ids
+        self._expected = Expected()
+        self._pending = self._expected.pending
         self._intake: Intake[Submission] = Intake(self._store_batch)
         self._mailbox = Mailbox(db, space, self.id, self._deliver)
         self.keeping = Keeping(db, space, self.id, on_beat=self._take_mail, on_return=self._take_up_again)
@@ -72,15 +65,12 @@ class Session(FutureQueries, ActorCalls):
         self._reading = threading.Lock()  # held by the thread that reads the mailbox for all
         self._delivered = threading.Condition(threading.Lock())
         self._followers = 0
-        self._groups: tuple[Group, ...] = ()
-        self._joining = threading.Lock()
+        self._joining = threading.Lock()  # held by the thread that makes the reader of actors' calls
         self._ended: list[Future[Any]] = []  # with callbacks to run once the reader stopped reading
         self.callbacks = Callbacks(self)
-        self._signals: dict[bytes, int] = {}  # id -> how often its stream was told of
         self._calls: CallReader | None = None  # of actors, once there is one
         self._observer = WorkerObserver()
         self._looked = 0.0
-        self._idle: WorkerId | None = None  # a worker that probably waits for work
 
     # --- submits ------------------------------------------------------------------------------------------------------
 
@@ -114,14 +104,14 @@ class Session(FutureQueries, ActorCalls):
 
     def _store_batch(self, batch: Sequence[Submission]) -> None:
         self.keeping.begin()
-        idle, self._idle = self._idle, None
+        idle = self._expected.take_idle()
         self.line.interrupt()
         self._store.store(batch, idle if len(self._pending) == 1 else None)
 
     def _refused(self, future: Future[Any], error: BaseException) -> None:
         self._pending.pop(future._id, None)
         future._trouble = error
-        self._tell_groups([future])
+        self._expected.tell([future])
         self.callbacks.run([future])
         self.wake_followers()
 
@@ -239,7 +229,7 @@ class Session(FutureQueries, ActorCalls):
 
     def waits_for_both(self) -> bool:
         """Whether somebody waits for several futures while calls of actors are unanswered: no thread can block on both."""
-        return self._calls is not None and bool(self._groups) and self._calls.unanswered()
+        return self._calls is not None and self._expected.has_groups and self._calls.unanswered()
 
     def follow(self, done: Callable[[], bool], pause: float) -> None:
         """Wait at most `pause` seconds for others to deliver something."""
@@ -259,15 +249,13 @@ class Session(FutureQueries, ActorCalls):
 
     def join(self, group: Group) -> None:
         """Tell `group` of every future that ends, from now on."""
-        with self._joining:
-            self._groups = (*self._groups, group)
+        self._expected.join(group)
         if self._calls is not None:
             self._calls.hurry()
 
     def leave(self, group: Group) -> None:
         """The end of `join`."""
-        with self._joining:
-            self._groups = tuple(other for other in self._groups if other is not group)
+        self._expected.leave(group)
 
     def look(self, future: Future[Any]) -> None:
         """Read the mail once, without waiting."""
@@ -290,45 +278,14 @@ class Session(FutureQueries, ActorCalls):
 
     def _deliver(self, entries: Sequence[MailEntry]) -> None:
         """Called by the reader. Callbacks run once it stopped reading."""
-        self._ended.extend(self._settle(entries))
-
-    def _settle(self, entries: Sequence[MailEntry], calls: bool = False) -> list[Future[Any]]:
-        """Record how futures ended; those that have callbacks. `calls`: of actors, whose workers may be busy."""
-        pending = self._pending
-        ended = []
-        for entry in entries:
-            if entry.kind == "stream":
-                self._signals[entry.id] = self._signals.get(entry.id, 0) + 1
-                continue
-            future = pending.get(entry.id)
-            # A result that was lost and may not be computed again fails in the epoch that it was realized in.
-            if future is not None and entry.epoch + (entry.kind == "failed") >= future._epoch:
-                future._entry = entry
-                pending.pop(entry.id, None)
-                ended.append(future)
-                if self._twins:
-                    for twin in self._twins.pop(entry.id, ()):
-                        twin._entry = entry
-                        ended.append(twin)
-        if entries and not calls:
-            # A worker that ended the only thing we wait for has a free slot, as far as we can know.
-            last = entries[-1].result
-            self._idle = last.worker if last is not None and not pending else None
-        self._tell_groups(ended)
-        return [future for future in ended if future._callbacks]
-
-    def _tell_groups(self, ended: Sequence[Future[Any]]) -> None:
-        for group in self._groups:
-            group.note(ended)
+        self._ended.extend(self._expected.settle(entries))
 
     def _subscribe(self, futures: Sequence[Future[Any]]) -> None:
         self.line.interrupt()
         for start in range(0, len(futures), 250):
             page = futures[start : start + 250]
             for future in page:
-                known = self._pending.setdefault(future._id, future)
-                if known is not future:
-                    self._twins.setdefault(future._id, []).append(future)
+                self._expected.add(future)
             self.keeping.begin()
             entries = ask(self.db, subscribe, self.space, self.id, [future._id for future in page])
             for future in page:
@@ -336,7 +293,7 @@ class Session(FutureQueries, ActorCalls):
                     future._session = self
                     self.keeping.hold_another(future._id)
                 future._stored = future._subscribed = True
-            self.callbacks.run(self._settle(entries))
+            self.callbacks.run(self._expected.settle(entries))
             self.wake_followers()
 
     def _look_after_workers(self) -> None:
@@ -371,7 +328,7 @@ class Session(FutureQueries, ActorCalls):
 
     def signals_of(self, future_id: bytes) -> int:
         """Changes whenever there are more items, or some were taken."""
-        return self._signals.get(future_id, 0)
+        return self._expected.signals.get(future_id, 0)
 
     def wait_for_signal(self, future_id: bytes, seen: int, pause: float) -> None:
         """Wait for a change of `signals_of`, at most `pause` seconds."""

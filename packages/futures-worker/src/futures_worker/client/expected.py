@@ -1,0 +1,86 @@
+"""Futures whose end a session was asked for, and what mail makes of them. No I/O."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fdb_datamodel import MailEntry, WorkerId
+
+if TYPE_CHECKING:
+    from futures_worker.client.future import Future
+
+
+class Group(Protocol):
+    """Whoever wants to be told of futures that end."""
+
+    def note(self, ended: Iterable[Future[Any]]) -> None:
+        """Called by the thread that learns of it."""
+
+
+class Expected:
+    """The handles that wait, the streams that were told of, and the groups to tell. `settle` is for one thread at a time."""
+
+    def __init__(self) -> None:
+        self.pending: dict[bytes, Future[Any]] = {}  # id -> future whose end was asked for and hasn't come
+        self.signals: dict[bytes, int] = {}  # id -> how often its stream was told of
+        self._twins: dict[bytes, list[Future[Any]]] = {}  # further handles of pending ids
+        self._groups: tuple[Group, ...] = ()
+        self._joining = threading.Lock()
+        self._idle: WorkerId | None = None
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether anybody waits for several futures."""
+        return bool(self._groups)
+
+    def add(self, future: Future[Any]) -> None:
+        """A handle that waits, the first one of its id or another one."""
+        known = self.pending.setdefault(future._id, future)
+        if known is not future:
+            self._twins.setdefault(future._id, []).append(future)
+
+    def settle(self, entries: Sequence[MailEntry], calls: bool = False) -> list[Future[Any]]:
+        """Record how futures ended; those that have callbacks. `calls`: of actors, whose workers may be busy."""
+        pending = self.pending
+        ended = []
+        for entry in entries:
+            if entry.kind == "stream":
+                self.signals[entry.id] = self.signals.get(entry.id, 0) + 1
+                continue
+            future = pending.get(entry.id)
+            # A result that was lost and may not be computed again fails in the epoch that it was realized in.
+            if future is not None and entry.epoch + (entry.kind == "failed") >= future._epoch:
+                future._entry = entry
+                pending.pop(entry.id, None)
+                ended.append(future)
+                if self._twins:
+                    for twin in self._twins.pop(entry.id, ()):
+                        twin._entry = entry
+                        ended.append(twin)
+        if entries and not calls:
+            last = entries[-1].result
+            self._idle = last.worker if last is not None and not pending else None
+        self.tell(ended)
+        return [future for future in ended if future._callbacks]
+
+    def take_idle(self) -> WorkerId | None:
+        """A worker that ended the only thing waited for: it has a free slot, as far as can be known. Told once."""
+        idle, self._idle = self._idle, None
+        return idle
+
+    def join(self, group: Group) -> None:
+        """Tell `group` of every future that ends, from now on."""
+        with self._joining:
+            self._groups = (*self._groups, group)
+
+    def leave(self, group: Group) -> None:
+        """The end of `join`."""
+        with self._joining:
+            self._groups = tuple(other for other in self._groups if other is not group)
+
+    def tell(self, ended: Sequence[Future[Any]]) -> None:
+        """These futures ended."""
+        for group in self._groups:
+            group.note(ended)
