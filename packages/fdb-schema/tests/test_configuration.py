@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from fdb_schema.cli import ClusterOption, DbOption
-from fdb_schema.configuration import ConfigurationError, read_configuration
+from fdb_schema.configuration import ConfigurationError, read_configuration, without_credentials
 from fdb_schema.logs import LogFormat, LogLevel, configure_logging
 from fdb_schema.service import service_app
 
@@ -129,3 +129,17 @@ def test_json_logs_are_one_object_per_line_and_hold_no_secret(monkeypatch: pytes
     assert "ValueError: key *** refused" in second["error"]
     assert "hunter2" not in stream.getvalue()
     assert "wJalrXUtnFEMI" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:pass@word@host/x", "http://***@host/x"),
+        ("https://ghp_token@host:4318/v1", "https://***@host:4318/v1"),
+        ('{"a": "http://host/x", "b": "me@example"}', '{"a": "http://host/x", "b": "me@example"}'),
+        ('{"a":"http://host","b":"me@example"}', '{"a":"http://host","b":"me@example"}'),
+        ("fdb:prod:secret@10.0.0.1:4500", "fdb:prod:secret@10.0.0.1:4500"),
+    ],
+)
+def test_credentials_of_urls_are_hidden_whole(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,6 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from starlette.testclient import TestClient
 
+from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager
 from mainspring_dashboard import Cluster, create_app
 
@@ -136,6 +138,40 @@ def test_the_heap_with_its_next_tasks_and_buckets(cluster: Cluster, lab: Any, tm
     assert found["next"][0]["cadence"] == 60.0
     assert sum(one["items"] for one in found["buckets"]) == 1
     assert found["lag"]["active"] == 1
+
+
+def test_a_mistyped_path_is_an_error_and_makes_no_database(tmp_path: Any) -> None:
+    with pytest.raises(DatabaseUnreachableError, match="there is no database at"):
+        Cluster(f"embedded:{tmp_path}/typo", "demo")
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_store_that_hangs_keeps_the_rest_of_the_page(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mainspring_dashboard import heap
+
+    monkeypatch.setattr(heap, "PATIENCE_SECONDS", 0.1)
+    asked, answered = threading.Event(), threading.Event()
+    view = heap.HeapView(cluster.db, "demo", None, None)
+
+    def hanging() -> None:
+        asked.set()
+        assert answered.wait(60)
+
+    monkeypatch.setattr(view, "_open", hanging)
+    with TestClient(create_app(cluster, heap=view), base_url="http://localhost") as client:
+        first = threading.Thread(target=client.get, args=("/api/heap",))
+        first.start()
+        try:
+            assert asked.wait(60)
+            refused = client.get("/api/heap")
+            assert refused.status_code == 503
+            assert "try again later" in refused.json()["error"]
+            assert client.get("/api/workers").status_code == 200
+        finally:
+            answered.set()
+            first.join(60)
+        assert client.get("/api/heap").json() == {"present": False}
+    view.close()
 
 
 @pytest.mark.parametrize(

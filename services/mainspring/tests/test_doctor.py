@@ -11,15 +11,32 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from support.upping import Up, mainspring, wait_until
 
-from fdb_datamodel import Heartbeat, WorkerId, WorkerInfo, heartbeat, new_incarnation, register_worker
+from fdb_datamodel import (
+    Counted,
+    FutureSpec,
+    FutureState,
+    Heartbeat,
+    Requirements,
+    WorkerId,
+    WorkerInfo,
+    WorkerStatus,
+    describe_future,
+    heartbeat,
+    new_incarnation,
+    register_worker,
+    submit_future,
+)
 from fdb_schema import ClusterSpace, open_database, pack
 from idempotent_txn import run
 from lease_locks import Duties, Duty, LeaseManager, duty_reports
+from mainspring.doctor.cluster import check_futures
 from mainspring.doctor.machine import check_space
+from mainspring.doctor.observing import Look, Observation
 from s3heap_tender import Heap, HeapStore, Scheduler, SysDb, Tender
 
 HOLDER = """
@@ -112,6 +129,35 @@ def test_faults_planted_on_purpose_are_found(cluster: Any, tmp_path: Path) -> No
     assert says(findings, "workers", "problem", f"worker {address}")
     assert says(findings, "space", "problem", "where the database is")
     assert all(f["level"] == "ok" for f in findings if f["check"] in ("engine", "versions", "clock", "ids"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "free", "gone", "found"),
+    [
+        (1, 1, Requirements(cpu=2), False, "problem"),  # nobody takes it though there is room
+        (0, 1, Requirements(cpu=2), False, "ok"),  # a slot that was free for a moment only
+        (1, 1, Requirements(cpu=0.5), False, "ok"),  # the free slot has not the cores that it needs
+        (1, 1, Requirements(cpu=2), True, "ok"),  # deleted after the second look
+    ],
+)
+def test_futures_that_wait_are_a_problem_where_a_worker_has_room_for_them(
+    first: int, second: int, free: Requirements, gone: bool, found: str
+) -> None:
+    space = ClusterSpace("c")
+    db = open_database(f"memory:{uuid4().hex}")
+    future = run(
+        db, submit_future, space, FutureSpec(code=b"code", args=b"args", requirements=Requirements(cpu=1))
+    ).bytes
+    worker = WorkerId("127.0.0.1", 1, b"i" * 16)
+
+    def look(counter: int, slots: int) -> Look:
+        beat = Heartbeat(counter=counter, slots=4, free_slots=slots, free=free)
+        status = WorkerStatus(worker, WorkerInfo(slots=4, total=Requirements(cpu=4)), beat)
+        return Look(workers=[status], unclaimed={future: Counted(future, FutureState.unclaimed, 0, 0, 0)})
+
+    info = run(db, describe_future, space, future, strategy="off")
+    findings = check_futures(Observation(look(1, first), look(2, second), 6.0), lambda _: None if gone else info)
+    assert [finding.level.value for finding in findings] == [found]
 
 
 def test_work_without_workers_and_a_clock_that_nobody_advances(tmp_path: Path, cluster: Any) -> None:

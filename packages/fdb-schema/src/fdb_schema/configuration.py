@@ -30,7 +30,8 @@ TABLES: Final = ("worker", "tender", "scheduler", "janitor", "dashboard", "up", 
 SHARED: Final = ("db", "cluster", "store", "endpoint_url", "log_format", "log_level", "otlp_endpoint")
 """Keys that stand before the first table; each goes to every service that has such an option."""
 
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")
+_CREDENTIALS: Final = re.compile(r"""(?<=://)[^/\s"'<>]+(?=@)""")
+"""Up to the last @ before the path: a password may hold others, and a name alone may be a token."""
 
 
 class ConfigurationError(MainspringError, ValueError):

@@ -15,6 +15,11 @@ from s3heap_tender.keys import HeapKeys
 
 NEXT: Final = 25
 BUCKETS: Final = 200
+PATIENCE_SECONDS: Final = 2.0
+
+
+class HeapBusyError(MainspringError):
+    """The store still has not answered who asked before."""
 
 
 class HeapView:
@@ -32,7 +37,10 @@ class HeapView:
 
     def read(self) -> dict[str, Any]:
         """`present`, the lag figures, the tasks that start next, dead letters, and with a store its buckets by start."""
-        with self._lock:
+        # A store that hangs would else hold one thread after another, until none is left for the rest of the page.
+        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+            raise HeapBusyError(f"the store {self._store} has not answered the question before: try again later")
+        try:
             sysdb = self._open()
             if sysdb is None:
                 return {"present": False}
@@ -55,14 +63,20 @@ class HeapView:
                 except (MainspringError, OSError) as error:
                     found["error"] = str(error)  # the store is down; what the database says is shown nevertheless
             return found
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
-        """Let go of the store."""
-        with self._lock:
+        """Let go of the store; one that is being asked and does not answer is left to the end of the process."""
+        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+            return
+        try:
             for part in (self._heap, self._opened, self._sysdb):
                 if part is not None:
                     part.close()
             self._heap = self._opened = self._sysdb = None
+        finally:
+            self._lock.release()
 
     def _open(self) -> SysDb | None:
         if self._sysdb is None:

@@ -37,7 +37,7 @@ class Cluster:
     """
 
     def __init__(self, db: str | None, cluster: str) -> None:
-        self.db: Any = open_database(db)
+        self.db: Any = open_database(db, create=False)  # it only looks: a mistyped path makes no database
         self.space = ClusterSpace(cluster)
         self.name = cluster
         self.url = url_of(self.db) or db or ""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
+from fdb_datamodel import FutureInfo, FutureState, Requirements, WorkerId
 from mainspring.doctor.findings import Finding, ok, problem, warning
 from mainspring.doctor.observing import DUTIES, TENDERS, Observation
 
@@ -47,8 +48,8 @@ def check_workers(seen: Observation) -> list[Finding]:
     return found or [ok("workers", f"{len(seen.second.workers)} workers beat and can be reached")]
 
 
-def check_futures(seen: Observation, describe: Callable[[bytes], str]) -> list[Finding]:
-    """What waited at both looks is not waiting in vain. `describe(id)` says why a future is where it is."""
+def check_futures(seen: Observation, describe: Callable[[bytes], FutureInfo | None]) -> list[Finding]:
+    """What waited at both looks is not waiting in vain. `describe(id)`: what a future is like now; None: it is gone."""
     waited = [one for one in seen.second.unclaimed if one in seen.first.unclaimed]
     counted = ", ".join(f"{number} {state}" for state, number in sorted(seen.second.states.items())) or "none"
     if not waited:
@@ -56,7 +57,8 @@ def check_futures(seen: Observation, describe: Callable[[bytes], str]) -> list[F
     if not seen.live_workers():
         what = f"{len(waited)} futures wait and no worker lives"
         return [problem("futures", what, "start one: `mainspring worker`, or `mainspring up`")]
-    stuck = {one: reason for one in waited if (reason := describe(one)).startswith("unschedulable")}
+    infos = [info for one in waited if (info := describe(one)) is not None and info.state is FutureState.unclaimed]
+    stuck = {info.id: info.reason for info in infos if info.reason.startswith("unschedulable")}
     found = []
     for one, reason in list(stuck.items())[:SHOWN]:
         what = f"future {UUID(bytes=one)} can't run: {reason}"
@@ -64,12 +66,30 @@ def check_futures(seen: Observation, describe: Callable[[bytes], str]) -> list[F
     if len(stuck) > SHOWN:
         what = f"{len(stuck) - SHOWN} more futures can't run"
         found.append(problem("futures", what, "`mainspring futures ls --state unclaimed` lists them"))
-    free = sum(worker.heartbeat.free_slots for worker in seen.live_workers() if worker.heartbeat is not None)
-    idle = len(waited) - len(stuck)
-    if idle and free:
-        what = f"{idle} futures waited {seen.seconds:.0f} s in the pool though {free} slots are free"
+    free = _free_at_both_looks(seen)
+    idle = sum(
+        any(info.worker in (None, worker) and info.requirements.fits(room) for worker, (_, room) in free.items())
+        for info in infos
+        if info.id not in stuck
+    )
+    if idle:
+        slots = sum(count for count, _ in free.values())
+        what = f"{idle} futures waited {seen.seconds:.0f} s in the pool though {slots} slots are free"
         found.append(problem("futures", what, "`mainspring futures show ID` says why; look at the workers' logs"))
     return found or [ok("futures", counted)]
+
+
+def _free_at_both_looks(seen: Observation) -> dict[WorkerId, tuple[int, Requirements]]:
+    """Live worker → its free slots and resources, where it had some at both looks.
+
+    On a busy cluster a slot is free now and then, between two tasks.
+    """
+    before = {worker.id: worker.heartbeat.free_slots for worker in seen.first.workers if worker.heartbeat is not None}
+    return {
+        worker.id: (min(worker.heartbeat.free_slots, before[worker.id]), worker.heartbeat.free)
+        for worker in seen.live_workers()
+        if worker.heartbeat is not None and worker.heartbeat.free_slots and before.get(worker.id)
+    }
 
 
 def check_sessions(seen: Observation) -> list[Finding]:

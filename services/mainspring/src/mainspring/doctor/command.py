@@ -10,7 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fdb_datamodel import describe_future, parse_size, validate
+from fdb_datamodel import (
+    FutureDeletedError,
+    FutureInfo,
+    UnknownFutureError,
+    describe_future,
+    parse_size,
+    validate,
+)
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, MainspringError, database_url, fdb_error_code, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, fail, print_json
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
@@ -66,8 +73,11 @@ def examine(
     """All findings. A check that fails is a finding itself, and keeps no other from being made."""
     space = ClusterSpace(cluster)
 
-    def describe(future: bytes) -> str:
-        return str(run(db, describe_future, space, future, strategy="off").reason)
+    def describe(future: bytes) -> FutureInfo | None:
+        try:
+            return run(db, describe_future, space, future, strategy="off")
+        except (UnknownFutureError, FutureDeletedError):
+            return None  # meanwhile
 
     url = url_of(db) or database_url()
     findings = [
