@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+from fdb_schema.errors import EXIT_USAGE, MainspringError
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 log = logging.getLogger("mainspring.metrics")
+
+
+class MetricsAddressError(MainspringError, OSError):
+    """The address or port asked for can't be listened on."""
+
+    exit_code: ClassVar[int] = EXIT_USAGE
 
 
 @dataclass(slots=True)
@@ -63,7 +72,7 @@ class MetricsServer:
     """Answers GET /metrics with what `collect` gives, and GET /healthz; in threads of its own, until `close`."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], address: str = "127.0.0.1", port: int = 0) -> None:
-        """Port 0 takes any free one. Raises OSError if the port is taken."""
+        """Port 0 takes any free one. Raises `MetricsAddressError`, an OSError, if the port is taken."""
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10
@@ -87,7 +96,15 @@ class MetricsServer:
             def log_message(self, format: str, *args: Any) -> None:
                 log.debug(format, *args)
 
-        self._server = ThreadingHTTPServer((address, port), Handler)
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+
+        try:
+            self._server = Server((address, port), Handler)
+        except OSError as error:
+            raise MetricsAddressError(
+                f"metrics can't be served at {address}:{port}: {error.strerror or error}; give another --metrics-port"
+            ) from None
         self._server.daemon_threads = True
         self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)

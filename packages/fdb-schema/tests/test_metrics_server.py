@@ -1,0 +1,34 @@
+"""Where metrics can't be served, the error says so in a line."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+
+from fdb_schema.errors import EXIT_USAGE
+from fdb_schema.metrics import Metric, MetricsAddressError, MetricsServer
+
+
+def test_a_port_that_is_taken_is_a_usage_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MetricsAddressError, match=f"127.0.0.1:{port}") as caught:
+            MetricsServer(list, "127.0.0.1", port)
+    assert isinstance(caught.value, OSError)
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_an_ipv6_address_is_served() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    server = MetricsServer(lambda: [Metric("up", "Up.").add(1)], "::1")
+    try:
+        with urllib.request.urlopen(f"http://[::1]:{server.address[1]}/metrics", timeout=60) as answer:
+            assert b"up 1" in answer.read()
+    finally:
+        server.close()
