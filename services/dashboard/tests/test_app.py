@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from starlette.testclient import TestClient
 
+import fdb_datamodel as dm
 from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager
 from mainspring_dashboard import Cluster, create_app
@@ -80,6 +81,13 @@ def test_a_future_with_its_failure_and_its_graph(client: TestClient, lab: Any) -
     assert found["failure"]["reason"] == "upstream"
     assert found["failure"]["chain"][-1] == _text(up)
     assert found["failure"]["final"] is True
+
+
+def test_what_a_task_printed_is_shown_by_attempt(client: TestClient, lab: Any) -> None:
+    one = lab.submit(name="talks")
+    lab(dm.write_output, one, dm.TaskOutput(1, b"caf\xc3\xa9 <b>\xff", 70_000))
+    (shown,) = client.get(f"/api/futures/{_text(one)}").json()["output"]
+    assert shown == {"attempt": 1, "text": "caf\u00e9 <b>\ufffd", "dropped": 70_000 - 10}
 
 
 def test_a_large_graph_is_cut_and_says_so(client: TestClient, lab: Any) -> None:

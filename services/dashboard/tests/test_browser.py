@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 import pytest
 from dashboard_lab import Lab
 
+import fdb_datamodel as dm
 from fdb_datamodel import Requirements
 from lease_locks import LeaseManager
 
@@ -178,10 +179,12 @@ def test_a_future_s_page_says_why_and_draws_its_lineage(page: Page, served: Serv
     assert shown.locator("svg.lineage path").count() == 4
     _picture(shown, "future")
     served.lab.realize(ids["part"])
+    served.lab(dm.write_output, ids["total"], dm.TaskOutput(1, b"3 parts, 81 words\n", 19))
     served.lab.realize(ids["total"])
     shown.locator("h2 .badge.realized").wait_for()  # without a reload
-    shown.locator("svg.lineage a", has_text="count words of part 2").click()
-    shown.wait_for_url(f"**/futures/{UUID(bytes=ids['part'])}")
+    shown.locator("pre.output", has_text="3 parts, 81 words").wait_for()
+    shown.locator("svg.lineage a", has_text="write the report").click()
+    shown.wait_for_url(f"**/futures/{UUID(bytes=ids['report'])}")
     shown.go_back()
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
 

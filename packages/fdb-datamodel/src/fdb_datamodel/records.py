@@ -320,9 +320,8 @@ class FutureInfo:
     code_size: int | None = None
     args_size: int = 0
     wall_us: int = 0  # submitted at
-    started_us: int = 0  # wall time of the latest claim; 0 where none stands
     details: Mapping[str, Any] = field(default_factory=dict)
-    claimed_us: int = 0  # wall clock of the latest claim
+    claimed_us: int = 0  # wall clock of the latest claim; 0 where none stands
 
 
 class TaskOutput(NamedTuple):

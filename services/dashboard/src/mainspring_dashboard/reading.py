@@ -12,12 +12,14 @@ from fdb_datamodel import (
     FutureDeletedError,
     FutureInfo,
     FutureState,
+    TaskOutput,
     UnknownFutureError,
     WorkerStatus,
     describe_future,
     list_downstreams,
     list_futures,
     list_workers,
+    read_output,
 )
 from fdb_schema import ClusterSpace, open_database, url_of
 from idempotent_txn import run
@@ -84,7 +86,8 @@ class Cluster:
             return None
         except FutureDeletedError as deleted:
             return {"id": str(future_id), "state": "deleted", "reason": str(deleted)}
-        return future_row(info) | _details(info)
+        outputs = run(self.db, read_output, self.space, future_id, strategy="off")
+        return future_row(info) | _details(info) | {"output": [_output(one) for one in outputs]}
 
     def lineage(self, future_id: UUID) -> dict[str, Any]:
         """The graph around a future: what it was made from, and what waits for it.
@@ -132,7 +135,7 @@ def future_row(info: FutureInfo) -> dict[str, Any]:
         "attempts": info.attempts,
         "worker": f"{info.worker.ip}:{info.worker.port}" if info.worker is not None else None,
         "submitted": info.wall_us / 1e6 or None,
-        "started": info.started_us / 1e6 or None,
+        "started": info.claimed_us / 1e6 or None,
         "ended": ended / 1e6 or None,
     }
 
@@ -167,6 +170,14 @@ def _details(info: FutureInfo) -> dict[str, Any]:
             "final": info.failure is not None,
         },
         "options": details,
+    }
+
+
+def _output(output: TaskOutput) -> dict[str, Any]:
+    return {
+        "attempt": output.attempt,
+        "text": output.data.decode(errors="replace"),
+        "dropped": output.size - len(output.data),
     }
 
 

@@ -35,6 +35,9 @@ export default async function future({ parameters: [id], get }) {
         ["waits on", info.waiting_on?.length ? [count(info.waiting_on.length), ": ", info.waiting_on.slice(0, 20).map(link)] : null],
         ...Object.entries(info.options ?? {}).map(([name, value]) => [name.replaceAll("_", " "), String(value)]),
       ]))),
+    info.output?.length ? h("section", { class: "panel" }, h("h2", {}, "Output"), info.output.map((one) => [
+      info.output.length > 1 || one.dropped ? h("p", { class: "soft" }, `attempt ${one.attempt}${one.dropped ? `: the first ${size(one.dropped)} are no longer kept` : ""}`) : null,
+      h("pre", { tabindex: 0, class: "output" }, one.text)])) : null,
     graph.nodes.length > 1 ? h("section", { class: "panel" }, h("h2", {}, "Lineage"), lineageGraph(graph, info.id),
       graph.cut ? h("p", { class: "soft" }, "The graph is larger: only what is nearest is drawn.") : null) : null);
   await refresh();
