@@ -107,6 +107,8 @@ def _erase_cluster() -> None:
     from fdb_schema import open_database
 
     db: Any = open_database("fdb:")
+    # A process has one object per cluster, which would carry one test's strategies and client id into the next.
+    db.__dict__.pop("_idempotent_txn_session", None)
     tr = db.create_transaction()
     while True:
         try:

@@ -12,6 +12,7 @@ import pytest
 from conftest import seed_params
 
 from fdb_embedded import Faults
+from fdb_schema import clear_many, set_many
 from idempotent_txn import Batcher, run
 from idempotent_txn.merging import CONFLICTING_KEYS, READ_CONFLICTS, Group, overlap, ranges_of
 from idempotent_txn.recording import Recording, record_beside
@@ -169,8 +170,8 @@ def test_a_member_sees_its_own_writes(any_db: Any, monkeypatch: pytest.MonkeyPat
         seen = [tr[b"a"].value]
         tr[b"a"] = b"new"
         tr.append_if_fits(b"a", b"er")
-        tr.set_many(iter([(b"b", b"1"), (b"c", b"2")]))
-        tr.clear_many(iter([b"c"]))
+        set_many(tr, iter([(b"b", b"1"), (b"c", b"2")]))
+        clear_many(tr, iter([b"c"]))
         del tr[b"x":b"z"]
         seen += [tr[b"a"].value, tr[b"b"].value, tr[b"c"].value]
         seen.append([(row.key, row.value) for row in tr.get_range(b"a", b"d")])

@@ -5,8 +5,9 @@ here with the same means: a dummy commit on the id's conflict key, then a scan o
 
 The ids are strong random ones given by option 504, since the generator behind option 505 repeats in 7.3
 (apple/foundationdb#11446). Option 505 then has the client expire the id as soon as the commit is acknowledged; so a
-missing row proves nothing about a commit whose future was abandoned, and the loop never abandons one. Ids of the
-caller's go by option 504 alone, and stay until they are expired.
+missing row alone proves nothing about a commit whose future was abandoned. The loop never abandons one; where a body's
+own timeout, a cancellation or an interruption did, the transaction itself is asked: the client notes the commit's
+version there before it expires the id. Ids of the caller's go by option 504 alone, and stay until they are expired.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fdb_schema import fdb_error_code
+from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.floor import VersionFloor
 from idempotent_txn.identity import native_form, random_id
 from idempotent_txn.lookup import NATIVE, fence, look_up
@@ -24,8 +26,8 @@ IDEMPOTENCY_ID: Final = 504
 AUTOMATIC_IDEMPOTENCY: Final = 505
 
 
-_Attempt = tuple[bytes, int]
-"""The token of an attempt: its id, and a version from before it began."""
+_Attempt = tuple[bytes, int, Any]
+"""The token of an attempt: its id, a version from before it began, its transaction."""
 
 
 class Native:
@@ -51,7 +53,7 @@ class Native:
         else:
             id = native_form(run_id)
             tr._set_option(IDEMPOTENCY_ID, id, len(id))
-        return id, floor
+        return id, floor, tr
 
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
         return None
@@ -63,9 +65,25 @@ class Native:
         return None
 
     def resolve(self, token: _Attempt) -> Committed | bool:
-        id, floor = token
+        id, floor, tr = token
         last = fence(self._db, (NATIVE,), id)
-        return look_up(self._db, NATIVE, id, floor, last) or False
+        try:
+            # In this order: a row that is missing because the client expired it was noted on the transaction before.
+            return look_up(self._db, NATIVE, id, floor, last) or _was_acknowledged(tr)
+        except CommitUnknownResultFatal:
+            if _was_acknowledged(tr):
+                return True
+            raise
+
+
+def _was_acknowledged(tr: Any) -> bool:
+    """Whether the client was told that `tr` committed, whatever became of the future that would have said so."""
+    try:
+        return int(tr.get_committed_version()) > 0
+    except Exception as error:
+        if fdb_error_code(error) is None:
+            raise
+        return False
 
 
 def is_offered(db: Any) -> bool:
