@@ -286,7 +286,7 @@ def test_the_heap_is_exported_to_parquet(quick: Any, tmp_path: Path, monkeypatch
         export_parquet(quick.heap, tmp_path / "absent" / "x.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["heap.parquet"]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ExportError, match=r"pip install 's3heap-tender\[parquet\]'"):
+    with pytest.raises(ExportError, match=r"pip install pyarrow"):
         export_parquet(quick.heap, file)
 
 

@@ -25,10 +25,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--db", metavar="PATH", help="directory of the database (MAINSPRING_DB, else ./.mainspring)")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT names a module")
     parser.add_argument("script", metavar="SCRIPT")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
+    rest.required = False  # Python 3.11 names it among the missing
     options = parser.parse_args(arguments[1:])
     if not options.module and not Path(options.script).exists():
         parser.error(f"there is no script {options.script}")
+    if options.db is not None and options.db.startswith("fdb:"):
+        parser.error(f"--db {options.db} is the URL of a cluster: the engine takes a directory")
     binding.serve_everything_from(options.db or binding.default_name())
     binding.load(api_version=None)
     sys.argv = [options.script, *options.arguments]

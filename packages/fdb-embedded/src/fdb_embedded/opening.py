@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from . import handles
-from .binding import DEFAULT_API_VERSION, default_name, load
+from .binding import DEFAULT_API_VERSION, DEFAULT_PATH, default_name, load
 from .errors import InvalidOption
 from .faults import Faults
 
@@ -28,6 +28,11 @@ def open(
         raise InvalidOption(f"durability {durability!r}: expected one of {', '.join(DURABILITIES)}")
     fdb = load()
     name = default_name() if path is None else os.fspath(path)
+    if isinstance(name, str):
+        if name.startswith("embedded:"):
+            name = name.removeprefix("embedded:") or DEFAULT_PATH
+        if name == "fdb:" or name.startswith(("fdb:/", "fdb:.")):
+            raise InvalidOption(f"{name!r} is the URL of a cluster: fdb.open opens that; the engine takes a directory")
     handle = handles.open_database(
         name, fdb.get_api_version() or DEFAULT_API_VERSION, durability=durability, faults=faults
     )

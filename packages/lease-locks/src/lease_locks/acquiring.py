@@ -169,7 +169,8 @@ def _timed_out(session: Session, lock: LockKeys, timeout: float, waited: bool) -
     error = AcquireTimeout(
         f"lease {lock.name!r} was not free within {timeout:g} s: "
         + (
-            f"held by {infos[0].describe()}" + (f", {others} others waiting" if others > 0 else "")
+            f"held by {infos[0].describe()}"
+            + (f", {others} other{'s' if others > 1 else ''} waiting" if others > 0 else "")
             if infos
             else "others were before this one in its queue"
         )

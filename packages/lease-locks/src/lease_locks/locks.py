@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _LIVE: weakref.WeakValueDictionary[str, LeaseManager] = weakref.WeakValueDictionary()
 Mode = Literal["exclusive", "shared"]
+MOST_SECONDS = 10**9 - 1  # of a ttl
 _PAGE = 1_000
 
 
@@ -414,8 +415,8 @@ def _check_timeout(timeout: float | None) -> None:
 
 
 def _check_seconds(what: str, value: float) -> None:
-    if not isinstance(value, int | float) or not 0 < value < 10**9:
-        raise ValueError(f"{what} must be a positive number of seconds, not {value!r}")
+    if not isinstance(value, int | float) or not 0 < value <= MOST_SECONDS:
+        raise ValueError(f"{what} must be a positive number of seconds, at most {MOST_SECONDS}, not {value!r}")
 
 
 def _let_go(session: Session) -> None:

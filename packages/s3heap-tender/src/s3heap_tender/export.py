@@ -34,7 +34,7 @@ def export_parquet(heap: Heap, path: str | os.PathLike[str]) -> int:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ExportError("a Parquet export needs pyarrow: pip install 's3heap-tender[parquet]'") from error
+        raise ExportError("a Parquet export needs pyarrow: pip install pyarrow") from error
     target = Path(path)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     schema = pa.schema(

@@ -238,6 +238,7 @@ def doctor(
     else:
         typer.echo(f"{alive} sessions alive, {len(findings)} findings, {cleaned} cleaned")
         for finding in findings:
-            typer.echo(f"- {finding['what']}\n  {finding['do']}")
+            do = "cleaned" if clean and finding["cleanable"] else finding["do"]
+            typer.echo(f"- {finding['what']}\n  {do}")
     if left:
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ import typer
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail
 from fdb_schema.errors import EXIT_LOCK_STOLEN
 from lease_locks.lease import Lease
-from lease_locks.locks import LeaseManager
+from lease_locks.locks import MOST_SECONDS, LeaseManager
 from lease_locks.observer import FENCE, UNCHANGED
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -36,11 +36,14 @@ def run_under(
         float | None, typer.Option(min=0.0, help="Seconds to wait for the lease; exit code 75 afterwards.")
     ] = None,
     ttl: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without a heartbeat after which another may take over.")
+        float,
+        typer.Option(min=0.1, max=MOST_SECONDS, help="Seconds without a heartbeat after which another may take over."),
     ] = 15.0,
     shared: Annotated[bool, typer.Option("--shared", help="Beside other shared holders.")] = False,
     slots: Annotated[int, typer.Option(min=1, help="How many may run at once.")] = 1,
-    max_hold: Annotated[float | None, typer.Option(min=0.1, help="Seconds after which the lease is lost.")] = None,
+    max_hold: Annotated[
+        float | None, typer.Option(min=0.1, max=MOST_SECONDS, help="Seconds after which the lease is lost.")
+    ] = None,
     grace: Annotated[
         float | None,
         typer.Option(

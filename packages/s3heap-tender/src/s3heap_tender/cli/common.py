@@ -30,7 +30,7 @@ app = command_app("s3heap-tender", "Tasks that run because data was written, no 
 
 DEFAULT_STORE: Final = "file:./heap"
 TaskArgument = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.")]
-PollOption = Annotated[float, typer.Option(help="Seconds between looks.")]
+PollOption = Annotated[float, typer.Option(min=0.0, help="Seconds between looks.")]
 StoreOption = Annotated[
     str,
     typer.Option(

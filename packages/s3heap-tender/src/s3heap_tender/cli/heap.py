@@ -104,4 +104,4 @@ def export(
     if as_json:
         print_json({"file": str(file), "items": items})
     else:
-        print(f"{items} items written to {file}")
+        print(f"{items} item{'s' if items != 1 else ''} written to {file}")
