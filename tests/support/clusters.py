@@ -6,6 +6,9 @@
         demo.workers[0].kill()
 
 Every process is killed at the end of the test, whatever happened. `demo.check()` runs the data model's validation.
+
+The fixture `shared_cluster` gives the same, but clusters stay for the module's other tests that ask for the same shape:
+for tests that end what they begin, leave the workers alone and count nothing of the whole cluster.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,11 +138,16 @@ class LocalCluster:
         violations = validate(open_database(self.url), self.name)
         assert violations == [], "\n".join(map(str, violations))
 
+    def close_clients(self) -> None:
+        while self._clients:
+            self._clients.pop().close()
+
     def close(self) -> None:
-        for client in self._clients:
-            client.close()
-        for worker in self.workers:
-            worker.close()
+        try:
+            self.close_clients()
+        finally:
+            for worker in self.workers:
+                worker.close()
 
 
 ClusterFactory = Callable[..., LocalCluster]
@@ -164,3 +174,60 @@ def cluster(shared_url: str, tmp_path: Path) -> Iterator[ClusterFactory]:
     finally:
         for local in made:
             local.close()
+
+
+class KeptClusters:
+    """Clusters by the arguments they were asked for with, each on a database of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kept: dict[tuple[Any, ...], LocalCluster] = {}
+
+    def get(self, workers: int, slots: int, arguments: tuple[str, ...]) -> LocalCluster:
+        """One whose workers all live, made anew if there is none."""
+        key = (workers, slots, *arguments)
+        local = self.kept.get(key)
+        if local is not None and any(worker.process.poll() is not None for worker in local.workers):
+            local.close()
+            local = None
+        if local is None:
+            home = Path(tempfile.mkdtemp(dir=self.folder))
+            local = self.kept[key] = LocalCluster(f"embedded:{home / 'db'}", "test", home)
+            for _ in range(workers):
+                local.start("--slots", str(slots), *arguments, wait=False)
+            for worker in local.workers:
+                worker.wait_ready()
+        return local
+
+    def close(self) -> None:
+        for local in self.kept.values():
+            local.close()
+
+
+@pytest.fixture(scope="module")
+def kept_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptClusters]:
+    """What `shared_cluster` keeps from test to test of one module."""
+    shm = Path("/dev/shm")
+    memory = shm.is_dir() and os.access(shm, os.W_OK | os.X_OK)
+    folder = Path(tempfile.mkdtemp(prefix="mainspring-test-", dir=shm if memory else tmp_path_factory.getbasetemp()))
+    kept = KeptClusters(folder)
+    try:
+        yield kept
+    finally:
+        kept.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def shared_cluster(shared_url: str, cluster: ClusterFactory, kept_clusters: KeptClusters) -> Iterator[ClusterFactory]:
+    """As `cluster`, but workers and database may have served other tests of the module. A real cluster is erased for each."""
+    if not shared_url.startswith("embedded:"):
+        yield cluster
+        return
+
+    def get(workers: int = 2, slots: int = 1, *arguments: str) -> LocalCluster:
+        return kept_clusters.get(workers, slots, arguments)
+
+    yield get
+    for local in kept_clusters.kept.values():
+        local.close_clients()

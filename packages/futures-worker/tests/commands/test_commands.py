@@ -69,7 +69,13 @@ def silent() -> int:
 
 
 @pytest.fixture
-def demo(cluster: Any) -> Any:
+def demo(shared_cluster: Any) -> Any:
+    return shared_cluster(1, 2, "--metrics-port", "0", "--json")
+
+
+@pytest.fixture
+def own(cluster: Any) -> Any:
+    """For tests that count what the whole cluster did."""
     return cluster(1, 2, "--metrics-port", "0", "--json")
 
 
@@ -161,32 +167,32 @@ def test_cancel_retry_and_why(demo: Any, tmp_path: Path) -> None:
     demo.check()
 
 
-def test_top_workers_and_timeline(demo: Any, tmp_path: Path) -> None:
-    client = demo.client()
+def test_top_workers_and_timeline(own: Any, tmp_path: Path) -> None:
+    client = own.client()
     futures = client.map(abs, range(20))
     total = client.submit(sum, futures)
     assert total.result(WAIT) == 190
-    found = as_json("top", *where(demo))
+    found = as_json("top", *where(own))
     assert found["futures"]["realized"] == 21 and len(found["workers"]) == 1
-    assert "21 realized" in command("top", *where(demo)).stdout
-    table = command("workers", *where(demo)).stdout
+    assert "21 realized" in command("top", *where(own)).stdout
+    table = command("workers", *where(own)).stdout
     assert re.search(r"\d (GiB|MiB)", table), "sizes are for people"
-    trace = json.loads(command("timeline", *where(demo)).stdout)
+    trace = json.loads(command("timeline", *where(own)).stdout)
     check_schema(trace)
     kinds = [event["ph"] for event in trace["traceEvents"]]
     assert (kinds.count("X"), kinds.count("s"), kinds.count("f")) == (21, 20, 20)
     target = tmp_path / "trace.json"
-    summary = as_json("timeline", "-o", str(target), *where(demo))
+    summary = as_json("timeline", "-o", str(target), *where(own))
     assert summary["futures"] == 21 and summary["events"] == len(json.loads(target.read_text())["traceEvents"])
-    assert command("timeline", "-o", str(tmp_path / "no" / "where"), *where(demo), code=1).stderr.startswith("error: ")
+    assert command("timeline", "-o", str(tmp_path / "no" / "where"), *where(own), code=1).stderr.startswith("error: ")
 
 
-def test_a_worker_has_metrics(demo: Any) -> None:
-    client = demo.client()
+def test_a_worker_has_metrics(own: Any) -> None:
+    client = own.client()
     client.gather(client.map(abs, range(10)), timeout=WAIT)
-    line = json.loads(demo.workers[0].line)
+    line = json.loads(own.workers[0].line)
     url = f"http://127.0.0.1:{line['metrics_port']}"
-    label = f'cluster="{demo.name}",worker="{line["address"]}"'
+    label = f'cluster="{own.name}",worker="{line["address"]}"'
 
     def page() -> str:
         with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT) as answer:
@@ -205,8 +211,8 @@ def test_a_worker_has_metrics(demo: Any) -> None:
     from fdb_schema import ClusterSpace
     from futures_worker.metrics import cluster_metrics
 
-    text = render(cluster_metrics(open_database(demo.url), ClusterSpace(demo.name)))
-    assert f'mainspring_futures{{state="realized",cluster="{demo.name}"}} 10\n' in text
+    text = render(cluster_metrics(open_database(own.url), ClusterSpace(own.name)))
+    assert f'mainspring_futures{{state="realized",cluster="{own.name}"}} 10\n' in text
 
 
 def test_whoever_looks_makes_no_database(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ def test_calls_change_state_in_order(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_the_actor_holds_no_slot(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1, slots=1)
+def test_the_actor_holds_no_slot(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1, slots=1)
     client = demo.client()
     actors = [client.actor(Counter, n) for n in range(3)]
     assert [a.get().result(WAIT) for a in actors] == [0, 1, 2]
@@ -125,8 +125,8 @@ def test_the_actor_holds_no_slot(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_named_actors_are_got_or_created(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_named_actors_are_got_or_created(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client, other = demo.client(), demo.client()
     hits = client.actor(Counter, 5, name="hits")
     assert hits.incr().result(WAIT) == 6
@@ -171,8 +171,8 @@ def test_calls_are_ordinary_futures(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_async_calls(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_async_calls(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
 
     async def count() -> list[int]:
         async with Client(demo.url, demo.name) as client:
@@ -187,8 +187,8 @@ def test_async_calls(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_order_per_caller_and_threads(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_order_per_caller_and_threads(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     actor = demo.client().actor(Counter, name="log")
 
     def call(client: Any, who: int) -> None:
@@ -210,8 +210,8 @@ def test_order_per_caller_and_threads(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_a_killed_process_is_restarted_with_fresh_state(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_a_killed_process_is_restarted_with_fresh_state(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     actor = client.actor(Counter, 100, max_restarts=1)
     assert actor.incr().result(WAIT) == 101
@@ -268,8 +268,8 @@ class Refusing:
     def get(self) -> None: ...
 
 
-def test_a_constructor_that_raises_and_other_ends(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_a_constructor_that_raises_and_other_ends(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     with pytest.raises(ActorDiedError, match="not today"):
         client.actor(Refusing, max_restarts=3).get().result(WAIT)
@@ -295,8 +295,8 @@ def test_a_constructor_that_raises_and_other_ends(cluster: Callable[..., Any]) -
     demo.check()
 
 
-def test_an_actor_that_waits_for_itself_says_so(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_an_actor_that_waits_for_itself_says_so(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     one, two = client.actor(Counter, 1), client.actor(Counter, 2)
     assert one.ask(two).result(WAIT) == 2
@@ -306,8 +306,8 @@ def test_an_actor_that_waits_for_itself_says_so(cluster: Callable[..., Any]) -> 
     demo.check()
 
 
-def test_a_closed_client_ends_its_unnamed_actors(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_a_closed_client_ends_its_unnamed_actors(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client, other = demo.client(), demo.client()
     actor = client.actor(Counter)
     actor_id = actor._id

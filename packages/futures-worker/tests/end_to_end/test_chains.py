@@ -50,8 +50,8 @@ def chain(client: Any, first: Any, count: int, fn: Callable[..., Any] = plus) ->
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_long_chain_counts_its_links(cluster: Cluster, workers: int) -> None:
-    demo = cluster(workers, 1)
+def test_a_long_chain_counts_its_links(shared_cluster: Cluster, workers: int) -> None:
+    demo = shared_cluster(workers, 1)
     client = demo.client()
     client.gather(client.map(plus, range(100)), progress=False, timeout=WAIT)  # its tasks are known to be short
     for count in (300, 301):
@@ -61,8 +61,8 @@ def test_a_long_chain_counts_its_links(cluster: Cluster, workers: int) -> None:
     demo.check()
 
 
-def test_large_results_travel_along_a_chain(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_large_results_travel_along_a_chain(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     client.gather(client.map(plus, range(100)), progress=False, timeout=WAIT)
     links = chain(client, np.zeros(10_000), 20, grow)
@@ -70,8 +70,8 @@ def test_large_results_travel_along_a_chain(cluster: Cluster) -> None:
     demo.check()
 
 
-def test_a_link_that_fails_once_is_run_again_and_the_chain_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    demo = cluster(1, 1)
+def test_a_link_that_fails_once_is_run_again_and_the_chain_goes_on(shared_cluster: Cluster, tmp_path: Path) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     client.gather(client.map(plus, range(100)), progress=False, timeout=WAIT)
     before = chain(client, 0, 20)
@@ -80,8 +80,8 @@ def test_a_link_that_fails_once_is_run_again_and_the_chain_goes_on(cluster: Clus
     demo.check()
 
 
-def test_a_link_that_fails_for_good_fails_the_rest_with_its_name(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_a_link_that_fails_for_good_fails_the_rest_with_its_name(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     client.gather(client.map(plus, range(100)), progress=False, timeout=WAIT)
     before = chain(client, 0, 5)
@@ -94,8 +94,8 @@ def test_a_link_that_fails_for_good_fails_the_rest_with_its_name(cluster: Cluste
     demo.check()
 
 
-def test_a_cancelled_link_ends_the_rest(cluster: Cluster, tmp_path: Path) -> None:
-    demo = cluster(1, 1)
+def test_a_cancelled_link_ends_the_rest(shared_cluster: Cluster, tmp_path: Path) -> None:
+    demo = shared_cluster(1, 1)
     client = demo.client()
     client.gather(client.map(plus, range(100)), progress=False, timeout=WAIT)
     hanging = client.submit(hang, 1, str(tmp_path / "flag"))

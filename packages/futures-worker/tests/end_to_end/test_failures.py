@@ -73,8 +73,8 @@ def fails_until(path: str, start: int) -> int:
     return now
 
 
-def test_exceptions_keep_their_type_and_the_remote_traceback(cluster: Callable[..., Any]) -> None:
-    client = cluster(workers=1).client()
+def test_exceptions_keep_their_type_and_the_remote_traceback(shared_cluster: Callable[..., Any]) -> None:
+    client = shared_cluster(workers=1).client()
     future = client.submit(fails, CustomError(7), max_retries=0)
     with pytest.raises(CustomError) as caught:
         future.result(WAIT)
@@ -93,8 +93,8 @@ def test_exceptions_keep_their_type_and_the_remote_traceback(cluster: Callable[.
     assert "in local_failure" in told.value.remote_traceback
 
 
-def test_retries_are_counted_as_starts(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    client = cluster(workers=2).client()
+def test_retries_are_counted_as_starts(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    client = shared_cluster(workers=2).client()
     assert client.submit(fails_until, str(tmp_path / "a"), 3).result(WAIT) == 3
     with pytest.raises(ValueError, match="start 3"):
         client.submit(fails_until, str(tmp_path / "b"), 99, max_retries=2).result(WAIT)
@@ -107,8 +107,8 @@ def test_retries_are_counted_as_starts(cluster: Callable[..., Any], tmp_path: Pa
     assert starts(tmp_path / "d") == 1
 
 
-def test_a_failed_dependency_fails_its_dependents(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_a_failed_dependency_fails_its_dependents(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     first = client.submit(fails, CustomError(1), max_retries=0)
     second = client.submit(abs, first)
@@ -138,9 +138,9 @@ def test_kill_a_worker_midway(cluster: Callable[..., Any]) -> None:
 
 
 def test_a_task_that_kills_its_process_costs_attempts_not_the_worker(
-    cluster: Callable[..., Any], tmp_path: Path
+    shared_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
-    demo = cluster(workers=1, slots=1)
+    demo = shared_cluster(workers=1, slots=1)
     client = demo.client()
 
     def dies(path: str) -> None:
@@ -199,8 +199,8 @@ def test_cancel(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_a_run_over_its_time_fails(cluster: Callable[..., Any]) -> None:
-    client = cluster(workers=1).client()
+def test_a_run_over_its_time_fails(shared_cluster: Callable[..., Any]) -> None:
+    client = shared_cluster(workers=1).client()
     with pytest.raises(FutureTimeoutError):
         client.submit(time.sleep, 600, timeout=0.5, max_retries=0).result(WAIT)
     assert client.submit(abs, -1).result(WAIT) == 1
@@ -259,8 +259,8 @@ def test_a_module_that_is_missing_on_the_worker(cluster: Callable[..., Any], tmp
         demo.client().get_future(done.stdout.strip()).result(WAIT)
 
 
-def test_what_doesnt_pickle(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    client = cluster(workers=1).client()
+def test_what_doesnt_pickle(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    client = shared_cluster(workers=1).client()
     lock = threading.Lock()
     with pytest.raises(TypeError, match="can't be pickled"):
         client.submit(lambda: lock)
@@ -313,8 +313,8 @@ def test_a_lost_result_is_computed_again(cluster: Callable[..., Any], tmp_path: 
     demo.check()
 
 
-def test_deleted_and_unknown_futures(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_deleted_and_unknown_futures(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     future = client.submit(abs, -1)
     assert future.result(WAIT) == 1

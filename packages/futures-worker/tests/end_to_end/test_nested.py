@@ -84,14 +84,14 @@ def test_recursion_goes_deep_not_broad(cluster: Cluster) -> None:
     demo.check()
 
 
-def test_a_chain_of_waits_forty_deep(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_a_chain_of_waits_forty_deep(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     assert demo.client().submit(descend, 40).result(WAIT) == 40
     demo.check()
 
 
-def test_a_task_waits_for_more_than_256_children(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_a_task_waits_for_more_than_256_children(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     assert demo.client().submit(total_of_many, 300).result(WAIT) == sum(range(300))
     assert rows_of_waits(demo) == 0
     demo.check()
@@ -106,8 +106,8 @@ def test_nested_tasks_that_need_more_memory_than_is_left_go_on(cluster: Cluster)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_cycle_of_waits_is_told_to_all_in_it(cluster: Cluster, tmp_path: Path, workers: int) -> None:
-    demo = cluster(workers, 1)
+def test_a_cycle_of_waits_is_told_to_all_in_it(shared_cluster: Cluster, tmp_path: Path, workers: int) -> None:
+    demo = shared_cluster(workers, 1)
     client = demo.client()
     future = client.submit(wait_for_one_that_waits_for_me, str(tmp_path / "starts"))
     with pytest.raises(DeadlockError, match=str(future.id)):
@@ -118,15 +118,15 @@ def test_a_cycle_of_waits_is_told_to_all_in_it(cluster: Cluster, tmp_path: Path,
     demo.check()
 
 
-def test_a_task_that_waits_for_itself_is_told(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_a_task_that_waits_for_itself_is_told(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     with pytest.raises(DeadlockError, match="none of them can go on"):
         demo.client().submit(wait_for_myself).result(WAIT)
     demo.check()
 
 
-def test_a_cycle_through_a_dependency_is_told(cluster: Cluster) -> None:
-    demo = cluster(1, 1)
+def test_a_cycle_through_a_dependency_is_told(shared_cluster: Cluster) -> None:
+    demo = shared_cluster(1, 1)
     future = demo.client().submit(wait_through_a_dependency)
     error = future.exception(WAIT)
     assert isinstance(error, (DeadlockError, UpstreamDependencyFailedException))

@@ -55,8 +55,8 @@ def parent(path: str, depth: int) -> None:
     time.sleep(600)
 
 
-def test_the_time_in_the_queue_and_in_all_is_limited(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    demo = cluster(workers=1)
+def test_the_time_in_the_queue_and_in_all_is_limited(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     gate = tmp_path / "gate"
     holder = client.submit(touch_and_wait, str(gate))
@@ -77,8 +77,8 @@ def test_the_time_in_the_queue_and_in_all_is_limited(cluster: Callable[..., Any]
     demo.check()
 
 
-def test_greater_priority_runs_first(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    demo = cluster(workers=1)
+def test_greater_priority_runs_first(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     gate, order = tmp_path / "gate", tmp_path / "order"
     holder = client.submit(touch_and_wait, str(gate))
@@ -94,8 +94,8 @@ def test_greater_priority_runs_first(cluster: Callable[..., Any], tmp_path: Path
     demo.check()
 
 
-def test_retries_pause_and_choose(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    demo = cluster(workers=1)
+def test_retries_pause_and_choose(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     pauses = {"initial": 0.3, "factor": 2.0, "maximum": 60.0}
     waited = client.submit(fail_until, str(tmp_path / "a"), 2, ValueError, backoff=pauses)

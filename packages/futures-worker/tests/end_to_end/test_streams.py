@@ -57,8 +57,8 @@ def total(items: Any) -> int:
     return sum(items)
 
 
-def test_items_arrive_while_the_generator_runs(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    demo = cluster(workers=1)
+def test_items_arrive_while_the_generator_runs(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1)
     gate = tmp_path / "gate"
     future = demo.client().submit(slowly, 4, str(gate))
     got = []
@@ -72,8 +72,8 @@ def test_items_arrive_while_the_generator_runs(cluster: Callable[..., Any], tmp_
     demo.check()
 
 
-def test_many_items_results_and_dependents(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_many_items_results_and_dependents(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     assert client.submit(count, 0).result(WAIT) == []
     assert client.submit(count, 1000).result(WAIT) == list(range(1000))
@@ -87,8 +87,8 @@ def test_many_items_results_and_dependents(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_nobody_reading_holds_the_generator_up(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    demo = cluster(workers=1)
+def test_nobody_reading_holds_the_generator_up(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1)
     path = tmp_path / "yielded"
     client = demo.client()
     future = client.submit(noted, 1000, str(path))
@@ -108,8 +108,8 @@ def test_nobody_reading_holds_the_generator_up(cluster: Callable[..., Any], tmp_
     demo.check()
 
 
-def test_a_failure_in_the_middle(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_a_failure_in_the_middle(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     future = demo.client().submit(broken, 3, max_retries=1)
     got = []
     with pytest.raises(ValueError, match="broken in the middle"):  # noqa: PT012
@@ -120,8 +120,8 @@ def test_a_failure_in_the_middle(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_a_death_in_the_middle_repeats_nothing(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    demo = cluster(workers=1)
+def test_a_death_in_the_middle_repeats_nothing(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1)
     path = tmp_path / "pid"
     future = demo.client().submit(with_pid, 400, str(path))
     stream = future.stream(timeout=WAIT)
@@ -150,8 +150,8 @@ def test_large_items_and_their_loss_with_a_worker(cluster: Callable[..., Any]) -
     demo.check()
 
 
-def test_async_streams(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_async_streams(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
 
     async def main() -> list[int]:
         async with Client(demo.url, demo.name) as client:

@@ -27,8 +27,8 @@ def add(a: Any, b: Any = 0, *, times: int = 1) -> Any:
     return (a + b) * times
 
 
-def test_a_round_trip(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_a_round_trip(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     future = client.submit(add, 1, b=2, times=10)
     assert future.result(timeout=WAIT) == 30
@@ -42,8 +42,8 @@ def test_a_round_trip(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_map_gather_wait_and_as_completed(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_map_gather_wait_and_as_completed(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     squares = client.map(operator.mul, range(300), range(300), batch=50)
     assert client.gather(squares, progress=False) == [n * n for n in range(300)]
@@ -77,8 +77,8 @@ def test_wait_returns_at_the_first(cluster: Callable[..., Any]) -> None:
     assert slow.cancel()
 
 
-def test_futures_as_arguments_anywhere(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_futures_as_arguments_anywhere(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     one = client.submit(add, 1)
     two = client.submit(add, one, 1)
@@ -89,8 +89,8 @@ def test_futures_as_arguments_anywhere(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_a_chain_of_dependents(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_a_chain_of_dependents(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     future = client.submit(add, 0)
     for _ in range(300):
@@ -99,8 +99,8 @@ def test_a_chain_of_dependents(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_a_tree_of_dependents(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_a_tree_of_dependents(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     layer = client.map(add, range(256))
     while len(layer) > 1:
@@ -109,8 +109,8 @@ def test_a_tree_of_dependents(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_large_results_and_arguments(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_large_results_and_arguments(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     array = client.submit(np.arange, 1_000_000)
     np.testing.assert_array_equal(array.result(WAIT), np.arange(1_000_000))
@@ -125,8 +125,8 @@ def test_large_results_and_arguments(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_put(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_put(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     small = client.put({"a": 1})
     assert small.result(WAIT) == {"a": 1}
@@ -137,8 +137,8 @@ def test_put(cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
-def test_names_keys_and_bound_options(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_names_keys_and_bound_options(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
 
     def about(**keywords: Any) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def test_a_future_is_found_by_its_id_after_its_submitter_died(cluster: Callable[
     assert demo.client().get_future(future.id).result(WAIT) == 42
 
 
-def test_what_is_submitted_survives_a_client_that_just_ends(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_what_is_submitted_survives_a_client_that_just_ends(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     program = (
         "import sys; from futures_worker import Client\n"
         "client = Client(sys.argv[1], sys.argv[2])\n"
@@ -187,8 +187,8 @@ def test_what_is_submitted_survives_a_client_that_just_ends(cluster: Callable[..
     assert client.gather([client.submit(pow, 0, 0, key=f"k{n}") for n in range(100)]) == [n * n for n in range(100)]
 
 
-def test_threads_share_a_client(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_threads_share_a_client(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     results: dict[int, list[int]] = {}
 
@@ -205,8 +205,8 @@ def test_threads_share_a_client(cluster: Callable[..., Any]) -> None:
 
 
 @pytest.mark.embedded_only("the official client doesn't survive a fork")
-def test_a_forked_child_uses_its_parents_client(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_a_forked_child_uses_its_parents_client(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     before = client.submit(add, 20, 1)
     pid = os.fork()
@@ -223,8 +223,8 @@ def test_a_forked_child_uses_its_parents_client(cluster: Callable[..., Any]) -> 
     assert client.submit(add, 2, 2).result(WAIT) == 4
 
 
-def test_callbacks_and_await(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1)
+def test_callbacks_and_await(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     told: list[int] = []
     enough = threading.Event()
@@ -251,8 +251,8 @@ async def _awaited(future: Any) -> Any:
     return await future
 
 
-def test_nested_futures_with_one_worker_of_one_slot(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=1, slots=1)
+def test_nested_futures_with_one_worker_of_one_slot(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1, slots=1)
 
     def fib(n: int) -> int:
         if n < 2:
@@ -292,8 +292,8 @@ def test_two_clusters_on_one_database(cluster: Callable[..., Any]) -> None:
     two.check()
 
 
-def test_executor(cluster: Callable[..., Any]) -> None:
-    demo = cluster(workers=2)
+def test_executor(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=2)
     client = demo.client()
     with client.executor() as executor:
         assert executor.submit(pow, 2, 10).result(WAIT) == 1024
@@ -307,11 +307,11 @@ def test_executor(cluster: Callable[..., Any]) -> None:
     assert client.submit(abs, -3).result(WAIT) == 3
 
 
-def test_a_client_leaves_nothing_behind(cluster: Callable[..., Any]) -> None:
+def test_a_client_leaves_nothing_behind(shared_cluster: Callable[..., Any]) -> None:
     from fdb_datamodel import ClusterSpace
     from fdb_schema import open_database, read_range
 
-    demo = cluster(workers=1)
+    demo = shared_cluster(workers=1)
     db = open_database(demo.url)
     space = ClusterSpace(demo.name)
 

@@ -106,8 +106,8 @@ def double(x: int) -> int:
 # --- children ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_child_costs_one_attempt_and_never_the_worker(cluster: ClusterFactory, tmp_path: Path) -> None:
-    demo = cluster(workers=1, slots=2)
+def test_a_killed_child_costs_one_attempt_and_never_the_worker(shared_cluster: ClusterFactory, tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1, slots=2)
     client = demo.client()
     f = client.submit(die_the_first_time, str(tmp_path / "flag"))
     others = client.map(double, range(50))
@@ -117,8 +117,8 @@ def test_a_killed_child_costs_one_attempt_and_never_the_worker(cluster: ClusterF
     demo.check()
 
 
-def test_a_task_that_always_kills_its_process_fails_for_that_reason(cluster: ClusterFactory) -> None:
-    demo = cluster(workers=1)
+def test_a_task_that_always_kills_its_process_fails_for_that_reason(shared_cluster: ClusterFactory) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     f = client.submit(os.kill, 0, signal.SIGKILL, max_retries=1)
     g = client.submit(os._exit, 3, max_retries=0)
@@ -130,8 +130,8 @@ def test_a_task_that_always_kills_its_process_fails_for_that_reason(cluster: Clu
     demo.check()
 
 
-def test_a_timeout_kills_the_child_only(cluster: ClusterFactory) -> None:
-    demo = cluster(workers=1)
+def test_a_timeout_kills_the_child_only(shared_cluster: ClusterFactory) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     f = client.submit(time.sleep, 1000, timeout=0.3, max_retries=0)
     with pytest.raises((FutureTimeoutError, TimeoutError)):
@@ -141,8 +141,8 @@ def test_a_timeout_kills_the_child_only(cluster: ClusterFactory) -> None:
     demo.check()
 
 
-def test_a_cancelled_task_is_stopped_and_its_slot_is_free_again(cluster: ClusterFactory, marks: Path) -> None:
-    demo = cluster(workers=1)
+def test_a_cancelled_task_is_stopped_and_its_slot_is_free_again(shared_cluster: ClusterFactory, marks: Path) -> None:
+    demo = shared_cluster(workers=1)
     client = demo.client()
     f = client.submit(mark_and_sleep, str(marks), 1000)
     (child,) = pids_in(marks, 1)
@@ -154,8 +154,10 @@ def test_a_cancelled_task_is_stopped_and_its_slot_is_free_again(cluster: Cluster
     demo.check()
 
 
-def test_a_long_task_holds_back_neither_finished_nor_waiting_ones(cluster: ClusterFactory, tmp_path: Path) -> None:
-    demo = cluster(workers=1, slots=2)
+def test_a_long_task_holds_back_neither_finished_nor_waiting_ones(
+    shared_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    demo = shared_cluster(workers=1, slots=2)
     client = demo.client()
     assert client.gather(client.map(double, range(500))) == [2 * i for i in range(500)]
     go = tmp_path / "go"
@@ -166,24 +168,24 @@ def test_a_long_task_holds_back_neither_finished_nor_waiting_ones(cluster: Clust
     demo.check()
 
 
-def test_memory_errors_are_counted_apart(cluster: ClusterFactory) -> None:
-    demo = cluster(workers=1)
+def test_memory_errors_are_counted_apart(shared_cluster: ClusterFactory) -> None:
+    demo = shared_cluster(workers=1)
     f = demo.client().submit(lambda: [0] * (1 << 60), max_retries=0)
     with pytest.raises((OutOfMemoryError, MemoryError)):
         f.result(timeout=PATIENCE)
     demo.check()
 
 
-def test_results_that_do_not_pickle_fail_at_once(cluster: ClusterFactory) -> None:
-    demo = cluster(workers=1)
+def test_results_that_do_not_pickle_fail_at_once(shared_cluster: ClusterFactory) -> None:
+    demo = shared_cluster(workers=1)
     f = demo.client().submit(threading.Lock, max_retries=5)
     with pytest.raises(ResultPickleError, match="lock"):
         f.result(timeout=PATIENCE)
     demo.check()
 
 
-def test_a_task_that_waits_for_another_gives_up_its_slot(cluster: ClusterFactory) -> None:
-    demo = cluster(workers=1, slots=1)
+def test_a_task_that_waits_for_another_gives_up_its_slot(shared_cluster: ClusterFactory) -> None:
+    demo = shared_cluster(workers=1, slots=1)
     client = demo.client()
 
     def nested(depth: int) -> int:
