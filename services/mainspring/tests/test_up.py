@@ -121,6 +121,13 @@ def test_a_service_that_ends_at_once_is_said_and_waited_for(tmp_path: Path) -> N
         running.close()
 
 
+def test_a_mistyped_store_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = mainspring(tmp_path, "up", "--store", "bogus:x")
+    assert done.returncode == 2, done.stderr
+    assert "store URL 'bogus:x' has the unknown scheme 'bogus'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("command", ["status", "doctor"])
 def test_looking_at_a_mistyped_path_makes_no_database(tmp_path: Path, command: str) -> None:
     folder = tmp_path / "typo"

@@ -117,6 +117,7 @@ def test_a_failed_dependency_fails_its_dependents(shared_cluster: Callable[..., 
         third.result(WAIT)
     assert first.id in caught.value.chain
     assert str(first.id) in str(caught.value)
+    assert str(caught.value).count("which failed") == 1
     with pytest.raises(UpstreamDependencyFailedException):
         client.submit(abs, first).result(WAIT)  # it has failed before this one exists
     demo.check()
@@ -236,8 +237,11 @@ def test_what_fits_no_worker_says_so(cluster: Callable[..., Any], monkeypatch: p
     demo = cluster(1, 1, "--cpus", "1")
     client = demo.client()
     future = client.submit(abs, -1, resources={"gpu": 8})
-    with pytest.warns(LongWaitWarning, match="gpu"), pytest.raises(TimeoutError, match="gpu"):
+    with pytest.warns(LongWaitWarning, match="gpu") as warned, pytest.raises(TimeoutError, match="gpu"):
         future.result(timeout=3)
+    assert {w.filename for w in warned if w.category is LongWaitWarning} == {__file__}, (
+        "the line that waits, not the library's"
+    )
     assert future.state() == FutureState.unclaimed
     assert "gpu" in future.state().reason
     assert client.submit(abs, -1, resources={"cpu": 1}).result(WAIT) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -18,7 +19,16 @@ class LongWaitWarning(UserWarning):
 
 def warn_of_wait(what: str, seconds: float, reason: str) -> None:
     """Tell the user what the wait is for."""
-    warnings.warn(f"still waiting for {what} after {seconds:.0f} s: {reason}", LongWaitWarning, stacklevel=4)
+    warnings.warn(f"still waiting for {what} after {seconds:.0f} s: {reason}", LongWaitWarning, stacklevel=_outside())
+
+
+def _outside() -> int:
+    """The `stacklevel`, for a warning of the caller, of the nearest frame that isn't this package's: the user's line."""
+    package = __name__.partition(".")[0]
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def explain(db: Any, space: ClusterSpace, info: FutureInfo) -> str:

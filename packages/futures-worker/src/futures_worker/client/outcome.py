@@ -104,8 +104,11 @@ def _reason_error(future_id: bytes, name: str, record: FailureRecord) -> Excepti
 def _upstream(future_id: bytes, name: str, record: FailureRecord) -> BaseException:
     chain = tuple(UUID(bytes=link) for link in record.chain)
     route = " <- ".join(str(link) for link in chain)
+    # The record's message begins with the same: which future depends on which.
+    _, _, first = record.message.partition(", which failed: ")
     error = UpstreamDependencyFailedException(
-        f"{describe(future_id, name)} never ran: it depends on {route or 'a future'}, which failed: {record.message}",
+        f"{describe(future_id, name)} never ran: it depends on {route or 'a future'}, which failed: "
+        f"{first or record.message}",
         chain=chain,
         epoch=record.epoch,
     )

@@ -72,7 +72,7 @@ def _page(cluster: str, now: dict[str, Any], before: dict[str, Any] | None, seco
         text += f"; {max(0.0, ended / seconds):,.0f} ended per second"
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in _COLUMNS:
-        table.add_column(column.replace("_", " "))
+        table.add_column(column.replace("_", " "), no_wrap=column == "address", overflow="fold")
     for row in now["workers"]:
         table.add_row(*(Text(show_cell(column, row[column])) for column in _COLUMNS))
     return Group(Text(text), table if now["workers"] else Text("no live worker", style="dim"))

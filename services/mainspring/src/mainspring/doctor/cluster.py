@@ -39,6 +39,13 @@ def check_workers(seen: Observation) -> list[Finding]:
         )
         do = "start another worker, or a janitor: either declares it dead and gives its futures to others"
         found.append(problem("workers", what, do))
+    for worker in seen.gone_workers():
+        what = (
+            f"worker {worker.id.ip}:{worker.id.port} (pid {worker.info.pid} on {worker.info.host}) ended, or was declared "
+            f"dead, within these {seen.seconds:.0f} s"
+        )
+        do = "nothing if you stopped it, or it was started again; if its process is there, it hangs or is stopped: kill it"
+        found.append(warning("workers", what, do))
     silent = {f"{worker.id.ip}:{worker.id.port}" for worker in seen.silent_workers()}
     for address, why in seen.refused.items():
         if address not in silent:
@@ -61,8 +68,9 @@ def check_futures(seen: Observation, describe: Callable[[bytes], FutureInfo | No
     stuck = {info.id: info.reason for info in infos if info.reason.startswith("unschedulable")}
     found = []
     for one, reason in list(stuck.items())[:SHOWN]:
-        what = f"future {UUID(bytes=one)} can't run: {reason}"
-        found.append(problem("futures", what, "start a worker that large, or cancel it: `mainspring futures show ID`"))
+        name = UUID(bytes=one)
+        do = f"start a worker that large, or cancel it: `mainspring futures cancel {name}`"
+        found.append(problem("futures", f"future {name} can't run: {reason}", do))
     if len(stuck) > SHOWN:
         what = f"{len(stuck) - SHOWN} more futures can't run"
         found.append(problem("futures", what, "`mainspring futures ls --state unclaimed` lists them"))

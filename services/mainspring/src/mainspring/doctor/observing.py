@@ -54,6 +54,11 @@ class Observation:
         before = {worker.id: _beat(worker) for worker in self.first.workers}
         return [worker for worker in self.second.workers if before.get(worker.id, -1) == _beat(worker)]
 
+    def gone_workers(self) -> list[WorkerStatus]:
+        """Workers of the first look that are not registered at the second."""
+        stayed = {worker.id for worker in self.second.workers}
+        return [worker for worker in self.first.workers if worker.id not in stayed]
+
     def live_workers(self) -> list[WorkerStatus]:
         """Those that showed life, or came, between the looks."""
         silent = {worker.id for worker in self.silent_workers()}

@@ -22,6 +22,7 @@ from fdb_schema.logs import LogFormat, LogLevel
 from mainspring.settings import check_file
 from mainspring.up.plan import OWN, S3_BUCKET, UpSettings, services
 from mainspring.up.supervisor import Supervisor
+from s3heap_tender import HeapStore
 
 
 class AlreadyUpError(MainspringError):
@@ -87,6 +88,8 @@ def up(
     heap = store or (f"s3://{S3_BUCKET}/{cluster}" if s3 else "file:./heap")
     if heap.startswith("file:"):
         heap = f"file:{Path(heap[5:]).expanduser().resolve()}"
+    if not heap.startswith("s3:"):
+        HeapStore(heap, probe=False).close()  # found unusable here, and not by each service again and again
     share = slots or max(1, len(os.sched_getaffinity(0)) // max(1, workers))
     settings = UpSettings(
         url, cluster, heap, folder, workers, _slots(slots, share, config), tenders, schedulers, janitors,
