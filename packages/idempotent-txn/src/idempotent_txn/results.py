@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from fdb_schema import read_range
+from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.identity import checked_id
 from idempotent_txn.keyspace import MAX_VERSIONS_IN_FLIGHT
 from idempotent_txn.lookup import PAGE_ROWS, IdStore, fence, look_up
@@ -35,10 +36,17 @@ def commit_result(db: Any, id: bytes, read_snapshot: int) -> CommitResult:
     name = checked_id(id)
     stores = session_of(db).stores()
     last = min(fence(db, stores, name), read_snapshot + MAX_VERSIONS_IN_FLIGHT)
+    fatal: CommitUnknownResultFatal | None = None
     for store in stores:
-        found = look_up(db, store, name, read_snapshot, last)
-        if found is not None:
-            return found
+        try:
+            found = look_up(db, store, name, read_snapshot, last)
+        except CommitUnknownResultFatal as error:
+            fatal = error  # what one store has forgotten may be in the other
+        else:
+            if found is not None:
+                return found
+    if fatal is not None:
+        raise fatal
     return NotCommitted()
 
 
@@ -100,16 +108,20 @@ def _rows_with(db: Any, store: IdStore, needle: bytes, version: int | None) -> l
 
 
 def _remove(db: Any, store: IdStore, key: bytes, needle: bytes) -> bool:
-    def body(tr: Any) -> bool:
+    there = False
+
+    def body(tr: Any) -> None:
+        nonlocal there  # also in an attempt that committed unnoticed
         store.allow_writes(tr)
         value = tr.get(key).value
         if value is None:
-            return False
+            return
         rest = without_id(value, needle)
         if rest is None:
             tr.clear(key)
         elif rest != value:
             tr.set(key, rest)
-        return bool(rest != value)
+        there = there or rest != value
 
-    return until_committed(db, body)[0]
+    until_committed(db, body)
+    return there

@@ -80,6 +80,8 @@ class Session:
 
     def remember(self, id: bytes, version: int) -> None:
         """Keep the commit version of an explicit id, so that expiring it needs no search."""
+        if version < 0:
+            return  # some clients answer -1 for a commit that they found again: a search finds it
         with _mutex:
             self._versions[id] = version
             while len(self._versions) > REMEMBERED_COMMITS:
@@ -103,7 +105,7 @@ class Session:
             self.quick = None
             lanes = self._make("lanes")
             assert isinstance(lanes, Lanes)
-            lanes.start()
+        lanes.start()  # without the mutex, which all databases of this process share: this one may not answer
 
     def _choose(self, name: str | None, explicit: bool) -> str:
         if name is not None and name not in STRATEGIES:

@@ -82,7 +82,7 @@ def acquiring(
         attempts += 1
         found = None if look is None else look(tr)
         if found is not None:
-            if queued:
+            if queued or attempts > 1:  # an attempt before may have committed unnoticed: its place, or its grant
                 transitions.withdraw(tr, session.space, lock, claim)
             return found
         return transitions.acquire(
@@ -91,6 +91,7 @@ def acquiring(
 
     try:
         while True:
+            session.assert_open()  # nobody would keep what a closed manager gets
             started = clocks.boottime()
             known = session.revocation
             left = None if give_up is None else max(0.0, give_up - clocks.monotonic()) + GRACE

@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,6 +29,9 @@ _POOL_THREADS = 4
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="lease-async")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are the parent's: a child would wait for ever
 
 
 def _started(call: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Future[Any]:

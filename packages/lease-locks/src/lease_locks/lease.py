@@ -123,7 +123,8 @@ class Lease:
         guard(tr, self._lock, self.token)
 
     def on_lost(self, callback: Callable[[Lease], Any]) -> None:
-        """Call `callback(lease)` once when the lease is lost, at once where it is. It runs in a thread of the manager."""
+        """Call `callback(lease)` once when the lease is lost, at once where it is. It runs in a thread of its own
+        or in that of a call which finds the loss out."""
         self._session.assert_not_forked()
         with self._session.mutex:
             if not self.lost.is_set():

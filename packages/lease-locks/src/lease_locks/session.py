@@ -75,6 +75,11 @@ class Session:
                 f"make a LeaseManager of your own here"
             )
 
+    def assert_open(self) -> None:
+        """Raises `MainspringError` once the manager was closed: nothing renews or fences a lease any more."""
+        if self._stopping:
+            raise MainspringError("this LeaseManager was closed: make another one")
+
     def start(self) -> None:
         """Register the session and start its threads, once."""
         if self._started:
@@ -84,8 +89,7 @@ class Session:
         with self._starting:
             if self._started:
                 return
-            if self._stopping:
-                raise MainspringError("this LeaseManager was closed: make another one")
+            self.assert_open()
             run(self.db, sessions.register, self.space, self.sid, self.record, strategy=IDEMPOTENT)
             self._poked = True  # the renewal thread begins with a watch on the revocation row
             for name, target in (("lease-renewal", self._renew_loop), ("lease-watchdog", self._watch_deadlines)):
@@ -136,6 +140,7 @@ class Session:
     def adopt(self, lease: Lease, key: bytes, holding: Holding, known: bytes | None) -> None:
         """Keep `lease` alive from now on; `known`: `revocation` before the transaction that granted it began."""
         with self.mutex:
+            self.assert_open()
             if not self._leases and not self._waiting:
                 self._core.active_since(self.clocks.boottime())
             self._leases[key] = lease
@@ -292,6 +297,13 @@ class Session:
             if reason != "released" and key in held:
                 log.warning("lease %r is lost: %s", held[key][0].name, why)
         for lease, callbacks in calls:
+            self._call_back(callbacks, lease)
+
+    def _call_back(self, callbacks: list[Callable[[Lease], Any]], lease: Lease) -> None:
+        """Not in the session's own threads: one that blocks there would cost the session its other leases."""
+        if callbacks and threading.current_thread() in self._threads:
+            threading.Thread(target=_call_all, args=(callbacks, lease), name="lease-lost", daemon=True).start()
+        else:
             _call_all(callbacks, lease)
 
     def _lose(self, lease: Lease) -> list[Callable[[Lease], Any]]:
@@ -420,7 +432,7 @@ class Session:
                     self._watchdog_at = -_NEVER
             for lease, callbacks in calls:
                 log.warning("lease %r is lost: %s", lease.name, lease._holding.reason)
-                _call_all(callbacks, lease)
+                self._call_back(callbacks, lease)
 
 
 def _of_database(error: Exception) -> bool:

@@ -267,6 +267,7 @@ def withdraw(tr: Any, space: LeaseSpace, lock: LockKeys, claim: Claim) -> None:
     if stamp is not None:
         tr.clear(lock.waiter(stamp))
     tr.clear(pointer)
+    tr.add_read_conflict_key(lock.last)  # a first attempt, which has no place, may land while this reads
     tr.add_write_conflict_key(lock.last)
     for grant in read_name(tr, lock).grants:
         if grant.record.owner == claim.owner:

@@ -10,6 +10,7 @@ import io
 import pickle
 import reprlib
 import traceback
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -98,6 +99,12 @@ def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     if "<lambda>" in name and not key:
         digest.update(canonical(plain.__code__))  # its name says nothing: a lambda goes by its code, and by what it
         digest.update(canonical(plain_cells(plain)))  # closes over where that is plain
+    owner = _owner(plain)
+    if owner is not None:
+        try:
+            digest.update(canonical_digest(owner))
+        except MemoKeyError as error:
+            raise MemoKeyError(f"the object that {name} is called on: {error}") from error
     for parameter, value in bound.arguments.items():
         try:
             digest.update(canonical(parameter))
@@ -106,6 +113,16 @@ def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
             raise MemoKeyError(f"argument {parameter!r} of {name}: {error}") from error
     memo = Memo(pipeline, f"{name}@{key}" if key else name, digest.digest())
     return Call(memo, plain, bound.args, bound.kwargs, bound.arguments)
+
+
+def _owner(function: Callable[..., Any]) -> Any:
+    """The object that a bound method, or a callable object, computes with: as much a part of the call as an argument."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type):
+        return f"{owner.__module__}:{owner.__qualname__}"
+    if owner is not None:
+        return None if isinstance(owner, types.ModuleType) else owner
+    return None if isinstance(function, type | types.FunctionType | types.BuiltinFunctionType) else function
 
 
 def dump_call(call: Call) -> bytes:

@@ -102,7 +102,7 @@ class MemoizingPicklingRunner(Orchestrator):
         self._in_process_id = secrets.token_hex(16)
         self._in_process = IN_PROCESS[self._in_process_id] = InProcess(locks)
         self._counting = Counting(locks, self.rows)
-        self._required: str | None = None
+        self._required: list[str] = []  # of the blocks that are open, in all threads
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A function that closes over its runner takes it along: in another process a runner over the same memo."""
@@ -167,13 +167,15 @@ class MemoizingPicklingRunner(Orchestrator):
 
         `unless_env`: an environment variable that switches this off where it is set.
         """
-        before = self._required
-        if not (unless_env and os.environ.get(unless_env)):
-            self._required = message or "every result must be memoized here"
+        if unless_env and os.environ.get(unless_env):
+            yield
+            return
+        said = message or "every result must be memoized here"
+        self._required.append(said)
         try:
             yield
         finally:
-            self._required = before
+            self._required.remove(said)
 
     def inject(
         self, function: Callable[..., Any], args: tuple[Any, ...], value: Any, kwargs: dict[str, Any] | None = None
@@ -241,8 +243,8 @@ class MemoizingPicklingRunner(Orchestrator):
             outcome = self._memoized(tr, keys)
             if outcome is not None:
                 return _Found(outcome, awaited=bool(waited_for))
-            if self._required is not None:
-                raise RequiredResultNotFound(f"{self._required}: {call.memo.uri} has no memoized result")
+            if required := self._required[-1:]:
+                raise RequiredResultNotFound(f"{required[0]}: {call.memo.uri} has no memoized result")
             if looks > 1:
                 wake = tr.get(keys.wake).value
                 for token in waited_for if self.on_awaited_error == "share" else ():
