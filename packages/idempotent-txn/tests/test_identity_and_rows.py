@@ -172,6 +172,12 @@ def test_the_expired_version_is_read_in_our_form_and_in_foundationdbs() -> None:
         + struct.pack("<iqq", record_at - record_layout_at, 98_765_432_109, 1_700_000_000)
     )
     assert decode_expired_version(data) == 98_765_432_109
+    # As the cleaner of a FoundationDB 7.3.79 wrote it.
+    written = (
+        "1c000000812c390000000000000006000800040008001400"
+        "04000c000e00000004000000100000008c7f8e03000000007d09036b00000000"
+    )
+    assert decode_expired_version(bytes.fromhex(written)) == 59_670_412
     with pytest.raises(RowError):
         decode_expired_version(b"\xff" * 12)
 

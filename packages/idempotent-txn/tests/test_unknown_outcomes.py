@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from fdb_schema import fdb_error_code
-from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut, run, run_committed
+from idempotent_txn import (
+    CommitUnknownResultFatal,
+    TransactionTimedOut,
+    expire_idempotency_id,
+    run,
+    run_committed,
+)
 from idempotent_txn.loop import MOST_CANCELLED_ATTEMPTS
+from idempotent_txn.session import session_of
 
 STRATEGIES = ["native", "lanes", "ids"]
 UNKNOWN = [1021, 1031, 1039, 1025, 1101, 1100]
@@ -85,6 +92,36 @@ def test_an_interruption_is_delivered_once_the_commit_is_settled(injected: Any, 
     assert effects(injected) == 2
 
 
+def test_an_acknowledged_commit_is_found_although_its_id_was_expired_already(injected: Any) -> None:
+    """As FoundationDB's client does with automatic ids, before anyone can ask for them."""
+    strategy = session_of(injected).strategy("native", explicit=False)
+    tr = injected.create_transaction()
+    token: Any = strategy.begin(tr, None, None)
+    add_effect(tr)
+    assert strategy.resolve(token) is False
+    tr.commit().wait()
+    expire_idempotency_id(injected, token[0])
+    assert strategy.resolve(token)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_bodys_own_timeout_that_ends_a_commit_in_flight_doubles_nothing(any_db: Any, strategy: Any) -> None:
+    run(any_db, lambda tr: tr.set(b"warm", b"x"), strategy=strategy)
+    calls = 80
+    for call in range(calls):
+        attempts = 0
+
+        def body(tr: Any, call: int = call) -> None:
+            nonlocal attempts
+            attempts += 1
+            tr[b"effect/%d/%d" % (call, attempts)] = b""
+            if attempts <= 3:
+                tr.options.set_timeout(1 + call % 20)
+
+        run(any_db, body, strategy=strategy)
+    assert effects(any_db) == calls
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_interruption_of_a_commit_that_fails_says_so(injected: Any, strategy: Any) -> None:
     class Interrupted:
@@ -107,8 +144,6 @@ def test_an_interruption_of_a_commit_that_fails_says_so(injected: Any, strategy:
 def test_interruptions_of_the_resolution_itself_wait_as_well(
     injected: Any, strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from idempotent_txn.session import session_of
-
     chosen = session_of(injected).strategy(strategy, explicit=False)
     resolve = chosen.resolve
     interrupted = 0
@@ -190,8 +225,6 @@ def test_after_the_deadline_a_commit_that_got_lost_is_not_tried_again(injected: 
 @pytest.mark.parametrize("fate", ["before", "after", "late"])
 def test_native_ids_by_foundationdbs_two_options(injected: Any, monkeypatch: pytest.MonkeyPatch, fate: Any) -> None:
     """What the official client is given, which has no call for both options."""
-    from idempotent_txn.session import session_of
-
     strategy = session_of(injected).strategy("native", explicit=False)
     monkeypatch.setattr(strategy, "_at_once", False)
     injected.injector.next((fate, 1031))
@@ -249,7 +282,6 @@ def test_the_resolution_itself_survives_errors_of_every_kind(injected: Any, monk
 
 def test_a_versionstamp_that_fails_does_not_make_a_failure_of_a_commit(injected: Any) -> None:
     """The commit was acknowledged; only the row of its id is left to the cleaner."""
-    from idempotent_txn.session import session_of
 
     class FailedStamp:
         def is_ready(self) -> bool:
