@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,15 @@ def test_mistakes_are_told_in_one_line_with_their_exit_code(
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("result", "a"), ("result", "a", "--read-snapshot", "1")])
+def test_a_look_at_a_mistyped_path_exits_4_and_makes_no_database(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    typo = tmp_path / "typo"
+    done = command(f"embedded:{typo}", *arguments)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert f"there is no database at {typo}" in done.stderr
+    assert not typo.exists()
 
 
 def test_help_and_version() -> None:

@@ -16,6 +16,7 @@ import memo_functions as functions
 import pytest
 from typer.testing import CliRunner
 
+from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
 from lease_locks.cli import app, leases, running
 from lease_locks.host import process_start
@@ -256,6 +257,33 @@ def test_a_missing_database_exits_4(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 4
     assert errors.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("ls",),
+        ("show", "a"),
+        ("history", "a"),
+        ("watch", "a"),
+        ("wait", "a"),
+        ("sessions",),
+        ("doctor",),
+        ("runs",),
+        ("summarize",),
+        ("inspect", "memo:a/b"),
+        ("inspect", "memo:a/b/00"),
+        ("diff", "memo:a/b/00", "memo:a/b/01"),
+    ],
+    ids=" ".join,
+)
+def test_a_look_at_a_mistyped_path_exits_4_and_makes_no_database(tmp_path: Path, args: tuple[str, ...]) -> None:
+    typo = tmp_path / "typo"
+    result = CliRunner().invoke(app, [*args, "--db", f"embedded:{typo}"])
+    assert isinstance(result.exception, DatabaseUnreachableError)
+    assert f"there is no database at {typo}" in str(result.exception)
+    assert result.exception.exit_code == 4
+    assert not typo.exists()
 
 
 # --- the memo

@@ -12,6 +12,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -193,6 +194,27 @@ class Command:
             signal.signal(number, handler)
         assert ended.value.code == code, (words, ended.value.code, errors.getvalue())
         return output.getvalue() if code in (0, 1) else errors.getvalue()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tasks",),
+        ("describe", str(UUID(int=1))),
+        ("next",),
+        ("dlq",),
+        ("peek",),
+        ("buckets",),
+        ("summary",),
+        ("fsck",),
+        ("export", "heap.parquet"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_look_at_a_mistyped_path_exits_4_and_makes_no_database(tmp_path: Path, words: tuple[str, ...]) -> None:
+    told = Command(tmp_path)(*words, "--db", "embedded:./typo", code=4)
+    assert f"there is no database at {tmp_path / 'typo'}" in told
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_makes_shows_and_ends_a_task(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id as text, o
 @app.command()
 def status(db: DbOption = None, json: JsonOption = False) -> None:
     """Count, bytes and oldest age of the ids that are kept."""
-    stores = id_status(open_database(db))
+    stores = id_status(open_database(db, create=False))
     if json:
         ages = [store.oldest_age for store in stores if store.oldest_age is not None]
         print_json(
@@ -62,7 +62,7 @@ def result(
 ) -> None:
     """Whether the transaction with this id committed (exit code 3 where it did not, and can't any more)."""
     name = _parsed(id)
-    database = open_database(db)
+    database = open_database(db, create=False)
     found = find_commit(database, name) if read_snapshot is None else commit_result(database, name, read_snapshot)
     committed = isinstance(found, Committed)
     document: dict[str, Any] = {"id": bytes(name), "committed": committed}

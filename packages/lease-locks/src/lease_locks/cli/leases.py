@@ -12,6 +12,7 @@ import typer
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
 from idempotent_txn import run
 from lease_locks.acquiring import Pause, local
+from lease_locks.cli.opening import look_into
 from lease_locks.ending import judge_grants
 from lease_locks.errors import AcquireTimeout, LeaseNotFoundError
 from lease_locks.info import LeaseEvent, LeaseInfo, wall_time
@@ -77,7 +78,7 @@ def list_leases(
     json: JsonOption = False,
 ) -> None:
     """List the leases that are held."""
-    rows = [lease_row(info) for info in LeaseManager(db, cluster).list(prefix)]
+    rows = [lease_row(info) for info in look_into(db, cluster).list(prefix)]
     columns = ["name", "holder", "mode", "ttl", "held_for", "renewed", "waiting"]
     print_rows(rows, columns, as_json=json, empty="no lease is held", show=_show)
 
@@ -86,7 +87,7 @@ def show(
     name: NameArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False
 ) -> None:
     """Show who holds a lease, who maintains it, and who waits for it. Exit code 3 where nobody holds it."""
-    info = LeaseManager(db, cluster).read(name)
+    info = look_into(db, cluster, name).read(name)
     if info is None:
         raise LeaseNotFoundError(f"nobody holds lease {name!r} in cluster {cluster!r}")
     row = lease_row(info)
@@ -106,7 +107,7 @@ def show_history(
     name: NameArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False
 ) -> None:
     """Show the last 64 events of a name: acquired, joined, released, expired, stolen, forced; by whom; why."""
-    rows = [event_row(event) for event in LeaseManager(db, cluster).history(name)]
+    rows = [event_row(event) for event in look_into(db, cluster, name).history(name)]
     if not rows:
         raise LeaseNotFoundError(f"lease {name!r} of cluster {cluster!r} has no history: it was never granted")
     print_rows(rows, ["at", "kind", "token", "by", "why"], as_json=json, show=_show)
@@ -120,7 +121,7 @@ def watch(
     json: JsonOption = False,
 ) -> None:
     """Print a name's events as they happen, until interrupted; with --json one document per line."""
-    locks = LeaseManager(db, cluster)
+    locks = look_into(db, cluster, name)
     until = None if seconds is None else time.monotonic() + seconds
     seen = max((event.version for event in locks.history(name)), default=0)
     while until is None or time.monotonic() < until:
@@ -146,7 +147,7 @@ def wait(
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """Wait until nobody who lives holds a lease, without taking it."""
-    locks = LeaseManager(db, cluster)
+    locks = look_into(db, cluster, name)
     until = None if timeout is None else time.monotonic() + timeout
     while True:
         held = _judged(locks, name)
@@ -180,7 +181,7 @@ def force_release(
 
 def list_sessions(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False) -> None:
     """List the processes that hold or wait for leases, and what each holds."""
-    locks = LeaseManager(db, cluster)
+    locks = look_into(db, cluster)
     held: dict[str, int] = {}
     for info in locks.list():
         for maintainer in info.maintainers:
@@ -215,7 +216,7 @@ def doctor(
 
     What is found harms nobody: a dead holder's lease is taken over by whoever wants it.
     """
-    locks = LeaseManager(db, cluster)
+    locks = look_into(db, cluster)
     findings: list[dict[str, Any]] = []
     alive = 0
     for sid, record, _ in locks.sessions():

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
+from lease_locks.cli.opening import look_into
 from lease_locks.errors import LeaseNotFoundError
 from lease_locks.info import wall_time
 from lease_locks.locks import LeaseManager
@@ -43,7 +44,7 @@ def _totals(counts: dict[Any, int]) -> dict[str, int]:
 
 def list_runs(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False) -> None:
     """List the processes that called memoized functions, and what their calls came to."""
-    locks = LeaseManager(db, cluster)
+    locks = look_into(db, cluster)
     rows = []
     for run_id, record, counts in MemoRows(locks.space).runs(locks.db):
         rows.append(
@@ -70,7 +71,7 @@ def summarize(
     json: JsonOption = False,
 ) -> None:
     """Per function: how many calls there were, and how many of them were executed, found or awaited."""
-    locks = LeaseManager(db, cluster)
+    locks = look_into(db, cluster)
     functions: dict[tuple[str, str], dict[Any, int]] = {}
     found = False
     for _, _, counts in MemoRows(locks.space).runs(locks.db, run_id):
@@ -164,10 +165,12 @@ def inspect(
     The address of a function, as `summarize` prints it, or of a pipeline lists the invocations.
     """
     if memo_uri.count("/") < 2:
-        rows = invocations(LeaseManager(db, cluster), memo_uri)
+        Memo.prefix(memo_uri)  # a mistyped address is one in any database
+        rows = invocations(look_into(db, cluster), memo_uri)
         print_rows(rows, ["memo_uri", "outcome", "arguments"], as_json=json, empty=f"nothing is known of {memo_uri}")
         return
-    described = describe(LeaseManager(db, cluster), Memo.from_uri(memo_uri))
+    memo = Memo.from_uri(memo_uri)
+    described = describe(look_into(db, cluster), memo)
     if json:
         print_json(described)
         return
@@ -195,8 +198,8 @@ def diff(
     json: JsonOption = False,
 ) -> None:
     """Show why two invocations are two: what differs in pipeline, function or arguments. Exit code 1 where any does."""
-    locks = LeaseManager(db, cluster)
     memos = [Memo.from_uri(left), Memo.from_uri(right)]
+    locks = look_into(db, cluster)
     sides = [describe(locks, memo) for memo in memos]
     rows: list[dict[str, Any]] = []
     for what in ("pipeline", "function"):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Final
 from uuid import UUID
 
@@ -61,23 +62,33 @@ _HEAP_OPTIONS: Final = (
 
 
 @contextmanager
-def open_sysdb(db: str | None, cluster: str) -> Iterator[SysDb]:
-    """The sysdb that the options name."""
-    with SysDb(open_database(db), cluster) as sysdb:
+def open_sysdb(db: str | None, cluster: str, *, create: bool = True) -> Iterator[SysDb]:
+    """The sysdb that the options name; `create` as of `open_database`."""
+    with SysDb(open_database(db, create=create), cluster) as sysdb:
         yield sysdb
 
 
 @contextmanager
 def open_heap(
-    db: str | None, cluster: str, store: str, endpoint_url: str | None, s3_client: str | None
+    db: str | None,
+    cluster: str,
+    store: str,
+    endpoint_url: str | None,
+    s3_client: str | None,
+    *,
+    create: bool = True,
 ) -> Iterator[Heap]:
-    """The heap that the options name, with its sysdb."""
+    """The heap that the options name, with its sysdb; `create` as of `open_database`."""
     options: dict[str, Any] = {}
     if store.startswith("s3:"):
         options["endpoint_url"] = endpoint_url
         if s3_client is not None:
             options["client"] = s3_client
-    with open_sysdb(db, cluster) as sysdb, HeapStore(store, **options) as opened, Heap(opened, sysdb) as heap:
+    with (
+        open_sysdb(db, cluster, create=create) as sysdb,
+        HeapStore(store, **options) as opened,
+        Heap(opened, sysdb) as heap,
+    ):
         yield heap
 
 
@@ -86,9 +97,19 @@ def sysdb_command(function: Callable[..., None]) -> Callable[..., None]:
     return _opening(function, _SYSDB_OPTIONS, open_sysdb)
 
 
+def sysdb_reader(function: Callable[..., None]) -> Callable[..., None]:
+    """A `sysdb_command` that only looks: where there is no database it says so, and makes none."""
+    return _opening(function, _SYSDB_OPTIONS, partial(open_sysdb, create=False))
+
+
 def heap_command(function: Callable[..., None]) -> Callable[..., None]:
     """A command that is given the open heap first: the options that say which are added to its own."""
     return _opening(function, _HEAP_OPTIONS, open_heap)
+
+
+def heap_reader(function: Callable[..., None]) -> Callable[..., None]:
+    """A `heap_command` that only looks: where there is no database it says so, and makes none."""
+    return _opening(function, _HEAP_OPTIONS, partial(open_heap, create=False))
 
 
 def _opening(

@@ -12,13 +12,13 @@ from fdb_schema.cli import JsonOption, print_json, print_rows
 from fdb_schema.errors import EXIT_FAILED
 from s3heap_tender import export as exporting
 from s3heap_tender import inspection
-from s3heap_tender.cli.common import app, heap_command, item_row, show_cell
+from s3heap_tender.cli.common import app, heap_command, heap_reader, item_row, show_cell
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.heap import Heap
 
 
 @app.command()
-@heap_command
+@heap_reader
 def peek(
     heap: Heap,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
@@ -33,7 +33,7 @@ def peek(
 
 
 @app.command()
-@heap_command
+@heap_reader
 def buckets(heap: Heap, as_json: JsonOption = False) -> None:
     """List the heap's objects, oldest first."""
     moments = Moments(heap.sysdb.now())
@@ -43,7 +43,7 @@ def buckets(heap: Heap, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-@heap_command
+@heap_reader
 def summary(heap: Heap, as_json: JsonOption = False) -> None:
     """Say what is on the heap and how far behind the system is."""
     moments = Moments(heap.sysdb.now())
@@ -72,7 +72,7 @@ def prune(
 
 
 @app.command()
-@heap_command
+@heap_reader
 def fsck(
     heap: Heap,
     repair: Annotated[bool, typer.Option("--repair", help="Mend what is found; without it nothing changes.")] = False,
@@ -93,7 +93,7 @@ def fsck(
 
 
 @app.command()
-@heap_command
+@heap_reader
 def export(
     heap: Heap,
     file: Annotated[Path, typer.Argument(help="The Parquet file to be written; one that is there is replaced.")],

@@ -12,13 +12,13 @@ import typer
 from fdb_schema.cli import JsonOption, fail, print_json, print_rows
 from fdb_schema.errors import EXIT_USAGE
 from s3heap_tender import inspection
-from s3heap_tender.cli.common import TaskArgument, app, show_cell, show_task, sysdb_command, task_row
+from s3heap_tender.cli.common import TaskArgument, app, show_cell, show_task, sysdb_command, sysdb_reader, task_row
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.sysdb import SysDb
 
 
 @app.command()
-@sysdb_command
+@sysdb_reader
 def tasks(
     sysdb: SysDb,
     partition: Annotated[str | None, typer.Option(help="Only of this partition: a UUID or a name.")] = None,
@@ -39,7 +39,7 @@ def _partition(text: str) -> UUID | str:
 
 
 @app.command()
-@sysdb_command
+@sysdb_reader
 def describe(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> None:
     """Show a task, the end of what its last run printed, and why it is not running."""
     found = sysdb.describe(task)
@@ -145,7 +145,7 @@ def delete(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> Non
 
 
 @app.command(name="next")
-@sysdb_command
+@sysdb_reader
 def next_(
     sysdb: SysDb,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 10,
@@ -159,7 +159,7 @@ def next_(
 
 
 @app.command()
-@sysdb_command
+@sysdb_reader
 def dlq(sysdb: SysDb, as_json: JsonOption = False) -> None:
     """List dead letters: generations that failed too often."""
     moments = Moments(sysdb.now())
