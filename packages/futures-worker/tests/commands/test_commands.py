@@ -1,7 +1,9 @@
-"""The commands that look and act, as a shell runs them."""
+"""The commands that look and act: what they print, and their exit codes."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,17 +22,26 @@ from support.trace_format import check_schema
 
 from fdb_schema import open_database
 from fdb_schema.metrics import Metric, MetricsServer, render
+from futures_worker.cli import main
 from futures_worker.commands.opening import dashed, size
 
 WAIT = 60.0
 
 
-def command(*arguments: str, code: int | None = 0) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "futures_worker", *arguments], capture_output=True, text=True, timeout=WAIT
-    )
-    assert code is None or done.returncode == code, done.stderr
-    return done
+def command(*arguments: str, code: int = 0) -> Any:
+    """Runs a command inside this process: a new one would mostly import."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, sys.argv = sys.argv, ["futures-worker", *arguments]
+    found: Any = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        found = end.code or 0
+    finally:
+        sys.argv = argv
+    assert found == code, err.getvalue()
+    return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def as_json(*arguments: str) -> Any:
