@@ -18,7 +18,7 @@ from futures_worker import Client
 from idempotent_txn import run
 
 WAIT = 120.0
-ROUNDS = int(os.environ.get("MAINSPRING_SOAK_ROUNDS") or 6)
+ROUNDS = int(os.environ.get("MAINSPRING_SOAK_ROUNDS") or 5)
 PER_ROUND = 60
 
 
