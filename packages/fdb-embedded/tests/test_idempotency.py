@@ -201,6 +201,10 @@ def test_the_environment_names_the_same_fields(monkeypatch: pytest.MonkeyPatch) 
         Faults.parse("sed=3")
     with pytest.raises(fdb_embedded.InvalidOption, match="between 0 and 1"):
         Faults(delay=2.0)
+    with pytest.raises(fdb_embedded.InvalidOption, match="between 0 and 1"):
+        Faults(delay="0.5")  # type: ignore[arg-type]
+    with pytest.raises(fdb_embedded.InvalidOption, match=r"Faults\(seed='x'\): a seed is a whole number"):
+        Faults(seed="x")  # type: ignore[arg-type]
 
 
 def test_a_version_jump_makes_what_is_under_way_too_old(opened: Callable[..., Any]) -> None:

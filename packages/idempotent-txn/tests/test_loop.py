@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from idempotent_txn import (
     IdempotencyIdError,
     StrategyError,
     TransactionTimedOut,
+    commit_result,
     run,
     run_committed,
     transactional,
@@ -336,3 +338,20 @@ def test_a_retried_transaction_is_freed_without_the_garbage_collector(any_db: An
         assert [ref() for ref in kept] == [None] * 3
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [("embedded:./x", "the text 'embedded:./x'"), (Path("x"), "PosixPath"), (run, "function")]
+)
+def test_what_is_no_open_database_is_named(given: Any, named: str) -> None:
+    for call in (run, run_committed):
+        with pytest.raises(TypeError, match=rf"a Database is needed, not .*{named}.*open_database\("):
+            call(given, lambda tr: None)
+    with pytest.raises(TypeError, match=named):
+        commit_result(given, b"id", 1)
+
+
+@pytest.mark.parametrize(("given", "named"), [("17", "str '17'"), (None, "NoneType None"), (1.5, "float 1.5")])
+def test_a_read_snapshot_that_is_no_version_is_named(memory_db: Any, given: Any, named: str) -> None:
+    with pytest.raises(TypeError, match=rf"read_snapshot must be a version \(int\).*not {named}"):
+        commit_result(memory_db, b"id", given)

@@ -58,7 +58,10 @@ class Faults:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "seed" and not 0.0 <= value <= 1.0:
+            if field.name == "seed":
+                if not isinstance(value, int) or isinstance(value, bool):
+                    raise InvalidOption(f"Faults(seed={value!r}): a seed is a whole number")
+            elif not (isinstance(value, int | float) and 0.0 <= value <= 1.0):
                 raise InvalidOption(f"Faults({field.name}={value!r}): a probability is between 0 and 1")
         self._random = random.Random(self.seed)
         self._reads = random.Random(f"{self.seed} reads")

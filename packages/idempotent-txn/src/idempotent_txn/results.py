@@ -32,8 +32,14 @@ def commit_result(db: Any, id: bytes, read_snapshot: int) -> CommitResult:
     Raises:
         CommitUnknownResultFatal: it isn't found, and ids of that time may have been expired.
         IdempotencyIdError: the id can't be one.
+        TypeError: the read snapshot is no version, or `db` no open database.
     """
     name = checked_id(id)
+    if not isinstance(read_snapshot, int) or isinstance(read_snapshot, bool):
+        raise TypeError(
+            f"read_snapshot must be a version (int), as `on_attempt` told it, not {type(read_snapshot).__name__} "
+            f"{read_snapshot!r:.100}; without it, `find_commit` searches all ids"
+        )
     stores = session_of(db).stores()
     last = min(fence(db, stores, name), read_snapshot + MAX_VERSIONS_IN_FLIGHT)
     fatal: CommitUnknownResultFatal | None = None

@@ -141,15 +141,25 @@ class Session:
 
 
 def session_of(db: Any) -> Session:
-    """The session of `db` in this process."""
-    session: Session | None = db.__dict__.get(_ATTRIBUTE)
+    """The session of `db` in this process. Raises `TypeError` where `db` is no open database."""
+    try:
+        session: Session | None = db.__dict__.get(_ATTRIBUTE)
+    except AttributeError:
+        raise _no_database(db) from None
     if session is None or session.generation != _generation:
         with _mutex:
             session = db.__dict__.get(_ATTRIBUTE)
             if session is None or session.generation != _generation:
+                if not hasattr(db, "create_transaction"):
+                    raise _no_database(db)
                 session = Session(db, _generation)
                 setattr(db, _ATTRIBUTE, session)
     return session
+
+
+def _no_database(found: Any) -> TypeError:
+    what = f"the text {found!r:.100}" if isinstance(found, str) else f"an object of type {type(found).__name__}"
+    return TypeError(f"a Database is needed, not {what}: open it first, with fdb_schema.open_database(URL)")
 
 
 def use_client_id(db: Any, client_id: bytes) -> None:
