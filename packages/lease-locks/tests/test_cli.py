@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
 from lease_locks.cli import app, leases, running
+from lease_locks.errors import MemoUriError
 from lease_locks.host import process_start
 from lease_locks.memo.functions import bind
 
@@ -71,6 +72,7 @@ def test_ls_show_history_and_sessions(command: Command, locks: LeaseManager) -> 
     assert [e["kind"] for e in events] == ["acquired", "released"]
     (session,) = json.loads(command("sessions", "--json")[1])
     assert session["process"].endswith(f":{os.getpid()}")
+    assert session["dead"] is None
 
 
 def test_force_release_needs_a_reason_and_a_holder(command: Command, locks: LeaseManager) -> None:
@@ -153,7 +155,7 @@ def test_watch_prints_events_as_they_happen(shared_url: str, locks: LeaseManager
         process.communicate()
 
 
-def test_doctor_finds_and_cleans_what_a_killed_process_left(shared_url: str, command: Command) -> None:
+def test_doctor_finds_and_cleans_what_a_killed_process_left(shared_url: str, shared_db: Any, command: Command) -> None:
     code, output = command("doctor", "--json")
     assert (code, json.loads(output)["findings"]) == (0, [])
     process = lease_locks(shared_url, "run", "a", "--", "sh", "-c", "echo $$; exec sleep 1000")
@@ -165,6 +167,9 @@ def test_doctor_finds_and_cleans_what_a_killed_process_left(shared_url: str, com
     while (found := process_start(child)) is not None and not found[1]:
         assert time.monotonic() < until, "a command whose lease nobody keeps doesn't go on"
         time.sleep(0.01)
+    (session,) = json.loads(command("sessions", "--json")[1])
+    assert session["process"].endswith(f":{process.pid}")
+    assert session["dead"] and session["dead"] in command("sessions")[1]
     code, output = command("doctor", "--json")
     assert code == 1
     assert len(json.loads(output)["findings"]) == 2
@@ -326,6 +331,13 @@ def test_runs_inspect_summarize_diff_invalidate(command: Command, locks: LeaseMa
     assert command("invalidate", function_uri) == (0, "forgot 2 invocations\n")
 
 
+def test_addresses_that_name_nothing_or_too_much(command: Command, locks: LeaseManager) -> None:
+    assert command("inspect", "memo:nope")[0] == command("inspect", "memo:nope/f", "--json")[0] == 3
+    result = CliRunner().invoke(app, ["invalidate", "memo:demo"])
+    assert isinstance(result.exception, MemoUriError)
+    assert "give memo:PIPELINE/FUNCTION," in str(result.exception)
+
+
 def test_help_names_every_command() -> None:
     output = CliRunner().invoke(app, ["--help"]).output
     for name in [
@@ -367,4 +379,4 @@ def test_a_user_finds_an_invocation_from_the_summary(command: Command, locks: Le
     )
     assert json.loads(command("inspect", "memo:a%2Fb", "--json")[1]) == listed
     assert json.loads(command("inspect", listed[0]["memo_uri"], "--json")[1])["memo_uri"] == listed[0]["memo_uri"]
-    assert command("inspect", "memo:nobody")[0] == 0
+    assert command("inspect", "memo:nobody")[0] == 3

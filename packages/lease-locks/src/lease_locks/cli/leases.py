@@ -180,7 +180,7 @@ def force_release(
 
 
 def list_sessions(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False) -> None:
-    """List the processes that hold or wait for leases, and what each holds."""
+    """List the processes that hold or wait for leases, what each holds, and why it is dead where that is proved."""
     locks = look_into(db, cluster)
     held: dict[str, int] = {}
     for info in locks.list():
@@ -200,9 +200,10 @@ def list_sessions(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER,
                 "updated_at": at,
                 "renewed": _ago(at),
                 "leases": held.get(sid.hex(), 0),
+                "dead": run(locks.db, locks.session_dead, sid, strategy=IDEMPOTENT),
             }
         )
-    columns = ["session", "process", "command", "ttl", "renewed", "leases"]
+    columns = ["session", "process", "command", "ttl", "renewed", "leases", "dead"]
     print_rows(rows, columns, as_json=json, empty="no session", show=_show)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
 from lease_locks.cli.opening import look_into
-from lease_locks.errors import LeaseNotFoundError
+from lease_locks.errors import LeaseNotFoundError, MemoUriError
 from lease_locks.info import wall_time
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri
@@ -162,12 +162,17 @@ def inspect(
 ) -> None:
     """Show an invocation: its arguments, attempts, result or exception. Nothing is unpickled.
 
-    The address of a function, as `summarize` prints it, or of a pipeline lists the invocations.
+    The address of a function, as `summarize` prints it, or of a pipeline lists the invocations. Exit code 3 where
+    nothing is known of it.
     """
     if memo_uri.count("/") < 2:
         Memo.prefix(memo_uri)  # a mistyped address is one in any database
         rows = invocations(look_into(db, cluster), memo_uri)
-        print_rows(rows, ["memo_uri", "outcome", "arguments"], as_json=json, empty=f"nothing is known of {memo_uri}")
+        if not rows:
+            raise LeaseNotFoundError(
+                f"nothing is known of {memo_uri} in cluster {cluster!r}: see `lease-locks summarize`"
+            )
+        print_rows(rows, ["memo_uri", "outcome", "arguments"], as_json=json)
         return
     memo = Memo.from_uri(memo_uri)
     described = describe(look_into(db, cluster), memo)
@@ -226,12 +231,15 @@ def invalidate(
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """Forget the outcome of an invocation, or of all invocations of a function."""
+    whole = memo_uri.count("/") < 2
+    if whole and len(Memo.prefix(memo_uri)) < 2:
+        raise MemoUriError(
+            f"{memo_uri!r:.120} is a whole pipeline: give memo:PIPELINE/FUNCTION, or memo:PIPELINE/FUNCTION/DIGEST for one"
+        )
+    one = None if whole else Memo.from_uri(memo_uri)
     locks = LeaseManager(db, cluster)
     rows = MemoRows(locks.space)
-    if memo_uri.count("/") == 1:
-        memos = [here for here, _ in rows.scan(locks.db, *Memo.prefix(memo_uri))]
-    else:
-        memos = [Memo.from_uri(memo_uri)]
+    memos = [one] if one else [here for here, _ in rows.scan(locks.db, *Memo.prefix(memo_uri))]
     count = sum(forget(locks, rows, here) for here in memos)
     if not count:
         raise LeaseNotFoundError(f"nothing is known of {memo_uri}")
