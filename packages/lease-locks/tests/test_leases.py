@@ -317,14 +317,17 @@ def test_a_waiter_that_gives_up_leaves_nothing_behind(locks: LeaseManager, other
 
 def test_try_acquire_does_not_overtake_who_waits(locks: LeaseManager, other: LeaseManager) -> None:
     lease = locks.acquire("a", mode="shared")
-    threading.Thread(target=lambda: other.acquire("a", timeout=DEADLINE).release()).start()
+    waiter = threading.Thread(target=lambda: other.acquire("a", timeout=DEADLINE).release())
+    waiter.start()
     wait_for_waiters(locks, "a", 1)
     assert locks.try_acquire("a", mode="shared") is None
     unfair = locks.try_acquire("a", mode="shared", fair=False)
     assert unfair is not None
     unfair.release()
     lease.release()
-    eventually(lambda: locks.read("a") is None, "the waiter had its turn")
+    waiter.join(DEADLINE)  # nobody holds it before the waiter's turn, either
+    assert not waiter.is_alive()
+    assert locks.read("a") is None
 
 
 # --- losing it

@@ -114,7 +114,7 @@ def acquiring(
                 return found
             if give_up is not None and clocks.monotonic() >= give_up:
                 done = attempts == 1 and not enqueue  # the one try only read: nothing can be left behind
-                raise (yield from _timed_out(session, lock, timeout or 0.0, queued and claim.fair))
+                raise (yield from _timed_out(session, lock, timeout or 0.0, enqueue and claim.fair))
             if not staying and enqueue:
                 session.stay(1)  # a waiter is as alive as its session's heartbeat
                 staying = True
