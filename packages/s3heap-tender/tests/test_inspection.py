@@ -264,6 +264,16 @@ def test_the_command_runs_commands_and_shows_what_they_printed(tmp_path: Path) -
     assert "index" in (tmp_path / "log").read_text()
 
 
+def test_a_command_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    told = Command(tmp_path)("schedule", "nosuchcmd", code=2)
+    assert told == "error: command not found: 'nosuchcmd' can't be run\n"
+
+
+def test_a_name_in_the_place_of_an_id_is_told_where_the_ids_are(tmp_path: Path) -> None:
+    told = " ".join(Command(tmp_path)("describe", "index", code=2).replace("│", " ").split())
+    assert "'index' is no id of a task: give a UUID, as `s3heap-tender tasks` lists them" in told
+
+
 def test_a_scheduler_that_is_stopped_kills_what_outlives_its_grace(tmp_path: Path) -> None:
     run = Command(tmp_path)
     id = json.loads(run("create", "orders", "index", "--json"))["id"]

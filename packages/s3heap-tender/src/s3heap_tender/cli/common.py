@@ -30,7 +30,20 @@ from s3heap_tender.sysdb import SysDb
 app = command_app("s3heap-tender", "Tasks that run because data was written, no faster than their cadence.")
 
 DEFAULT_STORE: Final = "file:./heap"
-TaskArgument = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.")]
+
+
+def _task_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no id of a task: give a UUID, as `s3heap-tender tasks` lists them"
+        ) from None
+
+
+TaskArgument = Annotated[
+    UUID, typer.Argument(metavar="TASK", parser=_task_id, help="The task's id, as `tasks` lists it.")
+]
 PollOption = Annotated[float, typer.Option(min=0.0, help="Seconds between looks.")]
 StoreOption = Annotated[
     str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -51,6 +52,8 @@ def schedule(
 
     The end of what COMMAND prints is kept: `describe` shows it.
     """
+    if shutil.which(command[0]) is None:  # or each task would fail, and be a dead letter in the end
+        fail(f"command not found: {command[0]!r} can't be run", EXIT_USAGE)
     stop = stop_on_signals()
     over = threading.Event()
     trigger = subprocess_trigger(command, timeout=timeout, stop=over)
