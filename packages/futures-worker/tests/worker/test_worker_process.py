@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from futures_worker import (
     WorkerLostError,
     wait,
 )
+from futures_worker.cli import main
 from futures_worker.store_client import ObjectFetcher
 from futures_worker.store_secret import cluster_secret
 from idempotent_txn import run
@@ -475,14 +478,19 @@ def _work(i: int) -> int:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "futures_worker", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+def command(*arguments: str) -> SimpleNamespace:
+    """Runs a command inside this process: a new one would mostly import."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, sys.argv = sys.argv, ["futures-worker", *arguments]
+    code: Any = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.argv = argv
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def test_listing_shows_futures_and_workers_as_tables_and_as_json(cluster: ClusterFactory) -> None:

@@ -212,7 +212,10 @@ class ChildLoop:
 
     def _fail(self, seq: int, started: float, kind: int, error: BaseException) -> None:
         elapsed = int((time.perf_counter() - started) * 1e6)
-        failure = payload.dump_exception(error, skip_frames=1).to_bytes()
+        own, frames = 0, error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == _call.__code__.co_filename:
+            own, frames = own + 1, frames.tb_next
+        failure = payload.dump_exception(error, skip_frames=own).to_bytes()
         self._write(self._pack((messages.FAILED, seq, elapsed, kind, failure)))
 
     def _report_waiting(self, begins: bool, ids: Sequence[bytes]) -> None:
