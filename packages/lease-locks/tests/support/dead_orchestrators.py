@@ -8,6 +8,7 @@ from typing import Any
 
 from lease_locks import LeaseManager, MemoizingPicklingRunner
 from lease_locks.memo.functions import bind
+from lease_locks.memo.remote import IN_PROCESS, InProcess
 from lease_locks.memo.rows import AttemptRecord
 
 NO_PID = 2**22 + 1  # above the kernel's limit
@@ -34,3 +35,5 @@ def leave_pending(locks: LeaseManager, shell: Any, function: Any, *args: Any) ->
     with session.mutex:
         session._stopping = True
         session.mutex.notify_all()
+    # The remote runs in this process: by a manager that lives, since a stopped one maintains nothing.
+    runner._in_process = IN_PROCESS[runner._in_process_id] = InProcess(locks)

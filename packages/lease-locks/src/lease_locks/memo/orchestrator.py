@@ -16,6 +16,7 @@ from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
 from lease_locks.memo.counting import Counting
+from lease_locks.memo.departing import Departures
 from lease_locks.memo.remote import InProcess
 from lease_locks.memo.rows import (
     FAILED,
@@ -56,6 +57,7 @@ class Orchestrator:
     _counting: Counting
     _in_process: InProcess
     _in_process_id: str
+    _departures: Departures
 
     @property
     def run_id(self) -> str:
@@ -65,19 +67,27 @@ class Orchestrator:
     def _execute(self, call: functions.Call, lease: Lease, adopts: tuple[FencingToken, ...]) -> OutcomeRecord | None:
         """Have the invocation computed under `lease`; None where the lock was lost and another's outcome is to be awaited."""
         keys = self.rows.keys(call.memo)
+        self._departures.begin(keys, lease)
         try:
-            future = self._adopt(keys, lease, adopts) if adopts else None
             try:
+                future = self._adopt(keys, lease, adopts) if adopts else None
                 if future is None:
                     future = self._invoke(call, keys, lease)
             except LeaseLost:
                 return None  # lost before the Shell was called
             except BaseException as error:
-                self._note(keys, lease, state=GONE, note=f"the Shell raised {error!r}"[:400])
+                # Interrupted, it can't be known whether the Shell started a remote; one that failed has not.
+                if isinstance(error, Exception) or not self._departures.leave(keys, lease):
+                    self._note(keys, lease, state=GONE, note=f"the Shell raised {error!r}"[:400])
                 raise
-            shell_error = self._wait(keys, lease, future)
+            try:
+                shell_error = self._wait(keys, lease, future)
+            except BaseException:
+                self._departures.leave(keys, lease)  # whatever ends this wait doesn't end the remote
+                raise
             return self._settle(call, keys, lease, adopts, shell_error)
         finally:
+            self._departures.end(lease)
             self._in_process.calls.pop(call.memo.digest, None)
             self._give_back(lease)
 

@@ -21,6 +21,7 @@ from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
+from lease_locks.memo.departing import Departures
 from lease_locks.memo.orchestrator import Orchestrator
 from lease_locks.memo.remote import IN_PROCESS, InProcess
 from lease_locks.memo.rows import (
@@ -102,6 +103,7 @@ class MemoizingPicklingRunner(Orchestrator):
         self._in_process_id = secrets.token_hex(16)
         self._in_process = IN_PROCESS[self._in_process_id] = InProcess(locks)
         self._counting = Counting(locks, self.rows)
+        self._departures = Departures(locks, lambda: hasattr(shell, "attach"))
         self._required: list[str] = []  # of the blocks that are open, in all threads
 
     def __reduce__(self) -> tuple[Any, ...]:

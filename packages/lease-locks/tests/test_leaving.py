@@ -1,0 +1,211 @@
+"""An orchestrator that is interrupted leaves; the remote that runs keeps the lock, and the next one awaits it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import memo_functions as functions
+import pytest
+from lease_processes import children
+
+from lease_locks import LeaseManager, MemoizingPicklingRunner, run_remote
+from lease_locks.memo.functions import bind
+
+DEADLINE = 60.0
+
+
+def eventually(true: Callable[[], Any], what: str) -> None:
+    until = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < until, what
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Path:
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    return folder
+
+
+class Remotes:
+    """An adoptable Shell whose remotes run in threads with managers of their own, once `start` is set."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.start = threading.Event()
+        self.futures: dict[str, Future[Any]] = {}
+        self.attached: list[str] = []
+
+    def __call__(self, args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        handle = f"remote-{len(self.futures)}"
+        self.futures[handle] = future
+        future.handle = handle  # type: ignore[attr-defined]
+        args = [arg for arg in args if not arg.startswith("--in-process=")]
+
+        def work() -> None:
+            self.start.wait(DEADLINE)
+            future.set_result(run_remote(args))
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+    def attach(self, handle: str) -> Future[Any] | None:
+        future = self.futures.get(handle)
+        if future is None or future.done():
+            return None
+        self.attached.append(handle)
+        return future
+
+
+class Interrupting(MemoizingPicklingRunner):
+    """Ctrl-C comes in the wait for the Shell, once `when` says so."""
+
+    when: Callable[[], bool] = staticmethod(lambda: True)
+
+    def _wait(self, *args: Any) -> Any:
+        eventually(self.when, "the moment of the interruption")
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def watching(shared_url: str) -> Iterator[LeaseManager]:
+    with LeaseManager(shared_url, cluster="demo", ttl=1.0) as manager:
+        yield manager
+
+
+def test_the_lock_of_a_running_remote_survives_the_interruption(
+    shared_url: str, watching: LeaseManager, marks: Path, tmp_path: Path
+) -> None:
+    shell, gate = Remotes(shared_url), tmp_path / "gate"
+    shell.start.set()
+    arguments = 6, str(marks), str(gate)
+    name = bind("demo", functions.slow_square, arguments, {}).memo.lock_name
+    try:
+        with LeaseManager(shared_url, cluster="demo", ttl=1.0) as first:
+            runner = Interrupting(first, shell=shell, pipeline_id="demo")
+            runner.when = lambda: len(os.listdir(marks)) == 1
+            with pytest.raises(KeyboardInterrupt):
+                runner.call(functions.slow_square, *arguments)
+            held = watching.read(name)
+            assert held is not None, "the remote's lock was freed"
+            assert [m.role for m in held.maintainers] == ["remote"]
+        again = MemoizingPicklingRunner(watching, shell=shell, pipeline_id="demo").submit(
+            functions.slow_square, *arguments
+        )
+        eventually(lambda: (info := watching.read(name)) is not None and len(info.waiters) == 1, "it waits")
+        gate.touch()
+        assert again.result(DEADLINE) == 36
+        assert len(os.listdir(marks)) == 1, "computed once"
+        assert len(shell.futures) == 1, "one Shell call"
+        assert watching.read(name) is None
+    finally:
+        gate.touch()
+        shell.start.set()
+
+
+def test_a_pending_remote_of_an_interrupted_orchestrator_is_adopted(
+    shared_url: str, watching: LeaseManager, marks: Path
+) -> None:
+    shell = Remotes(shared_url)
+    try:
+        with LeaseManager(shared_url, cluster="demo", ttl=1.0) as first:
+            with pytest.raises(KeyboardInterrupt):
+                Interrupting(first, shell=shell, pipeline_id="demo").call(functions.square, 7, str(marks))
+            # In this very process, which lives on, too: nobody maintains the lock, so it expires.
+            again = MemoizingPicklingRunner(first, shell=shell, pipeline_id="demo").submit(
+                functions.square, 7, str(marks)
+            )
+            eventually(lambda: shell.attached == ["remote-0"], "adopted")
+            shell.start.set()
+            assert again.result(DEADLINE) == 49
+            assert len(shell.futures) == 1
+            assert len(os.listdir(marks)) == 1
+    finally:
+        shell.start.set()
+
+
+def test_closing_the_manager_leaves_the_lock_to_the_remote(
+    shared_url: str, watching: LeaseManager, marks: Path, tmp_path: Path
+) -> None:
+    shell, gate = Remotes(shared_url), tmp_path / "gate"
+    shell.start.set()
+    arguments = 6, str(marks), str(gate)
+    name = bind("demo", functions.slow_square, arguments, {}).memo.lock_name
+    try:
+        with LeaseManager(shared_url, cluster="demo", ttl=1.0) as first:
+            runner = MemoizingPicklingRunner(first, shell=shell, pipeline_id="demo")
+            runner.submit(functions.slow_square, *arguments)
+            eventually(lambda: len(os.listdir(marks)) == 1, "the remote started")
+        held = watching.read(name)
+        assert held is not None, "the remote's lock was freed"
+        assert [m.role for m in held.maintainers] == ["remote"]
+    finally:
+        gate.touch()
+        shell.start.set()
+    eventually(lambda: watching.read(name) is None, "the remote frees it")
+
+
+def test_a_remote_nobody_could_follow_loses_the_lock_before_it_joins(
+    shared_url: str, watching: LeaseManager, marks: Path
+) -> None:
+    shell = Remotes(shared_url)
+    try:
+        with LeaseManager(shared_url, cluster="demo", ttl=30.0) as first:
+            runner = Interrupting(first, shell=lambda args: shell(args), pipeline_id="demo")
+            with pytest.raises(KeyboardInterrupt):
+                runner.call(functions.square, 7, str(marks))
+            assert watching.list() == []
+            shell.start.set()
+            assert shell.futures["remote-0"].result(DEADLINE) == 47
+            assert os.listdir(marks) == []
+    finally:
+        shell.start.set()
+
+
+ORCHESTRATE = """
+import memo_functions as functions
+from lease_locks.memo.shells import detached_shell
+with LeaseManager(sys.argv[1], cluster="demo", ttl=float(sys.argv[2])) as locks:
+    runner = MemoizingPicklingRunner(locks, shell=detached_shell, pipeline_id="demo")
+    say("ready")
+    x, folder, gate = listen().split()
+    say("value", runner.call(functions.slow_square, int(x), folder, gate))
+    listen()
+"""
+
+
+def test_control_c_in_one_process_and_a_restart_compute_once(
+    shared_url: str, watching: LeaseManager, marks: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    name = bind("demo", functions.slow_square, (6, str(marks), str(gate)), {}).memo.lock_name
+    try:
+        with children(ORCHESTRATE, ORCHESTRATE, url=shared_url, args=("6",)) as [first, second]:
+            assert first.hear() == "ready"
+            first.tell(f"6 {marks} {gate}")
+            eventually(lambda: len(os.listdir(marks)) == 1, "the remote started")
+            first.signal(signal.SIGINT)
+            first.process.wait(DEADLINE)
+            assert second.hear() == "ready"
+            second.tell(f"6 {marks} {gate}")
+
+            def decided() -> bool:
+                held = watching.read(name)
+                return len(os.listdir(marks)) > 1 or (held is not None and len(held.waiters) == 1)
+
+            eventually(decided, "the second waits, or computes")
+            gate.touch()
+            assert second.hear() == "value 36"
+            assert len(os.listdir(marks)) == 1
+    finally:
+        gate.touch()
