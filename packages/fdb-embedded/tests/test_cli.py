@@ -57,6 +57,35 @@ def test_exit_codes(filled: Path, tmp_path: Path) -> None:
     assert "cut off" in result.stderr
 
 
+@pytest.mark.parametrize("text", ["('app", "('app')x", "(app)", "({},)"])
+def test_a_malformed_tuple_is_named_and_no_key(filled: Path, text: str) -> None:
+    for words in (("range", text), ("get", text), ("set", text, "v"), ("set", "k", text)):
+        result = command(*words, db=filled)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"error: {text} isn't a tuple of literals (")
+        assert "unknown" not in result.stderr
+
+
+def test_a_text_in_parentheses_is_shown_as_it_is_typed(filled: Path) -> None:
+    assert command("set", "paren", r"\x28note)", db=filled).exit_code == 0
+    assert command("get", "paren", db=filled).stdout == "\\x28note)\n"
+
+
+def test_load_names_a_missing_file_before_it_makes_a_database(tmp_path: Path) -> None:
+    result = command("load", "nofile", db=tmp_path / "db")
+    assert result.exit_code == 2
+    assert "nofile" in result.stderr
+    assert not (tmp_path / "db").exists()
+
+
+@pytest.mark.parametrize("name", ["status", "get", "set", "range", "dump", "load", "compact", "check"])
+def test_help_has_a_short_option(name: str) -> None:
+    short, long = (runner.invoke(app, [name, option]) for option in ("-h", "--help"))
+    assert short.exit_code == 0
+    assert short.stdout == long.stdout
+    assert f" {name} [OPTIONS]" in short.stdout
+
+
 def test_range_in_both_directions(filled: Path) -> None:
     shown = command("range", "('rows',)", "--limit", "2", db=filled).stdout.splitlines()
     assert shown == ["('rows', 0)\t(0,)", "('rows', 1)\t(1,)"]
@@ -165,4 +194,17 @@ def test_a_script_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"there is no script {script}" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "db").exists()
+
+
+@pytest.mark.parametrize("module", ["nosuchmodule", "nosuchmodule.part", "json.nosuchpart"])
+def test_a_module_that_is_not_there_is_told_in_one_line(tmp_path: Path, module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fdb_embedded", "run", "--db", str(tmp_path / "db"), "-m", module],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, f"error: there is no module {module}\n")
     assert not (tmp_path / "db").exists()

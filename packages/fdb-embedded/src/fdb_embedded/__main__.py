@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -29,17 +30,28 @@ def main(arguments: list[str]) -> None:
     rest.required = False  # Python 3.11 names it among the missing
     options = parser.parse_args(arguments[1:])
     if not options.module and not Path(options.script).exists():
-        parser.error(f"there is no script {options.script}")
+        parser.exit(2, f"error: there is no script {options.script}\n")
     if options.db is not None and options.db.startswith("fdb:"):
-        parser.error(f"--db {options.db} is the URL of a cluster: the engine takes a directory")
+        parser.exit(2, f"error: --db {options.db} is the URL of a cluster: the engine takes a directory\n")
     binding.serve_everything_from(options.db or binding.default_name())
     binding.load(api_version=None)
     sys.argv = [options.script, *options.arguments]
     if options.module:
+        if not _is_module(options.script):
+            parser.exit(2, f"error: there is no module {options.script}\n")
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(options.script).resolve().parent)
         runpy.run_path(options.script, run_name="__main__")
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return False  # a package on the way to it is missing
+        raise
 
 
 if __name__ == "__main__":

@@ -28,17 +28,20 @@ app = typer.Typer(
     epilog="To run a program written for FoundationDB on the engine: python -m fdb_embedded run [--db PATH] SCRIPT.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 FAILED, USAGE, NOT_FOUND, UNREACHABLE = 1, 2, 3, 4
 
 Db = Annotated[
     str | None,
     typer.Option(
-        "--db", metavar="PATH", help="Directory of the database [default: MAINSPRING_DB, else ./.mainspring]."
+        "--db", metavar="PATH", help="Directory of the database; without it MAINSPRING_DB, else ./.mainspring."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Never show bytes as tuples.")]
+
+Key = Annotated[str, typer.Argument(metavar="KEY")]
 
 
 def _version(wanted: bool) -> None:
@@ -107,7 +110,7 @@ def status_(db: Db = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def get(key: str, db: Db = None, as_json: Json = False, raw: Raw = False) -> None:
+def get(key: Key, db: Db = None, as_json: Json = False, raw: Raw = False) -> None:
     """Print the value of KEY; exit code 3 when it isn't there."""
     tuples = load().tuple
     with _database(db) as database:
@@ -118,7 +121,7 @@ def get(key: str, db: Db = None, as_json: Json = False, raw: Raw = False) -> Non
 
 
 @app.command("set")
-def set_(key: str, value: str, db: Db = None) -> None:
+def set_(key: Key, value: Annotated[str, typer.Argument(metavar="VALUE")], db: Db = None) -> None:
     """Set KEY to VALUE, in a database that is created if it doesn't exist."""
     tuples = load().tuple
     with _database(db, create=True) as database:
@@ -127,8 +130,8 @@ def set_(key: str, value: str, db: Db = None) -> None:
 
 @app.command("range")
 def range_(
-    begin: Annotated[str, typer.Argument()] = "",
-    end: Annotated[str, typer.Argument(help="Without it: all keys that start with BEGIN.")] = "",
+    begin: Annotated[str, typer.Argument(metavar="BEGIN")] = "",
+    end: Annotated[str, typer.Argument(metavar="END", help="Without it: all keys that start with BEGIN.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="At most so many rows; 0 for all.")] = 100,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the end.")] = False,
     db: Db = None,
@@ -147,7 +150,7 @@ def range_(
 
 @app.command()
 def dump(
-    file: Annotated[str, typer.Argument(help="Where to write; - for standard output.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write; - for standard output.")] = "-",
     prefix: Annotated[str, typer.Option(help="Only keys that start so.")] = "",
     db: Db = None,
 ) -> None:
@@ -164,7 +167,12 @@ def dump(
 
 @app.command("load")
 def load_(
-    file: Annotated[str, typer.Argument(help="What to read; - for standard input.")] = "-",
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", exists=True, dir_okay=False, allow_dash=True, help="What to read; - for standard input."
+        ),
+    ] = Path("-"),
     db: Db = None,
     force: Annotated[bool, typer.Option("--force", help="Load into a database that isn't empty.")] = False,
 ) -> None:
@@ -173,7 +181,7 @@ def load_(
         if not force and database.get_range(b"", b"\xff", limit=1):
             raise EmbeddedError("the database isn't empty; --force loads into it all the same")
         with contextlib.ExitStack() as stack:
-            source = sys.stdin if file == "-" else stack.enter_context(Path(file).open())
+            source = sys.stdin if file == Path("-") else stack.enter_context(file.open())
             rows = archive.load(database, archive.read(source), progress)
         typer.echo(f"{rows} rows", err=True)
 

@@ -9,15 +9,19 @@ from .errors import InvalidOption
 
 
 def parse(text: str, tuples: Any) -> bytes:
-    """Bytes of `('a', 1)` (a packed tuple) or of text with escapes as Python's; raises `InvalidOption`."""
-    if text.startswith("(") and text.endswith(")"):
+    """Bytes of `('a', 1)` (a packed tuple) or of text with escapes as Python's; raises `InvalidOption`.
+
+    What starts with a parenthesis is a tuple: half of one would be a key that nobody means.
+    """
+    if text.startswith("("):
         try:
             value = ast.literal_eval(text)
-        except (ValueError, SyntaxError) as error:
-            raise InvalidOption(f"{text!r} isn't a tuple of literals: {error}") from error
-        if not isinstance(value, tuple):
-            value = (value,)
-        packed: bytes = tuples.pack(value)
+            packed: bytes = tuples.pack(value if isinstance(value, tuple) else (value,))
+        except (ValueError, SyntaxError, TypeError) as error:
+            why = error.msg if isinstance(error, SyntaxError) else error
+            raise InvalidOption(
+                f"{text} isn't a tuple of literals ({why}): write one as ('a', 1), or a text that starts with ( as \\x28…"
+            ) from error
         return packed
     try:
         return text.encode("utf8").decode("unicode_escape").encode("latin1") if "\\" in text else text.encode()
@@ -35,4 +39,5 @@ def show(data: bytes, tuples: Any, raw: bool = False) -> str:
             plain = False
         if plain and value:
             return repr(value)
-    return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in data)
+    text = "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in data)
+    return f"\\x28{text[1:]}" if text.startswith("(") else text
