@@ -12,28 +12,20 @@ from datetime import timedelta
 from typing import Any, Final
 
 from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
+from s3heap_tender.stores.bucket import BucketStore
 from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
 
 _CHUNK: Final = 1000
 
 
-class ObstoreStore:
-    """Objects under `prefix/` of a bucket; arguments and meaning as of `S3Store`.
+class ObstoreStore(BucketStore):
+    """Objects under `prefix/` of a bucket; arguments as of `BucketStore`.
 
     Raises `StoreUrlError` where obstore isn't installed or no credentials are found.
     """
 
-    def __init__(
-        self,
-        bucket: str,
-        prefix: str,
-        *,
-        endpoint_url: str | None = None,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        region: str | None = None,
-        timeout: float = 10.0,
-        connections: int = 64,
+    def _connect(
+        self, endpoint_url: str | None, access_key: str | None, secret_key: str | None, region: str, connections: int
     ) -> None:
         try:
             import obstore
@@ -41,15 +33,9 @@ class ObstoreStore:
             from obstore.store import S3Store as Client
         except ImportError as error:
             raise StoreUrlError("the client obstore isn't installed: pip install 's3heap-tender[obstore]'") from error
-        if not bucket:
-            raise StoreUrlError("an s3: URL needs a bucket: s3://bucket/prefix")
         self._obstore: Any = obstore
         self._errors: Any = exceptions
-        self.bucket = bucket
-        self.prefix = prefix.strip("/")
-        self.url = f"s3://{bucket}/{self.prefix}"
-        self._timeout = timeout
-        options: dict[str, Any] = {"region": region or "us-east-1"}
+        options: dict[str, Any] = {"region": region}
         if endpoint_url is not None:
             options["endpoint"] = endpoint_url
         if access_key is not None:
@@ -58,16 +44,16 @@ class ObstoreStore:
             options["credential_provider"] = _environment_credentials(self.url)
         try:
             self._client: Any = Client(
-                bucket,
+                self.bucket,
                 prefix=self.prefix or None,
                 client_options={
-                    "timeout": timedelta(seconds=timeout),
-                    "connect_timeout": timedelta(seconds=min(5.0, timeout)),
+                    "timeout": timedelta(seconds=self._timeout),
+                    "connect_timeout": timedelta(seconds=min(5.0, self._timeout)),
                     "pool_max_idle_per_host": str(connections),
                     "allow_http": True,
                 },
                 # A conditional write that landed and whose answer was lost must be read again, not sent again.
-                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
+                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=self._timeout)},
                 **options,
             )
         except exceptions.BaseError as error:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
+from s3heap_tender.stores.bucket import BucketStore
 from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
 
 T = TypeVar("T")
@@ -25,49 +26,25 @@ _BUSY_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests"}
 _PAGE: Final = 1000
 
 
-class S3Store:
-    """Objects under `prefix/` of a bucket.
+class S3Store(BucketStore):
+    """Objects under `prefix/` of a bucket, by the SDK; arguments as of `BucketStore`."""
 
-    Args:
-        bucket, prefix: where; the bucket must exist.
-        endpoint_url: of a server other than AWS's.
-        access_key, secret_key, region: where the environment's own configuration is not to be used.
-        timeout: seconds a request may take.
-        connections: requests in flight at once.
-    """
-
-    def __init__(
-        self,
-        bucket: str,
-        prefix: str,
-        *,
-        endpoint_url: str | None = None,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        region: str | None = None,
-        timeout: float = 10.0,
-        connections: int = 64,
+    def _connect(
+        self, endpoint_url: str | None, access_key: str | None, secret_key: str | None, region: str, connections: int
     ) -> None:
         import aioboto3
         from aiobotocore.config import AioConfig
 
-        if not bucket:
-            raise StoreUrlError("an s3: URL needs a bucket: s3://bucket/prefix")
-        self.bucket = bucket
-        self.prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
-        self.url = f"s3://{bucket}/{self.prefix.rstrip('/')}"
-        self._timeout = timeout
+        self.prefix = f"{self.prefix}/" if self.prefix else ""  # the SDK takes whole keys
         config = AioConfig(
-            connect_timeout=min(5.0, timeout),
-            read_timeout=timeout,
+            connect_timeout=min(5.0, self._timeout),
+            read_timeout=self._timeout,
             retries={"max_attempts": 0},
             max_pool_connections=connections,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
-        session = aioboto3.Session(
-            aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=region or "us-east-1"
-        )
+        session = aioboto3.Session(aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=region)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="s3heap-store", daemon=True)
         self._thread.start()

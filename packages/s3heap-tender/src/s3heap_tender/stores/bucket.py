@@ -1,0 +1,47 @@
+"""What the clients of S3 have in common: where the objects are, and the options of a connection."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from s3heap_tender.errors import StoreUrlError
+
+
+class BucketStore(ABC):
+    """Objects under `prefix/` of a bucket.
+
+    Args:
+        bucket, prefix: where; the bucket must exist.
+        endpoint_url: of a server other than AWS's.
+        access_key, secret_key, region: where the environment's own configuration is not to be used.
+        timeout: seconds a request may take.
+        connections: requests in flight at once.
+
+    Raises `StoreUrlError` where there is no bucket's name, or the client can't be made.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint_url: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        region: str | None = None,
+        timeout: float = 10.0,
+        connections: int = 64,
+    ) -> None:
+        if not bucket:
+            raise StoreUrlError("an s3: URL needs a bucket: s3://bucket/prefix")
+        self.bucket = bucket
+        self.prefix = prefix.strip("/")
+        self.url = f"s3://{bucket}/{self.prefix}"
+        self._timeout = timeout
+        self._connect(endpoint_url, access_key, secret_key, region or "us-east-1", connections)
+
+    @abstractmethod
+    def _connect(
+        self, endpoint_url: str | None, access_key: str | None, secret_key: str | None, region: str, connections: int
+    ) -> None:
+        """Make the client."""
