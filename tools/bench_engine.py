@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import importlib
 import json
 import multiprocessing
 import os
@@ -210,7 +212,8 @@ class Binding:
                     tr.on_error(error).wait()
 
         def get(n: int) -> None:
-            _ = db.create_transaction()[key(n)].value
+            tr = db.create_transaction()  # held: its reads end with it
+            _ = tr[key(n)].value
 
         def read_range(n: int) -> None:
             first = n * STEP % (KEYS - RANGE)
@@ -270,13 +273,17 @@ def open_contestant(name: str, places: Places) -> Any:
     return Binding(fdb_embedded.open(str(folder / name), durability=name))
 
 
+@functools.cache
 def _real_client() -> Any:
-    """The official binding over libfdb_c, beside the engine's own copy of it."""
-    import fdb
-
-    if not fdb.is_api_version_selected():
-        fdb.api_version(730)
-    return fdb
+    """The official binding over libfdb_c, beside the engine's own copy of it, which keeps the name `fdb`."""
+    fdb_embedded.load()
+    engines = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "fdb"}
+    try:
+        client: Any = importlib.import_module("fdb")
+        client.api_version(730)
+    finally:
+        sys.modules.update(engines)
+    return client
 
 
 def contestants(cluster: str | None) -> list[str]:
