@@ -59,18 +59,21 @@ def acquiring(
     *,
     look: Callable[[Any], Any] | None = None,
     also_watch: Callable[[], tuple[tuple[bytes, bytes | None], ...]] | None = None,
+    began: float | None = None,
 ) -> Generator[Step, Any, Any]:
     """Acquire `lock` for `claim` within `timeout` seconds (None: no limit, 0: one try); returns the Lease.
 
     `look(tr)` runs first in every attempt: anything but None that it returns ends the wait and is returned in place of
     a lease (a memoized result). A change of a row of `also_watch()`, (key, value as read) pairs, makes it look again.
 
+    `began`: when the wait began, of the session's monotonic clock; None is now.
+
     Nothing is left behind when it raises, or is closed because its caller was cancelled.
 
     Raises `AcquireTimeout`, which names the holder.
     """
     clocks = session.clocks
-    give_up = None if timeout is None else clocks.monotonic() + timeout
+    give_up = None if timeout is None else (clocks.monotonic() if began is None else began) + timeout
     enqueue = timeout is None or timeout > 0
     queued = False
     done = False
@@ -98,12 +101,10 @@ def acquiring(
             try:
                 outcome: Outcome[Any] = yield Transact(attempt, left)
             except TransactionTimedOut as error:
-                raise AcquireTimeout(
-                    f"lease {lock.name!r}: the database did not answer within {timeout:g} s ({error})"
-                ) from error
+                raise unanswered(lock.name, timeout or 0.0, error) from error
             found = outcome.value
             if isinstance(found, Granted):
-                token = yield from _token(found, outcome, lock, claim)
+                token = yield from _token(found, outcome, lock, claim, timeout)
                 holding = Holding(claim.ttl, started, max_hold=claim.max_hold, maintained=claim.maintained)
                 lease = Lease(session, lock, token, holding, claim.owner, claim.mode, HOLDER)
                 session.adopt(lease, claim.owner, holding, known)
@@ -148,7 +149,14 @@ def local(session: Session, subjects: tuple[Subject, ...]) -> tuple[Subject, ...
     )
 
 
-def _token(found: Granted, outcome: Outcome[Any], lock: LockKeys, claim: Claim) -> Generator[Step, Any, FencingToken]:
+def unanswered(name: str, timeout: float, error: Exception) -> AcquireTimeout:
+    """What is raised where the database, and not another holder, took the time."""
+    return AcquireTimeout(f"lease {name!r}: the database did not answer within {timeout:g} s ({error})")
+
+
+def _token(
+    found: Granted, outcome: Outcome[Any], lock: LockKeys, claim: Claim, timeout: float | None
+) -> Generator[Step, Any, FencingToken]:
     if found.token is not None:
         return found.token
     if outcome.commit is not None:
@@ -157,14 +165,20 @@ def _token(found: Granted, outcome: Outcome[Any], lock: LockKeys, claim: Claim) 
     def own(tr: Any) -> FencingToken | None:
         return next((g.token for g in read_name(tr, lock).grants if g.record.owner == claim.owner), None)
 
-    read: Outcome[FencingToken | None] = yield Transact(own, None)
+    try:
+        read: Outcome[FencingToken | None] = yield Transact(own, None if timeout is None else GRACE)
+    except TransactionTimedOut as error:
+        raise unanswered(lock.name, timeout or 0.0, error) from error
     if read.value is None:
         raise AcquireTimeout(f"lease {lock.name!r} was granted and taken away again before its token was read")
     return read.value
 
 
 def _timed_out(session: Session, lock: LockKeys, timeout: float, waited: bool) -> Generator[Step, Any, AcquireTimeout]:
-    read: Outcome[Any] = yield Transact(lambda tr: lease_infos(tr, session.space, lock), GRACE)
+    try:
+        read: Outcome[Any] = yield Transact(lambda tr: lease_infos(tr, session.space, lock), GRACE)
+    except TransactionTimedOut as unread:
+        return unanswered(lock.name, timeout, unread)
     infos = read.value
     others = len(infos[0].waiters) - waited if infos else 0
     error = AcquireTimeout(
@@ -180,4 +194,4 @@ def _timed_out(session: Session, lock: LockKeys, timeout: float, waited: bool) -
     return error
 
 
-__all__ = ["PRESENT", "PROCESS_LOOK_SECONDS", "Pause", "Step", "Transact", "acquiring", "local"]
+__all__ = ["PRESENT", "PROCESS_LOOK_SECONDS", "Pause", "Step", "Transact", "acquiring", "local", "unanswered"]

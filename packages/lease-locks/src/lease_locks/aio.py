@@ -12,12 +12,20 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from idempotent_txn import run, run_committed
+from idempotent_txn import TransactionTimedOut, run, run_committed
 from lease_locks.acquiring import PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring
 from lease_locks.errors import AcquireTimeout
 from lease_locks.info import LeaseEvent, LeaseInfo
 from lease_locks.lease import Lease
-from lease_locks.locks import LeaseManager, _check_timeout, any_gone, start_watches
+from lease_locks.locks import (
+    LEAST_SECONDS,
+    REFUSED_LOOK_SECONDS,
+    LeaseManager,
+    _check_timeout,
+    any_gone,
+    start_watches,
+    watch_rang,
+)
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import FencingToken
 
@@ -133,8 +141,9 @@ class AsyncLeaseManager:
         claim = self.sync._claim(ttl, mode, slots, fair, max_hold, meta)
         _check_timeout(timeout)
         session = self.sync._session
-        await _in_thread(session.start)
-        lease: Lease = await self._drive(acquiring(session, self.sync.space.lock(name), claim, timeout))
+        began = session.clocks.monotonic()
+        await _in_thread(self.sync._start_within, name, timeout)
+        lease: Lease = await self._drive(acquiring(session, self.sync.space.lock(name), claim, timeout, began=began))
         if reentrant:
             self.sync._own[name, owner] = lease
         return lease
@@ -217,13 +226,21 @@ class AsyncLeaseManager:
     async def _pause(self, step: Pause) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + step.seconds
-        rung = asyncio.Event()
-        watches = await _in_thread(run, self.sync.db, start_watches, step.watch, strategy=IDEMPOTENT)
+        rung, changed = asyncio.Event(), asyncio.Event()
+        seconds = max(LEAST_SECONDS, step.seconds)
+        try:
+            watches = await _in_thread(
+                run, self.sync.db, start_watches, step.watch, strategy=IDEMPOTENT, timeout=seconds
+            )
+        except TransactionTimedOut:
+            return  # the pause is over; what to do about the database is up to the next look
         if watches is None:
             return
 
-        def ring(_watch: Any) -> None:
+        def ring(watch: Any) -> None:
             try:
+                if watch_rang(watch):
+                    loop.call_soon_threadsafe(changed.set)
                 loop.call_soon_threadsafe(rung.set)
             except RuntimeError:
                 pass  # the loop was closed while the watch was out: nobody waits any more
@@ -234,6 +251,9 @@ class AsyncLeaseManager:
             while (left := until - loop.time()) > 0:
                 try:
                     await asyncio.wait_for(rung.wait(), min(left, PROCESS_LOOK_SECONDS) if step.processes else left)
+                    if not changed.is_set():
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(changed.wait(), min(left, REFUSED_LOOK_SECONDS))
                     return
                 except TimeoutError:
                     if step.processes and any_gone(step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import logging
 import secrets
 import threading
 import time
@@ -13,9 +14,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fdb_schema import DEFAULT_CLUSTER, DatabaseUrlError, open_database, read_version, url_of
-from idempotent_txn import run, run_committed
+from idempotent_txn import TransactionTimedOut, run, run_committed
 from lease_locks import ending, joining, sessions
-from lease_locks.acquiring import PRESENT, PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring
+from lease_locks.acquiring import (
+    GRACE,
+    PRESENT,
+    PROCESS_LOOK_SECONDS,
+    Pause,
+    Step,
+    Transact,
+    acquiring,
+    unanswered,
+)
 from lease_locks.clocks import Clocks, SystemClocks
 from lease_locks.errors import AcquireTimeout, LeaseError
 from lease_locks.holding import Holding
@@ -36,7 +46,11 @@ if TYPE_CHECKING:
 _LIVE: weakref.WeakValueDictionary[str, LeaseManager] = weakref.WeakValueDictionary()
 Mode = Literal["exclusive", "shared"]
 MOST_SECONDS = 10**9 - 1  # of a ttl
+LEAST_SECONDS = 0.05  # of a transaction that a pause makes
+REFUSED_LOOK_SECONDS = 0.5
+"""How long a wait whose watches were refused sleeps before it looks again: by then it is a poll."""
 _PAGE = 1_000
+log = logging.getLogger("lease_locks")
 
 
 class LeaseManager:
@@ -179,8 +193,9 @@ class LeaseManager:
             return again
         claim = self._claim(ttl, mode, slots, fair, max_hold, meta)
         _check_timeout(timeout)
-        self._session.start()
-        lease: Lease = self._drive(acquiring(self._session, self.space.lock(name), claim, timeout))
+        began = self._session.clocks.monotonic()
+        self._start_within(name, timeout)
+        lease: Lease = self._drive(acquiring(self._session, self.space.lock(name), claim, timeout, began=began))
         if reentrant:
             self._own[name, owner] = lease
         return lease
@@ -200,6 +215,13 @@ class LeaseManager:
         from lease_locks.aio import AsyncLeaseManager
 
         return AsyncLeaseManager(self).lock(name, timeout, **options)
+
+    def _start_within(self, name: str, timeout: float | None) -> None:
+        """Start the session for an acquisition of `name`. Raises `AcquireTimeout`."""
+        try:
+            self._session.start(None if timeout is None else timeout + GRACE)
+        except TransactionTimedOut as error:
+            raise unanswered(name, timeout or 0.0, error) from error
 
     def _reenter(self, name: str, owner: Any, mode: str) -> Lease | None:
         lease = self._own.get((name, owner))
@@ -270,15 +292,28 @@ class LeaseManager:
 
     def _pause(self, step: Pause) -> None:
         until = time.monotonic() + step.seconds
-        rung = threading.Event()
-        watches = run(self.db, start_watches, step.watch, strategy=IDEMPOTENT)
+        rung, changed = threading.Event(), threading.Event()
+        try:
+            watches = run(
+                self.db, start_watches, step.watch, strategy=IDEMPOTENT, timeout=max(LEAST_SECONDS, step.seconds)
+            )
+        except TransactionTimedOut:
+            return  # the pause is over; what to do about the database is up to the next look
         if watches is None:
             return
+
+        def ring(watch: Any) -> None:
+            if watch_rang(watch):
+                changed.set()
+            rung.set()
+
         try:
             for watch in watches:
-                watch.on_ready(lambda _: rung.set())
+                watch.on_ready(ring)
             while (left := until - time.monotonic()) > 0:
                 if rung.wait(min(left, PROCESS_LOOK_SECONDS) if step.processes else left):
+                    if not changed.is_set():
+                        changed.wait(min(left, REFUSED_LOOK_SECONDS))
                     return
                 if step.processes and any_gone(step):
                     return
@@ -390,6 +425,16 @@ def start_watches(tr: Any, rows: tuple[tuple[bytes, bytes | None], ...]) -> buil
         if (found is None) if expected == PRESENT else (found != expected):
             return None
     return [tr.watch(key) for key, _ in rows]
+
+
+def watch_rang(watch: Any) -> bool:
+    """Whether a watch that is ready saw a change; False where it failed: 1032, the client has too many of them."""
+    try:
+        watch.wait()
+    except Exception as error:
+        log.debug("a watch failed, its row is read again later: %s", error)
+        return False
+    return True
 
 
 def any_gone(step: Pause) -> bool:

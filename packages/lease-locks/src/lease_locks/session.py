@@ -11,6 +11,7 @@ import os
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
@@ -80,23 +81,29 @@ class Session:
         if self._stopping:
             raise MainspringError("this LeaseManager was closed: make another one")
 
-    def start(self) -> None:
-        """Register the session and start its threads, once."""
+    def start(self, timeout: float | None = None) -> None:
+        """Register the session and start its threads, once. Raises `TransactionTimedOut` after `timeout` seconds."""
         if self._started:
             self.assert_not_forked()
             return
         self.assert_not_forked()
-        with self._starting:
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self._starting.acquire(timeout=-1 if timeout is None else timeout):
+            raise TransactionTimedOut("another thread waits for the database to register this process's session")
+        try:
             if self._started:
                 return
             self.assert_open()
-            run(self.db, sessions.register, self.space, self.sid, self.record, strategy=IDEMPOTENT)
+            left = None if until is None else max(0.05, until - time.monotonic())
+            run(self.db, sessions.register, self.space, self.sid, self.record, strategy=IDEMPOTENT, timeout=left)
             self._poked = True  # the renewal thread begins with a watch on the revocation row
             for name, target in (("lease-renewal", self._renew_loop), ("lease-watchdog", self._watch_deadlines)):
                 thread = threading.Thread(target=target, name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
             self._started = True
+        finally:
+            self._starting.release()
 
     def stop(self) -> None:
         """End the threads and remove the session's rows; the leases were released before."""

@@ -13,7 +13,7 @@ from idempotent_txn import run
 from lease_locks.errors import LeaseError, LeaseLost
 from lease_locks.joining import unadopt
 from lease_locks.lease import Lease
-from lease_locks.locks import LeaseManager
+from lease_locks.locks import REFUSED_LOOK_SECONDS, LeaseManager, watch_rang
 from lease_locks.memo import functions
 from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
@@ -187,15 +187,27 @@ class Orchestrator:
             over = tr.get(keys.result).present() or (record is not None and record.state in (FAILED, STOLEN))
             return over, None if over else tr.watch(keys.wake)
 
+        refused = threading.Event()
+
+        def ring(watch: Any) -> None:
+            if not watch_rang(watch):
+                refused.set()
+            changed.set()
+
         while not future.done():
             changed.clear()
             over, watch = run(self.locks.db, look, strategy=IDEMPOTENT)
             if over:
                 break  # the remote freed the lock with its outcome; its exit is only a matter of moments
             try:
-                watch.on_ready(lambda _: changed.set())
+                watch.on_ready(ring)
                 if not future.done():
                     changed.wait(_REREAD_SECONDS * (0.8 + 0.4 * random.random()))
+                if refused.is_set():
+                    refused.clear()
+                    changed.clear()
+                    if not future.done():
+                        changed.wait(REFUSED_LOOK_SECONDS)
             finally:
                 watch.cancel()
         if not future.done():
