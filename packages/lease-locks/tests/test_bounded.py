@@ -6,15 +6,26 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fdb
+import memo_functions as functions
 import pytest
 
 from fdb_schema import open_database
 from idempotent_txn import TransactionTimedOut
-from lease_locks import AcquireTimeout, AsyncLeaseManager, LeaseManager, acquiring
+from lease_locks import (
+    AcquireTimeout,
+    AsyncLeaseManager,
+    LeaseManager,
+    MemoizingPicklingRunner,
+    OldHistories,
+    acquiring,
+    samethread_shell,
+)
 from lease_locks import locks as locks_module
+from lease_locks.tokens import FencingToken
 
 DEADLINE = 60.0
 
@@ -174,3 +185,39 @@ def test_a_waiter_whose_watches_are_refused_does_not_spin(monkeypatch: pytest.Mo
         with pytest.raises(AcquireTimeout, match="held by"):
             wait("name", timeout=1.2)
     assert 1 <= len(looks) <= 4, looks
+
+
+def test_an_invocation_that_fails_and_fails_keeps_its_last_attempts(tmp_path: Path) -> None:
+    with LeaseManager("memory:", cluster="demo") as locks:
+        runner = MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id="demo")
+        for _ in range(9):
+            with pytest.raises(functions.Refusal):
+                runner.call(functions.fails, str(tmp_path))
+        [(memo, found)] = runner.rows.scan(locks.db, "demo")
+        tokens = sorted(bytes.fromhex(column[4:]) for column in found if column.startswith("att:"))
+        granted = [bytes(event.token) for event in locks.history(memo.lock_name) if event.kind == "acquired"]
+        assert len(granted) == 9
+        assert tokens == granted[-5:]
+
+
+def test_old_histories_of_memo_locks_are_forgotten_and_tokens_still_grow() -> None:
+    with LeaseManager("memory:", cluster="demo") as locks:
+        tokens = {}
+        for name in ("memo/1/f", "memo/2/f", "memo/3/f", "other"):
+            lease = locks.acquire(name)
+            tokens[name] = lease.token
+            lease.release()
+        locks.acquire("memo/2/f")
+        assert OldHistories(locks, after=86_400.0).clear() == 0, "they are young"
+        sweep = OldHistories(locks, after=0.0)
+        assert [sweep.clear(names=1) for _ in range(4)] == [1, 0, 1, 0], "one name a round, and the held one stays"
+        assert [len(locks.history(name)) for name in ("memo/1/f", "memo/2/f", "memo/3/f", "other")] == [0, 3, 0, 2]
+        last = locks.space.lock("memo/1/f").last
+        assert locks.db.get(last) is not None
+        # A cluster whose versions went back: the last token is from its future.
+        ahead = (int.from_bytes(bytes(locks.db.get(last))[:8], "big") + 10**12).to_bytes(8, "big") + bytes(6)
+        locks.db[last] = ahead
+        assert sweep.clear() == 0
+        lease = locks.acquire("memo/1/f")
+        assert lease.token > FencingToken(0, ahead[:10])
+        assert lease.token > tokens["memo/1/f"]

@@ -1,7 +1,7 @@
 """Leases that need no clock, and runs that are never computed twice, on FoundationDB."""
 
 from lease_locks.aio import AsyncLeaseManager
-from lease_locks.clearing import AbandonedLeases
+from lease_locks.clearing import AbandonedLeases, OldHistories
 from lease_locks.duties import Duties, Duty, DutyReport, duty_reports
 from lease_locks.errors import (
     AcquireTimeout,
@@ -54,6 +54,7 @@ __all__ = [
     "MemoUriError",
     "MemoizingPicklingRunner",
     "NoResultAfterShell",
+    "OldHistories",
     "RemoteError",
     "RemoteTraceback",
     "RequiredResultNotFound",

@@ -1,4 +1,4 @@
-"""Ending the grants that nobody wants any more: whose holders died, and that nobody came to take over."""
+"""Clearing what nobody wants any more: grants of the dead that nobody came to take over, and old histories of memo locks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from fdb_schema import read_version
 from idempotent_txn import run
 from lease_locks.ending import Found, judge_grants, take_over
 from lease_locks.locks import LeaseManager
-from lease_locks.observer import Dead
+from lease_locks.observer import VERSIONS_PER_SECOND, Dead
+from lease_locks.rows import read_name
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import FencingToken
 
 ABANDONED_SECONDS: Final = 3_600.0
+HISTORY_SECONDS: Final = 7 * 86_400.0
+MEMO_NAMES: Final = "memo/"
+_A_ROUND: Final = 256
+"""Names that one round of `OldHistories` looks at."""
 
 
 class AbandonedLeases:
@@ -63,3 +69,49 @@ class AbandonedLeases:
         locks = self._locks
         judged = judge_grants(tr, locks.space, locks.space.lock(name), locks._session.observer)
         return [Found(grant, subject, v) for grant, subject, v in judged if isinstance(v, Dead)]
+
+
+class OldHistories:
+    """Forgets the histories of memo locks, of which there is one for every call ever computed; keep one and call it.
+
+    Only events go. The last token stays: without it a name granted again after the cluster's versions went back (a
+    restored copy) would give a token below an earlier one. It is one small row for each name.
+    """
+
+    def __init__(self, locks: LeaseManager, after: float = HISTORY_SECONDS) -> None:
+        self._locks = locks
+        self._after = after
+        self._at, self._end = locks.space.histories_from(MEMO_NAMES)
+
+    def clear(self, names: int = _A_ROUND) -> int:
+        """Look at up to `names` histories, from where the last round ended; how many were forgotten."""
+        cleared = 0
+        for _ in range(names):
+            at, forgotten = run(self._locks.db, self._look, self._at, strategy=IDEMPOTENT)
+            cleared += forgotten
+            if at is None:
+                self._at, _ = self._locks.space.histories_from(MEMO_NAMES)
+                break
+            self._at = at
+        return cleared
+
+    def _look(self, tr: Any, at: bytes) -> tuple[bytes | None, bool]:
+        """(where the next history begins, whether the one at `at` was forgotten); (None, False) at the end."""
+        space = self._locks.space
+        first = list(tr.snapshot.get_range(at, self._end, limit=1))
+        if not first:
+            return None, False
+        lock = space.lock(space.name_of(first[0].key))
+        past = lock.events + b"\xff"
+        newest = list(tr.snapshot.get_range(lock.events, past, limit=1, reverse=True))
+        version = int.from_bytes(lock.event_stamp(newest[0].key)[:8], "big")
+        if (read_version(tr) - version) / VERSIONS_PER_SECOND < self._after:
+            return past, False
+        # Serializable: every grant writes the last token, so one that lands meanwhile refuses this. A pending remote
+        # needs a holder to join, so nothing is pending where there is none.
+        tr.get(lock.last).wait()
+        rows = read_name(tr, lock, snapshot=False)
+        if rows.grants or rows.first is not None:
+            return past, False
+        tr.clear_range(lock.events, past)
+        return past, True

@@ -143,8 +143,13 @@ class LeaseSpace:
         begin = self._lease.pack(("l", prefix))[:-1]  # without the terminator: names go on
         return begin, begin + b"\xff"
 
+    def histories_from(self, prefix: str) -> tuple[bytes, bytes]:
+        """The range of all events of names that start with `prefix`."""
+        begin = self._lease.pack(("e", prefix))[:-1]
+        return begin, begin + b"\xff"
+
     def name_of(self, key: bytes) -> str:
-        """The name that a row of `names_from` belongs to."""
+        """The name that a row of `names_from`, or under `histories`, belongs to."""
         end = key.index(b"\x00", len(self.names) + 1)
         name: str = fdb_tuple.unpack(key[len(self.names) : end + 1])[0]
         return name

@@ -19,7 +19,7 @@ from futures_worker.liveness import TTL_SECONDS, WorkerObserver, reap_dead
 from futures_worker.metrics import cluster_metrics
 from idempotent_txn import Cleaner, run
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS
-from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager
+from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager, OldHistories
 from lease_locks.clearing import ABANDONED_SECONDS
 from lease_locks.metrics import lease_metrics
 from s3heap_tender import Heap, HeapStore, SysDb, prune_untended
@@ -76,6 +76,7 @@ def clean(
         clock = ClusterClock(space)
         cleaner = Cleaner(database, ids_min_age)
         abandoned = AbandonedLeases(locks, leases_after)
+        histories = OldHistories(locks)
 
         def workers() -> int:
             run(database, clock.advance, strategy="off")
@@ -96,7 +97,7 @@ def clean(
             Duty("workers", min(every, TTL_SECONDS / LOOKS_PER_TTL), workers),
             Duty("sessions", every, locks.clear_dead_sessions),
             Duty("garbage", min(every, COLLECT_SECONDS), garbage),
-            Duty("leases", every, abandoned.clear),
+            Duty("leases", every, lambda: abandoned.clear() + histories.clear()),
             Duty("ids", every, ids),
         ]
         figures: list[Callable[[], list[Metric]]] = [

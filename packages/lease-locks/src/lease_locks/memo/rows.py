@@ -3,7 +3,7 @@
     (cluster, "memo", "m", pipeline, function, digest, "res")        → OutcomeRecord of the value: written once
     (cluster, "memo", "m", pipeline, function, digest, "exc")        → OutcomeRecord of the last failure
     (cluster, "memo", "m", pipeline, function, digest, "inv")        → InvocationRecord
-    (cluster, "memo", "m", pipeline, function, digest, "att", token) → AttemptRecord, one per grant that called a Shell
+    (cluster, "memo", "m", pipeline, function, digest, "att", token) → AttemptRecord, the last 5 grants that called a Shell
     (cluster, "memo", "m", pipeline, function, digest, "wake")       → versionstamp, bumped by every outcome
     (cluster, "memo", "run", run)                                    → RunRecord
     (cluster, "memo", "run", run, pipeline, function, digest, kind)  → how often (8 bytes, little-endian)
@@ -43,6 +43,8 @@ from lease_locks.tokens import FencingToken
 
 FORMAT: Final = 1
 INLINE_BYTES: Final = 16_384
+ATTEMPTS: Final = 5
+"""How many attempts of an invocation are kept: each may hold a failure with its traceback."""
 _NAME_BYTES: Final = 150
 _ONE: Final = (1).to_bytes(8, "little")
 
@@ -249,9 +251,10 @@ class MemoKeys:
         self.failure = prefix + _pack("exc")
         self.invocation = prefix + _pack("inv")
         self.wake = prefix + _pack("wake")
+        self.attempts = prefix + _pack("att")
 
     def attempt(self, token: bytes) -> bytes:
-        return self.prefix + _pack("att", token)
+        return self.attempts + _pack(token)
 
     @property
     def end(self) -> bytes:
@@ -322,6 +325,10 @@ def invoke(
         tr.set(keys.invocation, invocation.encode())
     elif invocation.payload.digest is not None:
         unpin_blob(tr, session.space.cluster, invocation.payload.digest, session.sid)
+    # By snapshot: attempts before this one have ended, or were given up, since the lock is this one's.
+    before = list(tr.snapshot.get_range(keys.attempts, keys.attempt(bytes(token)), limit=ATTEMPTS - 1, reverse=True))
+    if len(before) == ATTEMPTS - 1:
+        tr.clear_range(keys.attempts, before[-1].key)
     tr.set(keys.attempt(bytes(token)), attempt.encode())
 
 
