@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fdb_schema import open_database
 from idempotent_txn import (
     Cleaner,
     ClientFenced,
@@ -221,3 +222,26 @@ def test_a_body_that_chooses_an_old_read_version_gets_a_lane_of_its_own(memory_d
 
     run(memory_db, blind, strategy="lanes", timeout=60)
     assert memory_db[b"third"] == b"x"
+
+
+def test_settling_twice_frees_a_lane_once_and_answers_the_same() -> None:
+    db = open_database("memory:")
+    lanes = Lanes(db)
+    lanes.start()
+    tr = db.create_transaction()
+    token = lanes.begin(tr, None, None)
+    tr.set(b"key", b"value")
+    lanes.prepare(tr, token, False)
+    tr.commit().wait()
+    assert lanes.resolve(token) is True
+    # An interruption came before the answer was used, and the lane serves another attempt by now.
+    second = db.create_transaction()
+    other = lanes.begin(second, None, None)
+    assert other.lane is token.lane
+    second.set(b"key", b"other")
+    lanes.prepare(second, other, False)
+    second.commit().wait()
+    assert lanes.resolve(token) is True
+    lanes.committed(tr, token)
+    lanes.abandoned(token)
+    assert lanes._free == [], "the lane is the other attempt's alone"

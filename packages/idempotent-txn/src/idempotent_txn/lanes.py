@@ -56,10 +56,13 @@ class Lane:
 class _Attempt:
     """The token of an attempt: its lane, and whether it may write on it."""
 
-    __slots__ = ("lane", "written")
+    __slots__ = ("found", "freed", "lane", "written")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
+        self.found: Committed | bool | None = None
+        """What was resolved: settling that was interrupted asks again, when the lane may be another attempt's."""
+        self.freed = False
         self.written = False
 
 
@@ -132,15 +135,20 @@ class Lanes:
             tr.set(lane.key, _SEQ.pack(lane.seq) + lane.incarnation)
 
     def committed(self, tr: Any, token: _Attempt) -> None:
-        self._give_back(token.lane)
+        if not token.freed:
+            token.lane.idle_since = time.monotonic()
+        self._release(token)
 
     def abandoned(self, token: _Attempt) -> None:
-        self._free.append(token.lane)
+        self._release(token)
 
     def resolve(self, token: _Attempt) -> Committed | bool:
+        if token.found is not None:
+            self._release(token)
+            return token.found
         lane = token.lane
         if not token.written:
-            self._free.append(lane)
+            self._release(token)
             return False
         value, registered = self._fence(lane)
         if registered[:INCARNATION_BYTES] != lane.incarnation:
@@ -148,15 +156,20 @@ class Lanes:
                 "the outcome of a commit can't be told any more: this client was silent for so long that its lanes "
                 "were cleared (or another process took its client id); look at the data and start the process again"
             )
-        self._give_back(lane)
-        if value[: 8 + INCARNATION_BYTES] != _SEQ.pack(lane.seq) + lane.incarnation:
-            return False
-        stamp = value[8 + INCARNATION_BYTES :]
-        return Committed.from_versionstamp(stamp) if len(stamp) == 10 else True
-
-    def _give_back(self, lane: Lane) -> None:
         lane.idle_since = time.monotonic()
-        self._free.append(lane)
+        found: Committed | bool = False
+        if value[: 8 + INCARNATION_BYTES] == _SEQ.pack(lane.seq) + lane.incarnation:
+            stamp = value[8 + INCARNATION_BYTES :]
+            found = Committed.from_versionstamp(stamp) if len(stamp) == 10 else True
+        token.found = found
+        self._release(token)
+        return found
+
+    def _release(self, token: _Attempt) -> None:
+        """Free the attempt's lane, once. An interruption in between loses the lane, and two attempts never share it."""
+        if not token.freed:
+            token.freed = True
+            self._free.append(token.lane)
 
     def _lane_idle_before(self, lane: Lane, moment: float | None) -> Lane:
         """In place of `lane`, one whose last commit the chosen read version sees: a snapshot from after `moment` at least.
