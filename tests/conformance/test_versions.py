@@ -102,6 +102,14 @@ def test_a_version_of_the_future_is_not_readable_yet(any_db: Any) -> None:
         tr.get(b"k").wait()
 
 
+def test_waiting_for_a_version_of_the_future_ends_with_the_timeout(any_db: Any) -> None:
+    tr = any_db.create_transaction()
+    tr.options.set_timeout(200)
+    tr.set_read_version(FUTURE)
+    with fdb_error(1031):
+        tr.get(b"k").wait()
+
+
 def test_a_version_long_past_is_too_old(any_db: Any) -> None:
     any_db[b"k"] = b"v"
     tr = any_db.create_transaction()

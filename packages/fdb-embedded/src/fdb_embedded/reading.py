@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -11,6 +12,10 @@ from .keys import Row
 from .overlay import Overlay, Stack
 from .snapshot import Snapshot
 from .state import KEY_LIMIT, METADATA_VERSION, NO_STAMP_AT_READ_VERSION, SYSTEM_KEY_LIMIT, TransactionState
+
+FUTURE_VERSION_SECONDS = 1.0
+"""How long a storage server waits for a version to come before it answers 1009 (its knob FUTURE_VERSION_DELAY)."""
+FUTURE_VERSION_LOOK_SECONDS = 0.01
 
 
 class Reading(TransactionState):
@@ -23,11 +28,25 @@ class Reading(TransactionState):
             try:
                 if self.database.faulty is not None:
                     self.database.faulty.before_read()
-                snap = self.engine.snapshot() if wanted is None else self.engine.snapshot_at(wanted)
+                snap = self.engine.snapshot() if wanted is None else self._snapshot_at(wanted)
             except Code as error:
                 raise self._read_failed(error.code) from None
             self.snap = snap
         return snap
+
+    def _snapshot_at(self, version: int) -> Snapshot:
+        """A snapshot of `version`; one of the future is waited for, as a storage server waits for it."""
+        give_up = time.monotonic() + FUTURE_VERSION_SECONDS
+        while True:
+            try:
+                return self.engine.snapshot_at(version)
+            except Code as error:
+                if error.code != errors.FUTURE_VERSION or time.monotonic() >= give_up:
+                    raise
+            self._expire()
+            if self.dead:
+                raise Code(self.dead)
+            time.sleep(FUTURE_VERSION_LOOK_SECONDS)
 
     def get_read_version(self) -> int:
         if self.committing and not self.deferred:  # the one read that a commit doesn't forbid
