@@ -324,6 +324,7 @@ def test_the_heap_is_exported_to_parquet(quick: Any, tmp_path: Path, monkeypatch
 
 def test_an_empty_heap_is_exported_too(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
+    open_database(f"embedded:{tmp_path}/.mainspring")
     run = Command(tmp_path)
     assert json.loads(run("export", "heap.parquet", "--json")) == {"file": "heap.parquet", "items": 0}
     assert parquet.read_table(tmp_path / "heap.parquet").num_rows == 0
