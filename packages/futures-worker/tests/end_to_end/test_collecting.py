@@ -65,7 +65,7 @@ def test_what_a_client_lets_go_is_collected_while_it_lives(cluster: Any, monkeyp
         assert len(names_in_store(demo)) == 7
         del futures
         gc.collect()
-        assert client._live.keeping.release_dropped() == 25
+        client._live.keeping.release_dropped()  # what the beat has not let go by itself
         await_true(lambda: rows(demo)["tombstones"] == 25)
         await_true(lambda: len(names_in_store(demo)) == 2)
         assert len(kept.result(WAIT)) == 50_000
