@@ -125,8 +125,7 @@ def _picture(page: Any, name: str) -> None:
 
 
 def _tile(page: Any, state: str, count: int) -> None:
-    page.locator(f".tile.{state} b", has_text=f"{count}").filter(has_text=str(count)).wait_for()
-    assert page.locator(f".tile.{state} b").inner_text() == str(count)
+    sync_api.expect(page.locator(f".tile.{state} b")).to_have_text(str(count), timeout=PATIENCE_MS)
 
 
 def _fill(lab: Any) -> dict[str, bytes]:
