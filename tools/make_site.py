@@ -45,13 +45,25 @@ def places() -> dict[Path, Path]:
 def moved(text: str, page: Path, known: dict[Path, Path]) -> str:
     """`text` of the file `page` with its links as the site needs them; blocks of code are left alone."""
     here = known[page].parent
-    lines = []
+    made: list[str] = []
+    prose: list[str] = []  # a link's text may run over the end of a line
+
+    def flush() -> None:
+        made.append(LINK.sub(lambda match: _moved_link(match, page, here, known), "".join(prose)))
+        prose.clear()
+
     fenced = False
-    for line in text.splitlines():
+    for line in text.splitlines(keepends=True):
         if FENCE.match(line.lstrip()):
             fenced = not fenced
-        lines.append(line if fenced else LINK.sub(lambda match: _moved_link(match, page, here, known), line))
-    return "\n".join(lines) + "\n"
+            flush()
+            made.append(line)
+        elif fenced:
+            made.append(line)
+        else:
+            prose.append(line)
+    flush()
+    return "".join(made)
 
 
 def _moved_link(match: re.Match[str], page: Path, here: Path, known: dict[Path, Path]) -> str:

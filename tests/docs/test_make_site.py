@@ -41,6 +41,10 @@ def test_code_and_other_hosts_are_left_alone() -> None:
     assert _moved(text, ROOT / "docs" / "faq.md") == text
 
 
+def test_a_link_whose_text_is_broken_over_two_lines() -> None:
+    assert _moved("see [why\nso](../LICENSE)", ROOT / "docs" / "faq.md") == "see why\nso (`LICENSE`)"
+
+
 def test_a_link_to_nothing_names_the_page() -> None:
     with pytest.raises(make_site.BrokenLinkError, match=r"docs/faq.md points to gone.md"):
         _moved("[x](gone.md)", ROOT / "docs" / "faq.md")
