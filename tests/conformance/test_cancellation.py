@@ -153,3 +153,18 @@ def test_on_error_without_an_error_is_a_bad_call(any_db: Any) -> None:
     tr = any_db.create_transaction()
     with fdb_error(2000):
         tr.on_error(0).wait()
+
+
+@pytest.mark.embedded_only(reason="a cluster may make the cancelled commit later than the next read")
+def test_a_cancelled_commit_takes_nothing_of_what_the_object_does_next(any_db: Any) -> None:
+    for _ in range(20):
+        any_db[b"count"] = bytes(8)
+        tr = any_db.create_transaction()
+        tr.add(b"count", b"\x01")
+        commit = tr.commit()
+        commit.cancel()
+        tr.reset()
+        in_time = int.from_bytes(any_db[b"count"], "little")
+        tr.add(b"count", b"\x01")
+        tr.commit().wait()
+        assert int.from_bytes(any_db[b"count"], "little") == in_time + 1

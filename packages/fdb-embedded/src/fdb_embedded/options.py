@@ -110,8 +110,8 @@ class TransactionOptions:
             timed = self._timed = {}
         new = timed.get(parameter)
         if new is None:
-            new = copy.copy(self)
-            new._timed = None
+            new = copy.copy(self)  # shares `_timed`: they differ in the timeout alone
+            new._timed = timed
             new.timeout = integer(parameter, 0, MAX_INT) / 1000
             timed[parameter] = new
         return new

@@ -149,6 +149,10 @@ class TransactionState:
             self.engine.release(snap)
 
     def _restart(self) -> None:
+        future = self.commit_future
+        if future is not None and self.engine.committer.queue:
+            # Cancelled before anybody began it, its place in the queue must not commit what this object does next.
+            self.engine.committer.abandon(future)
         self._release()
         for name in (
             "wanted_version",
