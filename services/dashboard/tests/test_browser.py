@@ -151,18 +151,18 @@ def test_the_overview_follows_the_cluster_live(page: Page, served: Served) -> No
     _tile(shown, "failed", 1)
     served.lab.realize(ids["part"])
     _tile(shown, "realized", 3)
-    assert shown.locator(".u-over").count() == 4  # the plots were drawn
-    assert shown.locator("#live.on").count() == 1
+    sync_api.expect(shown.locator(".u-over")).to_have_count(4, timeout=PATIENCE_MS)  # the plots were drawn
+    shown.locator("#live.on").wait_for()
     _picture(shown, "overview")
     shown.locator(".tile.failed").click()
     shown.wait_for_url("**/futures?state=failed")
-    assert shown.locator("tbody tr").count() == 1
+    sync_api.expect(shown.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
 
 
 def test_other_peoples_text_is_text(page: Page, served: Served) -> None:
     _fill(served.lab)
     shown = page.go("/futures?q=bold")
-    assert shown.locator("tbody td").nth(1).inner_text() == "load <b>bold</b>"
+    sync_api.expect(shown.locator("tbody td").nth(1)).to_have_text("load <b>bold</b>", timeout=PATIENCE_MS)
     assert shown.locator("tbody b").count() == 0
 
 
@@ -172,10 +172,10 @@ def test_a_future_s_page_says_why_and_draws_its_lineage(page: Page, served: Serv
     _picture(shown, "futures")
     shown.locator("tbody tr", has_text="sum up").locator("a").click()
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
-    assert "waiting on 1 future" in shown.locator("p.reason").inner_text()
+    sync_api.expect(shown.locator("p.reason")).to_contain_text("waiting on 1 future", timeout=PATIENCE_MS)
     shown.locator("svg.lineage").wait_for()
-    assert shown.locator("svg.lineage .node").count() == 5
-    assert shown.locator("svg.lineage path").count() == 4
+    sync_api.expect(shown.locator("svg.lineage .node")).to_have_count(5, timeout=PATIENCE_MS)
+    sync_api.expect(shown.locator("svg.lineage path")).to_have_count(4, timeout=PATIENCE_MS)
     _picture(shown, "future")
     served.lab.realize(ids["part"])
     served.lab(dm.write_output, ids["total"], dm.TaskOutput(1, b"3 parts, 81 words\n", 19))
@@ -194,11 +194,11 @@ def test_search_finds_by_text_and_by_id(page: Page, served: Served) -> None:
     shown.get_by_label("Find a future").fill("orders.csv")
     shown.keyboard.press("Enter")
     shown.wait_for_url("**/futures?q=orders.csv")
-    assert shown.locator("tbody tr").count() == 1
+    sync_api.expect(shown.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
     shown.get_by_label("Find a future").fill(str(UUID(bytes=ids["failed"])))
     shown.keyboard.press("Enter")
     shown.locator("h1", has_text="load <b>bold</b>").wait_for()
-    assert "no such file: orders.csv" in shown.locator("main").inner_text()
+    sync_api.expect(shown.locator("main")).to_contain_text("no such file: orders.csv", timeout=PATIENCE_MS)
     page.go(f"/futures/{uuid4()}")
     shown.locator("h1", has_text="Not found").wait_for()
 
@@ -206,7 +206,7 @@ def test_search_finds_by_text_and_by_id(page: Page, served: Served) -> None:
 def test_workers_leases_heap_and_ids(page: Page, served: Served) -> None:
     shown = page.go("/workers")
     shown.locator(".workers .panel", has_text="127.0.0.1:7000").wait_for()
-    assert "0 / 2" in shown.locator(".meter", has_text="slots").inner_text()
+    sync_api.expect(shown.locator(".meter", has_text="slots")).to_contain_text("0 / 2", timeout=PATIENCE_MS)
     _picture(shown, "workers")
     page.go("/heap")
     shown.locator(".empty", has_text="no heap").wait_for()
