@@ -60,8 +60,14 @@ def tests(session: nox.Session) -> None:
     """Every test of every package, on every engine found. `-- ARGS` go to pytest."""
     install(session)
     session.install(*TEST_TOOLS)
-    arguments = session.posargs or ["-n", "2", "--dist", "worksteal"]
-    session.run("python", "-m", "pytest", "-q", *arguments)
+    if session.posargs:
+        session.run("python", "-m", "pytest", "-q", *session.posargs)
+        return
+    session.run("python", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", success_codes=[0, 1])
+    # What failed beside others runs once more alone: on a machine that others load a deadline may be missed, while a
+    # defect fails again. Both reports are printed; a test that needed this is a defect to be found.
+    again = ("--last-failed", "--last-failed-no-failures", "none")
+    session.run("python", "-m", "pytest", "-q", *again, success_codes=[0, 5])
 
 
 @nox.session
