@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from lease_processes import DEADLINE, eventually
 
 from fdb_schema import NameInvalidError, fdb_error_code
 from idempotent_txn import run
@@ -29,28 +29,6 @@ from lease_locks.observer import Dead
 from lease_locks.space import HISTORY_EVENTS
 from lease_locks.tokens import FencingToken
 from lease_locks.transitions import trim_history
-
-DEADLINE = 60.0
-
-
-@pytest.fixture
-def locks(any_db: Any) -> Iterator[LeaseManager]:
-    with LeaseManager(any_db, cluster="demo") as manager:
-        yield manager
-
-
-@pytest.fixture
-def other(any_db: Any) -> Iterator[LeaseManager]:
-    """A second session, as another process would have."""
-    with LeaseManager(any_db, cluster="demo") as manager:
-        yield manager
-
-
-def eventually(true: Any, what: str) -> None:
-    until = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < until, f"not within {DEADLINE:.0f} s: {what}"
-        time.sleep(0.005)
 
 
 def wait_for_waiters(locks: LeaseManager, name: str, count: int) -> None:

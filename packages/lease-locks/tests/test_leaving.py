@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,26 +12,10 @@ from typing import Any
 
 import memo_functions as functions
 import pytest
-from lease_processes import children
+from lease_processes import DEADLINE, children, eventually
 
 from lease_locks import LeaseManager, MemoizingPicklingRunner, run_remote
 from lease_locks.memo.functions import bind
-
-DEADLINE = 60.0
-
-
-def eventually(true: Callable[[], Any], what: str) -> None:
-    until = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < until, what
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def marks(tmp_path: Path) -> Path:
-    folder = tmp_path / "marks"
-    folder.mkdir()
-    return folder
 
 
 class Remotes:

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from lease_processes import DEADLINE, children
+from lease_processes import DEADLINE, children, eventually
 
 from fdb_schema import fdb_error_code, open_database
 from idempotent_txn import TransactionTimedOut, run
@@ -21,25 +20,6 @@ from lease_locks import AsyncLeaseManager, LeaseError, LeaseLost, LeaseManager, 
 from lease_locks.holding import Holding, SessionCore
 from lease_locks.locks import _let_go
 from lease_locks.records import MaintainerRecord
-
-
-@pytest.fixture
-def locks(any_db: Any) -> Iterator[LeaseManager]:
-    with LeaseManager(any_db, cluster="demo") as manager:
-        yield manager
-
-
-@pytest.fixture
-def other(any_db: Any) -> Iterator[LeaseManager]:
-    with LeaseManager(any_db, cluster="demo") as manager:
-        yield manager
-
-
-def eventually(true: Any, what: str) -> None:
-    until = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < until, f"not within {DEADLINE:.0f} s: {what}"
-        time.sleep(0.005)
 
 
 def transactions(db: Any) -> tuple[Any, list[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import memo_functions as functions
 import pytest
-from lease_processes import DEADLINE, children
+from lease_processes import DEADLINE, children, eventually
 
 from fdb_schema import open_database
 from idempotent_txn import run
@@ -35,19 +35,6 @@ from lease_locks.tokens import FencingToken
 
 
 @pytest.fixture
-def marks(tmp_path: Path) -> Path:
-    folder = tmp_path / "marks"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def locks(any_db: Any) -> Iterator[LeaseManager]:
-    with LeaseManager(any_db, cluster="demo") as manager:
-        yield manager
-
-
-@pytest.fixture
 def shared_locks(shared_url: str) -> Iterator[LeaseManager]:
     with LeaseManager(shared_url, cluster="demo") as manager:
         yield manager
@@ -59,13 +46,6 @@ def runner_of(locks: LeaseManager, shell: Any = samethread_shell, **options: Any
 
 def executions(folder: Path) -> int:
     return len(os.listdir(folder))
-
-
-def eventually(true: Any, what: str) -> None:
-    until = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < until, f"not within {DEADLINE:.0f} s: {what}"
-        time.sleep(0.01)
 
 
 def counts(runner: MemoizingPicklingRunner) -> dict[str, int]:

@@ -33,13 +33,6 @@ from lease_locks.memo.rows import Memo, invalidate
 
 
 @pytest.fixture
-def marks(tmp_path: Path) -> Path:
-    folder = tmp_path / "marks"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def locks() -> Iterator[LeaseManager]:
     with LeaseManager(open_database("memory:"), cluster="demo") as manager:
         yield manager

@@ -49,6 +49,7 @@ __all__ = [
     "print_json",
     "print_rows",
     "run_app",
+    "version_option",
 ]
 
 
@@ -61,7 +62,19 @@ def command_app(distribution: str, help_text: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    def show_version(wanted: bool) -> None:
+    def options(_version: bool = False) -> None:
+        pass
+
+    options.__annotations__["_version"] = version_option(distribution)
+    options.__doc__ = help_text
+    app.callback()(options)
+    return app
+
+
+def version_option(distribution: str) -> Any:
+    """The annotation of a command's parameter `--version`, which prints that of `distribution` and exits."""
+
+    def show(wanted: bool) -> None:
         if wanted:
             try:
                 typer.echo(f"{distribution} {version(distribution)}")
@@ -69,16 +82,7 @@ def command_app(distribution: str, help_text: str) -> typer.Typer:
                 typer.echo(f"{distribution} (run from a source tree)")
             raise typer.Exit
 
-    @app.callback()
-    def options(
-        _version: bool = typer.Option(
-            False, "--version", callback=show_version, is_eager=True, help="Print the version and exit."
-        ),
-    ) -> None:
-        pass
-
-    options.__doc__ = help_text
-    return app
+    return Annotated[bool, typer.Option("--version", callback=show, is_eager=True, help="Print the version and exit.")]
 
 
 def run_app(app: typer.Typer) -> NoReturn:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fdb_schema.cli import version_option
 from fdb_schema.configuration import config_option
 from fdb_schema.logs import LogFormat, LogLevel, configure_logging
 from fdb_schema.tracing import VARIABLE, configure_tracing
@@ -66,7 +66,7 @@ def service_command(
         "config": (config_option(table), None),
     }
     if distribution is not None:
-        added["version"] = (_version_option(distribution), False)
+        added["version"] = (version_option(distribution), False)
 
     own = {parameter.name for parameter in given}
 
@@ -100,15 +100,3 @@ def service_app(distribution: str, table: str, function: Callable[..., None]) ->
     )
     app.command(name=distribution, epilog=EPILOG)(service_command(function, table, distribution=distribution))
     return app
-
-
-def _version_option(distribution: str) -> Any:
-    def show(wanted: bool) -> None:
-        if wanted:
-            try:
-                typer.echo(f"{distribution} {version(distribution)}")
-            except PackageNotFoundError:
-                typer.echo(f"{distribution} (run from a source tree)")
-            raise typer.Exit
-
-    return Annotated[bool, typer.Option("--version", callback=show, is_eager=True, help="Print the version and exit.")]

@@ -8,6 +8,7 @@ from a transaction of its own that is never committed; it is stopped by what bel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final, NoReturn
 
 from fdb_schema import clear_many, prefix_end, set_many
@@ -87,16 +88,9 @@ def replay(tr: Any, recordings: Iterable[Recording]) -> None:
         at = end
 
 
-_classes: dict[type, Any] = {}
-_reading_classes: dict[type, type] = {}
-
-
 def recording_transaction(cls: type) -> tuple[Any, Recording]:
     """A transaction that records, of a subclass of the engine's transaction class `cls`, and its record."""
-    try:
-        recorder = _classes[cls]
-    except KeyError:
-        recorder = _classes[cls] = _recorder_class(cls)
+    recorder: Any = _recorder_class(cls)
     tr = recorder.__new__(recorder)
     recording = tr._recording = Recording()
     return tr, recording
@@ -104,12 +98,7 @@ def recording_transaction(cls: type) -> tuple[Any, Recording]:
 
 def record_beside(tr: Any) -> Recording:
     """Begin to record the writes of `tr`, a fresh transaction of any engine, which goes on to read and to see them."""
-    cls = tr.__class__
-    try:
-        recorder = _reading_classes[cls]
-    except KeyError:
-        recorder = _reading_classes[cls] = _reading_class(cls)
-    tr.__class__ = recorder
+    tr.__class__ = _reading_class(tr.__class__)
     recording = Recording()
     tr._recording = recording
     return recording
@@ -132,6 +121,7 @@ _COMMITS_OWN: Final = (
 """What belongs to the commit of a transaction, or changes what its reads and writes mean."""
 
 
+@cache
 def _reading_class(cls: type) -> type:
     """`cls`, whose writes go into its record too; what can't be merged stops the body."""
     blind = _recorder_class(cls)
@@ -184,6 +174,7 @@ _OTHER_WRITES: Final = (
 )
 
 
+@cache
 def _recorder_class(cls: type) -> type:
     """`cls` without its handle: whatever would touch it finds none, and stops the body."""
 

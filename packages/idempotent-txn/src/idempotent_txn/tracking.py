@@ -6,6 +6,7 @@ The binding can't be asked, so the transaction is given a subclass of its own cl
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 VALUED: Final = (
@@ -39,17 +40,10 @@ _WRITES: Final = (
     "clear_many",
 )
 
-_tracked: dict[type, type] = {}
-
 
 def track_writes(tr: Any) -> None:
     """Begin to notice the writes of `tr`, a fresh transaction of any engine."""
-    cls = tr.__class__
-    try:
-        tracked = _tracked[cls]
-    except KeyError:
-        tracked = _tracked[cls] = _tracked_class(cls)
-    tr.__class__ = tracked
+    tr.__class__ = _tracked_class(tr.__class__)
 
 
 def has_written(tr: Any) -> bool:
@@ -74,6 +68,7 @@ def read_version_since(tr: Any) -> float | None:
     return since if type(since) is float else None
 
 
+@cache
 def _tracked_class(cls: type) -> type:
     def marking(method: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,13 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 DEADLINE = 60.0
 
+
+def eventually(true: Callable[[], Any], what: str) -> None:
+    """Wait until `true()` is, at most for `DEADLINE` seconds."""
+    until = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < until, f"not within {DEADLINE:.0f} s: {what}"
+        time.sleep(0.005)
+
+
 PROLOGUE = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell is started with it ignored
 from fdb_schema import open_database
 from lease_locks import *
 db = open_database(sys.argv[1])

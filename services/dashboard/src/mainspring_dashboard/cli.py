@@ -12,6 +12,7 @@ from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, run_a
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.service import service_app
 from mainspring_dashboard.access import is_loopback
+from s3heap_tender.cli.common import EndpointOption
 
 DEFAULT_PORT = 8420
 
@@ -37,10 +38,7 @@ def dashboard(
             help="The heap, s3://BUCKET/PREFIX or file:DIRECTORY, for its buckets.",
         ),
     ] = None,
-    endpoint_url: Annotated[
-        str | None,
-        typer.Option(envvar="AWS_ENDPOINT_URL", metavar="URL", help="Of an S3 server other than AWS's."),
-    ] = None,
+    endpoint_url: EndpointOption = None,
 ) -> None:
     """Serve the dashboard until SIGTERM or Ctrl-C. Prints its address when it is ready; it only reads."""
     import uvicorn

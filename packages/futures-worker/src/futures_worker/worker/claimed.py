@@ -146,13 +146,9 @@ class ClaimedTasks(WorkerState):
         awaited = self.awaited()
         first = []
         for task in filter(self._prepared, event.tasks):
-            if task.cancelled:
-                self.close(task)
-            elif task.orphaned:
-                self.let_go(task)
-            elif self.draining:
-                self.give_back(task, "drained")
-            elif task.behind is not None:
+            if self.dismissed(task):
+                continue
+            if task.behind is not None:
                 continue  # it is sent behind that task, or when that one has ended
             elif type(task.dependencies) is list and None in task.dependencies:
                 self.line_up(task)

@@ -187,14 +187,20 @@ class WorkerState:
         back = [task for task in map(child.take, seqs) if task is not None]
         for task in reversed(back):
             task.seq = -1
-            if task.cancelled:
-                self.close(task)
-            elif task.orphaned:
-                self.let_go(task)
-            elif self.draining:
-                self.give_back(task, "drained")
-            elif task.behind is None:
+            if not self.dismissed(task) and task.behind is None:
                 self.line_up(task)
+
+    def dismissed(self, task: Task) -> bool:
+        """Whether a task that hasn't begun will not run here; it is then closed, let go, or given back."""
+        if task.cancelled:
+            self.close(task)
+        elif task.orphaned:
+            self.let_go(task)
+        elif self.draining:
+            self.give_back(task, "drained")
+        else:
+            return False
+        return True
 
     def awaited(self) -> set[bytes]:
         """What tasks of this worker wait for."""

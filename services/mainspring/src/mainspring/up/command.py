@@ -23,6 +23,7 @@ from mainspring.settings import check_file
 from mainspring.up.plan import OWN, S3_BUCKET, UpSettings, services
 from mainspring.up.supervisor import Supervisor
 from s3heap_tender import HeapStore
+from s3heap_tender.cli.common import EndpointOption
 
 
 class AlreadyUpError(MainspringError):
@@ -61,10 +62,7 @@ def up(
             show_default="file:./heap",
         ),
     ] = None,
-    endpoint_url: Annotated[
-        str | None,
-        typer.Option(envvar="AWS_ENDPOINT_URL", metavar="URL", help="Of an S3 server other than AWS's."),
-    ] = None,
+    endpoint_url: EndpointOption = None,
     state: Annotated[Path, typer.Option(metavar="DIR", help="Where logs, spilled results and up.json go.")] = Path(
         "./.mainspring-up"
     ),
