@@ -68,6 +68,32 @@ def test_everything_acknowledged_survives(tmp_path: Path) -> None:
     assert fdb is not None
 
 
+def test_a_version_that_is_asked_for_changes_nobody_elses_snapshot(tmp_path: Path) -> None:
+    fdb = fdb_embedded.load()
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"a"] = b"1"
+    old = db.create_transaction().get_read_version().wait()
+    db[b"b"] = b"2"
+    db[b"a"] = b"3"
+    engine = db.dpointer.engine
+    engine.pinned.clear()
+    newest = db.create_transaction()
+    version = newest.get_read_version().wait()
+    named = db.create_transaction()
+    named.set_read_version(old)
+    with pytest.raises(fdb.FDBError) as error:
+        named[b"a"].wait()
+    assert error.value.code == 1007
+    assert named.get_read_version().wait() == old < version
+    assert newest[b"a"] == b"3"
+    assert newest.get_read_version().wait() == version
+    later = db.create_transaction()
+    assert later.get_read_version().wait() == version
+    newest[b"c"] = b"4"
+    newest.commit().wait()
+    fdb_embedded.close(db)
+
+
 def test_idempotency_ids_survive_a_power_loss_with_their_commits(tmp_path: Path) -> None:
     db = fdb_embedded.open(tmp_path / "db", durability="fsync")
     stamps = {}

@@ -15,7 +15,7 @@ from . import durability as durable
 from . import idempotency, journal
 from .commit import Committer
 from .conflict import WITH_LASTING_IDS, pack_record, read_log, unpack_record
-from .errors import Code, EngineClosed
+from .errors import FUTURE_VERSION, TRANSACTION_TOO_OLD, Code, EngineClosed
 from .housekeeping import Housekeeper
 from .keys import LOG, log_key
 from .snapshot import Snapshot
@@ -68,6 +68,10 @@ class Engine:
             if snap is not None and self._flushed_position == self.store.page.flushed() and not snap.ended:
                 snap.users += 1
                 return snap
+        return self._own_snapshot()
+
+    def _own_snapshot(self) -> Snapshot:
+        """A snapshot of the newest version that nobody else holds."""
         while True:
             generation = self.store.generation
             txn = self.store.begin_read()
@@ -120,10 +124,13 @@ class Engine:
             newest = snap.version
             if version > newest:
                 self.release(snap)
-                raise Code(1009)
+                raise Code(FUTURE_VERSION)
             if version < max(newest, self.store.clock.now()) - MAX_READ_AGE:
                 self.release(snap)
-                raise Code(1007)
+                raise Code(TRANSACTION_TOO_OLD)
+            if self.flushing:  # others may hold that one too, and read at its version
+                self.release(snap)
+                snap = self._own_snapshot()
             snap.version = version
         return snap
 
