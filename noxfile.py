@@ -61,6 +61,7 @@ def tests(session: nox.Session) -> None:
     """Every test of every package, on every engine found. `-- ARGS` go to pytest."""
     install(session)
     session.install(*TEST_TOOLS)
+    cpython_tests(session)
     if session.posargs:
         session.run("python", "-m", "pytest", "-q", *session.posargs)
         return
@@ -70,6 +71,23 @@ def tests(session: nox.Session) -> None:
     failed = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
     if failed.is_file() and json.loads(failed.read_text(encoding="utf-8")):
         session.run("python", "-m", "pytest", "-q", "--last-failed", "--last-failed-no-failures", "none")
+
+
+def cpython_tests(session: nox.Session) -> None:
+    """Name CPython's own cases of executors for the test that runs them: Debian's package of them, unpacked, where the
+    interpreter came without and packages can be had; elsewhere that test is skipped and says so."""
+    if "CPYTHON_TESTS" in os.environ or not all(map(shutil.which, ("apt-get", "dpkg"))):
+        return
+    version = session.run("python", "-c", "import sys; print('{}.{}'.format(*sys.version_info))", silent=True)
+    name = f"libpython{str(version).strip()}-testsuite"
+    folder = ROOT / ".nox" / name
+    if not folder.is_dir():
+        with session.chdir(session.create_tmp()):
+            session.run("apt-get", "download", name, external=True, silent=True, success_codes=range(256))
+            for package in Path().glob(f"{name}_*.deb"):
+                session.run("dpkg", "-x", str(package), str(folder), external=True)
+    for found in folder.glob("usr/lib/python3*/test"):
+        session.env["CPYTHON_TESTS"] = str(found)
 
 
 @nox.session
