@@ -314,42 +314,71 @@ def test_the_main_thread_commits_for_nobody_else(any_db: Any) -> None:
 
     batcher = Batcher(any_db)
     batcher._queue.extend(_Member(Recording()) for _ in range(3))
-    taken: list[int] = []
-    assert len(batcher._take_group()) == 1
-    join(in_threads(1, lambda n: taken.append(len(batcher._take_group()))))
-    assert taken == [2]
+    first, second = batcher._queue[0], batcher._queue[1]
+    batcher._take_group(first)
+    assert list(first.group) == [first]
+    join(in_threads(1, lambda n: batcher._take_group(second)))
+    assert len(second.group) == 2 and second.group[0] is second
 
 
-def test_an_interruption_of_a_waiting_member_comes_after_its_commit(
+class InterruptedGate:
+    """The gate of a member whose thread is interrupted the first time that it waits, once `moment` has passed."""
+
+    def __init__(self, moment: Callable[[], None]) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.locked, self.release = self.lock.locked, self.lock.release
+        self.moment = moment
+        self.times = 0
+
+    def acquire(self) -> None:
+        self.times += 1
+        if self.times == 1:
+            self.moment()
+            raise KeyboardInterrupt
+        self.lock.acquire()
+
+
+def test_an_interruption_takes_a_member_out_of_the_queue(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = Batcher(any_db)
+    gate = Gate(batcher, monkeypatch)
+    threads = in_threads(1, lambda n: (batcher.run(put, b"effect/a"), None)[1])
+    assert gate.entered.wait(60)
+    monkeypatch.setattr("idempotent_txn.batcher._closed_gate", lambda: InterruptedGate(lambda: None))
+    with pytest.raises(KeyboardInterrupt):
+        batcher.run(put, b"effect/b")
+    assert not batcher._queue
+    gate.opened.set()
+    join(threads)
+    assert effects(any_db) == 1
+    assert batcher._leader is None
+
+
+def test_an_interruption_of_a_member_in_flight_comes_after_its_commit(
     any_db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batcher = Batcher(any_db)
     gate = Gate(batcher, monkeypatch)
     threads = in_threads(1, lambda n: (batcher.run(put, b"effect/a"), None)[1])
     assert gate.entered.wait(60)
+    threads += in_threads(1, lambda n: (batcher.run(put, b"effect/c"), None)[1])
+    pause = threading.Event()
+    while not batcher._queue:
+        pause.wait(0.001)
 
-    class Interrupted:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-            self.lock.acquire()
-            self.times = 0
+    def once_taken() -> None:
+        gate.opened.set()
+        while batcher._queue:
+            pause.wait(0.001)
 
-        def acquire(self) -> None:
-            self.times += 1
-            if self.times == 1:
-                gate.opened.set()
-                raise KeyboardInterrupt
-            self.lock.acquire()
-
-        def release(self) -> None:
-            self.lock.release()
-
-    monkeypatch.setattr("idempotent_txn.batcher._closed_gate", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr("idempotent_txn.batcher._closed_gate", lambda: InterruptedGate(once_taken))
+    with pytest.raises(KeyboardInterrupt) as caught:
         batcher.run(put, b"effect/b")
+    assert caught.value.__notes__ == ["The transaction that was interrupted had committed."]
+    assert effects(any_db) == 3
     join(threads)
-    assert effects(any_db) == 2
-    assert not batcher._busy
+    assert gate.groups == [1, 2]
+    assert batcher._leader is None
 
 
 def test_keys_and_values_may_be_what_the_binding_takes(any_db: Any) -> None:

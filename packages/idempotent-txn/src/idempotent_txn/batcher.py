@@ -19,7 +19,9 @@ from idempotent_txn.classification import RETRYABLE_IN_BODY
 from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.loop import run
 from idempotent_txn.merging import READ_CONFLICTS, Group, ranges_of
+from idempotent_txn.native import was_acknowledged
 from idempotent_txn.recording import NeedsTransaction, Recording, record_beside, recording_transaction, replay
+from idempotent_txn.settle import had_committed, note_outcome
 from idempotent_txn.strategy import StrategyName
 
 T = TypeVar("T")
@@ -30,15 +32,19 @@ MAX_GROUP_MEMBERS: Final = 1_000
 
 
 class _Member:
-    """A transaction that waits to be committed with others."""
+    """A transaction that waits to be committed with others. What most of them never change lies on the class."""
 
     gate: Any = None
-    """Held while the member waits; whoever settles it, or gives it the lead, opens it, once."""
-    leads = False
-    """It is this member's turn to commit what is queued."""
+    """Held while the member waits; opened by whoever settles it, or gives it the lead."""
+    taken = False
+    """It is in a group: no longer in the queue, and settled by whoever leads that group."""
     settled = False
     """Committed, or `error` says what came of it."""
     error: BaseException | None = None
+    group: tuple[_Member, ...] | list[_Member] = ()
+    """What it has taken to commit, where it leads."""
+    merged: Group[_Member] | None = None
+    """What of that goes into the commit."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording: Final = recording
@@ -77,12 +83,13 @@ class Batcher:
         self._member_bytes: Final = min(MAX_MEMBER_BYTES, max_bytes)
         self._mutex: Final = threading.Lock()
         self._queue: Final[deque[_Member]] = deque()
-        self._busy = False
+        self._leader: _Member | None = None
+        """Whose thread commits; None only while nobody is queued."""
         self._crowded = False
         """Others come while a commit is in flight: it pays to let them come before the next one."""
         self._transaction_class: Final[type] = type(db.create_transaction())
-        self._in_flight = 0
-        """How many transactions that read are under way here."""
+        self._under_way: Final[set[object]] = set()
+        """A mark for each transaction that reads and is under way here."""
         self._reads: Final[WeakSet[Callable[..., Any]]] = WeakSet()
         self._alone: Final[WeakSet[Callable[..., Any]]] = WeakSet()
 
@@ -107,11 +114,10 @@ class Batcher:
 
     def _run_reading(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         """With others where there are any: alone, there is nothing to gain from a second transaction."""
-        with self._mutex:
-            self._in_flight += 1
-            alone = self._in_flight == 1 and not self._busy
+        mark = object()
         try:
-            if alone:
+            self._under_way.add(mark)
+            if len(self._under_way) == 1 and self._leader is None:
                 return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
             since = time.monotonic()
             tr = self._db.create_transaction()
@@ -134,8 +140,7 @@ class Batcher:
                 return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
             return self._join(recording, value, fn, args, kwargs)
         finally:
-            with self._mutex:
-                self._in_flight -= 1
+            self._under_way.discard(mark)
 
     def _join(
         self, recording: Recording, value: T, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -151,81 +156,122 @@ class Batcher:
         return value
 
     def _commit(self, member: _Member) -> None:
-        interruption: BaseException | None = None
+        """Commit `member`, with others; an interruption is raised once its outcome is known and somebody else can lead."""
         try:
             with self._mutex:
-                self._queue.append(member)
-                if self._busy:
+                if self._leader is None:
+                    self._leader = member
+                else:
                     member.gate = _closed_gate()
                     self._crowded = True
-                else:
-                    self._busy = member.leads = True
-            while member.gate is not None and not (member.settled or member.leads):
-                try:
-                    member.gate.acquire()
-                except BaseException as error:
-                    # The member may be in a group in flight: what comes of it is known soon.
-                    interruption = interruption or error
-            if member.leads:
+                self._queue.append(member)
+            while not (member.settled or self._leader is member):
+                member.gate.acquire()
+            if self._leader is member:
                 if self._crowded:
                     time.sleep(0)  # they may be waiting for nothing but this thread to yield
-                self._commit_group(self._take_group())
-        finally:
-            if member.leads:
-                self._pass_on()
-        if interruption is not None:
-            raise interruption
+                self._take_group(member)
+                self._commit_group(member)
+                self._pass_on(member)
+        except BaseException as interruption:
+            while True:
+                try:
+                    self._withdraw(member, interruption)
+                    break
+                except BaseException:
+                    continue  # the first interruption is kept; more of them change nothing
+            raise
         if member.error is not None:
             raise member.error
 
-    def _take_group(self) -> list[_Member]:
-        """What is queued, as far as it fits; this thread's member is its first."""
+    def _take_group(self, leader: _Member) -> None:
+        """Move what is queued, as far as it fits, to the group of `leader`, which is its first."""
         # Signal handlers run in the main thread, and may raise anywhere: there it answers for nobody but itself.
         most = 1 if threading.current_thread() is threading.main_thread() else MAX_GROUP_MEMBERS
         group: list[_Member] = []
+        leader.group = group
+        queue = self._queue
         size = 0
         with self._mutex:
-            while self._queue and len(group) < most:
-                size += self._queue[0].recording.size
+            while queue and len(group) < most:
+                member = queue[0]
+                size += member.recording.size
                 if group and size > self._max_bytes:
                     break
-                group.append(self._queue.popleft())
-            self._crowded = len(group) > 1 or bool(self._queue)
-        return group
+                group.append(member)  # before it leaves the queue: an interruption in between loses nobody
+                member.taken = True
+                queue.popleft()
+            self._crowded = len(group) > 1 or bool(queue)
 
-    def _commit_group(self, group: list[_Member]) -> None:
-        error: BaseException | None = CommitUnknownResultFatal(
-            "the thread that committed this transaction together with others was stopped: nobody can tell the outcome"
-        )
-        merged: Group[_Member] = Group(group)
+    def _commit_group(self, leader: _Member) -> None:
+        merged = leader.merged = Group(leader.group)
+        error: BaseException | None = None
         try:
             if merged.members:
                 run(self._db, lambda tr: replay(tr, merged.begin(tr)), strategy=self._strategy)
-            error = None
         except CommitUnknownResultFatal as fatal:
             error = fatal
         except Exception:
             error = _Alone()
-        finally:
-            for member in merged.left_out:
-                member.error = _Alone()
-            for member in group:
-                if member.error is None:
-                    member.error = error
-                member.settled = True
-                if member.gate is not None and not member.leads:
-                    member.gate.release()
+        _settle(leader, error)
 
-    def _pass_on(self) -> None:
-        """Let the first of those queued commit next."""
+    def _pass_on(self, leader: _Member) -> None:
+        """Let the first of those queued commit next; once more changes nothing."""
         with self._mutex:
-            successor = self._queue[0] if self._queue else None
-            if successor is None:
-                self._busy = False
-            else:
-                successor.leads = True
-        if successor is not None and successor.gate is not None:
-            successor.gate.release()
+            if self._leader is leader:
+                self._leader = self._queue[0] if self._queue else None
+            successor = self._leader
+            if successor is not None:
+                _open(successor)
+
+    def _withdraw(self, member: _Member, interruption: BaseException) -> None:
+        """After an interruption, wherever it struck: nothing of `member` is in flight, and nobody waits for its thread.
+
+        Interrupted itself, it is called again.
+        """
+        with self._mutex:
+            if self._queue and member.group and self._queue[0] is member.group[-1]:
+                self._queue.popleft().taken = True  # the interruption came before it left
+            if member in self._queue:
+                self._queue.remove(member)
+                member.error = member.error or _Alone()
+            leads = self._leader is member
+        if leads:
+            done = member.merged is not None and _has_committed(member.merged, interruption)
+            _settle(member, None if done else _Alone())
+        elif member.taken:
+            while not member.settled:
+                member.gate.acquire()
+        self._pass_on(member)
+        if member.taken and self._strategy != "off" and not isinstance(member.error, CommitUnknownResultFatal):
+            note_outcome(interruption, member.error is None)
+
+
+def _settle(leader: _Member, error: BaseException | None) -> None:
+    """Tell the members of its group what came of their commit, once each; interrupted, it can be done again."""
+    merged = leader.merged
+    for member in merged.left_out if merged is not None else ():
+        if not member.settled:
+            member.error = _Alone()
+    for member in leader.group:
+        if not member.settled:
+            if member.error is None:
+                member.error = error
+            member.settled = True
+        if member is not leader:
+            _open(member)
+
+
+def _open(member: _Member) -> None:
+    """Open its gate. Who waited there may hold it again by now, whereupon it matters to nobody."""
+    gate = member.gate
+    if gate is not None and gate.locked():
+        gate.release()
+
+
+def _has_committed(merged: Group[_Member], interruption: BaseException) -> bool:
+    """Whether the commit of an interrupted group took place. `run` settles it before it lets an interruption through."""
+    return had_committed(interruption) or (merged.attempted is not None and was_acknowledged(merged.attempted))
 
 
 def _remember(functions: WeakSet[Callable[..., Any]], fn: Callable[..., Any]) -> None:

@@ -89,7 +89,8 @@ class Group(Generic[M]):
     def __init__(self, members: Iterable[M]) -> None:
         self.members: list[M] = list(members)
         self.left_out: list[M] = []
-        self._attempted: Any = None
+        self.attempted: Any = None
+        """The transaction of the last attempt."""
         self._reads = any(member.recording.reads for member in self.members)
         if self._reads:
             self._admit()
@@ -110,11 +111,11 @@ class Group(Generic[M]):
 
         Called for each attempt, once it is certain that the one before did not commit.
         """
+        earlier, self.attempted = self.attempted, tr
         if not self._reads:
             return [member.recording for member in self.members]
-        if self._attempted is not None:
-            self._leave_out_conflicting(self._attempted)
-        self._attempted = tr
+        if earlier is not None:
+            self._leave_out_conflicting(earlier)
         readers = [member.recording for member in self.members if member.recording.reads]
         if readers:
             tr.set_read_version(min(recording.version for recording in readers))

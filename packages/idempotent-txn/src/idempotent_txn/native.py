@@ -69,14 +69,14 @@ class Native:
         last = fence(self._db, (NATIVE,), id)
         try:
             # In this order: a row that is missing because the client expired it was noted on the transaction before.
-            return look_up(self._db, NATIVE, id, floor, last) or _was_acknowledged(tr)
+            return look_up(self._db, NATIVE, id, floor, last) or was_acknowledged(tr)
         except CommitUnknownResultFatal:
-            if _was_acknowledged(tr):
+            if was_acknowledged(tr):
                 return True
             raise
 
 
-def _was_acknowledged(tr: Any) -> bool:
+def was_acknowledged(tr: Any) -> bool:
     """Whether the client was told that `tr` committed, whatever became of the future that would have said so."""
     try:
         return int(tr.get_committed_version()) > 0

@@ -12,6 +12,8 @@ from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.outcome import Committed
 from idempotent_txn.strategy import Strategy
 
+HAD_COMMITTED: Final = "The transaction that was interrupted had committed."
+DID_NOT_COMMIT: Final = "The transaction that was interrupted did not commit, and can't any more."
 _PATIENCE: Final = 8
 """How often an exception that is no interruption may come out of waiting or asking before it is believed."""
 
@@ -41,7 +43,7 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
         code = _wait_again(commit)
         if code == 0:
             strategy.committed(tr, token)
-            interruption.add_note("The transaction that was interrupted had committed.")
+            note_outcome(interruption, True)
             return Settled(True, 0, interruption)
     if code is not None and is_not_committed(code):
         strategy.abandoned(token)
@@ -65,12 +67,20 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
         except BaseException as again:
             interruption = interruption or again
     if interruption is not None and strategy.name != "off":
-        interruption.add_note(
-            "The transaction that was interrupted had committed."
-            if found
-            else "The transaction that was interrupted did not commit, and can't any more."
-        )
+        note_outcome(interruption, bool(found))
     return Settled(found, code or 0, interruption)
+
+
+def note_outcome(interruption: BaseException, committed: bool) -> None:
+    """Have the interruption say, once, what became of the transaction."""
+    note = HAD_COMMITTED if committed else DID_NOT_COMMIT
+    if note not in getattr(interruption, "__notes__", ()):
+        interruption.add_note(note)
+
+
+def had_committed(interruption: BaseException) -> bool:
+    """Whether an interruption that came out of `run` says that the transaction had committed."""
+    return HAD_COMMITTED in getattr(interruption, "__notes__", ())
 
 
 def _wait_again(commit: Any) -> int | None:

@@ -1,0 +1,158 @@
+"""An interruption of the main thread at each place where one can come, in turn.
+
+CPython runs signal handlers between instructions of the main thread, and only at some of them: at calls, at the start of
+a function, at jumps back. `arrivals` has SIGINT arrive just before the n-th of those, for n = 0, 1, …, without any
+clock: each place where Ctrl-C can raise `KeyboardInterrupt` is met once, in a run that can be repeated.
+
+`raised` raises at the n-th line instead, in any thread: stricter than CPython, which has no interruption between two
+lines that call nothing. A line event for leaving a `with` is passed over, since nothing can come between a body's last
+instruction and the lock's release.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import itertools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+_PLACES = {
+    "CALL",
+    "CALL_KW",
+    "CALL_FUNCTION_EX",
+    "JUMP_BACKWARD",
+    # Where these call a function in Python.
+    "BEFORE_WITH",
+    "BINARY_SUBSCR",
+    "STORE_SUBSCR",
+    "DELETE_SUBSCR",
+}
+# As a trace function: it is C, so that the handler runs after the next instruction, and not within the tracing.
+_trip = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.py_object, ctypes.py_object)(
+    ("PyErr_SetInterrupt", ctypes.pythonapi)
+)
+_after: dict[CodeType, dict[int, bool]] = {}
+
+
+def _places_after(code: CodeType) -> dict[int, bool]:
+    """For each instruction, by its offset: whether an interruption can come at the next one."""
+    found = _after.get(code)
+    if found is None:
+        instructions = list(dis.get_instructions(code))
+        found = _after[code] = {
+            this.offset: following.opname in _PLACES for this, following in itertools.pairwise(instructions)
+        }
+    return found
+
+
+class Interruption:
+    """One interruption: where it is to come, and what became of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.passed = 0
+        """Places that were passed; more than `number` where it came."""
+        self.where = ""
+        self.lost = False
+        """It was raised where Python can't hand it on, in a destructor."""
+
+    @property
+    def came(self) -> bool:
+        return bool(self.where)
+
+
+@contextmanager
+def arrivals(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interruption]:
+    """Within, SIGINT arrives at the `number`-th place of the code that is `chosen`."""
+    this = Interruption(number)
+
+    def handler(_signal: int, frame: FrameType | None) -> None:
+        stop()
+        at = frame
+        while at is not None:
+            at.f_trace = None
+            at = at.f_back
+        if not this.where:
+            this.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else "?"
+            raise KeyboardInterrupt
+
+    def stop() -> None:
+        sys.settrace(None)
+
+    def start(frame: FrameType, event: str, arg: Any) -> Any:
+        if not chosen(frame.f_code):
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return step
+
+    def step(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "opcode" and _places_after(frame.f_code).get(frame.f_lasti):
+            this.passed += 1
+            if this.passed == number + 1:
+                return _trip
+        return step
+
+    before, hook = signal.signal(signal.SIGINT, handler), sys.unraisablehook
+
+    def unraisable(args: Any) -> None:
+        if isinstance(args.exc_value, KeyboardInterrupt):
+            this.lost = True
+        else:
+            hook(args)
+
+    sys.unraisablehook = unraisable
+    sys.settrace(start)
+    try:
+        yield this
+    finally:
+        stop()
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def raised(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interruption]:
+    """Within, `KeyboardInterrupt` is raised at the `number`-th line of the code that is `chosen`, in this thread."""
+    this = Interruption(number)
+
+    def start(frame: FrameType, event: str, arg: Any) -> Any:
+        return step if chosen(frame.f_code) else None
+
+    def step(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and not _leaves_with(frame):
+            this.passed += 1
+            if this.passed == number + 1:
+                sys.settrace(None)
+                this.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return step
+
+    sys.settrace(start)
+    try:
+        yield this
+    finally:
+        sys.settrace(None)
+
+
+_enters: dict[CodeType, set[int]] = {}
+
+
+def _leaves_with(frame: FrameType) -> bool:
+    """Whether a line event is for the end of a `with`: the same line again, but not from its first instruction."""
+    code = frame.f_code
+    leaving = _enters.get(code)
+    if leaving is None:
+        leaving = _enters[code] = set()
+        instructions = list(dis.get_instructions(code))
+        for at, this in enumerate(instructions[:-2]):
+            if this.starts_line is not None and all(
+                following.opname == "LOAD_CONST" and following.argval is None for following in instructions[at : at + 3]
+            ):
+                leaving.add(this.offset)
+    return frame.f_lasti in leaving
