@@ -355,3 +355,80 @@ def test_a_group_of_writers_is_admitted_as_it_is() -> None:
     members = [Member() for _ in range(3)]
     group = Group(members)
     assert (group.members, group.left_out) == (members, [])
+
+
+WRITES_BY_NAME: list[tuple[str, dict[str, Any]]] = [
+    ("set", {"key": b"effect/1", "value": b"x"}),
+    ("add", {"key": b"effect/1", "param": b"\1"}),
+    ("compare_and_clear", {"key": b"effect/1", "param": b"\1"}),
+    ("clear", {"key": b"effect/1"}),
+    ("clear_range", {"begin": b"effect/", "end": b"effect0"}),
+    ("clear_range_startswith", {"prefix": b"effect/"}),
+    ("add_write_conflict_range", {"begin": b"effect/", "end": b"effect0"}),
+    ("add_write_conflict_key", {"key": b"effect/1"}),
+    ("set_many", {"items": [(b"effect/1", b"x")]}),
+    ("clear_many", {"keys": [b"effect/1"]}),
+]
+
+
+@pytest.mark.parametrize("reading", [False, True])
+@pytest.mark.parametrize(("method", "arguments"), WRITES_BY_NAME)
+def test_writes_take_their_arguments_by_name(
+    memory_db: Any, method: str, arguments: dict[str, Any], reading: bool
+) -> None:
+    def body(tr: Any) -> None:
+        tr[b"marker"] = b"x"
+        if reading:
+            tr[b"read"].wait()
+        getattr(tr, method)(**arguments)
+
+    rows = []
+    for runner in (run, lambda db, fn: busy_batcher(db).run(fn)):
+        memory_db[b"effect/0"] = memory_db[b"effect/1"] = b"\1"
+        runner(memory_db, body)
+        rows.append([(row.key, row.value) for row in memory_db.get_range(b"effect/", b"effect0")])
+    assert rows[0] == rows[1]
+
+
+def busy_batcher(db: Any) -> Batcher:
+    batcher = Batcher(db)
+    batcher._under_way.add(object())  # as though others were under way: nobody runs alone
+    return batcher
+
+
+class SlowValue:
+    """A value whose second conversion, in the write that follows its record, lets another thread go first."""
+
+    def __init__(self, inside: threading.Event, other: threading.Event) -> None:
+        self.inside, self.other, self.times = inside, other, 0
+
+    def as_foundationdb_value(self) -> bytes:
+        self.times += 1
+        if self.times == 2:
+            self.inside.set()
+            self.other.wait(0.5)
+        return b"slow"
+
+
+def test_threads_that_share_a_transaction_lose_no_write_and_keep_their_order(memory_db: Any) -> None:
+    seen: list[bytes | None] = []
+
+    def body(tr: Any) -> None:
+        tr[b"read"].wait()
+        inside, done = threading.Event(), threading.Event()
+
+        def other() -> None:
+            assert inside.wait(60)
+            tr[b"effect/b"] = b"b"
+            tr[b"shared"] = b"b"
+            done.set()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        tr[b"shared"] = SlowValue(inside, done)
+        thread.join(60)
+        seen.append(tr[b"shared"].value)
+
+    busy_batcher(memory_db).run(body)
+    assert memory_db[b"effect/b"] == b"b"
+    assert [memory_db[b"shared"]] == seen[-1:]

@@ -7,8 +7,10 @@ from a transaction of its own that is never committed; it is stopped by what bel
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from threading import get_ident
 from typing import Any, Final, NoReturn
 
 from fdb_schema import clear_many, prefix_end, set_many
@@ -66,6 +68,17 @@ class Recording:
             self.joinable = False
 
 
+class SharedRecording(Recording):
+    """Of a transaction that its body also reads from, maybe in several threads: the record has the order of the writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: Final = threading.RLock()
+        """Held while a write is recorded and made."""
+        self.writer = 0
+        """The thread (`get_ident`) that makes a recorded write now; 0 is none."""
+
+
 def replay(tr: Any, recordings: Iterable[Recording]) -> None:
     """Write what was recorded to `tr`, in order: neighbours that set (or clear) a key by one call together."""
     operations = [operation for recording in recordings for operation in recording.operations]
@@ -99,7 +112,7 @@ def recording_transaction(cls: type) -> tuple[Any, Recording]:
 def record_beside(tr: Any) -> Recording:
     """Begin to record the writes of `tr`, a fresh transaction of any engine, which goes on to read and to see them."""
     tr.__class__ = _reading_class(tr.__class__)
-    recording = Recording()
+    recording = SharedRecording()
     tr._recording = recording
     return recording
 
@@ -132,26 +145,31 @@ def _reading_class(cls: type) -> type:
 
     def both(name: str) -> Callable[..., None]:
         record, write = getattr(blind, name), getattr(cls, name)
+        many = name.endswith("_many")
 
-        def recorded(self: Any, *args: Any) -> None:
-            if "_within" in self.__dict__:  # one writing method of the binding calls another
-                write(self, *args)
+        def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+            recording: SharedRecording = self._recording
+            me = get_ident()
+            if recording.writer == me:  # one writing method of the binding calls another
+                write(self, *args, **kwargs)
                 return
-            if name.endswith("_many"):
-                args = (list(args[0]),)
-            record(self, *args)
-            self._within = True
-            try:
-                write(self, *args)
-            finally:
-                del self._within
+            if many:  # it is gone through twice
+                args = tuple(map(list, args))
+                kwargs = {argument: list(rows) for argument, rows in kwargs.items()}
+            with recording.order:
+                record(self, *args, **kwargs)
+                recording.writer = me
+                try:
+                    write(self, *args, **kwargs)
+                finally:
+                    recording.writer = 0
 
         return recorded
 
-    def atomic(self: Any, *args: Any) -> None:
-        if "_within" not in self.__dict__:
+    def atomic(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self._recording.writer != get_ident():
             stop(self)
-        cls._atomic_operation(self, *args)  # type: ignore[attr-defined]
+        cls._atomic_operation(self, *args, **kwargs)  # type: ignore[attr-defined]
 
     members: dict[str, Any] = {name: both(name) for name in (*VALUED, *_OTHER_WRITES) if hasattr(cls, name)}
     members |= {name: stop for name in _COMMITS_OWN if hasattr(cls, name)}
@@ -187,11 +205,17 @@ def _recorder_class(cls: type) -> type:
             raise AttributeError(name)
         stop(self)
 
-    def valued(name: str) -> Callable[[Any, Any, Any], None]:
-        def write(self: Any, key: Any, value: Any) -> None:
-            if type(key) is not bytes or type(value) is not bytes:
-                key, value = _key_bytes(self, key), _value_bytes(self, value)
-            self._recording.valued(name, key, value)
+    # The names of the arguments are the binding's.
+    def put(self: Any, key: Any, value: Any) -> None:
+        if type(key) is not bytes or type(value) is not bytes:
+            key, value = _key_bytes(self, key), _value_bytes(self, value)
+        self._recording.valued("set", key, value)
+
+    def atomic(name: str) -> Callable[[Any, Any, Any], None]:
+        def write(self: Any, key: Any, param: Any) -> None:
+            if type(key) is not bytes or type(param) is not bytes:
+                key, param = _key_bytes(self, key), _value_bytes(self, param)
+            self._recording.valued(name, key, param)
 
         return write
 
@@ -216,8 +240,6 @@ def _recorder_class(cls: type) -> type:
         first = _key_bytes(self, key)
         self._recording.ranged("add_write_conflict_range", first, first + b"\0")
 
-    put = valued("set")
-
     def delete_item(self: Any, key: Any) -> None:
         if isinstance(key, slice):
             clear_range(self, key.start, key.stop)
@@ -235,8 +257,9 @@ def _recorder_class(cls: type) -> type:
     def do_nothing(self: Any) -> None:
         pass
 
-    members: dict[str, Any] = {name: valued(name) for name in VALUED}
+    members: dict[str, Any] = {name: atomic(name) for name in VALUED}
     members |= {
+        "set": put,
         "clear": clear,
         "clear_range": clear_range,
         "clear_range_startswith": clear_range_startswith,
