@@ -1,4 +1,7 @@
-"""The long form: a range of seeds, some at a time, resumable; every seed's report is a line of a file."""
+"""The long form: a range of seeds, some at a time, resumable; every seed's report is a line of a file.
+
+SIGTERM ends it after the runs that are under way; the same command goes on from there.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +53,19 @@ def write(figures: str) -> None:
     PAGE.write_text(f"{head}{BEGIN}\nThe last runs:\n\n{figures}\n{END}{tail}")
 
 
+def tell(number: str, row: dict[str, Any]) -> None:
+    """Say what became of a seed."""
+    state = "WRONG" if row["wrong"] else "ok"
+    print(f"{number} seed {row['seed']}: {state}, {row['futures']} futures in {row['seconds']} s", flush=True)
+    for line in row["wrong"]:
+        print("    " + line.replace("\n", "\n    "), flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="FIRST:END, END excluded; or one seed")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--load", type=float, default=1000.0, help="begin no run beside others over this load average")
     parser.add_argument(
         "--results", type=Path, default=Path(".chaos/results.jsonl"), help="seeds in it are not run again"
     )
@@ -81,20 +94,21 @@ def main() -> int:
     keep = given.results.parent / "failed"
     spawn = multiprocessing.get_context("spawn")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    signal.signal(signal.SIGTERM, lambda *_: left.clear())
+    number, runs = 0, len(left)
     with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:
-        waiting = {pool.submit(report_of, seed, keep): seed for seed in left}
-        for number, done in enumerate(as_completed(waiting), start=1):
-            row = done.result()
-            rows[row["seed"]] = row
-            with given.results.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            state = "WRONG" if row["wrong"] else "ok"
-            print(
-                f"{number}/{len(left)} seed {row['seed']}: {state}, {row['futures']} futures in {row['seconds']} s",
-                flush=True,
-            )
-            for line in row["wrong"]:
-                print("    " + line.replace("\n", "\n    "), flush=True)
+        under_way: set[Future[dict[str, Any]]] = set()
+        while left or under_way:
+            if left and len(under_way) < given.jobs and (not under_way or os.getloadavg()[0] < given.load):
+                under_way.add(pool.submit(report_of, left.pop(0), keep))
+            ended, under_way = wait(under_way, timeout=1.0, return_when=FIRST_COMPLETED)
+            for done in ended:
+                number += 1
+                row = done.result()
+                rows[row["seed"]] = row
+                with given.results.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                tell(f"{number}/{runs}", row)
     chosen = [rows[seed] for seed in seeds if seed in rows]
     print(summary(chosen))
     return 1 if any(row["wrong"] for row in chosen) else 0

@@ -21,41 +21,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from chaos import checks
+from chaos.kinds import ACTOR_NAMES
 from chaos.plan import Blow, Plan, Strike, plan
-from fdb_datamodel import Collector, FutureInfo, FutureState, list_futures, list_workers, validate
-from fdb_schema import ClusterClock, ClusterSpace, open_database, read_range
+from fdb_datamodel import Collector, FutureInfo, FutureState, list_futures, list_workers
+from fdb_schema import ClusterSpace, open_database
 from futures_worker import Client
 from futures_worker.store import memory_root
 from idempotent_txn import run
 
-SETTLE_SECONDS = 120.0
+SETTLE_SECONDS = 300.0
 """How long a run may take to settle, on a machine that does much else."""
 RUN_VARIABLE = "MAINSPRING_CHAOS_RUN"
 TESTS = Path(__file__).resolve().parent.parent
-
-_ANY_DEATH = frozenset({"worker-lost", "crash", "oom"})
-ALLOWED: dict[str, frozenset[str]] = {
-    "sure": frozenset(),
-    "length": frozenset(),
-    "put": frozenset({"object-lost"}),
-    "of-put": frozenset({"upstream", "object-lost"}),
-    "error": frozenset({"error"}) | _ANY_DEATH,
-    "once": frozenset({"object-lost"}) | _ANY_DEATH,
-    "timeout": frozenset({"timeout"}) | _ANY_DEATH,
-    "cancel": frozenset({"cancelled"}),
-    "unschedulable": frozenset({"unschedulable"}),
-    "items": frozenset(),
-    "actor Tally": frozenset({"cancelled", "error", "drained"}) | _ANY_DEATH,
-    "Tally.add": frozenset({"actor-died", "upstream"}),
-    "Tally.large": frozenset({"actor-died", "upstream", "object-lost"}),
-    "of-call": frozenset({"upstream", "cancelled"}),
-}
-"""Reasons for which a future of each kind may fail."""
-MUST_FAIL = frozenset({"error", "timeout", "unschedulable", "actor Tally"})
-ANY_VALUE = frozenset({"Tally.add", "Tally.large", "of-call"})
-"""What depends on how long an actor had lived."""
 
 
 class ChaosError(AssertionError):
@@ -99,6 +79,10 @@ class _Process:
         self.signal(signal.SIGKILL)
         self.popen.wait()
 
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
 
 class ChaosRun:
     """One cluster under one plan."""
@@ -112,12 +96,15 @@ class ChaosRun:
         self.url = f"embedded:{self.database}"
         self.marks = folder / "marks"
         self.report = Report(wanted.seed)
+        self.settle_seconds = SETTLE_SECONDS
         self.ports = [_free_port() for _ in wanted.slots]
         self.workers: list[_Process] = []
         self.clients: list[_Process] = []
         self.killed_clients: set[int] = set()
+        self._collector: Collector | None = None
+        self._collect_at = 0.0
         self._stopped: list[tuple[float, int]] = []  # (until, pid)
-        self._shm_before = set(memory_root().iterdir())
+        self.shm_before = set(memory_root().iterdir())
 
     # --- processes
 
@@ -131,16 +118,17 @@ class ChaosRun:
         command = [sys.executable, "-m", "futures_worker", "run", "--db", self.url, "--cluster", self.cluster]
         command += ["--port", str(self.ports[number]), "--slots", str(wanted.slots[number]), "--cpus", "4"]
         command += ["--object-store", wanted.store, "--spill", str(self.folder / f"spill-{number}")]
-        command += ["--ttl", str(wanted.ttl), "--grace", "1"]
+        command += ["--ttl", str(wanted.ttl), "--grace", "1", "--session-ttl", str(wanted.session_ttl)]
         return _Process(command, self.folder / f"worker-{number}.log", self._environment(wanted.faults[number]))
 
     def _start_client(self, number: int) -> _Process:
         seed = str(self.plan.clients[number])
         command = [sys.executable, "-m", "chaos.client", self.url, self.cluster, seed, str(self.marks)]
+        command.append(",".join(map(str, self.ports)))
         faults = self.plan.faults[len(self.ports) + number]
         return _Process(command, self.folder / f"client-{number}.log", self._environment(faults))
 
-    def _of_run(self) -> Iterator[tuple[int, str]]:
+    def of_run(self) -> Iterator[tuple[int, str]]:
         """Every process of this run, with its command line."""
         wanted = f"{RUN_VARIABLE}={self.mark}".encode()
         for entry in Path("/proc").iterdir():
@@ -152,11 +140,11 @@ class ChaosRun:
     def _templates(self) -> list[int]:
         """The templates: their parent is a worker."""
         workers = {worker.popen.pid for worker in self.workers if worker.alive}
-        return sorted(pid for pid, line in self._of_run() if "worker.template" in line and _parent(pid) in workers)
+        return sorted(pid for pid, line in self.of_run() if "worker.template" in line and _parent(pid) in workers)
 
     def _children(self) -> list[int]:
         templates = set(self._templates())
-        return sorted(pid for pid, line in self._of_run() if "worker.template" in line and _parent(pid) in templates)
+        return sorted(pid for pid, line in self.of_run() if "worker.template" in line and _parent(pid) in templates)
 
     # --- the run
 
@@ -165,20 +153,20 @@ class ChaosRun:
         started = time.monotonic()
         try:
             self.workers = [self._start_worker(n) for n in range(len(self.ports))]
-            self._await(lambda: self._live() > 0, "no worker got ready")
+            self.await_that(lambda: self._live() > 0, "no worker got ready")
             self.clients = [self._start_client(n) for n in range(len(self.plan.clients))]
-            self._await(lambda: self._futures(1), "no client submitted anything")
+            self.await_that(lambda: self.futures(1), "no client submitted anything")
             for strike in self.plan.strikes:
                 self._pass_time(strike.after)
                 self._strike(strike)
             self._pass_time(0.2)
             self._settle()
-            self._check_futures()
-            self._check_capacity()
-            self._end_workers()
-            self._check_rows()
-            self._check_garbage()
-            self._check_leftovers()
+            checks.check_futures(self)
+            checks.check_capacity(self)
+            checks.end_workers(self)
+            checks.check_rows(self)
+            checks.check_garbage(self)
+            checks.check_leftovers(self)
         except ChaosError as exc:
             self.report.wrong.append(str(exc))
         finally:
@@ -189,7 +177,15 @@ class ChaosRun:
     def _strike(self, strike: Strike) -> None:
         blow = strike.blow
         pids: list[int] = []
-        if blow in (Blow.kill_worker, Blow.lose_worker, Blow.drain_worker, Blow.stop_worker):
+        if blow is Blow.kill_all:
+            wanted = {worker.popen.pid for worker in self.workers} | {*self._templates(), *self._children()}
+            for pid in wanted - {worker.popen.pid for worker in self.workers if not worker.alive}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for worker in self.workers:
+                worker.popen.wait()
+            self.workers = [self._start_worker(number) for number in range(len(self.workers))]
+        elif blow in (Blow.kill_worker, Blow.lose_worker, Blow.drain_worker, Blow.stop_worker):
             numbers = [n for n, worker in enumerate(self.workers) if worker.alive]
             if not numbers:
                 return
@@ -199,7 +195,7 @@ class ChaosRun:
                 pids = [worker.popen.pid]
             elif blow is Blow.drain_worker:
                 worker.signal(signal.SIGTERM)
-                self._await(lambda: not worker.alive, lambda: f"worker {number} isn't drained:\n{_tail(worker.log)}")
+                self.await_that(lambda: not worker.alive, lambda: f"worker {number} isn't drained:\n{worker.tail()}")
             else:
                 worker.kill()
             if blow in (Blow.kill_worker, Blow.drain_worker) and not worker.alive:
@@ -215,11 +211,11 @@ class ChaosRun:
             else:
                 pids = [self.clients[number].popen.pid]
         else:
-            found = self._templates() if blow is Blow.kill_template else self._children()
+            found = self._templates() if blow in (Blow.kill_template, Blow.stop_template) else self._children()
             if not found:
                 return
             pid = found[strike.target % len(found)]
-            if blow is Blow.stop_child:
+            if blow in (Blow.stop_child, Blow.stop_template):
                 pids = [pid]
             else:
                 with contextlib.suppress(ProcessLookupError):
@@ -240,11 +236,30 @@ class ChaosRun:
                     self._stopped.remove((until, pid))
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGCONT)
+            self._collect()
             if now >= end:
                 return
             time.sleep(min(0.05, end - now))
 
-    def _await(self, done: Any, what: Any) -> None:
+    def _collect(self) -> None:
+        """Where nothing is kept after its end, collect all the time: what somebody needs must not go."""
+        if self.plan.collecting and time.monotonic() >= self._collect_at and self.database.exists():
+            self._collect_at = time.monotonic() + 0.5
+            if self._collector is None:
+                self._collector = Collector(self.db, self.space, grace=0.3, session_ttl=3 * self.plan.session_ttl)
+            self._collector.whole_pass()
+
+    def give_up(self, why: str) -> NoReturn:
+        """The run ends here."""
+        raise ChaosError(why)
+
+    def check_workers(self) -> None:
+        """All of them are alive."""
+        for number, worker in enumerate(self.workers):
+            if not worker.alive:
+                self.give_up(f"worker {number} ended by itself:\n{worker.tail()}")
+
+    def await_that(self, done: Any, what: Any) -> None:
         deadline = time.monotonic() + SETTLE_SECONDS
         while not done():
             if time.monotonic() > deadline:
@@ -272,18 +287,37 @@ class ChaosRun:
             if not worker.alive:
                 code = worker.popen.returncode
                 if code not in (0, -signal.SIGKILL, -signal.SIGTERM):  # SIGTERM may come before Python does
-                    self.report.wrong.append(f"worker {number} ended by itself with {code}:\n{_tail(worker.log)}")
+                    self.report.wrong.append(f"worker {number} ended by itself with {code}:\n{worker.tail()}")
                 self.workers[number] = self._start_worker(number)
         for number, client in enumerate(self.clients):
-            try:
-                client.popen.wait(SETTLE_SECONDS)
-            except subprocess.TimeoutExpired:
-                raise ChaosError(f"client {number} doesn't end; {self._unfinished()}\n{_tail(client.log)}") from None
+            self.await_that(
+                lambda client=client: not client.alive,
+                lambda number=number, client=client: (
+                    f"client {number} doesn't end; {self._unfinished()}\n{client.tail()}"
+                ),
+            )
             if number not in self.killed_clients and client.popen.returncode != 0:
-                self.report.wrong.append(f"client {number}: {_tail(client.log)}")
-        self._await(lambda: not self._open_futures(), self._unfinished)
+                self.report.wrong.append(f"client {number}: {client.tail()}")
+        with Client(self.url, self.cluster) as client:
+            self.await_that(lambda: self._only_actors_left(client), self._unfinished)
+            for name in ACTOR_NAMES:
+                with contextlib.suppress(LookupError):
+                    client.kill_actor(client.get_actor(name))
+        self.await_that(lambda: not self._open_futures(), self._unfinished)
 
-    def _futures(self, enough: int = sys.maxsize) -> list[FutureInfo]:
+    def _only_actors_left(self, client: Client) -> bool:
+        """Whether all but actors with names ended; does what the clients that were killed didn't come to do."""
+        left = self._open_futures()
+        for info in left:
+            kind = info.name.partition("=")[0]
+            if kind == "cancel" and self.killed_clients:
+                client.get_future(info.id).cancel()
+            elif kind == "stream":  # a generator waits for its readers
+                with contextlib.suppress(TimeoutError):
+                    client.get_future(info.id).result(1.0)
+        return all(info.name in ("actor Shared", "Shared.add") for info in left)
+
+    def futures(self, enough: int = sys.maxsize) -> list[FutureInfo]:
         found: list[FutureInfo] = []
         cursor: bytes | None = None
         while True:
@@ -293,130 +327,15 @@ class ChaosRun:
                 return found
 
     def _open_futures(self) -> list[FutureInfo]:
-        return [f for f in self._futures() if f.state not in (FutureState.realized, FutureState.failed)]
+        return [f for f in self.futures() if f.state not in (FutureState.realized, FutureState.failed)]
 
     def _unfinished(self) -> str:
         lines = [f"  {f.name} {f.id.hex()} {f.state}: {f.reason}" for f in self._open_futures()[:10]]
         return "\n".join([f"{len(lines)} or more futures don't end:", *lines])
 
-    # --- checks
-
-    def _check_futures(self) -> None:
-        report, wrong = self.report, self.report.wrong
-        with Client(self.url, self.cluster) as client:
-            for info in self._futures():
-                kind, _, expected = info.name.partition("=")
-                if kind not in ALLOWED:
-                    wrong.append(f"future {info.id.hex()} has name {info.name!r}")
-                    continue
-                if info.state is FutureState.realized and kind not in MUST_FAIL:
-                    info = self._check_value(client, info, kind, expected)
-                report.futures += 1
-                report.starts += info.attempts
-                report.states[info.state] += 1
-                if info.state is FutureState.failed:
-                    reason = info.failure.reason if info.failure is not None else "none"
-                    report.reasons[reason] += 1
-                    if reason not in ALLOWED[kind]:
-                        wrong.append(f"{info.name} {info.id.hex()} failed: {info.reason}")
-                elif kind in MUST_FAIL:
-                    wrong.append(f"{info.name} {info.id.hex()} is realized")
-        if self.marks.exists():
-            for mark, count in Counter(self.marks.read_text().split()).items():
-                if count > 1:
-                    wrong.append(f"once={mark} was started {count} times")
-
-    def _check_value(self, client: Client, info: FutureInfo, kind: str, expected: str) -> FutureInfo:
-        """Its value by a client that knows its id only; what is known of it afterwards."""
-        future = client.get_future(info.id)
-        try:
-            value = future.result(SETTLE_SECONDS)
-        except Exception as exc:
-            now = next(f for f in self._futures() if f.id == info.id)
-            if now.state is not FutureState.failed:
-                self.report.wrong.append(f"{info.name} {info.id.hex()} can't be got: {type(exc).__name__}: {exc}")
-            return now
-        found = len(value) if isinstance(value, (bytes, memoryview)) else value
-        if str(found) != expected and kind not in ANY_VALUE:
-            self.report.wrong.append(f"{info.name} {info.id.hex()} has the value {found!r}")
-        return info
-
-    def _check_capacity(self) -> None:
-        """Every worker's heartbeat says that all it has is free."""
-
-        def busy() -> list[str]:
-            lines = []
-            statuses = run(self.db, list_workers, self.space, strategy="off")
-            for status in statuses:
-                beat = status.heartbeat
-                if (
-                    status.claims or status.assignments or beat is None
-                    or beat.free_slots != beat.slots or beat.free.shape != beat.total.shape
-                ):  # fmt: skip
-                    lines.append(f"{status.id}: {status.claims} claims, {status.assignments} assignments, {beat}")
-            for number, worker in enumerate(self.workers):
-                if not worker.alive:
-                    raise ChaosError(f"worker {number} ended by itself:\n{_tail(worker.log)}")
-            registered = {status.info.pid for status in statuses}
-            lines += [
-                f"worker {n} isn't registered" for n, w in enumerate(self.workers) if w.popen.pid not in registered
-            ]
-            return lines
-
-        self._await(lambda: not busy(), lambda: "capacity isn't free again:\n" + "\n".join(busy()))
-
-    def _end_workers(self) -> None:
-        for worker in self.workers:
-            worker.signal(signal.SIGTERM)
-        for number, worker in enumerate(self.workers):
-            try:
-                code = worker.popen.wait(SETTLE_SECONDS)
-            except subprocess.TimeoutExpired:
-                raise ChaosError(f"worker {number} doesn't end after SIGTERM:\n{_tail(worker.log)}") from None
-            if code != 0:
-                self.report.wrong.append(f"worker {number} ended with {code}:\n{_tail(worker.log)}")
-
-    def _check_rows(self) -> None:
-        self.report.wrong += [str(violation) for violation in validate(self.db, self.cluster)]
-
-    def _check_garbage(self) -> None:
-        """With every client gone and no grace, nothing is left of the futures, not even a tombstone."""
-        db, space = self.db, self.space
-        clock = ClusterClock(space)
-        collector = Collector(db, space, grace=0.0, session_ttl=1.0, tombstones=0.0)
-        expected = {"clock", "bells", "collector", "formats", "format", "secret", "timers"}
-
-        def left() -> dict[str, int]:
-            span = space.range(())
-            rows = run(db, lambda tr: read_range(tr, span.start, span.stop), strategy="off")
-            found = Counter(str(space.unpack(key)[0]) for key, _ in rows)
-            return {name: count for name, count in found.items() if name not in expected}
-
-        def collected() -> bool:
-            run(db, clock.advance, strategy="off")
-            clock.committed()
-            collector.look_at_sessions()
-            collector.whole_pass()
-            return not left()
-
-        self._await(collected, lambda: f"rows that nobody collects: {left()}")
-        self.report.wrong += [str(violation) for violation in validate(db, self.cluster)]
-
-    def _check_leftovers(self) -> None:
-        def left() -> list[str]:
-            lines = [f"process {pid}: {line}" for pid, line in self._of_run()]
-            lines += [f"file {path}" for path in self.folder.glob("spill-*/*")]
-            uid = os.getuid()
-            for path in set(memory_root().glob(f"futures-worker-{uid}-*")) - self._shm_before:
-                if _owner_is_gone(path):
-                    lines.append(f"file {path}")
-            return lines
-
-        self._await(lambda: not left(), lambda: "left behind:\n" + "\n".join(left()))
-
     def _kill_all(self) -> None:
         for _ in range(100):
-            pids = [pid for pid, _ in self._of_run()]
+            pids = [pid for pid, _ in self.of_run()]
             if not pids:
                 break
             for pid in pids:
@@ -435,27 +354,12 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _owner_is_gone(path: Path) -> bool:
-    """Whether the process that the name of a worker's directory names is no more: others' clusters aren't judged."""
-    try:
-        os.kill(int(path.name.split("-")[3]), 0)
-    except (ProcessLookupError, ValueError, IndexError):
-        return path.exists()
-    except PermissionError:
-        pass
-    return False
-
-
 def _free_port() -> int:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-3000:]
 
 
 def run_seed(seed: int, keep: Path | None = None) -> Report:

@@ -12,7 +12,11 @@ class Blow(StrEnum):
 
     kill_worker = "kill-worker"  # kill -9, then another one at the same address
     lose_worker = "lose-worker"  # kill -9; its address stays empty until the end of the blows
+    kill_all = (
+        "kill-all"  # kill -9 of every worker, its template and its children at once, then others at their addresses
+    )
     kill_template = "kill-template"  # the process that forks a worker's children
+    stop_template = "stop-template"
     kill_child = "kill-child"  # kill -9 of a process that runs tasks
     stop_child = "stop-child"  # SIGSTOP, SIGCONT after a while
     stop_worker = "stop-worker"  # SIGSTOP past its TTL or not, SIGCONT
@@ -24,7 +28,9 @@ class Blow(StrEnum):
 WEIGHTS = {
     Blow.kill_worker: 5,
     Blow.lose_worker: 2,
+    Blow.kill_all: 1,
     Blow.kill_template: 1,
+    Blow.stop_template: 1,
     Blow.kill_child: 5,
     Blow.stop_child: 1,
     Blow.stop_worker: 3,
@@ -33,7 +39,23 @@ WEIGHTS = {
     Blow.stop_client: 1,
 }
 
-RATES = ("not_committed", "too_old", "unknown_before", "unknown_after", "unknown_late", "timed_out_late", "delay")
+RATES = {
+    "not_committed": 0.05,
+    "too_old": 0.05,
+    "unknown_before": 0.05,
+    "unknown_after": 0.05,
+    "unknown_late": 0.05,
+    "timed_out_late": 0.05,
+    "delay": 0.05,
+    "future_version": 0.02,
+    "process_behind": 0.02,
+    "version_jump": 0.003,
+}
+"""The faults that a process's commits and reads meet, and the most often."""
+
+
+SESSION_TTL = 12.0
+"""Seconds without a sign of life after which a client is declared dead: two of its beats are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +78,14 @@ class Plan:
     faults: tuple[str, ...]  # MAINSPRING_FAULTS of each process: the workers', then the clients'
     store: str  # --object-store
     strikes: tuple[Strike, ...]
+    collecting: bool  # whether futures are collected at once, not an hour, after they ended and nobody holds them
+    session_ttl: float
     ttl: float = 2.0
 
     def describe(self) -> str:
         """For people, one line per strike."""
         head = f"seed {self.seed}: workers with {self.slots} slots, {len(self.clients)} clients, store {self.store}"
+        head += f", sessions {self.session_ttl:.0f} s{', collecting' if self.collecting else ''}"
         lines = [f"  +{s.after:.2f} s {s.blow} #{s.target} ({s.seconds:.1f} s)" for s in self.strikes]
         return "\n".join([head, *lines])
 
@@ -71,7 +96,7 @@ def plan(seed: int) -> Plan:
     workers = rng.choice([1, 2, 2, 3])
     clients = rng.choice([1, 1, 2])
     faulty = rng.random() < 0.7
-    rates = {name: round(rng.uniform(0, 0.05), 3) for name in RATES} if faulty else {}
+    rates = {name: round(rng.uniform(0, most), 4) for name, most in RATES.items()} if faulty else {}
     faults = tuple(
         ",".join(f"{k}={v}" for k, v in {"seed": seed * 100 + n, **rates}.items()) if faulty else ""
         for n in range(workers + clients)
@@ -80,6 +105,9 @@ def plan(seed: int) -> Plan:
     for _ in range(rng.randrange(2, 8)):
         blow = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         strikes.append(Strike(rng.expovariate(2.5), blow, rng.randrange(100), rng.choice([0.2, 1.0, 3.5])))
+    collecting = rng.random() < 0.2
+    if not collecting and rng.random() < 0.08:
+        strikes.append(Strike(rng.expovariate(2.5), Blow.stop_client, rng.randrange(100), SESSION_TTL + 3.0))
     return Plan(
         seed,
         tuple(rng.choice([1, 2]) for _ in range(workers)),
@@ -87,4 +115,6 @@ def plan(seed: int) -> Plan:
         faults,
         rng.choice(["64MiB", "1MiB", "100kB"]),
         tuple(strikes),
+        collecting,
+        3 * SESSION_TTL if collecting else SESSION_TTL,
     )
