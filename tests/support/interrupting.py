@@ -5,8 +5,8 @@ a function, at jumps back. `arrivals` has SIGINT arrive just before the n-th of 
 clock: each place where Ctrl-C can raise `KeyboardInterrupt` is met once, in a run that can be repeated.
 
 `raised` raises at the n-th line instead, in any thread: stricter than CPython, which has no interruption between two
-lines that call nothing. A line event for leaving a `with` is passed over, since nothing can come between a body's last
-instruction and the lock's release.
+lines that call nothing. Passed over are line events for leaving a `with`, since nothing can come between a body's last
+instruction and the lock's release, and those of a `try:`, which is no instruction and belongs to no handler.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def raised(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interrup
         return step if chosen(frame.f_code) else None
 
     def step(frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line" and not _leaves_with(frame):
+        if event == "line" and not _is_no_place(frame):
             this.passed += 1
             if this.passed == number + 1:
                 sys.settrace(None)
@@ -140,19 +140,23 @@ def raised(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interrup
         sys.settrace(None)
 
 
-_enters: dict[CodeType, set[int]] = {}
+_no_places: dict[CodeType, set[int]] = {}
 
 
-def _leaves_with(frame: FrameType) -> bool:
-    """Whether a line event is for the end of a `with`: the same line again, but not from its first instruction."""
+def _is_no_place(frame: FrameType) -> bool:
+    """Whether a line event is for the end of a `with` (the same line again, but not from its beginning), or a `try:`."""
     code = frame.f_code
-    leaving = _enters.get(code)
-    if leaving is None:
-        leaving = _enters[code] = set()
+    found = _no_places.get(code)
+    if found is None:
+        found = _no_places[code] = set()
         instructions = list(dis.get_instructions(code))
-        for at, this in enumerate(instructions[:-2]):
-            if this.starts_line is not None and all(
-                following.opname == "LOAD_CONST" and following.argval is None for following in instructions[at : at + 3]
+        for at, this in enumerate(instructions):
+            # `exit(None, None, None)`, below what a `return` leaves with
+            begins = at + (this.opname == "SWAP")
+            arguments = instructions[begins : begins + 3]
+            if this.opname == "NOP" or (
+                this.starts_line is not None
+                and all(following.opname == "LOAD_CONST" and following.argval is None for following in arguments)
             ):
-                leaving.add(this.offset)
-    return frame.f_lasti in leaving
+                found.add(this.offset)
+    return frame.f_lasti in found

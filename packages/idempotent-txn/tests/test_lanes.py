@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
+import weakref
+from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import pytest
+from support.interrupting import Interruption, arrivals, raised
 
 from fdb_schema import open_database
 from idempotent_txn import (
@@ -19,7 +24,7 @@ from idempotent_txn import (
     use_client_id,
 )
 from idempotent_txn.keyspace import CLIENTS, LANES, PREFIX
-from idempotent_txn.lanes import Lanes
+from idempotent_txn.lanes import Lane, Lanes
 from idempotent_txn.session import session_of
 
 
@@ -245,3 +250,117 @@ def test_settling_twice_frees_a_lane_once_and_answers_the_same() -> None:
     lanes.committed(tr, token)
     lanes.abandoned(token)
     assert lanes._free == [], "the lane is the other attempt's alone"
+
+
+def of_the_lanes(code: CodeType) -> bool:
+    return code.co_filename.endswith("idempotent_txn/lanes.py")
+
+
+def make_free(lanes: Lanes, count: int) -> None:
+    """Lanes of which the first alone has been idle for long."""
+    lanes._free.extend([lanes._new_lane() for _ in range(count)])
+    for lane in lanes._free[1:]:
+        lane.idle_since = float("inf")
+
+
+def plain(lanes: Lanes, db: Any, before: int) -> None:
+    run(db, put, b"plain", strategy="lanes")
+
+
+def with_an_old_read_version(lanes: Lanes, db: Any, before: int) -> None:
+    def body(tr: Any) -> None:
+        tr.set_read_version(before)
+        put(tr, b"chosen")
+
+    run(db, body, strategy="lanes")
+
+
+def within_another(lanes: Lanes, db: Any, before: int) -> None:
+    def body(tr: Any) -> None:
+        run(db, put, b"inner", strategy="lanes")
+        put(tr, b"outer")
+
+    run(db, body, strategy="lanes")
+
+
+@pytest.mark.parametrize("how", [arrivals, raised])
+@pytest.mark.parametrize("free", [0, 1, 3])
+@pytest.mark.parametrize("work", [plain, with_an_old_read_version, within_another])
+def test_an_interruption_anywhere_leaves_each_lane_free_once(
+    memory_db: Any, work: Callable[..., None], free: int, how: Any
+) -> None:
+    number = 0
+    while True:
+        memory_db.__dict__.pop("_idempotent_txn_session", None)
+        lanes = session_of(memory_db).strategy("lanes", explicit=False)
+        assert isinstance(lanes, Lanes)
+        lanes.start()
+        make_free(lanes, free)
+        before = int(memory_db.create_transaction().get_read_version().wait())
+        interruption: Interruption
+        with how(number, of_the_lanes) as interruption:
+            try:
+                work(lanes, memory_db, before)
+            except KeyboardInterrupt:
+                assert interruption.came
+        if len(lanes._free) != lanes._count:
+            gc.collect()  # the exception may be what holds it
+        keys = sorted(lane.key for lane in lanes._free)
+        assert keys == [lanes._prefix + n.to_bytes(2, "big") for n in range(lanes._count)], interruption.where
+        assert lanes._count <= free + 2
+        assert not lanes._mutex.locked(), interruption.where
+        run(memory_db, put, b"next", strategy="lanes")
+        if not interruption.came:
+            break
+        number += 1
+    assert number > 8
+
+
+def test_a_lane_that_an_interruption_lost_goes_on_with_its_numbers(memory_db: Any) -> None:
+    run(memory_db, put, b"a", strategy="lanes")
+    run(memory_db, put, b"b", strategy="lanes")
+    lanes = session_of(memory_db).strategy("lanes", explicit=False)
+    assert isinstance(lanes, Lanes)
+    lanes._free.pop()
+    (lane,) = lanes._free
+    assert (lane.seq, lane.incarnation) == (2, lanes._incarnation)
+    run(memory_db, put, b"c", strategy="lanes")
+    assert (lane.seq, rows(memory_db, LANES)) == (3, 1)
+
+
+def test_lanes_that_nobody_uses_any_more_are_forgotten(memory_db: Any) -> None:
+    lanes = Lanes(memory_db)
+    for _ in range(2):
+        lanes.abandoned(lanes.begin(memory_db.create_transaction(), None, None))
+    prefix, gone = lanes._prefix, weakref.ref(lanes)
+    del lanes
+    gc.collect()
+    assert gone() is None
+    assert not [found for found in gc.get_objects() if isinstance(found, Lane) and found.key.startswith(prefix)]
+
+
+def test_more_lanes_than_can_be_numbered_are_refused_by_name(memory_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("idempotent_txn.lanes.LANE_NUMBERS", 3)
+
+    def nested(tr: Any, depth: int) -> None:
+        put(tr, b"depth/%d" % depth)
+        if depth > 1:
+            run(memory_db, nested, depth - 1, strategy="lanes")
+
+    run(memory_db, nested, 3, strategy="lanes")
+    with pytest.raises(StrategyError, match=r"3 attempts under way on lanes at once.*'ids'"):
+        run(memory_db, nested, 4, strategy="lanes")
+    run(memory_db, nested, 3, strategy="lanes")
+
+
+def test_the_last_lane_that_can_be_numbered_is_used(memory_db: Any) -> None:
+    lanes = session_of(memory_db).strategy("lanes", explicit=False)
+    assert isinstance(lanes, Lanes)
+    lanes._count = 65_535
+    run(memory_db, put, b"a", strategy="lanes")
+    assert [row.key[-2:] for row in memory_db.get_range_startswith(LANES)] == [b"\xff\xff"]
+    lanes._free.clear()
+    with pytest.raises(StrategyError, match="65536 attempts"):
+        lanes._new_lane()
+    assert Cleaner(memory_db, silent_client_seconds=0).run_once().clients == 1
+    assert rows(memory_db, PREFIX) == 0

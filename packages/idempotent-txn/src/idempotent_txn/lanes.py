@@ -19,9 +19,10 @@ import os
 import struct
 import threading
 import time
+import weakref
 from typing import Any, Final
 
-from idempotent_txn.errors import ClientFenced, CommitUnknownResultFatal, IdempotencyIdError
+from idempotent_txn.errors import ClientFenced, CommitUnknownResultFatal, IdempotencyIdError, StrategyError
 from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.outcome import Committed
 from idempotent_txn.repeat import until_committed
@@ -33,24 +34,35 @@ INCARNATION_BYTES: Final = 8
 HEARTBEAT_SECONDS: Final = 3_600.0
 OLDEST_SNAPSHOT_SECONDS: Final = 20.0
 """A read version older than this is refused by any commit, by far."""
+LANE_BYTES: Final = 2
+LANE_NUMBERS: Final = 1 << (8 * LANE_BYTES)
+"""As many lanes as a client can have."""
 MOST_LANES: Final = 65_000
-"""Of a client: two bytes number them. More are not made for bodies that choose old read versions; those run again."""
+"""More are not made for bodies that choose old read versions; those run again."""
 _NO_STAMP: Final = bytes(10)
 _STAMP_AT: Final = struct.pack("<I", 8 + INCARNATION_BYTES)
 _SEQ: Final = struct.Struct("<q")
 
 
 class Lane:
-    """One lane of this process: used by one attempt at a time."""
+    """One lane of this process: used by one attempt at a time, and free again when nobody holds it any more."""
 
-    __slots__ = ("idle_since", "incarnation", "key", "seq")
+    __slots__ = ("home", "idle_since", "incarnation", "key", "seq")
 
-    def __init__(self, key: bytes, incarnation: bytes) -> None:
+    def __init__(self, key: bytes, incarnation: bytes, seq: int = 0) -> None:
         self.key: Final = key
         self.incarnation = incarnation
-        self.seq = 0
+        self.seq = seq
         self.idle_since = -math.inf
         """When its last commit was known at the latest, of `time.monotonic`."""
+        self.home: weakref.ref[Lanes] | None = None
+
+    def __del__(self) -> None:
+        # An interruption came when it was on its way between an attempt and the free ones: no other thread had it.
+        home = getattr(self, "home", None)
+        lanes = None if home is None else home()
+        if lanes is not None:
+            lanes.take_back(self)
 
 
 class _Attempt:
@@ -89,6 +101,7 @@ class Lanes:
         self._mutex: Final = threading.Lock()
         self._free: Final[list[Lane]] = []
         self._count = 0
+        self._me: Final = weakref.ref(self)
         self._incarnation = b""
         self._heartbeat_due = -1.0
         # The embedded engine keeps a point as a point there, and not as a range.
@@ -118,7 +131,7 @@ class Lanes:
                 )
         if chose_read_version(tr):
             # Its snapshot may be older than the last commit of a lane that was used before.
-            token.lane = self._lane_idle_before(token.lane, read_version_since(tr))
+            self._exchange(token, read_version_since(tr))
         lane = token.lane
         if lane.incarnation != self._incarnation:
             lane.incarnation, lane.seq = self._incarnation, 0
@@ -165,36 +178,62 @@ class Lanes:
         self._release(token)
         return found
 
+    def take_back(self, lost: Lane) -> None:
+        """Free the lane of a `Lane` object that is being destroyed.
+
+        Whatever it was used for: a commit that were still in flight would conflict with the lane's next one.
+        """
+        lane = Lane(lost.key, lost.incarnation, lost.seq)
+        lane.idle_since = time.monotonic()
+        lane.home = self._me
+        self._free.append(lane)
+
     def _release(self, token: _Attempt) -> None:
-        """Free the attempt's lane, once. An interruption in between loses the lane, and two attempts never share it."""
+        """Free the attempt's lane, once."""
         if not token.freed:
             token.freed = True
             self._free.append(token.lane)
 
-    def _lane_idle_before(self, lane: Lane, moment: float | None) -> Lane:
-        """In place of `lane`, one whose last commit the chosen read version sees: a snapshot from after `moment` at least.
+    def _exchange(self, token: _Attempt, moment: float | None) -> None:
+        """Give the attempt a lane whose last commit the chosen read version sees: a snapshot from after `moment` at least.
 
         Lanes are given back at the end of the list and taken from there, so those long idle are at its beginning.
         """
         if moment is None:
             moment = time.monotonic() - OLDEST_SNAPSHOT_SECONDS
+        lane = token.lane
         if lane.idle_since < moment:
-            return lane
-        self._free.append(lane)
+            return
         try:
-            oldest = self._free.pop(0)
+            other = self._free.pop(0)
         except IndexError:
-            return self._new_lane()
-        if oldest.idle_since < moment or self._count >= MOST_LANES:
-            return oldest
-        self._free.insert(0, oldest)
-        return self._new_lane()
+            other = None
+        if other is None or other.idle_since >= moment:
+            if other is not None:
+                self._free.insert(0, other)
+            if self._count >= MOST_LANES:
+                return  # its own lane conflicts, and the body runs again
+            other = self._new_lane()
+        # In this order: whatever comes in between, no lane is free that an attempt holds.
+        token.lane = other
+        self._free.append(lane)
 
     def _new_lane(self) -> Lane:
         with self._mutex:
             number = self._count
-            self._count += 1
-        return Lane(self._prefix + number.to_bytes(2, "big"), self._incarnation)
+            if number >= LANE_NUMBERS:
+                raise StrategyError(
+                    f"client {self.client_id!r} has {number} attempts under way on lanes at once, and there are no more "
+                    f"lanes: run fewer at once (does a body start transactions without end?), or use the strategy 'ids'"
+                )
+            try:
+                self._count = number + 1
+                lane = Lane(self._prefix + number.to_bytes(LANE_BYTES, "big"), self._incarnation)
+                lane.home = self._me  # from now on it comes back by itself
+            except BaseException:
+                self._count = number
+                raise
+            return lane
 
     def _register(self) -> None:
         """Write (again) that this client lives; the first time, fence what a previous process of its id left."""
