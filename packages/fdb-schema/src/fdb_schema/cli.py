@@ -34,6 +34,17 @@ DbOption = Annotated[
 ClusterOption = Annotated[
     str, typer.Option("--cluster", envvar="MAINSPRING_CLUSTER", metavar="NAME", help="Name of the cluster's keyspace.")
 ]
+MetricsAddressOption = Annotated[str, typer.Option("--metrics-address", help="Address of --metrics-port.")]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Port for Prometheus (/metrics); 0 takes any free one.",
+        show_default="none",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
 # Names and failures are other people's text: [brackets] and :colons: in it are no markup.
@@ -44,6 +55,8 @@ __all__ = [
     "ClusterOption",
     "DbOption",
     "JsonOption",
+    "MetricsAddressOption",
+    "MetricsPortOption",
     "command_app",
     "fail",
     "print_json",

@@ -13,7 +13,8 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
@@ -115,3 +116,18 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
+
+
+@contextmanager
+def metrics_served(collect: Callable[[], Iterable[Metric]], address: str, port: int | None) -> Iterator[None]:
+    """A service's `MetricsServer` while the context lasts, announced by one line on standard output; none without a port."""
+    if port is None:
+        yield
+        return
+    server = MetricsServer(collect, address, port)
+    host, listening = server.address
+    print(f"metrics at http://{f'[{host}]' if ':' in host else host}:{listening}/metrics", flush=True)
+    try:
+        yield
+    finally:
+        server.close()

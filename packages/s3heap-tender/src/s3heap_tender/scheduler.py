@@ -83,6 +83,11 @@ class Scheduler:
         self._rng = random.Random()
         self.totals = ScheduleReport()
 
+    @property
+    def running(self) -> int:
+        """Runs under way."""
+        return len(self._running)
+
     def run(self, stop: threading.Event | None = None, *, grace: float = 30.0) -> None:
         """Turn after turn until `stop` is set or `stop()` is called; then waits up to `grace` s for runs under way.
 

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -46,6 +47,14 @@ class TurnReport:
     store_failed: bool = False  # the store did not answer, or lost a condition: the next turn may wait a little
     lost_seconds: float = 0.0  # spent on a store that failed
 
+    def figures(self) -> dict[str, int]:
+        """What was done, as counts."""
+        return {
+            **{name: getattr(self, name) for name in ("swept", "pushed", "late", "reconciled", "forgotten")},
+            "pruned": self.pruned.pruned,
+            "errors": len(self.errors),
+        }
+
 
 class Tender:
     """Runs the heap's side of the protocol for the shards it owns.
@@ -81,6 +90,7 @@ class Tender:
         self.reconcile_every = reconcile_every
         self.keep_tombstones = keep_tombstones
         self.turns = 0
+        self.totals: Counter[str] = Counter()  # of the figures of every turn
         self._ownership = ownership
         self._monotonic = monotonic
         self._rng = random.Random()
@@ -143,6 +153,7 @@ class Tender:
             self._forgot_at = now
             self._forget(report, shards)
         self._count_conflicts()
+        self.totals.update(report.figures())
         return report
 
     def _take_shards(self) -> list[int]:

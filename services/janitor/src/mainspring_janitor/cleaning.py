@@ -13,8 +13,8 @@ import typer
 from fdb_datamodel import Collector
 from fdb_datamodel.collector import GRACE_SECONDS
 from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, open_database
-from fdb_schema.cli import ClusterOption, DbOption
-from fdb_schema.metrics import Metric, MetricsServer
+from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption
+from fdb_schema.metrics import Metric, metrics_served
 from futures_worker.liveness import TTL_SECONDS, WorkerObserver, reap_dead
 from futures_worker.metrics import cluster_metrics
 from idempotent_txn import Cleaner, run
@@ -51,13 +51,8 @@ def clean(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that a future is kept after it ended and nobody holds it.")
     ] = GRACE_SECONDS,
-    metrics_address: Annotated[str, typer.Option(help="Address of --metrics-port.")] = "127.0.0.1",
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, help="Port for Prometheus (/metrics): figures of the whole cluster.", show_default="none"
-        ),
-    ] = None,
+    metrics_address: MetricsAddressOption = "127.0.0.1",
+    metrics_port: MetricsPortOption = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two rounds of each duty.")] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="One round of each duty, without leases, and exit.")] = False,
     db: DbOption = None,
@@ -114,10 +109,7 @@ def clean(
             for duty in duties:
                 typer.echo(f"{duty.name}: {duty.work()}")
             return
-        if metrics_port is not None:
-            server = MetricsServer(
-                lambda: [metric for each in figures for metric in each()], metrics_address, metrics_port
-            )
-            stack.callback(server.close)
-            typer.echo(f"metrics at http://{server.address[0]}:{server.address[1]}/metrics")
+        stack.enter_context(
+            metrics_served(lambda: [metric for each in figures for metric in each()], metrics_address, metrics_port)
+        )
         Duties(locks, duties).run(stop)

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from fdb_schema import DEFAULT_CLUSTER, MainspringError, open_database
-from fdb_schema.cli import ClusterOption, DbOption, fail
+from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption, fail
 from fdb_schema.errors import EXIT_USAGE
+from fdb_schema.metrics import metrics_served
 from futures_worker import Client, WorkerPoolShell
 from lease_locks import LeaseManager, MemoizingPicklingRunner
 from s3heap_tender import (
@@ -30,6 +31,7 @@ from s3heap_tender import (
     subprocess_trigger,
 )
 from s3heap_tender.cli.common import DEFAULT_STORE, EndpointOption, StoreOption, stop_on_signals
+from s3heap_tender.prometheus import scheduler_metrics
 
 PIPELINE = "mainspring-scheduler"
 
@@ -103,6 +105,8 @@ def schedule(
     concurrency: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 32,
     timeout: Annotated[float | None, typer.Option(help="Seconds until a run of COMMAND is killed.")] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that runs have to finish after SIGTERM.")] = 30.0,
+    metrics_address: MetricsAddressOption = "127.0.0.1",
+    metrics_port: MetricsPortOption = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
@@ -122,7 +126,8 @@ def schedule(
         over = threading.Event()
         trigger = _trigger(stack, command, run, how, timeout, over, db, cluster)
         scheduler = Scheduler(heap, sysdb, trigger, concurrency=concurrency, poll=poll)
-        scheduler.run(stop, grace=grace)
+        with metrics_served(lambda: scheduler_metrics(scheduler), metrics_address, metrics_port):
+            scheduler.run(stop, grace=grace)
         over.set()  # commands that have used up their grace are killed, and have not failed
         if not scheduler.drain(10.0 if command else 0):
             # Threads that wait for runs can't be interrupted. Their claims are free once this session has ended.

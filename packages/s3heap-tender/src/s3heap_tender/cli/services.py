@@ -11,11 +11,13 @@ from typing import Annotated
 
 import typer
 
-from fdb_schema.cli import JsonOption, fail, print_rows
+from fdb_schema.cli import JsonOption, MetricsAddressOption, MetricsPortOption, fail, print_rows
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
+from fdb_schema.metrics import metrics_served
 from s3heap_tender import history
 from s3heap_tender.cli.common import PollOption, app, heap_command, stop_on_signals
 from s3heap_tender.heap import Heap
+from s3heap_tender.prometheus import scheduler_metrics, tender_metrics
 from s3heap_tender.scheduler import Scheduler
 from s3heap_tender.tender import KEEP_TOMBSTONES, Tender
 from s3heap_tender.triggers import subprocess_trigger
@@ -31,11 +33,15 @@ def tend(
     keep_tombstones: Annotated[
         float, typer.Option(help="Seconds for which a deleted task's id is remembered.")
     ] = KEEP_TOMBSTONES,
+    metrics_address: MetricsAddressOption = "127.0.0.1",
+    metrics_port: MetricsPortOption = None,
 ) -> None:
     """Run a tender until interrupted: sweep writes, push what is due, prune, reconcile."""
     stop = stop_on_signals()
     log.info("tending %s, %d shards, for cluster %s", heap.store.url, heap.shards, heap.sysdb.cluster)
-    Tender(heap, heap.sysdb, poll=poll, keep_tombstones=keep_tombstones).run(stop)
+    tender = Tender(heap, heap.sysdb, poll=poll, keep_tombstones=keep_tombstones)
+    with metrics_served(lambda: tender_metrics(tender), metrics_address, metrics_port):
+        tender.run(stop)
 
 
 @app.command()
@@ -47,6 +53,8 @@ def schedule(
     concurrency: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 8,
     timeout: Annotated[float | None, typer.Option(help="Seconds until a run is killed.")] = None,
     grace: Annotated[float, typer.Option(help="Seconds that runs have to end when the scheduler is stopped.")] = 30.0,
+    metrics_address: MetricsAddressOption = "127.0.0.1",
+    metrics_port: MetricsPortOption = None,
 ) -> None:
     """Run a scheduler until interrupted: each due task runs COMMAND, with the task in its environment (S3HEAP_…).
 
@@ -60,7 +68,8 @@ def schedule(
     scheduler = Scheduler(heap, heap.sysdb, trigger, concurrency=concurrency, poll=poll)
     log.info("running what is due on %s, for cluster %s", heap.store.url, heap.sysdb.cluster)
     try:
-        scheduler.run(stop, grace=grace)
+        with metrics_served(lambda: scheduler_metrics(scheduler), metrics_address, metrics_port):
+            scheduler.run(stop, grace=grace)
     finally:
         # What has used up its grace is killed before the session ends: then it runs nowhere twice.
         over.set()
