@@ -8,7 +8,7 @@ edge to the actor; so it fails with the actor, whoever is left to see it. Calls 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, Transaction
@@ -75,13 +75,17 @@ class RecordedCall(NamedTuple):
 
 
 class CallOutcome(NamedTuple):
-    """How a call ended: with a result or a failure. name: for people; session: of the caller."""
+    """How a call ended: with a result or a failure. name: for people; session: of the caller.
+
+    contained: ids of the futures inside the result, which live as long as it.
+    """
 
     id: bytes
     session: bytes
     name: str
     result: FutureResult | None = None
     failure: Failure | None = None
+    contained: Sequence[bytes] = ()
 
 
 def create_actor(tr: Transaction, space: ClusterSpace, spec: FutureSpec, name: str = "") -> bytes:
@@ -179,10 +183,9 @@ def recorded_calls(
     found: list[RecordedCall] = []
     for key, _ in rows:
         f = ch.load(decode_id(key[len(prefix) :]))
-        packed = f.option("call_options")
-        if f.ended or f.dependencies[:1] != (host.id,) or not packed or codec.unpack_code(f.rows[CODE])[1]:
-            continue  # not a call: something that waits for the actor's end
-        start, method = codec.unpack(packed)[:2]
+        if not _is_call(f, host.id):
+            continue  # something that waits for the actor's end
+        start, method = codec.unpack(f.option("call_options"))[:2]
         if start < host.start:
             fail_for_good(ch, f, lost_call(f.id, host.id, "the process it was sent to died; it may have run"))
             continue
@@ -191,6 +194,27 @@ def recorded_calls(
         found.append(RecordedCall(f.id, session, method, args, dependencies[1:], f.option("name")))
     finish(ch)
     return found, rows[-1][0][len(prefix) :] + b"\x00" if len(rows) == CALLS_PER_PAGE else b""
+
+
+def _is_call(f: FutureRows, actor: bytes) -> bool:
+    """Whether a future that waits for the actor is a call of it that hasn't ended."""
+    if f.ended or f.dependencies[:1] != (actor,) or not f.option("call_options"):
+        return False
+    return not codec.unpack_code(f.rows[CODE])[1]
+
+
+def orphaned_calls(
+    tr: Transaction, space: ClusterSpace, host: ActorHost, known: Collection[bytes], after: bytes = b""
+) -> tuple[list[RecordedCall], bytes]:
+    """As `recorded_calls`, of calls whose caller's session is gone: nobody will send them any more.
+
+    `known`: ids of calls, and sessions, that are left out. Raises ClaimLostError, WorkerFencedError.
+    """
+    found, cursor = recorded_calls(tr, space, host, after)
+    unknown = [call for call in found if call.id not in known and call.session not in known]
+    ch = Changes(tr, space)
+    lives = ch.get_many([ch.keys.session(call.session) for call in unknown])
+    return [call for call, row in zip(unknown, lives, strict=True) if row is None], cursor
 
 
 def fail_calls(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes], actor: bytes, why: str) -> None:
@@ -271,6 +295,8 @@ def finish_calls(
             writes[prefix + CLAIM] = claim
             writes[prefix + LATEST_RESULT] = value
             writes[keys.result(e, token)] = codec.pack_result_row(_held(result, host.worker), token, wall_us)
+            for inner in one.contained:
+                writes[keys.held_by_future(encode_id(inner), e)] = b""
         said.append((kind, value))
         if f is not None and f.listened:
             ch.ended.append(Ended(f.id, e, kind, value, f.epoch))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fdb_datamodel import WorkerId, session_sightings
+from fdb_datamodel import WorkerId, collect, session_sightings
 from fdb_schema import ClusterSpace, open_database, read_range
 from futures_worker import Client, FutureDeletedError
 from futures_worker.client import session as client_session
@@ -268,3 +268,40 @@ def test_the_audit_removes_what_two_looks_found_unrecorded(tmp_path: Path) -> No
     finally:
         store.close()
         directory.remove()
+
+
+class Giver:
+    """An actor whose results contain futures of its own."""
+
+    def give(self, size: int) -> list[Any]:
+        return gives_futures(size)
+
+
+def yields_futures(stop: int) -> Any:
+    for number in range(stop):
+        yield gives_futures(number + 1)
+
+
+def test_futures_inside_what_actors_return_and_generators_yield_live_as_long_as_it_does(cluster: Any) -> None:
+    demo = cluster(1, 2, *QUICK)
+    with Client(demo.url, demo.name) as client:
+        call = client.actor(Giver, name="giver").give(3)
+        stream = client.submit(yields_futures, 2)
+        free = client.submit(abs, -1)
+        inner = [*call.result(WAIT), *(one for item in stream.stream(WAIT) for one in item)]
+        assert client.gather([*inner, free], timeout=WAIT) == [0, 1, 2, 0, 0, 1, 1]
+        ids = [future.id for future in inner]
+        del inner, free
+        call._value = None  # the handle keeps what it read
+        gc.collect()
+        client._live.keeping.release_dropped()
+        client.kill_actor(client.get_actor("giver"))
+        demo.workers[0].kill()  # with the sessions of the children that submitted them
+        demo.start("--slots", "1", *QUICK)
+        await_true(lambda: rows(demo)["sessions"] == 1)
+        for _ in range(3):  # marked, judged, judged again
+            collect(open_database(demo.url), demo.name, grace=0.0)
+        assert rows(demo)["tombstones"], "what nobody held is gone"
+        again = [client.get_future(one) for one in ids]
+        assert client.gather(again, timeout=WAIT) == [0, 1, 2, 0, 0, 1]
+    demo.check()

@@ -21,7 +21,15 @@ from uuid import UUID
 
 import msgpack
 
-from fdb_datamodel import Failure, FutureDeletedError, FutureSpec, MailEntry, UnknownFutureError, actors
+from fdb_datamodel import (
+    Failure,
+    FutureDeletedError,
+    FutureSpec,
+    MailEntry,
+    UnknownFutureError,
+    actors,
+    cancel_future,
+)
 from futures_worker import wire
 from futures_worker.client.storing import Submission
 from futures_worker.database import ask
@@ -55,6 +63,10 @@ class ActorLink:
         self._poll = select.poll()
         self._start = 0  # that the connection is to
         self._dead: Failure | None = None
+        self._broken: deque[tuple[list[Call[Any]], str]] = (
+            deque()
+        )  # sent before a connection broke, and not settled yet
+        self.used = 0.0  # when it was last asked for (monotonic)
         self._unpacker = msgpack.Unpacker()
         self._pack = msgpack.Packer(autoreset=True).pack
         self._pause = PLACE_PAUSE
@@ -116,13 +128,22 @@ class ActorLink:
     def cancel(self, call: Call[Any]) -> None:
         """Ask that a call doesn't begin."""
         with self._sending:
-            if call in self._queued:
-                self._queued.remove(call)
-                self.unanswered.pop(call._id, None)
-                gone = Failure("cancelled", f"call {UUID(bytes=call._id)} was cancelled before it was sent")
-                self.session.deliver_calls([MailEntry(call._id, "failed", None, gone)])
-            elif self._sock is not None and call._id in self.unanswered:
-                self._send(self._pack(("cancel", call._id)))
+            if call not in self._queued:
+                if self._sock is not None and call._id in self.unanswered:
+                    self._send(self._pack(("cancel", call._id)))
+                return
+            self._queued.remove(call)
+            self.unanswered.pop(call._id, None)
+        session = self.session
+        gone = Failure("cancelled", f"call {UUID(bytes=call._id)} was cancelled before it was sent")
+        entry: MailEntry | None = MailEntry(call._id, "failed", None, gone)
+        if call._recorded:  # the actor's next start would find it
+            session.flush_before(())
+            with contextlib.suppress(UnknownFutureError, FutureDeletedError):
+                ask(session.db, cancel_future, session.space, call._id, gone)
+                (entry,) = ask(session.db, actors.ended_calls, session.space, [call._id], strategy="off")
+        session.deliver_calls([entry] if entry is not None else [])
+        session.calls_delivered()
 
     def record(self, call: Call[Any]) -> None:
         """Make a call that hasn't ended known to the cluster, and with it those that are to be sent before it."""
@@ -189,6 +210,7 @@ class ActorLink:
 
     def connect(self) -> float:
         """Called with `connecting` held: look where the actor is and connect; seconds until another look is worth it."""
+        self._settle_broken()
         if self._sock is not None or self._closed:
             return 0.0
         early = self._next_look - time.monotonic()
@@ -218,15 +240,17 @@ class ActorLink:
     def _begin(self, connection: wire.Connection, start: int) -> None:
         sock = connection.sock
         sock.setblocking(False)
-        with self.reading, self._sending:
-            if self._closed:
-                sock.close()
-                return
-            self._sock, self._start, self._pause = sock, start, PLACE_PAUSE
-            self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 30, use_list=False)
-            self._poll = select.poll()
-            self._poll.register(sock.fileno(), select.POLLIN)
-        with self._sending:
+        with contextlib.ExitStack() as held:
+            # Let go of before anything is sent, which may have to read; what other threads send waits for the hello.
+            with self.reading:
+                held.enter_context(self._sending)
+                if self._closed:
+                    sock.close()
+                    return
+                self._sock, self._start, self._pause = sock, start, PLACE_PAUSE
+                self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 30, use_list=False)
+                self._poll = select.poll()
+                self._poll.register(sock.fileno(), select.POLLIN)
             self._send(self._pack(("hello", self.actor, start, self.session.id)))
             while self._queued and self._sock is sock:
                 call = self._queued.popleft()
@@ -238,6 +262,7 @@ class ActorLink:
         if now < self._look_after or self._sock is None:
             return
         self._look_after = now + 1.0
+        self._settle_broken()
         try:
             place = ask(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off")
         except (UnknownFutureError, FutureDeletedError):
@@ -259,15 +284,45 @@ class ActorLink:
             self._sock = None
             queued = {call._id for call in self._queued}
             sent = [call for call in self.unanswered.values() if call._id not in queued]
+            text = f"{why}; the call may have run"
+            self._broken.extend((sent[at : at + PAGE], text) for at in range(0, len(sent), PAGE))
+        self._settle_broken()
+
+    def _settle_broken(self) -> None:
+        """Learn what became of calls whose connection broke. A database in trouble is asked again by the next `connect`."""
         session = self.session
-        text = f"{why}; the call may have run"
-        for at in range(0, len(sent), PAGE):
-            page = sent[at : at + PAGE]
-            recorded = [call._id for call in page if call._recorded]
-            if recorded:
-                ask(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
-            ended = ask(session.db, actors.ended_calls, session.space, [call._id for call in page], strategy="off")
+        while self._broken:
+            try:
+                page, text = self._broken.popleft()
+            except IndexError:
+                return
+            try:
+                recorded = [call._id for call in page if call._recorded]
+                if recorded:
+                    ask(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
+                ended = ask(session.db, actors.ended_calls, session.space, [call._id for call in page], strategy="off")
+            except BaseException:
+                self._broken.appendleft((page, text))
+                raise
             self._take([entry or self._lost(call, text) for call, entry in zip(page, ended, strict=True)])
+
+    def rest(self, now: float, longest: float) -> bool:
+        """Hang up if nothing is under way and the actor hung up, or nothing was for `longest` seconds; whether it has."""
+        if self.unanswered or not self._sending.acquire(blocking=False):
+            return False
+        try:
+            if self.unanswered or self._queued or self._broken or not self.reading.acquire(blocking=False):
+                return False
+            try:
+                sock = self._sock
+                if sock is not None and (now - self.used >= longest or _is_at_end(sock)):
+                    self._sock = None
+                    sock.close()
+                return self._sock is None
+            finally:
+                self.reading.release()
+        finally:
+            self._sending.release()
 
     def _lost(self, call: Call[Any], why: str) -> MailEntry:
         return MailEntry(call._id, "failed", None, actors.lost_call(call._id, self.actor, why))
@@ -304,6 +359,16 @@ class ActorLink:
         with contextlib.suppress(OSError):
             _let_everything_arrive(sock)
         sock.close()
+
+
+def _is_at_end(sock: socket.socket) -> bool:
+    """Whether the other end hung up and left nothing to read."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _let_everything_arrive(sock: socket.socket) -> None:

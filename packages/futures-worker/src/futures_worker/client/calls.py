@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TICK: Final = 0.02  # seconds between two looks for answers that nobody waits for
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) whether the actor is still the one we talk to
+MOST_RESTING: Final = 128  # connections to actors kept open while nothing is under way on them, about
+REST_SECONDS: Final = 60.0  # without a call after which a connection may be closed for another one
 CANCEL_SECONDS: Final = 1.0  # that `cancel` waits to learn whether it came in time
 
 
@@ -131,6 +133,7 @@ class CallReader:
         self._session = session
         self._links: dict[bytes, ActorLink] = {}
         self._lock = threading.Lock()
+        self._sweep_at = MOST_RESTING
         self._work = threading.Event()
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
@@ -138,10 +141,21 @@ class CallReader:
     def link(self, actor: bytes, label: str) -> ActorLink:
         """The link to an actor."""
         with self._lock:
+            now = time.monotonic()
             link = self._links.get(actor)
             if link is None:
+                if len(self._links) >= self._sweep_at:
+                    self._sweep(now)
                 link = self._links[actor] = ActorLink(self._session, actor, label)
+            link.used = now
             return link
+
+    def _sweep(self, now: float) -> None:
+        """Hang up where nothing is under way: a client may use any number of actors in its life. Called with the lock held."""
+        for actor, link in list(self._links.items()):
+            if link.rest(now, REST_SECONDS) and now - link.used >= REST_SECONDS:
+                del self._links[actor]
+        self._sweep_at = len(self._links) + MOST_RESTING
 
     def submit(self, call: Call[Any]) -> None:
         """Send a call, and see to it that its answer is read."""

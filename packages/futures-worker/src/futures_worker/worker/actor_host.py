@@ -44,7 +44,10 @@ MOST_QUEUED: Final = 10_000  # calls taken in before those that sent them have t
 MOST_UNREAD: Final = 32 << 20  # bytes of answers a caller doesn't read, after which its calls are left where they are
 MOST_MESSAGE: Final = 128 << 20
 READ_BYTES: Final = 1 << 18
-OWNER_SECONDS: Final = 10.0  # between two looks whether the client that made an unnamed actor lives
+LOOK_SECONDS: Final = (
+    5.0  # between two looks whether the client that made an unnamed actor lives, and for orphaned calls
+)
+MOST_GREETED: Final = 64  # peers that may be about to prove themselves at the same time
 
 
 class Call(NamedTuple):
@@ -117,12 +120,13 @@ class Server:
         self._host = host
         self._instance = instance
         self._owner = owner
-        self._owner_seen = time.monotonic()
+        self._looked = time.monotonic()
         self._queue: deque[Call] = deque()
         self._cancelled: set[bytes] = set()
         self._recorded: set[bytes] = set()  # calls taken from their records; their callers may send them as well
         self._callers: dict[int, Caller] = {}
         self._accepted: deque[wire.Connection] = deque()
+        self._greeting = threading.Semaphore(MOST_GREETED)
         self._pack = msgpack.Packer(autoreset=True).pack
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -134,9 +138,7 @@ class Server:
         cursor = b""
         while True:
             page, cursor = run(self._db, actors.recorded_calls, self._space, self._host, cursor)
-            for call in page:
-                self._recorded.add(call.id)
-                self._queue.append(Call(None, call.id, call.session, call.method, call.name, *call[3:5]))
+            self._take_recorded(page)
             if not cursor:
                 break
         secret = cluster_secret(self._db, self._space)
@@ -144,16 +146,29 @@ class Server:
         ip, port = self._listening.getsockname()[:2]
         run(self._db, actors.place_host, self._space, self._host, ip, port)
         while True:
-            self._listen(0.0 if self._queue else OWNER_SECONDS)
-            if self._owner and time.monotonic() - self._owner_seen > OWNER_SECONDS:
-                self._look_for_owner()
+            self._listen(0.0 if self._queue else LOOK_SECONDS)
+            if time.monotonic() - self._looked > LOOK_SECONDS:
+                self._look_around()
             if self._queue:
                 self._work()
 
-    def _look_for_owner(self) -> None:
-        self._owner_seen = time.monotonic()
-        if not run(self._db, session_lives, self._space, self._owner, strategy="off"):
+    def _take_recorded(self, page: Sequence[actors.RecordedCall]) -> None:
+        for call in page:
+            self._recorded.add(call.id)
+            self._queue.append(Call(None, call.id, call.session, call.method, call.name, *call[3:5]))
+
+    def _look_around(self) -> None:
+        """End with the owner; take calls that were recorded for this start by clients that died before they sent them."""
+        self._looked = time.monotonic()
+        if self._owner and not run(self._db, session_lives, self._space, self._owner, strategy="off"):
             raise MainspringError("the client that made this unnamed actor is gone")
+        known = self._recorded | {call.id for call in self._queue} | {one.session for one in self._callers.values()}
+        cursor = b""
+        while True:
+            page, cursor = run(self._db, actors.orphaned_calls, self._space, self._host, known, cursor)
+            self._take_recorded(page)
+            if not cursor:
+                return
 
     def close(self) -> None:
         """Cut every connection."""
@@ -173,6 +188,7 @@ class Server:
                 peer, _ = self._listening.accept()
             except OSError:
                 return
+            self._greeting.acquire()
             threading.Thread(target=self._greet, args=(peer, secret), name="actor-greet", daemon=True).start()
 
     def _greet(self, peer: socket.socket, secret: bytes) -> None:
@@ -181,6 +197,8 @@ class Server:
         except (WireError, OSError):
             peer.close()  # a stranger
             return
+        finally:
+            self._greeting.release()
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
@@ -335,11 +353,12 @@ class Server:
             result = dump_result(value)
             if result.nbytes <= INLINE_RESULT_BYTES:
                 data = result.to_bytes()
-                return actors.CallOutcome(call.id, call.session, call.name, FutureResult(data, len(data)))
+                stored = FutureResult(data, len(data))
+                return actors.CallOutcome(call.id, call.session, call.name, stored, contained=result.contained)
             name, worker = result_name(call.id, 0, 1), self._host.worker
             self._client._object_fetcher().put((worker.ip, worker.port), name, result.to_bytes())
             stored = FutureResult(None, result.nbytes, name, worker)
-            return actors.CallOutcome(call.id, call.session, call.name, stored)
+            return actors.CallOutcome(call.id, call.session, call.name, stored, contained=result.contained)
         except BaseException as error:
             return _failed(call, Failure("result-pickle", str(error)[:500], _carried(error)))
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any, Final
 
-from fdb_datamodel import FutureResult, streams
+from fdb_datamodel import FutureResult, hold_futures, streams
 from futures_worker.errors import MainspringError
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
 from futures_worker.streams import MOST_AHEAD, StreamedItems
@@ -87,6 +87,8 @@ class _ItemWriter:
     def add(self, number: int, value: Any) -> None:
         """Store an item; blocks while readers are too far behind. Raises what hinders the writing."""
         data = dump_result(value)
+        if data.contained:  # they live as long as the stream
+            run(self._session.db, hold_futures, self._session.space, data.contained, outer=self._task.id)
         if data.nbytes <= INLINE_RESULT_BYTES:
             inline = data.to_bytes()
             item = FutureResult(inline, len(inline))

@@ -1,0 +1,184 @@
+"""Calls of actors at the moments between two effects: recorded and not sent, cut off, cancelled, answered by nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+
+from fdb_datamodel import new_future_id
+from fdb_schema import DatabaseUnreachableError
+from futures_worker import ActorDiedError
+from futures_worker.client import actor_link
+from futures_worker.client.actor_link import ActorLink
+from futures_worker.client.calls import Call
+from futures_worker.wire import Connection
+
+WAIT = 60.0
+
+
+class Log:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, what: Any) -> int:
+        self.seen.append(what)
+        return len(self.seen)
+
+    def notes(self) -> list[Any]:
+        return self.seen
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def hang(self) -> None:
+        signal.pause()
+
+
+def test_a_recorded_call_that_was_cancelled_before_it_was_sent_never_runs(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=0)
+    client, other = demo.client(), demo.client()
+    log = client.actor(Log)
+    calls = [log.note(number) for number in range(3)]
+    known = calls[1].id  # recorded, and so is the one before it
+    told = threading.Event()
+    calls[1].add_done_callback(lambda _: told.set())
+    assert calls[1].cancel()
+    assert told.wait(WAIT)
+    demo.start("--slots", "1")
+    assert log.notes().result(WAIT) == [0, 2]
+    assert other.get_future(known).cancelled()
+    demo.check()
+
+
+def test_a_call_recorded_by_a_client_that_died_before_it_sent_it_is_made(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=1)
+    client, dying = demo.client(), demo.client()
+    log = client.actor(Log, name="log")
+    assert log.note("first").result(WAIT) == 1
+    session = dying._live
+    assert dying.get_actor("log").notes().result(WAIT) == ["first"]
+    link = session.calls.link(log._id, "log")
+    data = actor_link_args("orphan")
+    call: Call[int] = Call(dying._session_of, link, new_future_id(), "log.note", ("note", data, ()))
+    session.keeping.hold(call._id)
+    link.record(call)
+    link.close()
+    session.keeping.close()  # what others see of a client that was killed, once its time to live is over
+    assert client.get_future(call._id).result(WAIT) == 2
+    assert log.notes().result(WAIT) == ["first", "orphan"]
+    demo.check()
+
+
+def actor_link_args(value: Any) -> bytes:
+    from futures_worker.payload import dump_args
+
+    return dump_args((value,), {})[0]
+
+
+def test_a_call_cut_off_while_the_database_is_in_trouble_still_ends(
+    shared_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = shared_cluster(workers=1)
+    client = demo.client()
+    log = client.actor(Log)
+    pid = log.pid().result(WAIT)
+    hanging = log.hang()
+    real, troubles = actor_link.ask, [DatabaseUnreachableError("no answer")]
+
+    def ask(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if fn.__name__ == "ended_calls" and troubles:
+            raise troubles.pop()
+        return real(db, fn, *args, **kwargs)
+
+    monkeypatch.setattr(actor_link, "ask", ask)
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(2):
+        try:
+            error = hanging.exception(WAIT)
+            break
+        except DatabaseUnreachableError:
+            continue
+    assert isinstance(error, ActorDiedError)
+    assert not troubles
+    assert not client._live.calls.unanswered()
+    demo.check()
+
+
+def test_connections_to_actors_that_are_no_more_are_closed(
+    shared_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("futures_worker.client.calls.MOST_RESTING", 3)
+    demo = shared_cluster(workers=1)
+    client = demo.client()
+    reader = client._live.calls
+    reader._sweep_at = 3
+    living = client.actor(Log)
+    assert living.note(0).result(WAIT) == 1
+    for _ in range(10):
+        log = client.actor(Log)
+        assert log.note(1).result(WAIT) == 1
+        client.kill_actor(log)
+        assert isinstance(log.note(2).exception(WAIT), ActorDiedError)
+    assert sum(link.fileno() >= 0 for link in reader._links.values()) <= 4
+    assert living.note(0).result(WAIT) == 2
+    monkeypatch.setattr("futures_worker.client.calls.REST_SECONDS", 0.0)
+    reader._sweep(float("inf"))
+    assert reader._links == {}
+    assert living.note(0).result(WAIT) == 3, "connected anew"
+    demo.check()
+
+
+class _Spy:
+    """A lock that tells when it was released first."""
+
+    def __init__(self, lock: Any, released: Callable[[], None]) -> None:
+        self._lock = lock
+        self._released: Callable[[], None] | None = released
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+        told, self._released = self._released, None
+        if told is not None:
+            told()
+
+
+def test_no_call_is_sent_before_the_hello() -> None:
+    class Session:
+        id = bytes(16)
+
+    ours, theirs = socket.socketpair()
+    link = ActorLink(Session(), b"a" * 16, "log")  # type: ignore[arg-type]
+
+    def call(number: int) -> Any:
+        class Made:
+            _id, _name, _what = bytes([number]) * 16, "note", ("note", b"", ())
+
+        return Made()
+
+    link.submit(call(1))
+    submitted: list[threading.Thread] = []
+
+    def in_between() -> None:
+        thread = threading.Thread(target=link.submit, args=(call(2),))
+        submitted.append(thread)
+        thread.start()
+        thread.join(WAIT)
+
+    link._sending = _Spy(link._sending, in_between)  # type: ignore[assignment]
+    with ours, theirs:
+        link._begin(Connection(ours), 1)
+        assert submitted
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(theirs.recv(1 << 16))
+        said = [(message[0], message[1]) for message in unpacker]
+    assert said == [("hello", b"a" * 16), ("call", bytes([1]) * 16), ("call", bytes([2]) * 16)]
