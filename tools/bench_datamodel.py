@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import dataclasses
 import os
 import pstats
 import shutil
@@ -97,22 +98,33 @@ def chain(db: Any, space: ClusterSpace, count: int, batch: int) -> float:
 
 
 def backlog(db: Any, space: ClusterSpace, count: int, batch: int) -> list[float]:
-    """Milliseconds of a claim that finds nothing that fits: beside an empty pool, then beside `count` of different ram."""
+    """Milliseconds of a claim that finds nothing that fits: beside an empty pool, then beside `count` of different ram.
+
+    They need 2 GiB to 2 TiB, evenly spread.
+    """
     worker = WorkerId("127.0.0.1", 3, new_incarnation())
     run(db, register_worker, space, worker)
     capacity = Capacity(Requirements(cpu=1, ram="1GiB"))
 
     def claim() -> float:
-        repeats = 50
-        elapsed, _ = timed(lambda: [run(db, claim_futures, space, worker, capacity, 100) for _ in range(repeats)])
+        repeats, offered = 50, capacity
+
+        def claims() -> None:
+            nonlocal offered
+            for _ in range(repeats):
+                found = run(db, claim_futures, space, worker, offered, 100)
+                offered = dataclasses.replace(capacity, wary=found.passed)  # as a worker does
+
+        elapsed, _ = timed(claims)
         return elapsed / repeats * 1000
 
     empty = claim()
-    base = 2 << 30
+    base, step = 2 << 30, (2 << 40) // count
     for start in range(0, count, batch):
         ids = new_future_ids(min(batch, count - start))
         specs = [
-            FutureSpec(b"f", id=one, requirements=Requirements(ram=base + start + at)) for at, one in enumerate(ids)
+            FutureSpec(b"f", id=one, requirements=Requirements(ram=base + step * at))
+            for at, one in enumerate(ids, start)
         ]
         run(db, submit_futures, space, specs)
     return [empty, claim()]

@@ -13,8 +13,9 @@ Rows of ours alone, judged against our own figures of the same run:
 
 - put: a 100 MB array into the object store, as a fraction of the speed of memcpy; get: reading it back, ms
 - backlog: a claim beside `--backlog` futures of different ram that don't fit, times that beside an empty pool
-- queued: `--queued` futures submitted before the first is waited for, as a fraction of the throughput row; and by how
-  many MB the workers' memory grew meanwhile
+- queued: `--queued` futures submitted before the first is waited for, as a fraction of the throughput row; by how many
+  MB the workers' private memory grew meanwhile (pages of the database's file, which the kernel lends, aren't counted);
+  and what one future costs the client that holds it, in bytes of private memory
 
 The targets are for `--backlog 1000000 --queued 1000000`; the defaults are smaller.
 
@@ -63,6 +64,7 @@ OWN_ROWS = {
     "backlog": "claim beside a backlog that doesn't fit, times an empty pool's",
     "queued": "rate of many queued futures, of the throughput",
     "queued_growth": "memory that workers took for them (MB)",
+    "queued_client": "memory of the client for each future that it holds (bytes)",
 }
 
 
@@ -131,9 +133,12 @@ def measure(
     }
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def private(pid: int) -> int:
+    """Bytes of memory that are a process's own: not pages of files, the database's among them."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/{pid}/smaps_rollup has no line Anonymous")
 
 
 def measure_own(
@@ -163,20 +168,24 @@ def measure_own(
         assert got[-1] == 1
         del got
         client.delete(future)
-    before = sum(map(resident, pids))
+    before, own = sum(map(private, pids)), private(os.getpid())
     started = time.perf_counter()
     futures = [client.submit(noop, n) for n in range(options.queued)]
-    for start in range(0, options.queued, 10_000):
-        client.gather(futures[start : start + 10_000], progress=False)
+    most, step = 0, 10_000
+    for start in range(0, options.queued, step):
+        client.gather(futures[start : start + step], progress=False)
+        if start % (10 * step) == 0:
+            most = max(most, sum(map(private, pids)))
     rate = options.queued / (time.perf_counter() - started)
-    growth = sum(map(resident, pids)) - before
+    most, held = max(most, sum(map(private, pids))), private(os.getpid()) - own
     del futures
     return {
         "put": statistics.median(copies) / statistics.median(puts),
         "get": statistics.median(gets) * 1e3,
         "backlog": full / empty,
         "queued": rate / throughput,
-        "queued_growth": growth / 1e6,
+        "queued_growth": (most - before) / 1e6,
+        "queued_client": held / options.queued,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -136,7 +137,8 @@ def test_random_backlogs_give_all_that_fits_and_nothing_else(seed: int) -> None:
     waiting = {spec.id: spec.requirements for spec in specs}
     while waiting:
         free = Requirements(rng.choice((0, 1, 4)), rng.choice((0, 10**6, 3 * 10**9, 10**10)), rng.choice((0, 1)))
-        claims = lab.claim(worker, rng.choice((1, 5, 100)), Capacity(free, stripe=(rng.randrange(3), 3)))
+        offered = Capacity(free, stripe=(rng.randrange(3), 3), wary=rng.random() < 0.5)
+        claims = lab.claim(worker, rng.choice((1, 5, 100)), offered)
         sums = [sum(claim.shape[i] for claim in claims) for i in range(3)]
         assert all(used <= have for used, have in zip(sums, free.shape, strict=True))
         for claim in claims:
@@ -165,7 +167,7 @@ def _reads(lab: Lab, capacity: Capacity, monkeypatch: pytest.MonkeyPatch) -> tup
 
         monkeypatch.setattr(module, "read_range", counting)
     worker = lab.worker(7)
-    assert lab.claim(worker, 10, capacity) == []
+    assert lab.claim(worker, 10, dataclasses.replace(capacity, wary=True)) == []
     monkeypatch.undo()
     lab(dm.unregister_worker, worker)
     lab.reap()
@@ -173,7 +175,7 @@ def _reads(lab: Lab, capacity: Capacity, monkeypatch: pytest.MonkeyPatch) -> tup
 
 
 def test_a_claim_costs_the_shapes_and_not_the_backlog(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = Capacity(Requirements(cpu=4, ram="1GiB"))
+    free = Capacity(Requirements(cpu=4, ram="1GiB"), Requirements(cpu=4, ram="8GiB"))
     costs = []
     for _ in range(3):
         for _ in range(4):
@@ -181,6 +183,28 @@ def test_a_claim_costs_the_shapes_and_not_the_backlog(lab: Lab, monkeypatch: pyt
         costs.append(_reads(lab, free, monkeypatch))
     assert costs[2][0] <= costs[0][0] + 1
     assert costs[2][0] <= 20, "eight roundings of one octave"
+    assert costs[2][1] <= costs[0][1] + 4, "a few rows of each"
+
+
+def test_a_claim_beside_what_never_fits_is_two_short_reads(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of futures that need more than the worker has in all, however many of however different ram, four rows are seen."""
+    capacity = Capacity(Requirements(cpu=1, ram="1GiB"), Requirements(cpu=4, ram="1.9GiB"))
+    empty = _reads(lab, capacity, monkeypatch)
+    for octave in range(1, 11):
+        lab.submit(*[lab.spec(**needs(ram=(2 << 30) + random.randrange(2 << 30 << octave))) for _ in range(100)])
+    reads, rows = _reads(lab, capacity, monkeypatch)
+    assert reads <= empty[0] + 1, "one more: what needs more cpu may need less ram"
+    assert rows <= empty[1] + 4
+
+
+@pytest.mark.parametrize("wary", [False, True])
+def test_what_needs_more_cpu_and_less_ram_is_found_behind_what_never_fits(lab: Lab, wary: bool) -> None:
+    worker = lab.worker()
+    lab.submit(*[lab.spec(**needs(ram=(2 << 30) + at * (1 << 28))) for at in range(20)])
+    small = lab.spec(**needs(cpu=2, ram="1GiB"))
+    lab.submit(small, *[lab.spec(**needs(cpu=1, ram=(3 << 30) + at)) for at in range(20)])
+    capacity = Capacity(Requirements(cpu=2, ram="1GiB"), Requirements(cpu=2, ram="1.5GiB"))
+    assert [claim.id for claim in lab.claim(worker, 10, dataclasses.replace(capacity, wary=wary))] == [small.id]
 
 
 def test_two_workers_at_once_conflict_only_over_the_same_entries(lab: Lab) -> None:

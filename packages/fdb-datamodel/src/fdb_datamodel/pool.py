@@ -1,7 +1,8 @@
 """The scan of the pool: which entries a worker takes, at a cost of the number of distinct shapes, not of the backlog.
 
-The cpu index is walked from shape to shape. Of a shape that fits, a page of entries is read; a shape that doesn't is
-skipped by one seek. Rounding puts up to an eighth of an octave into one shape, so an entry of a shape just over what is
+The cpu index is walked from shape to shape. Of a shape that fits, a page of entries is read; behind one that doesn't, a few
+rows are, before it is known what they are. One that doesn't fit is skipped by one seek, and where it needs more ram than
+this worker ever has, so are all that need as much cpu and more ram. Rounding puts up to an eighth of an octave into one shape, so an entry of a shape just over what is
 free may fit all the same: its exact needs are in its value, and a bounded page of such a shape is looked through.
 """
 
@@ -19,6 +20,7 @@ from .space import decode_id, decode_int, encode_id, rounded
 from .starts import Chosen
 
 _READS = 256  # seeks of one scan at most
+_PROBE = 4  # rows read where it isn't known whether they fit
 _BOUNDARY_PAGE = 256  # entries looked through in a shape that only some of fit
 _PAGE_MOST = 2000
 _SHAPES_SURVEYED = 64
@@ -33,11 +35,15 @@ class Entry(NamedTuple):
 
 
 class PoolScan(NamedTuple):
-    """entries: what was chosen. blocked: shapes that don't fit what is free. more: the pool holds more that fits."""
+    """entries: what was chosen. blocked: shapes that don't fit what is free. more: the pool holds more that fits.
+
+    passed: there was something that doesn't fit.
+    """
 
     entries: list[Entry]
     blocked: tuple[Requirements, ...]
     more: bool
+    passed: bool
 
 
 def scan_pool(ch: Changes, capacity: Capacity, free: Shape, limit: int) -> PoolScan:
@@ -51,14 +57,15 @@ class _Scan:
         self.base = ch.keys.cpu
         self.free = list(free)
         self.total = (capacity.total or capacity.free).shape
+        self.most_ram = max(self.total[1], rounded(free)[1])  # no entry of a shape over this ever fits here
         self.limit = limit
         self.stripe, self.stripes = capacity.stripe
         self.page = min(_PAGE_MOST, limit * self.stripes + 1)
         self.entries: list[Entry] = []
         self.blocked: dict[Shape, None] = {}
         self.taken: set[Shape] = set()  # shapes, as their keys have them, of which there are entries
-        self.survey = capacity.survey
-        self.more = False
+        self.survey, self.wary = capacity.survey, capacity.wary
+        self.more = self.passed = False
         self.prefix, self.priority = b"\xff", 0  # of the entry taken last
         self.begin, self.end = self.base, self.base + b"\xff"
         if capacity.hold_for is not None:
@@ -66,19 +73,17 @@ class _Scan:
             self.end = self.begin + b"\xff"
 
     def run(self) -> PoolScan:
-        at = self.begin
+        at, asked = self.begin, min(_PROBE, self.page) if self.wary else self.page
         for _ in range(_READS):
-            rows = self.ch.read(at, self.end, limit=self.page, snapshot=True)
-            if not rows:
+            rows = self.ch.read(at, self.end, limit=asked, snapshot=True)
+            following = self._take(rows, asked)
+            if following is None or following[0] >= self.end:
                 break
-            following = self._take(rows)
-            if following is None:
-                break
-            at = following
+            at, asked = following
         if self.survey:
             self._survey()
         blocked = tuple(Requirements.from_shape(shape) for shape in self.blocked)
-        return PoolScan(self.entries, blocked, self.more)
+        return PoolScan(self.entries, blocked, self.more, self.passed)
 
     def _survey(self) -> None:
         """Name every shape that nothing was taken of, by one seek each."""
@@ -95,30 +100,38 @@ class _Scan:
                 self._block((cpu, ram, gpu))
             at = key[:end] + b"\xff"
 
-    def _take(self, rows: list[tuple[bytes, bytes]]) -> bytes | None:
-        """Take what fits from a page of rows; where to read on, None to stop."""
+    def _take(self, rows: list[tuple[bytes, bytes]], asked: int) -> tuple[bytes, int] | None:
+        """Take what fits from rows, as many as were asked for or all there are; where to read on, and how many.
+
+        None: to stop.
+        """
         index, count = 0, len(rows)
+        probe = min(_PROBE, self.page)
         while index < count:
             key = rows[index][0]
-            cpu, at = decode_int(key, len(self.base))
-            ram, at = decode_int(key, at)
+            cpu, cpu_end = decode_int(key, len(self.base))
+            ram, at = decode_int(key, cpu_end)
             gpu, at = decode_int(key, at)
             prefix, shape = key[:at], (cpu, ram, gpu)
-            last = index
-            while last < count and rows[last][0].startswith(prefix):
-                last += 1
             if cpu > self.free[0]:
                 self._block(shape)
                 return None  # the index is in order of cpu: nothing after it fits
             fits, possible = self._fit(shape)
+            if not fits and ram > self.most_ram:
+                prefix = key[:cpu_end]
+            last = index
+            while last < count and rows[last][0].startswith(prefix):
+                last += 1
             if fits:
+                if last == count == asked < self.page:
+                    return key, self.page
                 self.taken.add(shape)
                 self._take_shape(rows[index:last], shape, len(prefix))
                 if len(self.entries) >= self.limit:
-                    self.more = self.more or last < count or count == self.page
+                    self.more = self.more or last < count or count == asked
                     return None
-                if last == count and count == self.page and self._fit(shape)[0]:
-                    return rows[-1][0] + b"\x00"  # more of this shape
+                if last == count == asked and self._fit(shape)[0]:
+                    return rows[-1][0] + b"\x00", self.page  # more of this shape
                 if not self._fit(shape)[0]:
                     self._block(shape)
             elif possible:
@@ -127,18 +140,26 @@ class _Scan:
             else:
                 self._block(shape)
             if last == count:
-                return None if count < self.page else prefix + b"\xff"
+                return None if count < asked else (prefix + b"\xff", probe)
             index = last
-        return None if count < self.page else rows[-1][0] + b"\x00"
+        return None
 
     def _fit(self, shape: Shape) -> tuple[bool, bool]:
         """Whether every entry of a shape fits, and whether one may."""
-        if all(need <= have for need, have in zip(shape, self.free, strict=True)):
+        free = self.free
+        cpu, ram, gpu = shape
+        if cpu > free[0]:
+            return False, False
+        if ram <= free[1] and gpu <= free[2]:
             return True, True
-        up = rounded((self.free[0], self.free[1], self.free[2]))
-        return False, shape[0] <= self.free[0] and shape[1] <= up[1] and shape[2] <= up[2]
+        # Rounding adds an eighth at most: most shapes are ruled out without it.
+        if ram > free[1] + free[1] // 8 + 1 or gpu > free[2] + free[2] // 8 + 1:
+            return False, False
+        up = rounded((free[0], free[1], free[2]))
+        return False, ram <= up[1] and gpu <= up[2]
 
     def _block(self, shape: Shape) -> None:
+        self.passed = True
         if all(need <= have for need, have in zip(shape, self.total, strict=True)):
             self.blocked[shape] = None
 

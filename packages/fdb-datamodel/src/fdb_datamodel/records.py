@@ -181,11 +181,12 @@ class Claims(list[Claim]):
 
     blocked: shapes that fit the worker's total but not what is free now, or were passed over. more: the pool holds more that fits.
     stale: ids of outcomes whose claim was lost (somebody else decided; drop them). retried: ids whose failure leaves them
-    unfinished. unsettled: edges or timers are left over: call `advance`.
+    unfinished. unsettled: edges or timers are left over: call `advance`. passed: the scan passed entries that don't fit.
     """
 
     blocked: tuple[Requirements, ...] = ()
     more: bool = False
+    passed: bool = False
     stale: tuple[bytes, ...] = ()
     retried: tuple[bytes, ...] = ()
     unsettled: bool = False

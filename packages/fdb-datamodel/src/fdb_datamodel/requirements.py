@@ -103,7 +103,8 @@ class Capacity:
     found nothing: then only what its own outcomes unblock is claimed. wanted: futures (ids) that running tasks of this
     worker wait for: claimed before all else, if they are in the pool; with `overcommit` whatever is free, if they fit the
     total: the tasks that hold what isn't free wait for them. ahead: how many futures may be claimed that only wait for
-    another one of this worker's claims. survey: also name, as blocked, the shapes of the pool that weren't looked at because
+    another one of this worker's claims. wary: the claim before `passed` entries that don't fit: look at a few of what comes
+    first before a page of it is read. survey: also name, as blocked, the shapes of the pool that weren't looked at because
     enough was found before them.
     """
 
@@ -116,3 +117,4 @@ class Capacity:
     overcommit: bool = False
     ahead: int = 0
     survey: bool = False
+    wary: bool = False

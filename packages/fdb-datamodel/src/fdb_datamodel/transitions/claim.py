@@ -98,7 +98,7 @@ def take(
         free = _choose_assignments(ch, worker, free, limit, chosen)
     if len(chosen) < limit and pool:
         scan = scan_pool(ch, capacity, free, limit - len(chosen))
-        claims.blocked, claims.more = scan.blocked, scan.more
+        claims.blocked, claims.more, claims.passed = scan.blocked, scan.more, scan.passed
         keys, writes = ch.keys, ch.writes
         conflicts: list[bytes] = []
         for key, priority, one in scan.entries:

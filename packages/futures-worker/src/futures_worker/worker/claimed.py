@@ -63,7 +63,7 @@ class ClaimedTasks(WorkerState):
 
     def _watch_blocked(self, claims: Claims, capacity: Capacity) -> None:
         """Shapes that are passed over, as they don't fit or others come first: for one that waited long room is made."""
-        self.blocked_shapes = claims.blocked
+        self.blocked_shapes, self.passed = claims.blocked, claims.passed
         served = {index_shape(shape) for shape in {claim.shape for claim in claims}}
         for shape in served:
             self.blocked_since.pop(shape, None)

@@ -321,8 +321,9 @@ def _capacity(state: WorkerState, limit: int) -> Capacity:
     ahead = _ahead(state)
     if limit and state.now >= state.next_survey and look:
         state.next_survey = state.now + SURVEY
-        return Capacity(state.free, state.total, stripe=state.stripe, ahead=ahead, survey=True)
-    key = (*state.used, *state.stripe, look, ahead)
+        return Capacity(state.free, state.total, stripe=state.stripe, ahead=ahead, survey=True, wary=state.passed)
+    key = (*state.used, *state.stripe, look, ahead, state.passed)
     if state.capacity is None or state.capacity[0] != key:
-        state.capacity = (key, Capacity(state.free, state.total, stripe=state.stripe, look=look, ahead=ahead))
+        offered = Capacity(state.free, state.total, stripe=state.stripe, look=look, ahead=ahead, wary=state.passed)
+        state.capacity = (key, offered)
     return state.capacity[1]

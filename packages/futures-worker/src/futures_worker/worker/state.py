@@ -52,6 +52,7 @@ class WorkerState:
     stocked: bool = False  # whether work was in line here when they last said so
     idle_room: Shape = (0, 0, 0)  # what one of them has free
     ambition: int = 0  # tasks to have in hand, doubled while the pool gives as many as asked for
+    passed: bool = False  # whether the last claim met entries that don't fit
     blocked_shapes: tuple[Requirements, ...] = ()  # what the pool holds that doesn't fit now
     blocked_since: dict[Shape, float] = field(default_factory=dict)  # of these, since when each has been seen
     next_survey: float = 0.0  # of the shapes that nothing is claimed of
