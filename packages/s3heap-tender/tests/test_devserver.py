@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from s3heap_tender import HeapStore
 from s3heap_tender.devserver import DevServer, DevServerError
 
 
@@ -29,12 +30,17 @@ def test_a_signal_ends_the_server_too(tmp_path: Path, number: signal.Signals) ->
         [sys.executable, "-m", "s3heap_tender.devserver", "--dir", str(tmp_path / "data"), "--port", str(port)],
         stdout=subprocess.PIPE,
         text=True,
-        env=dict(os.environ),
+        env={**os.environ, "AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "with a secret"},
     )
     try:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         assert lines[0] == f"export AWS_ENDPOINT_URL=http://127.0.0.1:{port}\n"
+        assert "secret" not in "".join(lines)
+        assert (tmp_path / "data" / "s3.json").stat().st_mode & 0o077 == 0
+        url = f"http://127.0.0.1:{port}"
+        with HeapStore("s3://heap/x", endpoint_url=url, access_key="somebody", secret_key="with a secret") as store:
+            assert store.url == "s3://heap/x"
         process.send_signal(number)
         assert process.wait(timeout=60) == 0
         with socket.socket() as caller:

@@ -229,6 +229,12 @@ def test_the_stream_brings_samples_and_ends_with_the_application(cluster: Cluste
     assert live.closing
 
 
+def test_only_so_many_streams_are_open_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mainspring_dashboard.app.MOST_STREAMS", 0)
+    answer = client.get("/api/stream")
+    assert (answer.status_code, answer.json()["error"][:23]) == (503, "0 pages are open alread")
+
+
 def test_a_database_that_fails_is_said_and_asked_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     from fdb_schema import DatabaseUnreachableError
 

@@ -112,7 +112,8 @@ def test_faults_planted_on_purpose_are_found(cluster: Any, tmp_path: Path) -> No
         (address,) = [w["address"] for w in silent["workers"] if w["pid"] == local.workers[1].pid]
         try:
             # 9: less space than is wanted
-            arguments = ("--watch", "2.5", "--min-free", "900000GiB")
+            elsewhere = f"file:{tmp_path / 'mistyped'}"
+            arguments = ("--watch", "2.5", "--min-free", "900000GiB", "--store", elsewhere)
             code, findings = examine(tmp_path, local.url, local.name, *arguments)
         finally:
             over.set()
@@ -128,6 +129,7 @@ def test_faults_planted_on_purpose_are_found(cluster: Any, tmp_path: Path) -> No
     assert says(findings, "workers", "problem", f"worker 127.0.0.1:{port} beats, and can't be reached from here")
     assert says(findings, "workers", "problem", f"worker {address}")
     assert says(findings, "space", "problem", "where the database is")
+    assert says(findings, "space", "problem", f"there is no directory {tmp_path / 'mistyped'} for the heap")
     assert all(f["level"] == "ok" for f in findings if f["check"] in ("engine", "versions", "clock", "ids"))
 
 

@@ -73,9 +73,19 @@ class DevServer:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, port: int | None = None, dies_with_parent: bool = False
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        port: int | None = None,
+        dies_with_parent: bool = False,
+        access_key: str = ACCESS_KEY,
+        secret_key: str = SECRET_KEY,
     ) -> None:
-        """`dies_with_parent`: the kernel kills the server when the thread that started it ends, by SIGKILL too."""
+        """`dies_with_parent`: the kernel kills the server when the thread that started it ends, by SIGKILL too.
+
+        access_key, secret_key: the credentials it takes.
+        """
+        self._access_key, self._secret_key = access_key, secret_key
         self.directory = Path(directory)
         self._dies_with_parent = dies_with_parent
         self.ports = _free_ports(5, first=port)
@@ -85,7 +95,7 @@ class DevServer:
     @property
     def options(self) -> dict[str, Any]:
         """What `HeapStore("s3://heap/…", **options)` needs."""
-        return {"endpoint_url": self.endpoint_url, "access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+        return {"endpoint_url": self.endpoint_url, "access_key": self._access_key, "secret_key": self._secret_key}
 
     def start(self, timeout: float = 60.0) -> Self:
         """Start the server and wait until it answers and the bucket is there."""
@@ -93,9 +103,11 @@ class DevServer:
         config = self.directory / "s3.json"
         identity = {
             "name": "heap",
-            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+            "credentials": [{"accessKey": self._access_key, "secretKey": self._secret_key}],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
+        config.touch(mode=0o600)
+        config.chmod(0o600)  # it holds a secret, which may be somebody's own
         config.write_text(json.dumps({"identities": [identity]}))
         s3, master, volume, filer, admin = self.ports
         command = [
@@ -170,8 +182,8 @@ class DevServer:
         client = boto3.client(
             "s3",
             endpoint_url=self.endpoint_url,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
+            aws_access_key_id=self._access_key,
+            aws_secret_access_key=self._secret_key,
             region_name="us-east-1",
         )
         while True:
@@ -212,8 +224,14 @@ def _is_free(port: int) -> bool:
         return True
 
 
+def credentials() -> tuple[str, str] | None:
+    """The AWS credentials of this environment, which whatever it starts sends to any S3 server; None: it has none."""
+    found = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
 def main() -> None:
-    """Run the server until interrupted."""
+    """Run the server until interrupted. It takes the credentials of the environment, where it has some."""
     parser = argparse.ArgumentParser(description="A local SeaweedFS for developing with s3heap-tender.")
     parser.add_argument("--dir", default="./s3data", help="where its data are kept")
     parser.add_argument("--port", type=int, default=8333, help="of its S3 endpoint")
@@ -221,10 +239,21 @@ def main() -> None:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())  # an unhandled one would leave the server behind
-    server = DevServer(Path(arguments.dir).resolve(), port=arguments.port, dies_with_parent=True)
+    given = credentials()
+    access_key, secret_key = given or (ACCESS_KEY, SECRET_KEY)
+    server = DevServer(
+        Path(arguments.dir).resolve(),
+        port=arguments.port,
+        dies_with_parent=True,
+        access_key=access_key,
+        secret_key=secret_key,
+    )
     with server:
         print(f"export AWS_ENDPOINT_URL={server.endpoint_url}")
-        print(f"export AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY}")
+        if given is None:
+            print(f"export AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY}")
+        else:
+            print("# the credentials are those of this environment")
         print(f"# store URL: s3://{BUCKET}/PREFIX", flush=True)
         stopped.wait()
 

@@ -43,6 +43,7 @@ STATIC: Final = Path(__file__).parent / "static"
 INTERVAL_SECONDS: Final = 1.0
 PAGES: Final = ("/", "/futures", "/futures/{id}", "/workers", "/leases", "/leases/{name:path}", "/heap", "/ids")
 PAGE_LIMIT: Final = 500
+MOST_STREAMS: Final = 256
 
 log = logging.getLogger("mainspring.dashboard")
 
@@ -56,6 +57,7 @@ class Live:
         self._interval = interval
         self._ticked = asyncio.Condition()
         self.ticks = 0
+        self.streams = 0  # open ones
 
     async def run(self) -> None:
         """Tick until cancelled. A database that doesn't answer is shown, and asked again."""
@@ -123,6 +125,8 @@ def create_app(
 
     async def stream(request: Request) -> Response:
         live: Live = request.app.state.live
+        if live.streams >= MOST_STREAMS:
+            raise HTTPException(503, f"{MOST_STREAMS} pages are open already: close some, or ask /api/overview")
         return StreamingResponse(_events(live), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def futures(request: Request) -> Response:
@@ -188,10 +192,14 @@ def create_app(
 
 async def _events(live: Live) -> AsyncIterator[bytes]:
     seen = 0
-    while not live.closing:
-        seen = await live.next_tick(seen)
-        if not live.closing:
-            yield b"data: " + json.dumps(live.sampler.snapshot(), separators=(",", ":")).encode() + b"\n\n"
+    live.streams += 1
+    try:
+        while not live.closing:
+            seen = await live.next_tick(seen)
+            if not live.closing:
+                yield b"data: " + json.dumps(live.sampler.snapshot(), separators=(",", ":")).encode() + b"\n\n"
+    finally:
+        live.streams -= 1
 
 
 async def _read(work: Callable[..., T], *args: Any) -> T:

@@ -90,7 +90,12 @@ def check_space(url: str, min_free: int, places: list[Path]) -> list[Finding]:
     folders |= {f"the heap {place}": place for place in places}
     found = []
     for what, folder in folders.items():
-        if folder is None or not folder.exists():
+        if folder is None:
+            continue
+        if not folder.exists():
+            if folder in places:
+                said = f"there is no directory {folder} for the heap"
+                found.append(problem("space", said, "give the --store that tenders and schedulers use"))
             continue
         free = shutil.disk_usage(folder).free
         inodes = os.statvfs(folder)

@@ -194,12 +194,12 @@ def _dashboard(wanted: bool | None) -> bool:
 def _with_s3(settings: UpSettings) -> UpSettings:
     from dataclasses import replace
 
-    from s3heap_tender.devserver import ACCESS_KEY, SECRET_KEY, _free_ports
+    from s3heap_tender.devserver import ACCESS_KEY, SECRET_KEY, _free_ports, credentials
 
     if not settings.store.startswith("s3:"):
         fail(f"--s3 keeps the heap on the development server, and --store is {settings.store}: give one", EXIT_USAGE)
-    os.environ.setdefault("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    if credentials() is None:  # else the server takes those, which the user's own tasks may need
+        os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     os.environ.setdefault("AWS_REGION", "us-east-1")
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
     (port,) = _free_ports(1, first=None)
