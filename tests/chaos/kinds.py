@@ -251,9 +251,10 @@ def _timeout(s: Scene, value: int) -> list[Any]:
 
 @kind(2)
 def _cancel(s: Scene, value: int) -> list[Any]:
-    made = [s.submit(tasks.slow, s.rng.choice([0.0, 600.0]), value, name=f"cancel={value}", **SURE)]
     if s.rng.random() < 0.3:
         made = [s.submit(tasks.nested, 2, 600.0, 2, "cancel", name="cancel=", **SURE)]
+    else:
+        made = [s.submit(tasks.slow, s.rng.choice([0.0, 600.0]), value, name=f"cancel={value}", **SURE)]
     if s.rng.random() < 0.5:
         time.sleep(s.rng.uniform(0, 0.4))
     made[0].cancel()
