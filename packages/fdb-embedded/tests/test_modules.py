@@ -468,9 +468,10 @@ def test_what_ends_while_it_is_handed_over_is_not_committed_in_silence(monkeypat
     inner = tr.tpointer
     prepare = inner._prepare_commit
 
-    def cancelled_meanwhile() -> None:
-        prepare()
+    def cancelled_meanwhile() -> Any:
+        commit = prepare()
         inner.fail(1025)
+        return commit
 
     monkeypatch.setattr(inner, "_prepare_commit", cancelled_meanwhile)
     with pytest.raises(fdb.FDBError, match="1025"):

@@ -10,12 +10,10 @@ from .overlay import Entry, Stack
 from .shared import SharedPage
 
 if TYPE_CHECKING:
-    from .request import CommitRequest
+    from .request import Commit
 
 
-def apply_writes(
-    txn: Any, member: CommitRequest, stamp: bytes, page: SharedPage, changes: Changes | None
-) -> list[bytes]:
+def apply_writes(txn: Any, member: Commit, stamp: bytes, page: SharedPage, changes: Changes | None) -> list[bytes]:
     """Write a member's overlay, noting it in `changes`; returns the keys that versionstamped keys have become."""
     overlay = member.overlay
     for begin, end in overlay.clears:

@@ -7,7 +7,6 @@ futures. A commit that nobody waits for is led by the housekeeping thread.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import sys
 import threading
@@ -22,7 +21,7 @@ import lmdb
 from . import errors, idempotency
 from .applying import apply_writes
 from .conflict import ConflictWindow, Ids, Range, Record, pack_record
-from .futures import Future
+from .errors import Code
 from .journal import Changes
 from .versions import MAX_READ_AGE, VERSIONS_PER_SECOND, last_version
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from .engine import Engine
-    from .request import CommitRequest
+    from .request import Commit
 
 BATCH_MEMBERS = 1000
 BATCH_KEYS = 50_000
@@ -49,7 +48,7 @@ class _Written:
         self,
         version: int,
         last: int,
-        members: list[tuple[CommitRequest, int]],
+        members: list[tuple[Commit, int]],
         points: Collection[bytes],
         ranges: list[Range],
         position: int,
@@ -70,9 +69,9 @@ class _Outcome:
     __slots__ = ("batch", "failures", "written")
 
     def __init__(self) -> None:
-        self.batch: list[CommitRequest] = []
+        self.batch: list[Commit] = []
         self.written: list[_Written] = []
-        self.failures: list[tuple[CommitRequest, int]] = []
+        self.failures: list[tuple[Commit, int]] = []
 
 
 class Committer:
@@ -80,31 +79,22 @@ class Committer:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.queue: deque[CommitRequest] = deque()
+        self.queue: deque[Commit] = deque()
         self.lead = threading.Lock()
         self.window = ConflictWindow()
         self._seen_commits = 0
         self._until_trim = TRIM_EVERY
         self.unsettled: deque[_Outcome] = deque()
 
-    def submit(self, transaction: CommitRequest) -> Future:
-        """Queue a commit; its future does the work when somebody waits."""
+    def submit(self, commit: Commit) -> None:
+        """Queue a commit, which does the work when somebody waits for it. One that is done before it begins is never made."""
         if self.engine.stale:
             self.engine.check_open()
-        future = Future(self._kick)
-        transaction.commit_future = future
-        self.queue.append(transaction)
+        commit.kick = self._kick
+        self.queue.append(commit)
         housekeeper = self.engine.housekeeper
         if housekeeper.parked:
             housekeeper.unpark()
-        return future
-
-    def abandon(self, future: Future) -> None:
-        """Take a commit out of the queue, if nobody has begun it."""
-        for request in list(self.queue):
-            if request.commit_future is future:
-                with contextlib.suppress(ValueError):
-                    self.queue.remove(request)
 
     def _kick(self, block: bool) -> None:
         if block:
@@ -123,19 +113,24 @@ class Committer:
                         self._commit(outcome.batch, outcome)
                 self.settle(outcome)
             except BaseException:
-                # an interrupt of this thread: the housekeeper finishes what is left; what wasn't begun is anybody's
-                if not outcome.written and not outcome.failures:
-                    self.queue.extendleft(reversed([member for member in outcome.batch if not _done(member)]))
+                # an interrupt of this thread: the housekeeper finishes what is left, whatever that is
                 self.unsettled.append(outcome)
                 self.engine.housekeeper.unpark(now=True)
                 raise
+        if self.unsettled:
+            self.engine.housekeeper.unpark(now=True)
 
     def settle_left(self) -> None:
-        """Finish what an interrupted thread has left."""
+        """Finish what interrupted threads have left; only on a thread that no interrupt reaches."""
         while self.unsettled:
-            self.settle(self.unsettled.popleft())
+            outcome = self.unsettled[0]
+            if outcome.written:
+                self.settle(outcome)
+            else:  # nothing of it has happened: it is begun again
+                self.queue.extendleft(reversed(outcome.batch))
+            self.unsettled.popleft()
 
-    def _take(self, batch: list[CommitRequest]) -> None:
+    def _take(self, batch: list[Commit]) -> None:
         """Move what is queued to `batch`."""
         queue = self.queue
         size = 0
@@ -143,8 +138,8 @@ class Committer:
             while queue and len(batch) < BATCH_MEMBERS and size < BATCH_KEYS:
                 # in one C call, so that no signal handler comes when a commit is in neither of them
                 batch.extend(map(operator.call, (queue.popleft,)))
-                size += len(batch[-1].writes)
-        except IndexError:  # `abandon` has emptied the queue meanwhile
+                size += len(batch[-1].overlay.writes)
+        except IndexError:  # emptied meanwhile
             return
 
     def settle(self, outcome: _Outcome) -> None:
@@ -156,38 +151,30 @@ class Committer:
                 assert engine.store.flusher is not None
                 try:
                     engine.store.flusher.wait(written.position)
-                except OSError:
-                    outcome.failures += ((member, errors.COMMIT_UNKNOWN_RESULT) for member, _ in written.members)
+                except (OSError, lmdb.Error, Code):
+                    outcome.failures += ((commit, errors.COMMIT_UNKNOWN_RESULT) for commit, _ in written.members)
                     written.members.clear()
             if engine.versions_are_asked_for:
                 engine.pin_committed(written.version)
-            for member, index in written.members:
-                if _done(member):
-                    continue
-                member.settle_success(written.version, index)
-                assert member.commit_future is not None
-                member.commit_future.set()
+            version = written.version
+            for commit, index in written.members:
+                commit.succeed(version, index)
             engine.store.page.ring(written.points, written.ranges)
-        for member, code in outcome.failures:
-            if not _done(member):
-                member.settle_failure(code)
-                assert member.commit_future is not None
-                member.commit_future.set(None, code)
+        for commit, code in outcome.failures:
+            commit.fail(code)
 
     # --- one batch, under `lead` ---
 
-    def _commit(self, batch: list[CommitRequest], outcome: _Outcome) -> None:
+    def _commit(self, batch: list[Commit], outcome: _Outcome) -> None:
         try:
             self._commit_batch(batch, outcome)
         except BaseException as error:
             if outcome.written:
                 raise
             code = self._code_of(error)
-            if code is None:
-                # nothing was written: somebody else may lead these members
-                outcome.failures.clear()
+            if code is None:  # nothing was written: somebody else may lead these members
                 raise
-            outcome.failures = [(member, code) for member in batch]
+            outcome.failures = [(commit, code) for commit in batch]
 
     @staticmethod
     def _code_of(error: BaseException) -> int | None:
@@ -200,7 +187,7 @@ class Committer:
             return errors.INTERNAL_ERROR
         return None
 
-    def _commit_batch(self, batch: list[CommitRequest], outcome: _Outcome) -> None:
+    def _commit_batch(self, batch: list[Commit], outcome: _Outcome) -> None:
         store = self.engine.store
         self._look_ahead(batch)
         with store.writing:
@@ -228,7 +215,7 @@ class Committer:
             self._seen_commits += 1
         window.prune(written.version - MAX_READ_AGE)
 
-    def _look_ahead(self, batch: list[CommitRequest]) -> None:
+    def _look_ahead(self, batch: list[Commit]) -> None:
         """Read what others committed, outside the writer section, where it is much and somebody must be validated."""
         if len(batch) == 1:
             since = batch[0].read_at
@@ -249,7 +236,7 @@ class Committer:
         self.engine.store.read(advance)
         self._seen_commits = count
 
-    def _write(self, txn: Any, batch: list[CommitRequest], outcome: _Outcome) -> _Written | None:
+    def _write(self, txn: Any, batch: list[Commit], outcome: _Outcome) -> _Written | None:
         """Validate and write the batch; None when nothing is left to write."""
         store = self.engine.store
         last = last_version(txn)
@@ -262,9 +249,9 @@ class Committer:
         steps: list[Changes] | None = [] if store.page.journaled else None
         pages = ROOM_PER_BATCH
         for member in batch:
-            pages += len(member.writes) * 5 // 4 + 4
+            pages += len(member.overlay.writes) * 5 // 4 + 4
         store.make_room(pages)
-        members: list[tuple[CommitRequest, int]] = []
+        members: list[tuple[Commit, int]] = []
         points: Any = ()
         ranges: list[Range] = []
         ids: Ids = []
@@ -272,7 +259,9 @@ class Committer:
         if not single:
             points = set()  # of the members so far
         for member in batch:
-            if _done(member):
+            if member.done:  # given up before it began
+                if member.error:
+                    outcome.failures.append((member, member.error))
                 continue
             code = self._validate(txn, member, version, last, points, ranges)
             if code:
@@ -284,12 +273,12 @@ class Committer:
             if steps is not None:
                 changes = Changes()
                 steps.append(changes)
-            if member.writes_ids():
+            if member.writes_ids:
                 idempotency.spill_all(txn, last)
                 if changes is not None:
                     changes.spills = True
             stamped = apply_writes(txn, member, stamp, store.page, changes)
-            own: Any = member.written_points()
+            own: Any = member.points
             if stamped:
                 own = [*own, *stamped]
             members.append((member, index))
@@ -318,7 +307,7 @@ class Committer:
     def _validate(
         self,
         txn: Any,
-        member: CommitRequest,
+        member: Commit,
         version: int,
         last: int,
         points: Collection[bytes],
@@ -350,9 +339,7 @@ class Committer:
             return errors.NOT_COMMITTED
         return 0
 
-    def _all_conflicts(
-        self, member: CommitRequest, read: int, points: Collection[bytes], ranges: list[Range]
-    ) -> list[Range]:
+    def _all_conflicts(self, member: Commit, read: int, points: Collection[bytes], ranges: list[Range]) -> list[Range]:
         """Every range that the member read and others have written since: what option 712 asks for."""
         batch = Record(0, points, ranges)
         found = []
@@ -363,8 +350,3 @@ class Committer:
             if self.window.check(read, None, [item]) or batch.hit(None, [item]):
                 found.append(item)
         return found
-
-
-def _done(member: CommitRequest) -> bool:
-    future = member.commit_future
-    return future is None or future.done

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from . import errors, idempotency
 from .errors import Code
 from .faults import JUMP, LATE, LATE_AFTER, NEVER, Fate, Faults
-from .futures import Future
-from .request import Detached
+from .overlay import Overlay
+from .request import Commit
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -23,7 +23,7 @@ class FaultyCommits:
     def __init__(self, engine: Engine, faults: Faults) -> None:
         self.engine = engine
         self.faults = faults
-        self._late: list[tuple[int, Detached]] = []
+        self._late: list[tuple[int, Commit]] = []
         self._lock = threading.Lock()
         faults.attach(self)
 
@@ -35,14 +35,14 @@ class FaultyCommits:
         if code:
             raise Code(code)
 
-    def submit(self, transaction: Transaction) -> Future:
-        """A commit's future; its fate is decided now, and happens when somebody waits or soon after."""
+    def submit(self, transaction: Transaction, commit: Commit) -> None:
+        """Take a commit: its fate is decided now, and happens when somebody waits or soon after."""
         fate = self.faults.for_commit()
         once = threading.Lock()
 
         def run() -> None:
-            if once.acquire(blocking=False) and not future.done:
-                self._run(transaction, fate, future)
+            if once.acquire(blocking=False):
+                self._run(transaction, commit, fate)
 
         def kick(block: bool) -> None:
             # signal handlers raise into the main thread, and a fate can't be taken up again halfway
@@ -51,26 +51,30 @@ class FaultyCommits:
             else:
                 self.engine.housekeeper.call_at(0.0, run)
 
-        future = transaction.commit_future = Future(kick)
+        commit.kick = kick
         self.engine.housekeeper.call_at(time.monotonic() + LATE_AFTER, run)
-        return future
 
-    def _run(self, transaction: Transaction, fate: Fate, future: Future) -> None:
+    def _run(self, transaction: Transaction, commit: Commit, fate: Fate) -> None:
+        if commit.done:  # given up before it began
+            commit.fail(commit.error)
+            return
         if fate.delay:
             time.sleep(fate.delay)
         self._land_due()
         if fate.code == 0:
-            inner = self._commit(Detached(transaction, transaction.read_at))
-            if inner.commit_future is not None and inner.commit_future.error:
-                self._fail(transaction, future, inner.commit_future.error, inner)
+            inner = self._commit(commit.again(commit.read_at))
+            if inner.error:
+                commit.conflicts = inner.conflicts
+                commit.fail(inner.error)
             else:
-                self._succeed(transaction, future, inner.version, inner.index)
+                commit.succeed(inner.version, inner.index)
             return
-        read_at = transaction.read_at
+        read_at = commit.read_at
         if fate.lands != NEVER:
             if read_at is None:
                 read_at = self.engine.store.last_version()
-            late = Detached(transaction, read_at)
+            late = commit.again(read_at)
+            late.read_from = None
             if late.idempotency_id is not None:
                 point = idempotency.SELF_CONFLICT + late.idempotency_id
                 late.read_points = {point} if late.read_points is None else late.read_points | {point}
@@ -79,24 +83,14 @@ class FaultyCommits:
                 self._postpone(late, fate.after_commits)
             else:
                 self._commit(late)
-        if fate.code == errors.COMMIT_UNKNOWN_RESULT and transaction.idempotency_id is not None:
-            self._resolve(transaction, future, transaction.idempotency_id, read_at)
-        elif fate.code == errors.TRANSACTION_TIMED_OUT:
+        if fate.code == errors.COMMIT_UNKNOWN_RESULT and commit.idempotency_id is not None:
+            self._resolve(commit, commit.idempotency_id, read_at)
+        elif fate.code == errors.TRANSACTION_TIMED_OUT and transaction.attempt is commit:
             transaction.fail(errors.TRANSACTION_TIMED_OUT)
         else:
-            self._fail(transaction, future, fate.code, None)
+            commit.fail(fate.code)
 
-    def _fail(self, transaction: Transaction, future: Future, code: int, inner: Detached | None) -> None:
-        if inner is not None:
-            transaction.conflicts = inner.conflicts
-        transaction.settle_failure(code)
-        future.set(None, code)
-
-    def _succeed(self, transaction: Transaction, future: Future, version: int, index: int) -> None:
-        transaction.settle_success(version, index)
-        future.set()
-
-    def _resolve(self, transaction: Transaction, future: Future, name: bytes, read_at: int | None) -> None:
+    def _resolve(self, commit: Commit, name: bytes, read_at: int | None) -> None:
         """As the C client with an id: make sure nothing is in flight any more, then look for the id."""
         since = read_at if read_at is not None else self.engine.store.last_version()
         self.fence(name)
@@ -104,23 +98,22 @@ class FaultyCommits:
             lambda txn: (txn.get(idempotency.EXPIRED_VERSION), idempotency.find(txn, name, since))
         )
         if found is not None:
-            self._succeed(transaction, future, *found)
+            commit.succeed(*found)
         elif expired is not None and int.from_bytes(expired[:8], "little", signed=True) >= since:
-            self._fail(transaction, future, errors.COMMIT_UNKNOWN_RESULT_FATAL, None)
+            commit.fail(errors.COMMIT_UNKNOWN_RESULT_FATAL)
         else:
-            self._fail(transaction, future, errors.TRANSACTION_TOO_OLD, None)
+            commit.fail(errors.TRANSACTION_TOO_OLD)
 
     def fence(self, name: bytes) -> None:
         """Commit what conflicts with every commit of this id that is still in flight."""
-        dummy = Detached()
-        dummy.points = [idempotency.SELF_CONFLICT + name]
-        self._commit(dummy)
+        self._commit(Commit(Overlay(), [idempotency.SELF_CONFLICT + name], [], None, [], None, None))
 
-    def _commit(self, request: Detached) -> Detached:
-        self.engine.committer.submit(request).wait()
-        return request
+    def _commit(self, commit: Commit) -> Commit:
+        self.engine.committer.submit(commit)
+        commit.wait()
+        return commit
 
-    def _postpone(self, late: Detached, after_commits: int) -> None:
+    def _postpone(self, late: Commit, after_commits: int) -> None:
         with self._lock:
             self._late.append((after_commits, late))
         self.engine.housekeeper.call_at(time.monotonic() + LATE_AFTER, self.land_all)

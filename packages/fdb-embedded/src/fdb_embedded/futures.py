@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
@@ -10,6 +11,8 @@ from typing import Any
 
 from . import errors
 from .errors import Code
+
+LOOK_AGAIN = 1.0  # seconds after which who waits looks for himself
 
 _callbacks_lock = threading.RLock()
 
@@ -38,18 +41,17 @@ class Future:
         self.direct: Callable[[Future, float], bool] | None = None  # how a thread may wait by itself
 
     def set(self, value: Any = None, error: int = 0) -> bool:
-        """Finish; the first result stands. True when this call was the first."""
+        """Finish; the first result stands. True when this call was the first. An interrupted call may be repeated."""
         with _callbacks_lock:
-            if self.done:
-                return False
-            self.value = value
-            self.error = error
-            self.done = True
-            callbacks, self.callbacks, self.kick = self.callbacks, None, None
-        if callbacks:
-            for callback in callbacks:
-                run_callback(callback)
-        return True
+            first = not self.done
+            if first:
+                self.value = value
+                self.error = error
+                self.kick = None
+                self.done = True
+        if self.callbacks:  # perhaps of a call that was interrupted here
+            _run_all(self.callbacks)
+        return first
 
     def add_callback(self, callback: Callable[[], None]) -> None:
         """Run `callback` once the future is done, at once if it is; on whichever thread finishes it."""
@@ -65,8 +67,9 @@ class Future:
     def remove_callback(self, callback: Callable[[], None]) -> None:
         """Forget a callback that hasn't run."""
         with _callbacks_lock:
-            if self.callbacks is not None and callback in self.callbacks:
-                self.callbacks.remove(callback)
+            if self.callbacks is not None:
+                with contextlib.suppress(ValueError):
+                    self.callbacks.remove(callback)
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         """As `add_callback`, and somebody is asked to do the work: nobody needs to wait."""
@@ -89,7 +92,11 @@ class Future:
         release = gate.release
         self.add_callback(release)
         try:
-            gate.acquire()
+            # Who was to finish this, or to wake its waiters, may have been interrupted: look, and help, now and then.
+            while not gate.acquire(timeout=LOOK_AGAIN) and not self.done:
+                kick = self.kick
+                if kick is not None:
+                    kick(True)
         except BaseException:
             self.remove_callback(release)
             raise
@@ -122,6 +129,13 @@ class Future:
     def cancel(self) -> None:
         """Give up waiting: an unfinished future ends with 1101."""
         self.set(None, errors.OPERATION_CANCELLED)
+
+
+def _run_all(callbacks: list[Callable[[], None]]) -> None:
+    """Run callbacks, oldest first. Each is taken before it is run, so that an interrupt costs one at most."""
+    with contextlib.suppress(IndexError):  # another thread may be at it
+        while True:
+            run_callback(callbacks.pop(0))
 
 
 def run_callback(callback: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ class Database:
         self.api_version = api_version
         self.defaults: TransactionOptions = PLAIN
         self.max_watches = DEFAULT_LIMIT
-        self.watches = 0
+        self.watches: set[int] = set()  # the ids of those that count against the limit
         self.open = True
         self.faulty = FaultyCommits(engine, faults) if faults is not None else None
         engine.handles += 1

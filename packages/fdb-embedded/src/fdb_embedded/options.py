@@ -80,7 +80,6 @@ MOST_TIMEOUTS = 16
 class TransactionOptions:
     """What is set on a transaction. Never changed in place: `with_option` gives a copy."""
 
-    plain = True
     ryw_disabled = False
     snapshot_ryw = 1
     read_system = False

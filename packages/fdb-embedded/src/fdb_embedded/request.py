@@ -1,73 +1,123 @@
-"""What the committer needs of a commit: a transaction, or the copy of one that lands later than its caller was told."""
+"""A commit on its way: what it reads and writes, fixed when it was handed over, and the future of its outcome.
+
+The transaction goes on without it: whatever becomes of the transaction meanwhile (a timeout, a reset, another commit), the
+outcome of this commit reaches this future and what was promised with it, and nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from . import errors
 from .conflict import Range
 from .futures import Future
-from .overlay import Entry, Overlay
-from .snapshot import Snapshot
+from .overlay import Overlay
+
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+    from .watches import Watch
 
 
-class CommitRequest(Protocol):
-    """A commit on its way."""
+class Commit(Future):
+    """The future of a commit, which is also what the committer queues. None of what it writes changes any more."""
 
-    overlay: Overlay
-    writes: dict[bytes, Entry]
-    read_points: set[bytes] | None
-    read_ranges: list[Range]
-    write_ranges: list[Range]
-    read_at: int | None  # None: nothing was read, so nothing can conflict
-    read_from: Snapshot | None  # what shows how long ago that was
-    idempotency_id: bytes | None
-    id_ends: bool
-    commit_future: Future | None
-    conflicts: list[Range] | None
+    __slots__ = (
+        "__dict__",
+        "id_ends",
+        "idempotency_id",
+        "index",
+        "overlay",
+        "points",
+        "read_at",
+        "read_from",
+        "read_points",
+        "read_ranges",
+        "version",
+        "write_ranges",
+    )
 
-    @property
-    def reports_conflicts(self) -> bool: ...
+    # What few commits have lives on the class, so that making one is cheap.
+    reports_conflicts = False
+    writes_ids = False  # rows of idempotency ids change
+    conflicts: list[Range] | None = None  # why it failed: the ranges that were read and written since
+    stamps: list[Future] | None = None  # futures of its versionstamp
+    watches: list[Watch] | None = None  # begin once it is made
 
-    def written_points(self) -> Iterable[bytes]: ...
-
-    def writes_ids(self) -> bool: ...
-
-    def settle_success(self, version: int, index: int) -> None: ...
-
-    def settle_failure(self, code: int) -> None: ...
-
-
-class Detached:
-    """A commit without its transaction: everything was copied when the transaction handed it over."""
-
-    def __init__(self, source: CommitRequest | None = None, read_at: int | None = None) -> None:
-        self.overlay = source.overlay if source else Overlay()
-        self.writes = self.overlay.writes
-        self.read_points = set(source.read_points) if source and source.read_points else None
-        self.read_ranges = list(source.read_ranges) if source else []
-        self.write_ranges = list(source.write_ranges) if source else []
-        self.points: list[bytes] = list(source.written_points()) if source else []
-        self.read_at = read_at
-        self.read_from: Snapshot | None = None
-        self.idempotency_id = source.idempotency_id if source else None
-        self.id_ends = source.id_ends if source else False
-        self.commit_future: Future | None = None
-        self.conflicts: list[Range] | None = None
-        self.reports_conflicts = source.reports_conflicts if source else False
-        self._writes_ids = source.writes_ids() if source else False
+    def __init__(
+        self,
+        overlay: Overlay,
+        points: Iterable[bytes],
+        write_ranges: list[Range],
+        read_points: set[bytes] | None,
+        read_ranges: list[Range],
+        read_at: int | None,
+        read_from: Snapshot | None,
+    ) -> None:
+        self.value = None
+        self.error = 0
+        self.done = False
+        self.callbacks = None
+        self.kick = None
+        self.direct = None
+        self.overlay = overlay
+        self.points = points  # the keys that conflict as written
+        self.write_ranges = write_ranges
+        self.read_points = read_points
+        self.read_ranges = read_ranges
+        self.read_at = read_at  # None: nothing was read, so nothing can conflict
+        self.read_from = read_from  # what shows how long ago that was
+        self.idempotency_id: bytes | None = None
+        self.id_ends = False  # once its commit was answered
         self.version = -1
         self.index = 0
 
-    def written_points(self) -> Iterable[bytes]:
-        return self.points
+    def again(self, read_at: int | None) -> Commit:
+        """The same commit with a future of its own, and without what was promised with this one."""
+        copy = Commit(
+            self.overlay, self.points, self.write_ranges, self.read_points, self.read_ranges, read_at, self.read_from
+        )
+        copy.idempotency_id = self.idempotency_id
+        copy.id_ends = self.id_ends
+        copy.reports_conflicts = self.reports_conflicts
+        copy.writes_ids = self.writes_ids
+        return copy
 
-    def writes_ids(self) -> bool:
-        return self._writes_ids
+    # Each of these may be called again when an interrupt came between: what was done stays, the rest is done.
 
-    def settle_success(self, version: int, index: int) -> None:
-        self.version = version
+    def succeed(self, version: int, index: int) -> None:
+        """It was made. The version is noted also where the caller was told otherwise meanwhile."""
         self.index = index
+        self.version = version
+        if self.stamps or self.watches:
+            if self.error:  # it timed out, or was cancelled, while it was being made
+                self.refuse(self.error, self.error)
+            else:
+                self._grant()
+        self.set()
 
-    def settle_failure(self, code: int) -> None:
-        return None
+    def fail(self, code: int) -> None:
+        """It wasn't made, or nobody knows."""
+        if self.stamps or self.watches:
+            self.refuse(errors.TRANSACTION_INVALID_VERSION, code)
+        self.set(None, code)
+
+    def _grant(self) -> None:
+        if self.stamps:
+            stamp = self.version.to_bytes(8, "big") + self.index.to_bytes(2, "big")
+            for future in self.stamps:
+                future.set(stamp)
+        if self.watches:
+            self.watches[0].database.engine.watches.add(self.watches)
+
+    def refuse(self, stamp_code: int, watch_code: int) -> None:
+        """End what was promised with it."""
+        refuse(self.stamps, self.watches, stamp_code, watch_code)
+
+
+def refuse(stamps: list[Future] | None, watches: list[Watch] | None, stamp_code: int, watch_code: int) -> None:
+    """End futures of versionstamps, and watches, with an error."""
+    for future in stamps or ():
+        future.set(None, stamp_code)
+    for watch in watches or ():
+        watch.set(None, watch_code)

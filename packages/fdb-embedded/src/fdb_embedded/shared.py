@@ -214,12 +214,12 @@ class SharedPage:
             parts.append(len(key).to_bytes(2, "little"))
             parts.append(key)
         at = REGIONS + slot * REGION
-        sequence, _ = _TWO.unpack_from(self.map, at)
-        _TWO.pack_into(self.map, at, (sequence + 1) & 0xFFFFFFFF, OVERFLOW)
+        sequence = _TWO.unpack_from(self.map, at)[0] | 1  # odd: being written, perhaps since an interrupted call
+        _TWO.pack_into(self.map, at, sequence, OVERFLOW)
         if parts is not None:
             data = b"".join(parts)
             self.map[at + 8 : at + 8 + len(data)] = data
-        _TWO.pack_into(self.map, at, (sequence + 2) & 0xFFFFFFFF, OVERFLOW if parts is None else count)
+        _TWO.pack_into(self.map, at, (sequence + 1) & 0xFFFFFFFF, OVERFLOW if parts is None else count)
         self.map[WATCHING + slot] = 1 if count else 0
 
     def _region(self, slot: int) -> frozenset[bytes] | None:

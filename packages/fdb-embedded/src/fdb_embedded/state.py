@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import errors
@@ -11,11 +12,13 @@ from .conflict import Range
 from .errors import Code
 from .futures import Future
 from .overlay import Overlay
+from .request import Commit, refuse
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .handles import Database
+    from .watches import Watch
 
 KEY_LIMIT = 10_000
 SYSTEM_KEY_LIMIT = 30_000
@@ -42,17 +45,11 @@ class TransactionState:
     committing = False
     plain = True
     no_write_conflict = False
-    committed_version = -1
-    batch_index = 0
-    commit_future: Future | None = None
+    commit_future: Future | None = None  # of the commit, or of the pause before another attempt
+    attempt: Commit | None = None
     read_ranges: list[Range]
-    conflicts: list[Range] | None = None  # why the commit failed: the ranges that were read and written since
     given_id: bytes | None = None
     automatic_id = False
-    idempotency_id: bytes | None = None
-    id_ends = False
-    read_at: int | None = None
-    read_from: Snapshot | None = None
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -61,9 +58,19 @@ class TransactionState:
         self.retries = 0
         self.backoff = FIRST_BACKOFF
         self.options = database.defaults
-        if self.options.plain is False:
-            self.plain = False
         self._fresh()
+
+    @property
+    def committed_version(self) -> int:
+        """The version of this transaction's commit; -1 while there is none, and for one that only read."""
+        attempt = self.attempt
+        return -1 if attempt is None else attempt.version
+
+    @property
+    def conflicts(self) -> list[Range] | None:
+        """Why the commit failed: the ranges that were read and written since."""
+        attempt = self.attempt
+        return None if attempt is None else attempt.conflicts
 
     def written_points(self) -> Iterable[bytes]:
         """The keys that conflict as written."""
@@ -82,7 +89,7 @@ class TransactionState:
         self.write_ranges: list[Range] = []
         self.write_points: set[bytes] | None = None
         self.unconflicted: set[bytes] | None = None
-        self.watches: list[tuple[bytes, bytes | None, Future]] | None = None
+        self.watches: list[Watch] | None = None  # these two pass to the commit
         self.stamp_futures: list[Future] | None = None
 
     def _check(self) -> None:
@@ -128,19 +135,14 @@ class TransactionState:
             self.dead = code
         self.plain = False
         future = self.commit_future
-        if future is not None and not future.done:
-            self.engine.committer.abandon(future)
-            future.set(None, code)
+        if future is not None and not future.done and future.set(None, code) and isinstance(future, Commit):
+            future.refuse(code, code)
         self._fail_pending(code, code)
 
     def _fail_pending(self, stamp_code: int, watch_code: int) -> None:
-        stamps, self.stamp_futures = self.stamp_futures, None
-        for future in stamps or ():
-            future.set(None, stamp_code)
-        watches, self.watches = self.watches, None
-        for _, _, future in watches or ():
-            future.set(None, watch_code)
-            self.engine.watches.forget(self.database)
+        """End what was promised with a commit that nobody has asked for."""
+        refuse(self.stamp_futures, self.watches, stamp_code, watch_code)
+        self.stamp_futures = self.watches = None
 
     def _release(self) -> None:
         snap, self.snap = self.snap, None
@@ -149,10 +151,6 @@ class TransactionState:
             self.engine.release(snap)
 
     def _restart(self) -> None:
-        future = self.commit_future
-        if future is not None and self.engine.committer.queue:
-            # Cancelled before anybody began it, its place in the queue must not commit what this object does next.
-            self.engine.committer.abandon(future)
         self._release()
         for name in (
             "wanted_version",
@@ -163,20 +161,12 @@ class TransactionState:
             "committing",
             "plain",
             "no_write_conflict",
-            "committed_version",
-            "batch_index",
             "commit_future",
-            "conflicts",
+            "attempt",
             "given_id",
             "automatic_id",
-            "idempotency_id",
-            "id_ends",
-            "read_at",
-            "read_from",
         ):
             self.__dict__.pop(name, None)
-        if self.options.plain is False:
-            self.plain = False
         self._fresh()
 
     def __del__(self) -> None:
@@ -184,3 +174,7 @@ class TransactionState:
         if snap is not None:
             self.snap = None
             self.engine.release(snap)
+        if self.stamp_futures or self.watches:  # nobody can commit any more; the collector may run this anywhere
+            code = errors.TRANSACTION_CANCELLED
+            end = partial(refuse, self.stamp_futures, self.watches, code, code)
+            self.engine.housekeeper.call_at(0.0, end)

@@ -10,7 +10,9 @@ import weakref
 from . import errors, idempotency, options
 from .errors import Code
 from .futures import Future, failed, ready
+from .request import Commit, refuse
 from .state import FIRST_BACKOFF, KEY_LIMIT, METADATA_VERSION, SYSTEM_KEY_LIMIT
+from .watches import Watch
 from .writing import Writing
 
 
@@ -59,8 +61,6 @@ class Transaction(Writing):
         except Code as error:
             self._defer(error.code)
             return
-        if self.options.plain is False:
-            self.plain = False
 
     def set_idempotency_id(self, name: bytes | None, automatic: bool = False) -> None:
         """Options 504 and, with `automatic`, 505 in one call."""
@@ -86,16 +86,16 @@ class Transaction(Writing):
             except Code:
                 self.read_error = earlier  # the commit waits for a watch's read, but doesn't ask how it ended
                 raise
-            self.engine.watches.reserve(self.database)
+            watch = Watch(self.database, key, value)
+            self.engine.watches.reserve(watch)
         except Code as error:
             return failed(error.code)
-        future = Future()
         self._arm_timeout()
         if self.watches is None:
             self.watches = []
-        self.watches.append((key, value, future))
+        self.watches.append(watch)
         self.plain = False
-        return future
+        return watch
 
     def get_versionstamp(self) -> Future:
         """A future of the ten bytes that stamped operations of this transaction get."""
@@ -106,7 +106,7 @@ class Transaction(Writing):
         self._expire()
         if self.dead:
             return failed(self.dead)
-        future = Future(self._kick_commit)
+        future = Future()
         self._arm_timeout()
         if self.stamp_futures is None:
             self.stamp_futures = []
@@ -127,15 +127,11 @@ class Transaction(Writing):
             due = transaction.options.deadline(transaction.created)
             if not due or due > time.monotonic():  # meanwhile it was taken back, or put off
                 return
-            if transaction.stamp_futures or transaction.watches:
+            commit = transaction.commit_future
+            if transaction.stamp_futures or transaction.watches or (commit is not None and not commit.done):
                 transaction.fail(errors.TRANSACTION_TIMED_OUT)
 
         self.engine.housekeeper.call_at(deadline, expire)
-
-    def _kick_commit(self, block: bool) -> None:
-        future = self.commit_future
-        if future is not None and not future.done and future.kick is not None:
-            future.kick(block)
 
     def commit(self) -> Future:
         """Hand the transaction to the committer. Whoever waits for the future does the work."""
@@ -147,42 +143,47 @@ class Transaction(Writing):
         self.committing = True
         self.plain = False
         if self.read_error:
-            future = self.commit_future = failed(self.read_error)
-            return future
+            return self._refused(self.read_error)
         if self.read_only:
-            future = self.commit_future = ready()
-            self._finish_read_only()
-            return future
+            return self._finish_read_only()
         limit = self.options.size_limit
         count = len(self.writes) + len(self.read_ranges) + (len(self.read_points) if self.read_points else 0)
         small = count < 80 and limit >= 10_000_000  # 80 of the largest rows and keys fit
         if not small and self.size() > limit:
-            self.settle_failure(errors.TRANSACTION_TOO_LARGE)
-            future = self.commit_future = failed(errors.TRANSACTION_TOO_LARGE)
-            return future
-        self._prepare_commit()
+            return self._refused(errors.TRANSACTION_TOO_LARGE)
+        commit = self._prepare_commit()
+        self.commit_future = self.attempt = commit
+        if self.stamp_futures is not None or self.watches is not None:
+            commit.stamps = self.stamp_futures
+            commit.watches = self.watches
+            self.stamp_futures = self.watches = None
         if self.database.faulty is not None:
-            future = self.database.faulty.submit(self)
+            self.database.faulty.submit(self, commit)
         else:
-            future = self.engine.committer.submit(self)
-        if self.dead and not future.done:  # it timed out, or was cancelled, when there was no future to tell
+            self.engine.committer.submit(commit)
+        if commit.stamps:
+            for future in commit.stamps:
+                future.kick = commit.kick  # who waits for one does the work
+        if self.dead and not commit.done:  # it timed out, or was cancelled, when there was no future to tell
             self.fail(self.dead)
+        return commit
+
+    def _refused(self, code: int) -> Future:
+        """The commit fails before it begins."""
+        self._fail_pending(errors.TRANSACTION_INVALID_VERSION, code)
+        self._release()
+        future = self.commit_future = failed(code)
         return future
 
-    @property
-    def reports_conflicts(self) -> bool:
-        return self.options.report_conflicting_keys
-
-    def _prepare_commit(self) -> None:
-        """Fix what the commit is validated at, and the idempotency id."""
+    def _prepare_commit(self) -> Commit:
+        """What is committed: no later call changes it. Fixes what it is validated at, and the idempotency id."""
         snap = self.snap
-        self.read_at = self.wanted_version if snap is None else snap.version
-        self.read_from = snap
+        read_at = self.wanted_version if snap is None else snap.version
         automatic = self.automatic_id or self.options.automatic_idempotency
+        name: bytes | None = None
         if automatic or self.given_id is not None:
-            self.idempotency_id = self.given_id or os.urandom(16)
-            self.id_ends = automatic
-            point = idempotency.SELF_CONFLICT + self.idempotency_id
+            name = self.given_id or os.urandom(16)
+            point = idempotency.SELF_CONFLICT + name
             if self.read_points is None:
                 self.read_points = {point}
             else:
@@ -190,38 +191,31 @@ class Transaction(Writing):
             if not automatic:
                 # two transactions in flight with one id of a caller's exclude each other; automatic ids are never shared
                 self.write_points = {point} if self.write_points is None else self.write_points | {point}
-        if self.read_at is None and (self.read_points or self.read_ranges):
+        if read_at is None and (self.read_points or self.read_ranges):
             # a blind write is validated too, against what fences it from now on: any later version is higher
-            self.read_at = self.engine.store.clock.now() - 1
-
-    def _finish_read_only(self) -> None:
-        stamps, self.stamp_futures = self.stamp_futures, None
-        for future in stamps or ():
-            future.set(None, errors.NO_COMMIT_VERSION)
-        self._start_watches()
+            read_at = self.engine.store.clock.now() - 1
+        commit = Commit(
+            self.overlay, self.written_points(), self.write_ranges, self.read_points, self.read_ranges, read_at, snap
+        )
+        if name is not None:
+            commit.idempotency_id = name
+            commit.id_ends = automatic
+        options = self.options
+        if options.report_conflicting_keys:
+            commit.reports_conflicts = True
+        if options.write_system:
+            commit.writes_ids = self.writes_ids()
         self._release()
+        return commit
 
-    def _start_watches(self) -> None:
-        watches, self.watches = self.watches, None
-        if watches:
-            self.engine.watches.add(self.database, watches)
-
-    def settle_success(self, version: int, index: int) -> None:
-        """The committer's answer, before it finishes the future."""
-        self.committed_version = version
-        self.batch_index = index
-        stamps, self.stamp_futures = self.stamp_futures, None
-        if stamps:
-            stamp = version.to_bytes(8, "big") + index.to_bytes(2, "big")
-            for future in stamps:
-                future.set(stamp)
-        self._start_watches()
+    def _finish_read_only(self) -> Future:
+        refuse(self.stamp_futures, None, errors.NO_COMMIT_VERSION, 0)
+        if self.watches:
+            self.engine.watches.add(self.watches)
+        self.stamp_futures = self.watches = None
+        future = self.commit_future = ready()
         self._release()
-
-    def settle_failure(self, code: int) -> None:
-        """The commit failed, or its outcome isn't known."""
-        self._fail_pending(errors.TRANSACTION_INVALID_VERSION, code)
-        self._release()
+        return future
 
     def on_error(self, code: int) -> Future:
         """Back off and start afresh when `code` may be retried; otherwise the future fails with it."""

@@ -22,67 +22,82 @@ if TYPE_CHECKING:
 
 POLL = 0.25  # seconds between looks when nothing wakes the thread
 DEFAULT_LIMIT = 10_000
+KEPT_ENDED = 1000  # watches that were added between two looks for those that have ended
 KEPT_PUBLISHED = 4  # keys without a watch that other processes may still wake this one for
 
 
+class Watch(Future):
+    """A watch. It counts against the limit of its database handle from `reserve` until it has ended, or is dropped."""
+
+    __slots__ = ("database", "expected", "key")
+
+    def __init__(self, database: Database, key: bytes, expected: bytes | None) -> None:
+        super().__init__()
+        self.database = database
+        self.key = key
+        self.expected = expected  # the value that it waits to see differ
+
+    def set(self, value: Any = None, error: int = 0) -> bool:
+        """As `Future.set`."""
+        self.database.watches.discard(id(self))
+        return super().set(value, error)
+
+    def __del__(self) -> None:
+        self.database.watches.discard(id(self))
+
+
 class Watches:
-    """The watches of an engine. The thread exists while there are any."""
+    """The watches of an engine. The thread exists while somebody needs it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.lock = threading.Lock()
-        self.by_key: dict[bytes, list[tuple[bytes | None, Future, Database]]] = {}
+        self.by_key: dict[bytes, dict[Watch, None]] = {}
+        self._ended = 0  # at most so many of them
         self.published: frozenset[bytes] = frozenset()
         self.thread: threading.Thread | None = None
         self.stopping = False
 
-    def reserve(self, database: Database) -> None:
+    def reserve(self, watch: Watch) -> None:
         """Count one more watch of a database handle; `Code` 1032 when there are too many."""
-        if database.watches >= database.max_watches:
-            self._look()  # cancelled ones make room
+        database = watch.database
+        if len(database.watches) >= database.max_watches:
+            self._look()  # those that are due make room
         with self.lock:
-            if database.watches >= database.max_watches:
-                self._drop_ended()
-            if database.watches >= database.max_watches:
+            if len(database.watches) >= database.max_watches:
                 raise Code(errors.TOO_MANY_WATCHES)
-            database.watches += 1
+            database.watches.add(id(watch))
 
     def _drop_ended(self) -> None:
-        """Make room: forget the watches that their holders cancelled."""
+        """Forget the watches that have fired, and those that their holders cancelled. Under `lock`."""
+        self._ended = 0
         for key, entries in list(self.by_key.items()):
-            kept = [entry for entry in entries if not entry[1].done]
-            for entry in entries:
-                if entry[1].done:
-                    entry[2].watches -= 1
-            if kept:
-                self.by_key[key] = kept
-            else:
+            for watch in [watch for watch in entries if watch.done]:
+                del entries[watch]
+            if not entries:
                 del self.by_key[key]
+        if len(self.published) > 2 * len(self.by_key) + KEPT_PUBLISHED:
+            self._publish()
 
-    def forget(self, database: Database) -> None:
-        """A counted watch has ended."""
+    def add(self, watches: list[Watch]) -> None:
+        """Start the watches of a transaction that has committed; those that were started already stay."""
         with self.lock:
-            database.watches -= 1
-
-    def add(self, database: Database, watches: list[tuple[bytes, bytes | None, Future]]) -> None:
-        """Start the watches of a transaction that has committed."""
-        with self.lock:
-            live = 0
-            for key, value, future in watches:
-                if future.done:
-                    database.watches -= 1
-                    continue
-                live += 1
-                self.by_key.setdefault(key, []).append((value, future, database))
-                future.kick = self._kick
-                future.direct = self.wait_for
+            self._ended += len(watches)
+            if self._ended > KEPT_ENDED:
+                self._drop_ended()
+            live = [watch for watch in watches if not watch.done]
+            for watch in live:
+                self.by_key.setdefault(watch.key, {})[watch] = None
+                watch.kick = self._kick
+                watch.direct = self.wait_for
             if not live:
                 return
-            self._publish_new(watches)
+            if not all(watch.key in self.published for watch in live):
+                self._publish()
         if self.thread is not None:
             self._look()  # what changed since the transaction read it woke nobody
         # A callback that was added before `kick` was set asked nobody.
-        elif any(future.callbacks for _, _, future in watches):
+        elif any(watch.callbacks for watch in live):
             self._kick(False)
 
     def wait_for(self, future: Future, seconds: float) -> bool:
@@ -98,23 +113,20 @@ class Watches:
             page.wait(word, min(left, POLL))
         return future.done
 
-    def _publish_new(self, watches: list[tuple[bytes, bytes | None, Future]]) -> None:
-        if not all(key in self.published for key, _, _ in watches):
-            self._publish()
-
     def _publish(self) -> None:
         """Tell other processes what to wake this one for. A key stays published for a while after its watch fired.
 
         Most watches are set again on the same key at once, and a wake-up too many is cheaper than telling everybody.
         """
-        self.published = frozenset(self.by_key)
-        self.engine.store.page.publish(self.published)
+        published = frozenset(self.by_key)
+        self.engine.store.page.publish(published)
+        self.published = published
 
     def _kick(self, block: bool) -> None:
         """Somebody wants to be called back: there has to be a thread. It begins with a look."""
-        if self.thread is None:
+        if self.thread is None or not self.thread.is_alive():
             with self.lock:
-                if self.thread is None and not self.stopping:
+                if (self.thread is None or not self.thread.is_alive()) and not self.stopping:
                     self.thread = threading.Thread(target=self._run, name="fdb-embedded-watches", daemon=True)
                     self.thread.start()
 
@@ -130,7 +142,7 @@ class Watches:
             word = page.word()
             try:
                 self._look()
-            except lmdb.Error:
+            except (lmdb.Error, Code):
                 if self.stopping:
                     return
             with self.lock:
@@ -148,32 +160,21 @@ class Watches:
 
     def _look(self) -> None:
         """Fire the watches whose value differs now."""
-        fired: list[Future] = []
         with self.lock:
             # the values are read under the lock: a watch that is added later may know newer ones
             values = self.engine.store.read(self._values)
-            gone: list[bytes] = []
-            for key, entries in self.by_key.items():
-                value = values[key]
-                kept = []
-                for entry in entries:
-                    if entry[1].done:
-                        entry[2].watches -= 1
-                    elif entry[0] != value:
-                        entry[2].watches -= 1
-                        fired.append(entry[1])
-                    else:
-                        kept.append(entry)
-                if not kept:
-                    gone.append(key)
-                elif len(kept) != len(entries):
-                    entries[:] = kept
-            for key in gone:
-                del self.by_key[key]
-            if len(self.published) > 2 * len(self.by_key) + KEPT_PUBLISHED:
-                self._publish()
-        for future in fired:
-            future.set()
+            due = [
+                watch
+                for key, entries in self.by_key.items()
+                for watch in entries
+                if watch.done or watch.expected != values[key]
+            ]
+        if not due:
+            return
+        for watch in due:  # they are found again if this is interrupted
+            watch.set()
+        with self.lock:
+            self._drop_ended()
 
     def _values(self, txn: Any) -> dict[bytes, bytes | None]:
         if self.engine.flushing:
@@ -185,12 +186,12 @@ class Watches:
         with self.lock:
             thread = self.thread
             self.stopping = True
-            left = [entry for entries in self.by_key.values() for entry in entries]
+            left = [watch for entries in self.by_key.values() for watch in entries]
             self.by_key.clear()
         if thread is not None and thread is not threading.current_thread():
             while thread.is_alive():
                 self._wake()
                 thread.join(0.05)
         self.thread = None
-        for _, future, _ in left:
-            future.set(None, code)
+        for watch in left:
+            watch.set(None, code)

@@ -257,18 +257,15 @@ class Writing(Reading):
         if not self.watches or not known:
             return
         kept = []
-        for item in self.watches:
-            if begin <= item[0] < end and item[1] != value:
-                item[2].set()
-                self.engine.watches.forget(self.database)
+        for watch in self.watches:
+            if begin <= watch.key < end and watch.expected != value:
+                watch.set()
             else:
-                kept.append(item)
+                kept.append(watch)
         self.watches = kept
 
     def writes_ids(self) -> bool:
         """Whether the transaction changes the rows of idempotency ids."""
-        if not self.options.write_system:
-            return False
         return any(key.startswith(idempotency.IDS) for key in self.writes) or any(
             begin < idempotency.IDS_END and end > idempotency.IDS for begin, end in self.overlay.clears
         )

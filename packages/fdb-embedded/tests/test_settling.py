@@ -1,0 +1,197 @@
+"""What a commit's outcome reaches when the transaction has gone on meanwhile: its own future, and what was promised with it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import fdb_embedded
+
+WAIT = 60.0
+
+
+@pytest.fixture
+def db() -> Iterator[Any]:
+    handle = fdb_embedded.open(":memory:")
+    yield handle
+    fdb_embedded.close(handle)
+
+
+def code_of(future: Any) -> int:
+    try:
+        future.wait()
+    except fdb_embedded.load().FDBError as error:
+        return int(error.code)
+    return 0
+
+
+class Paused:
+    """A commit that has been written and not settled; leaving the block lets it go on."""
+
+    def __init__(self, db: Any, commit: Any) -> None:
+        committer = db.dpointer.engine.committer
+        settle = committer.settle
+        self.written, self.go_on, self.settled = threading.Event(), threading.Event(), threading.Event()
+        self.code = -1
+
+        def paused(outcome: Any) -> None:
+            if not self.written.is_set():  # whoever led it
+                self.written.set()
+                assert self.go_on.wait(WAIT)
+                settle(outcome)
+                self.settled.set()
+            else:
+                settle(outcome)
+
+        def lead() -> None:
+            self.code = code_of(commit)
+
+        committer.settle = paused
+        self.thread = threading.Thread(target=lead, daemon=True)
+
+    def __enter__(self) -> Paused:
+        self.thread.start()
+        assert self.written.wait(WAIT)
+        return self
+
+    def settle(self) -> None:
+        self.go_on.set()
+        assert self.settled.wait(WAIT)
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+        self.thread.join(WAIT)
+        assert not self.thread.is_alive()
+
+
+def test_a_later_commit_of_the_object_never_gets_the_outcome_of_an_earlier_one(db: Any) -> None:
+    fdb = fdb_embedded.load()
+    tr = db.create_transaction()
+    tr[b"first"] = b""
+    first_stamp = tr.get_versionstamp()
+    with Paused(db, tr.commit()) as first:
+        tr.reset()
+        assert tr[b"read"].value is None
+        reader = db.create_transaction()
+        reader[b"read"] = b"by somebody else"
+        reader.commit().wait()
+        tr[b"second"] = b""
+        second_stamp = tr.get_versionstamp()
+        lead = db.dpointer.engine.committer.lead
+        with lead:
+            second = tr.commit()
+            first.settle()
+            assert not second.fpointer.done and not second_stamp.fpointer.done
+        assert tr.get_committed_version() < 0
+    assert first.code == 1025
+    assert code_of(first_stamp) in (0, 1025)
+    assert code_of(second) == 1020
+    assert code_of(second_stamp) == 2020
+    assert (db[b"first"], db[b"second"]) == (b"", None)
+    with pytest.raises(fdb.FDBError):
+        tr[b"k"].wait()
+
+
+def test_what_is_written_is_what_was_handed_over(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reset and filled again by another thread while a leader is writing it."""
+    committer = db.dpointer.engine.committer
+    validate = committer._validate
+    tr = db.create_transaction()
+    assert tr[b"old"].value is None
+    tr[b"old"] = b"1"
+
+    def reset_meanwhile(*arguments: Any) -> int:
+        code: int = validate(*arguments)
+        if not filled:
+            filled.append(True)
+            tr.reset()
+            tr[b"new"] = b"2"
+        return code
+
+    filled: list[bool] = []
+    monkeypatch.setattr(committer, "_validate", reset_meanwhile)
+    assert code_of(tr.commit()) == 1025
+    assert (db[b"old"], db[b"new"]) == (b"1", None)
+    assert code_of(tr.commit()) == 0
+    assert db[b"new"] == b"2"
+
+
+@pytest.mark.parametrize(("end", "code"), [("cancel", 1025), ("timeout", 1031), ("future", 1101)])
+def test_a_commit_given_up_after_it_was_written_still_knows_its_version(db: Any, end: str, code: int) -> None:
+    tr = db.create_transaction()
+    tr[b"k"] = b"v"
+    stamp, watch = tr.get_versionstamp(), tr.watch(b"other")
+    commit = tr.commit()
+    ends: dict[str, Callable[[], Any]] = {
+        "cancel": tr.cancel,
+        "timeout": lambda: tr.tpointer.fail(1031),
+        "future": commit.cancel,
+    }
+    with Paused(db, commit) as paused:
+        ends[end]()
+        assert code_of(commit) == code
+    assert paused.code == code
+    version = tr.get_committed_version()
+    assert version == db.create_transaction().get_read_version().wait()
+    assert code_of(stamp) == code and code_of(watch) == code
+    assert not db.dpointer.watches
+
+
+def test_a_commit_that_a_failed_read_stops_ends_what_was_promised_with_it(db: Any) -> None:
+    tr = db.create_transaction()
+    watch, stamp = tr.watch(b"w"), tr.get_versionstamp()
+    tr.set_versionstamped_value(b"k", b"\0" * 14)
+    assert code_of(tr.get(b"k")) == 1036
+    assert code_of(tr.commit()) == 1036
+    assert code_of(stamp) == 2020
+    assert code_of(watch) == 1036
+    assert not db.dpointer.watches
+
+
+def test_a_watch_of_a_dropped_transaction_makes_room_and_ends(db: Any) -> None:
+    db.options.set_max_watches(2)
+    tr = db.create_transaction()
+    held, stamp = tr.watch(b"a"), tr.get_versionstamp()
+    tr.watch(b"b")
+    assert len(db.dpointer.watches) == 2
+    del tr
+    gc.collect()
+    assert code_of(held) == 1025
+    assert code_of(stamp) == 1025
+    assert not db.dpointer.watches
+    tr = db.create_transaction()
+    watches = [tr.watch(b"c"), tr.watch(b"d")]
+    tr.commit().wait()
+    db[b"c"] = db[b"d"] = b"v"
+    assert [code_of(watch) for watch in watches] == [0, 0]
+
+
+def test_watches_that_end_in_any_way_make_room(db: Any) -> None:
+    db.options.set_max_watches(1)
+    for end in ("cancelled", "reset", "own write", "fired", "conflict", "dropped"):
+        tr = db.create_transaction()
+        tr[b"read"].wait()
+        watch = tr.watch(b"k")
+        assert len(db.dpointer.watches) == 1, end
+        if end == "reset":
+            tr.reset()
+        elif end == "own write":
+            tr[b"k"] = b"own"
+        elif end == "conflict":
+            db[b"read"] = b""
+            tr[b"k2"] = b""
+            assert code_of(tr.commit()) == 1020
+        elif end != "dropped":
+            tr.commit().wait()
+        if end == "cancelled":
+            watch.cancel()
+        elif end == "fired":
+            db[b"k"] = b"changed"
+            watch.wait()
+        del watch, tr
+        gc.collect()
+        assert not db.dpointer.watches, end
