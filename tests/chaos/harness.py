@@ -314,7 +314,7 @@ class ChaosRun:
                 client.get_future(info.id).cancel()
             elif kind == "stream":  # a generator waits for its readers
                 with contextlib.suppress(TimeoutError):
-                    list(client.get_future(info.id).stream(1.0))
+                    client.get_future(info.id).result(60.0)
         return all(info.name in ("actor Shared", "Shared.add") for info in left)
 
     def futures(self, enough: int = sys.maxsize) -> list[FutureInfo]:

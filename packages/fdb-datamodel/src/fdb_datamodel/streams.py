@@ -90,6 +90,12 @@ def add_items(
     return _number(taken), wanted
 
 
+def yields_items(tr: Transaction, space: ClusterSpace, future_id: bytes) -> bool:
+    """Whether an attempt of this future has begun to yield items, by snapshot."""
+    ch = Changes(tr, space)
+    return ch.get_many([ch.keys.stream(encode_id(future_id), "writer")], snapshot=True)[0] is not None
+
+
 def read_items(
     tr: Transaction, space: ClusterSpace, future_id: bytes, start: int, limit: int, session: bytes
 ) -> StreamPage:

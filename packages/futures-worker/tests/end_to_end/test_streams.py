@@ -108,6 +108,24 @@ def test_nobody_reading_holds_the_generator_up(shared_cluster: Callable[..., Any
     demo.check()
 
 
+def test_who_does_not_know_that_it_is_a_generator_gets_its_items_all_the_same(
+    shared_cluster: Callable[..., Any],
+) -> None:
+    """More items than a generator goes ahead of its readers: a result that only waited for the end would wait for ever."""
+    demo = shared_cluster(workers=1)
+    client = demo.client()
+    future = client.submit(count, 250)
+    assert demo.client().get_future(future.id).result(WAIT) == list(range(250))
+    assert client.submit(lambda: count(251)).result(WAIT) == list(range(251))
+
+    async def awaited() -> list[int]:
+        return await client.submit(count, 252)
+
+    assert asyncio.run(asyncio.wait_for(awaited(), WAIT)) == list(range(252))
+    assert client.submit(count, 3).exception(WAIT) is None
+    demo.check()
+
+
 def test_a_failure_in_the_middle(shared_cluster: Callable[..., Any]) -> None:
     demo = shared_cluster(workers=1)
     future = demo.client().submit(broken, 3, max_retries=1)

@@ -69,7 +69,9 @@ class Call(Future[T]):
         if self._trouble is not None:
             raise self._trouble
 
-    def _await_end(self, session: Session, deadline: float | None, timeout: float | None) -> None:
+    def _await_end(
+        self, session: Session, deadline: float | None, timeout: float | None, *, reading: bool = False
+    ) -> None:
         if session is not self._link.session:  # a child of the process that made the call
             self._session, self._subscribed = None, False
         if not self._subscribed:  # nor is it answered again once its result is lost

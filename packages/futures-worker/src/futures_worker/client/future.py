@@ -53,7 +53,7 @@ class Future(Generic[T]):
         self._name = name
         self._stored = stored  # whether the submit is committed
         self._subscribed = subscribed  # whether its end will be mailed to the session
-        self._streams = False  # whether its function is known to be a generator
+        self._streams = False  # whether it is known to yield items
         self._entry: MailEntry | None = None  # how it ended, once mailed
         self._epoch = 0  # mail of an earlier epoch is old news
         self._trouble: BaseException | None = None  # why it couldn't be submitted
@@ -95,7 +95,10 @@ class Future(Generic[T]):
         deadline = session.deadline(timeout)
         while True:
             if self._entry is None:
-                self._await_end(session, deadline, timeout)
+                self._await_end(session, deadline, timeout, reading=True)
+                if self._streams:
+                    self._value = list(self.stream(timeout))
+                    return self._value  # type: ignore[no-any-return]
             error = self._exception()
             if error is not None:
                 try:
@@ -215,8 +218,11 @@ class Future(Generic[T]):
         if self._trouble is not None:
             raise self._trouble
 
-    def _await_end(self, session: Session, deadline: float | None, timeout: float | None) -> None:
-        session.await_one(self, deadline, timeout)
+    def _await_end(
+        self, session: Session, deadline: float | None, timeout: float | None, *, reading: bool = False
+    ) -> None:
+        """Until the end. `reading`: also until it is seen (`_streams`) that it yields items, since it may wait for readers."""
+        session.await_one(self, deadline, timeout, reading=reading)
 
     def _exception(self) -> BaseException | None:
         """Of a future that ended; made once, like the exception of a local future."""
@@ -242,6 +248,8 @@ async def _await(future: Future[T]) -> T:
     import asyncio
 
     loop = asyncio.get_running_loop()
+    if future._streams:  # it may wait for its readers
+        return await loop.run_in_executor(None, future.result)
     session = future._home()
     ended: asyncio.Future[None] = loop.create_future()
 

@@ -19,6 +19,7 @@ from fdb_datamodel import (
     FutureSpec,
     MailEntry,
     put_code,
+    streams,
     submit_futures,
     subscribe,
 )
@@ -122,14 +123,24 @@ class Session(FutureQueries, ActorCalls):
         """The absolute end of a wait, by this process's monotonic clock."""
         return None if timeout is None else time.monotonic() + timeout
 
-    def await_one(self, future: Future[Any], deadline: float | None, timeout: float | None) -> None:
-        """Return once the future ended. Raises TimeoutError with the reason it takes so long, or why it wasn't stored."""
+    def await_one(
+        self, future: Future[Any], deadline: float | None, timeout: float | None, *, reading: bool = False
+    ) -> None:
+        """Return once the future ended. Raises TimeoutError with the reason it takes so long, or why it wasn't stored.
+
+        `reading`: also once it is seen that it yields items (`_streams`), for which it may wait for a reader.
+        """
         self.expect([future])
+
+        def look() -> None:
+            future._streams = ask(self.db, streams.yields_items, self.space, future._id, strategy="off")
+
         if not self.wait_until(
-            lambda: future._entry is not None or future._trouble is not None,
+            lambda: future._entry is not None or future._trouble is not None or (reading and future._streams),
             deadline,
             lambda: future,
             lambda: ([future._id], True),
+            look=look if reading else None,
         ):
             raise TimeoutError(
                 f"{describe(future._id, future._name)} did not end within {timeout} s: {self._reason(future)}"
@@ -161,11 +172,12 @@ class Session(FutureQueries, ActorCalls):
         awaited: Awaited,
         *,
         pump: bool = False,
+        look: Callable[[], None] | None = None,
     ) -> bool:
         """Block until `done()`, which may change whenever mail was delivered; False if the deadline passed first.
 
         `waited_for` names a future that explains the wait if it gets long. `pump`: the caller is the thread that reads for
-        others. Inside a task its slot is free for others meanwhile, and a wait for what waits for this task raises
+        others. `look` is called about once a second, and may change what `done` says. Inside a task its slot is free for others meanwhile, and a wait for what waits for this task raises
         DeadlockError. Raises the database's error if it doesn't answer.
         """
         if done():
@@ -173,8 +185,14 @@ class Session(FutureQueries, ActorCalls):
         with NestedWait(self.db, self.space, awaited) as nested:
             started = time.monotonic()
             warn_at = started + WARN_SECONDS
+            look_at = started + LOOK_SECONDS
             while not done():
                 now = time.monotonic()
+                if look is not None and now >= look_at:
+                    look_at = now + LOOK_SECONDS
+                    look()
+                    if done():
+                        break
                 if deadline is not None and now >= deadline:
                     return False
                 if now >= warn_at:
