@@ -65,6 +65,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="FIRST:END, END excluded; or one seed")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument(
+        "--db", help="a database all runs share, each under a name of its own: fdb: or fdb:/path/fdb.cluster"
+    )
     parser.add_argument("--load", type=float, default=1000.0, help="begin no run beside others over this load average")
     parser.add_argument(
         "--results", type=Path, default=Path(".chaos/results.jsonl"), help="seeds in it are not run again"
@@ -100,7 +103,7 @@ def main() -> int:
         under_way: set[Future[dict[str, Any]]] = set()
         while left or under_way:
             if left and len(under_way) < given.jobs and (not under_way or os.getloadavg()[0] < given.load):
-                under_way.add(pool.submit(report_of, left.pop(0), keep))
+                under_way.add(pool.submit(report_of, left.pop(0), keep, given.db))
             ended, under_way = wait(under_way, timeout=1.0, return_when=FIRST_COMPLETED)
             for done in ended:
                 number += 1

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from chaos import tasks
 from chaos.client import lengths
-from chaos.kinds import ROWS
+from chaos.kinds import own_rows
 from fdb_datamodel import Collector, FutureInfo, FutureState, list_workers, validate
 from fdb_datamodel.ids import show_id
 from fdb_schema import ClusterClock, read_range
+from fdb_schema.keyspace import prefix_end
 from futures_worker import Client, FutureDeletedError
 from futures_worker.store import memory_root
 from idempotent_txn import run
@@ -98,9 +99,12 @@ def check_futures(it: ChaosRun) -> None:
                 wrong.append(f"once={mark} was started {count} times")
     if not it.plan.collecting:
         known = {info.id for info in it.futures()}
-        rows = run(it.db, lambda tr: read_range(tr, ROWS, ROWS + b"\xff"), strategy="off")
-        missing = [key for key, _ in rows if key[len(ROWS) :] not in known]
-        wrong += [f"a row was committed without the future {show_id(key[len(ROWS) :])} of its body" for key in missing]
+        prefix = own_rows(it.cluster)
+        rows = run(it.db, lambda tr: read_range(tr, prefix, prefix_end(prefix)), strategy="off")
+        missing = [key for key, _ in rows if key[len(prefix) :] not in known]
+        wrong += [
+            f"a row was committed without the future {show_id(key[len(prefix) :])} of its body" for key in missing
+        ]
 
 
 def _check_value(it: ChaosRun, client: Client, info: FutureInfo, kind: str, expected: str) -> FutureInfo:

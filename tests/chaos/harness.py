@@ -24,16 +24,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from chaos import checks
-from chaos.kinds import ACTOR_NAMES
+from chaos.kinds import ACTOR_NAMES, own_rows
 from chaos.plan import Blow, Plan, Strike, plan
 from fdb_datamodel import Collector, FutureInfo, FutureState, list_futures, list_workers
 from fdb_schema import ClusterSpace, open_database
+from fdb_schema.keyspace import prefix_end
 from futures_worker import Client
 from futures_worker.store import memory_root
 from idempotent_txn import run
 
 SETTLE_SECONDS = 300.0
 """How long a run may take to settle, on a machine that does much else."""
+CLIENT_FAULTS = {
+    "FDB_NETWORK_OPTION_CLIENT_BUGGIFY_ENABLE": "",
+    "FDB_NETWORK_OPTION_CLIENT_BUGGIFY_SECTION_ACTIVATED_PROBABILITY": "100",
+    "FDB_NETWORK_OPTION_CLIENT_BUGGIFY_SECTION_FIRED_PROBABILITY": "4",
+}
+"""What makes FoundationDB's own client inject faults, where the seed wants faulty processes and a cluster is used."""
 RUN_VARIABLE = "MAINSPRING_CHAOS_RUN"
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -85,15 +92,14 @@ class _Process:
 
 
 class ChaosRun:
-    """One cluster under one plan."""
+    """One cluster under one plan, in a database of its own, or beside others where `url` names a shared one."""
 
-    def __init__(self, wanted: Plan, folder: Path) -> None:
+    def __init__(self, wanted: Plan, folder: Path, url: str | None = None) -> None:
         self.plan = wanted
         self.folder = folder
         self.mark = f"{os.getpid()}-{wanted.seed}-{time.monotonic_ns()}"
         self.cluster = f"chaos-{wanted.seed}"
-        self.database = folder / "db"
-        self.url = f"embedded:{self.database}"
+        self.url = url or f"embedded:{folder / 'db'}"
         self.marks = folder / "marks"
         self.report = Report(wanted.seed)
         self.settle_seconds = SETTLE_SECONDS
@@ -111,7 +117,9 @@ class ChaosRun:
     def _environment(self, faults: str) -> dict[str, str]:
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         extra = {"PYTHONPATH": path, RUN_VARIABLE: self.mark, "PYTHONDONTWRITEBYTECODE": "1"}
-        return {**os.environ, **extra, **({"MAINSPRING_FAULTS": faults} if faults else {})}
+        if faults:
+            extra |= {"MAINSPRING_FAULTS": faults} if self.url.startswith("embedded:") else CLIENT_FAULTS
+        return {**os.environ, **extra}
 
     def _start_worker(self, number: int) -> _Process:
         wanted = self.plan
@@ -152,6 +160,7 @@ class ChaosRun:
         """The whole run; what is wrong is in the report. Nothing of the run is alive afterwards."""
         started = time.monotonic()
         try:
+            self._erase()
             self.workers = [self._start_worker(n) for n in range(len(self.ports))]
             self.await_that(lambda: self._live() > 0, "no worker got ready")
             self.clients = [self._start_client(n) for n in range(len(self.plan.clients))]
@@ -171,6 +180,8 @@ class ChaosRun:
             self.report.wrong.append(str(exc))
         finally:
             self._kill_all()
+            if not self.report.wrong:  # else it is kept, to be looked at
+                self._erase()
         self.report.seconds = round(time.monotonic() - started, 2)
         return self.report
 
@@ -243,7 +254,7 @@ class ChaosRun:
 
     def _collect(self) -> None:
         """Where nothing is kept after its end, collect all the time: what somebody needs must not go."""
-        if self.plan.collecting and time.monotonic() >= self._collect_at and self.database.exists():
+        if self.plan.collecting and time.monotonic() >= self._collect_at and self._exists():
             self._collect_at = time.monotonic() + 0.5
             if self._collector is None:
                 self._collector = Collector(self.db, self.space, grace=0.3, session_ttl=3 * self.plan.session_ttl)
@@ -274,8 +285,19 @@ class ChaosRun:
     def space(self) -> ClusterSpace:
         return ClusterSpace(self.cluster)
 
+    def _erase(self) -> None:
+        """Nothing of this run, nor of an earlier one of its seed, is left in a database that others use."""
+        if not self.url.startswith("embedded:"):
+            for prefix in (self.space.key(), own_rows(self.cluster)):
+                self.db.clear_range(prefix, prefix_end(prefix))
+
+    def _exists(self) -> bool:
+        """Whether a worker made the database."""
+        scheme, _, rest = self.url.partition(":")
+        return scheme != "embedded" or Path(rest).exists()
+
     def _live(self) -> int:
-        if not self.database.exists():
+        if not self._exists():
             return 0
         return len(run(self.db, list_workers, self.space, strategy="off"))
 
@@ -362,13 +384,13 @@ def _free_port() -> int:
         return port
 
 
-def run_seed(seed: int, keep: Path | None = None) -> Report:
-    """Run one seed in a folder of its own. What failed is kept under `keep`, with the logs and the plan."""
+def run_seed(seed: int, keep: Path | None = None, url: str | None = None) -> Report:
+    """Run one seed in a folder of its own, on the database of `url` if it is given. What failed is kept under `keep`, with the logs and the plan."""
     random.seed(seed)
     folder = Path(tempfile.mkdtemp(prefix=f"mainspring-chaos-{seed}-", dir=memory_root()))
     wanted = plan(seed)
     try:
-        report = ChaosRun(wanted, folder).execute()
+        report = ChaosRun(wanted, folder, url).execute()
         if report.wrong and keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
             (folder / "plan").write_text(wanted.describe() + "\n\n" + "\n".join(report.wrong) + "\n")
@@ -380,6 +402,6 @@ def run_seed(seed: int, keep: Path | None = None) -> Report:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def report_of(seed: int, keep: Path) -> dict[str, Any]:
+def report_of(seed: int, keep: Path, url: str | None) -> dict[str, Any]:
     """`run_seed` as plain data, for a process that asks another one."""
-    return {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(run_seed(seed, keep)).items()}
+    return {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(run_seed(seed, keep, url)).items()}

@@ -25,8 +25,12 @@ from futures_worker import (
 from idempotent_txn import run
 
 WAIT = 300.0
-ROWS = b"chaos-rows/"
-"""Rows of the user's own, each written in the transaction that submits the future of its id."""
+
+
+def own_rows(cluster: str) -> bytes:
+    """The prefix of rows of the user's own, each written in the transaction that submits the future of its id."""
+    return f"chaos-rows/{cluster}/".encode()
+
 
 ACTOR_NAMES = ("shared 0", "shared 1")
 
@@ -208,7 +212,7 @@ def _keyed(s: Scene, value: int) -> list[Any]:
 def _within(s: Scene, value: int) -> list[Any]:
     def body(tr: Any) -> Any:
         made = s.submit(tasks.add, value, 1, name=f"sure={value + 1}", tr=tr, **SURE)
-        tr.set(ROWS + made.id.bytes, b"")
+        tr.set(own_rows(s.client.cluster) + made.id.bytes, b"")
         return made
 
     made = run(s.db, body)

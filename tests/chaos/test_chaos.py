@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from conftest import seed_params
 
@@ -14,8 +12,8 @@ from chaos.plan import Blow, plan
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", seed_params(10, fresh=2, most=1000))
-def test_seeded_chaos_leaves_nothing_undecided_and_nothing_behind(tmp_path: Path, seed: int) -> None:
-    report = run_seed(seed)
+def test_seeded_chaos_leaves_nothing_undecided_and_nothing_behind(shared_url: str, seed: int) -> None:
+    report = run_seed(seed, url=shared_url)
     assert report.wrong == [], f"{plan(seed).describe()}\n" + "\n".join(report.wrong)
     assert report.futures > 0
 
