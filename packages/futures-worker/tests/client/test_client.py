@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from fdb_datamodel import FutureState, WorkerId, new_incarnation, read_mailbox, 
 from fdb_datamodel.space import FORMAT
 from fdb_schema import ClusterSpace, MainspringError, NewerFormatError, open_database
 from fdb_schema.records import pack
-from futures_worker import Client, Status, wait
+from futures_worker import Client, Status, as_completed, wait
+from futures_worker.client import waiting
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -73,6 +75,32 @@ def test_a_refused_future_says_why_and_harms_no_other(client: Client) -> None:
         bad.state()
     assert bad.done()
     assert wait([bad, *good]).not_done == set()
+
+
+def test_as_completed_yields_what_ended_before(client: Client) -> None:
+    futures = client.map(abs, range(4))
+    wait(futures, timeout=WAIT)
+    assert {f.result() for f in as_completed(futures, timeout=0)} == {0, 1, 2, 3}
+    assert list(as_completed([], timeout=0)) == []
+
+
+def test_as_completed_yields_what_another_thread_is_noting(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    futures = client.map(abs, range(4))
+    noting = waiting._Group.note
+
+    class Slow(deque[Any]):
+        def append(self, future: Any) -> None:
+            time.sleep(0.01)  # the switch of threads that loses it where whoever looks doesn't wait
+            super().append(future)
+
+    def note(group: Any, ended: Any) -> None:
+        if type(group._ended) is not Slow:
+            group._ended = Slow()
+        noting(group, ended)
+
+    monkeypatch.setattr(waiting._Group, "note", note)
+    futures[-1].add_done_callback(lambda _: None)  # a thread reads the mail
+    assert {f.result() for f in as_completed(futures, timeout=WAIT)} == {0, 1, 2, 3}
 
 
 def test_delivered_mail_is_deleted(client: Client, any_db: Any) -> None:

@@ -63,15 +63,16 @@ def _completed(futures: set[Future[T]], end: float | None, timeout: float | None
         ready: deque[Future[Any]] = deque()
 
         def some() -> bool:
+            none_left = not group.remaining  # looked at first: what another thread notes afterwards is still to come
             ready.extend(group.newly_ended())
-            return bool(ready) or not group.remaining
+            return bool(ready) or none_left
 
-        while ready or group.remaining:
-            if not ready and not group.wait(some, None if end is None else end - time.monotonic()):
-                raise TimeoutError(f"{len(group.remaining)} of {len(futures)} futures did not end within {timeout} s")
+        while group.wait(some, None if end is None else end - time.monotonic()):
+            if not ready:
+                return
             while ready:
                 yield ready.popleft()
-            some()
+        raise TimeoutError(f"{len(group.remaining)} of {len(futures)} futures did not end within {timeout} s")
 
 
 def gather(
@@ -115,20 +116,24 @@ class _Group:
         self._all_of_them = all_of_them
         self.remaining = set(futures)
         self._ended: deque[Future[Any]] = deque()
+        self._noting = threading.Lock()  # held while a member goes from the one to the other
         self._sessions: dict[int, Session] = {}
         self._one_of: Future[Any] | None = None
 
     def note(self, ended: Iterable[Future[Any]]) -> None:
         """Called by a session, in any thread, with futures that just ended; also others than this group's."""
-        for future in ended:
-            if future in self.remaining:
-                self.remaining.discard(future)
-                self._ended.append(future)
+        with self._noting:
+            for future in ended:
+                if future in self.remaining:
+                    self.remaining.discard(future)
+                    self._ended.append(future)
 
-    def newly_ended(self) -> Iterator[Future[Any]]:
-        """Members that ended since the last call."""
-        while self._ended:
-            yield self._ended.popleft()
+    def newly_ended(self) -> Sequence[Future[Any]]:
+        """Members that ended since the last call; all, where none remained before it."""
+        with self._noting:
+            found = tuple(self._ended)
+            self._ended.clear()
+        return found
 
     def wait(self, enough: Callable[[], bool], timeout: float | None) -> bool:
         """Block until `enough()`, asked whenever mail came; False if `timeout` seconds passed first."""
