@@ -32,10 +32,18 @@ _PLACES = {
     "STORE_SUBSCR",
     "DELETE_SUBSCR",
 }
+
+
+class _Ignored:
+    """How an argument is converted that nobody looks at: without running any code of the object's."""
+
+    from_param = staticmethod(id)
+
+
 # As a trace function: it is C, so that the handler runs after the next instruction, and not within the tracing.
-_trip = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.py_object, ctypes.py_object)(
-    ("PyErr_SetInterrupt", ctypes.pythonapi)
-)
+_trip = ctypes.pythonapi["PyErr_SetInterrupt"]
+_trip.argtypes, _trip.restype = [_Ignored] * 3, None
+
 _after: dict[CodeType, dict[int, bool]] = {}
 
 

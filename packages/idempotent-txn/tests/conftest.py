@@ -148,6 +148,12 @@ def injected(any_db: Any) -> InjectedDatabase:
 
 
 @pytest.fixture
+def injected_memory(memory_db: Any) -> InjectedDatabase:
+    """An empty database in this process, with an injector."""
+    return InjectedDatabase(memory_db)
+
+
+@pytest.fixture
 def memory_db() -> Any:
     """An empty database in this process."""
     return open_database(f"memory:idem-{uuid.uuid4().hex}")

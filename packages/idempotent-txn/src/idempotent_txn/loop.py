@@ -22,7 +22,7 @@ from idempotent_txn.errors import TransactionTimedOut
 from idempotent_txn.identity import checked_id
 from idempotent_txn.outcome import Committed, Outcome
 from idempotent_txn.session import session_of
-from idempotent_txn.settle import settle_commit
+from idempotent_txn.settle import despite_interruptions, note_outcome, settle_commit
 from idempotent_txn.strategy import Strategy, StrategyName
 
 P = ParamSpec("P")
@@ -68,23 +68,32 @@ def run(
         if quick is not None:
             # The first attempt of nearly all transactions, without what it doesn't need.
             tr = token = value = commit = None
+            in_body = True
             try:
                 tr = db.create_transaction()
                 token = quick.begin(tr, None, None)
                 value = fn(tr, *args, **kwargs)
                 if type(value) is GeneratorType:
                     raise _generator_refused(fn)
+                in_body = False
+                commit = tr.commit()
+                commit.wait()
+                return value
             except BaseException as error:
-                failed = _Failed(error, True, tr, token)
-            else:
-                try:
-                    commit = tr.commit()
-                    commit.wait()
-                    return value
-                except BaseException as error:
-                    failed = _Failed(error, False, tr, token, value, commit)
+                failed = [error, in_body, tr, token, value, commit]
     try:
-        return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False, failed)  # type: ignore[no-any-return]
+        while True:
+            try:
+                return _execute(  # type: ignore[no-any-return]
+                    db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False, failed
+                )
+            except Exception:
+                raise
+            except BaseException as interruption:
+                if failed is None or failed[0] is None:
+                    raise
+                # It came before anybody looked into the first attempt, of which nothing may be left in flight.
+                failed[0] = interruption
     finally:
         # The error knows this frame, and this frame must not know the error: the transaction would outlive both.
         failed = None
@@ -104,21 +113,12 @@ def run_committed(
     return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, True)  # type: ignore[no-any-return]
 
 
-class _Failed:
-    """An attempt that did not simply succeed."""
+_Failed = list[Any]
+"""An attempt that did not simply succeed: [error (None once it is looked into), whether that came out of the body and
+not the commit, transaction, token, value, future of the commit].
 
-    __slots__ = ("commit", "error", "in_body", "token", "tr", "value")
-
-    def __init__(
-        self, error: BaseException, in_body: bool, tr: Any, token: Any, value: Any = None, commit: Any = None
-    ) -> None:
-        self.error = error
-        self.in_body = in_body
-        """The error came before the commit was sent."""
-        self.tr = tr
-        self.token = token
-        self.value = value
-        self.commit = commit
+It is made, and marked, without any call: an interruption can come at a call, when nobody would look into the attempt.
+"""
 
 
 def _execute(
@@ -145,6 +145,7 @@ def _execute(
         attempt += 1
         if failed is None:
             tr = token = value = commit = None
+            in_body = True
             try:
                 tr = db.create_transaction() if deadline is None else _armed(db, deadline, attempt)
                 token = strategy.begin(tr, run_id, deadline)
@@ -158,24 +159,32 @@ def _execute(
                     stamp = tr.get_versionstamp()
                 if deadline is not None:
                     _disarm(tr, deadline, attempt, fn)
+                in_body = False
+                commit = tr.commit()
+                commit.wait()
             except BaseException as error:
-                failed = _Failed(error, True, tr, token)
+                failed = [error, in_body, tr, token, value, commit]
             else:
                 try:
-                    commit = tr.commit()
-                    commit.wait()
-                except BaseException as error:
-                    failed = _Failed(error, False, tr, token, value, commit)
-                else:
                     strategy.committed(tr, token)
                     if run_id is not None:
                         session.remember(run_id, tr.get_committed_version())
                     return _outcome(value, True, stamp, attempt, tr) if want_outcome else value
-        cause, tr, value = failed.error, failed.tr, failed.value
+                except Exception:
+                    raise
+                except BaseException as error:
+                    despite_interruptions(strategy.committed, tr, token)
+                    note_outcome(error, True)
+                    raise
+        cause, in_body, tr, token, value, commit = failed
+        interruption: BaseException | None = None
         try:
-            if failed.in_body:
-                if failed.token is not None:
-                    strategy.abandoned(failed.token)
+            if in_body:
+                if token is not None:
+                    interruption = despite_interruptions(strategy.abandoned, token)
+                failed[0] = None
+                if interruption is not None:
+                    raise interruption
                 code = fdb_error_code(cause)
                 if code is None:
                     raise cause
@@ -183,16 +192,16 @@ def _execute(
                 if code not in RETRYABLE_IN_BODY:
                     raise cause
             else:
-                interrupted: BaseException | None = None
                 while True:
                     try:
-                        settled = settle_commit(strategy, tr, failed.token, failed.commit, interrupted or cause)
+                        settled = settle_commit(strategy, tr, token, commit, interruption or cause)
                         break
                     except Exception:
                         raise
                     except BaseException as again:
                         # It came between two steps of settling: until the outcome is known, nothing may be raised.
-                        interrupted = again
+                        interruption = again
+                failed[0] = None
                 if settled.interruption is not None:
                     raise settled.interruption from None
                 if settled.commit is not False:
@@ -210,7 +219,7 @@ def _execute(
         finally:
             # An exception that is kept here would keep this frame, and with it the transaction.
             failed = None
-            del cause
+            del cause, interruption
 
 
 def _outcome(value: T, commit: Committed | bool, stamp: Any, attempts: int, tr: Any) -> Outcome[T]:

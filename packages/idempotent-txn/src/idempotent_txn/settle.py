@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
             return Settled(True, 0, interruption)
     if code is not None and is_not_committed(code):
         strategy.abandoned(token)
+        if interruption is not None:
+            note_outcome(interruption, False)
         return Settled(False, code, interruption)
     if code == COMMIT_UNKNOWN_RESULT_FATAL:
         raise CommitUnknownResultFatal(
@@ -69,6 +72,19 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
     if interruption is not None and strategy.name != "off":
         note_outcome(interruption, bool(found))
     return Settled(found, code or 0, interruption)
+
+
+def despite_interruptions(step: Callable[..., object], *args: Any) -> BaseException | None:
+    """Run a `step` that can be run again from its beginning, until it is done; returns the first interruption of it."""
+    interruption: BaseException | None = None
+    while True:
+        try:
+            step(*args)
+            return interruption
+        except Exception:
+            raise
+        except BaseException as again:
+            interruption = interruption or again
 
 
 def note_outcome(interruption: BaseException, committed: bool) -> None:

@@ -45,17 +45,18 @@ class Off:
 
     name: StrategyName = "off"
 
-    def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> None:
+    def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> Any:
+        return tr
+
+    def prepare(self, tr: Any, token: Any, want_stamp: bool) -> None:
         return None
 
-    def prepare(self, tr: Any, token: None, want_stamp: bool) -> None:
+    def committed(self, tr: Any, token: Any) -> None:
         return None
 
-    def committed(self, tr: Any, token: None) -> None:
+    def abandoned(self, token: Any) -> None:
         return None
 
-    def abandoned(self, token: None) -> None:
-        return None
-
-    def resolve(self, token: None) -> bool:
+    def resolve(self, token: Any) -> bool:
+        token.cancel()  # what was not sent yet never is
         return False
