@@ -362,8 +362,9 @@ def _actor(s: Scene, value: int) -> list[Any]:
     actor = s.client.actor(tasks.Tally, max_restarts=restarts)
     calls = [actor.add(1) for _ in range(s.rng.randrange(1, 30))]
     made = [actor.large()] if s.rng.random() < 0.3 else []
-    if s.known and s.rng.random() < 0.3:
-        made.append(actor.add(s.rng.choice(s.known)[0]))
+    numbers = [future for future, _ in s.known if future.name.startswith("sure=")]
+    if numbers and s.rng.random() < 0.3:
+        made.append(actor.add(s.rng.choice(numbers)))
     if s.rng.random() < 0.5:
         s.submit(tasks.add, calls[0], 1, name="of-call=", **SURE)
     if s.rng.random() < 0.3:

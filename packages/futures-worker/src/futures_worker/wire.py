@@ -29,6 +29,9 @@ from futures_worker.errors import AuthenticationError, WireError
 
 MAGIC = b"mspring1"
 NONCE_BYTES = 32
+REFUSED = (
+    b"refused." * 4
+)  # in the place of a proof: without it, a peer that dies meanwhile would look like one that refuses
 SECRET_BYTES = 32
 HANDSHAKE_TIMEOUT = 5.0
 """Seconds a peer has to prove itself before the connection is dropped."""
@@ -178,6 +181,7 @@ def accept(sock: socket.socket, secret: bytes, *, max_body: int = MAX_BODY) -> C
             raise WireError("the peer speaks another protocol")
         peer_nonce = reply[len(MAGIC) : len(MAGIC) + NONCE_BYTES]
         if not hmac.compare_digest(reply[-32:], _proof(secret, b"client", nonce, peer_nonce)):
+            sock.sendall(REFUSED)
             raise AuthenticationError("the peer does not know this cluster's secret")
         sock.sendall(_proof(secret, b"server", peer_nonce, nonce))
     except (TimeoutError, ConnectionError) as exc:
@@ -192,7 +196,7 @@ def connect(
     """Connects to a worker and proves knowledge of the secret, the worker's as well as ours.
 
     `timeout` (seconds) limits connecting with the proof, and each later read or write. Raises `AuthenticationError` if the other end does
-    not know the secret, `WireError` if it is no worker, `OSError` if nobody listens there.
+    not know the secret, `WireError` if it is no worker or dies meanwhile, `OSError` if nobody listens there.
     """
     where = f"{address[0]}:{address[1]}"
     deadline = time.monotonic() + timeout
@@ -208,9 +212,9 @@ def connect(
         try:
             answer = _receive_exactly(sock, 32, deadline)
         except (WireError, ConnectionError) as exc:
-            raise AuthenticationError(
-                f"{where} refused this cluster's secret: is it a worker of another cluster?"
-            ) from exc
+            raise WireError(f"{where} left during the handshake: {exc}") from exc
+        if answer == REFUSED:
+            raise AuthenticationError(f"{where} refused this cluster's secret: is it a worker of another cluster?")
         if not hmac.compare_digest(answer, _proof(secret, b"server", nonce, peer_nonce)):
             raise AuthenticationError(f"{where} does not know this cluster's secret")
         sock.settimeout(timeout)

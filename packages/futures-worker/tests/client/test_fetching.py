@@ -121,6 +121,20 @@ def test_a_put_goes_on_to_another_worker_when_one_is_declared_dead_over_it(
         assert len(store.names()) == 1
 
 
+def test_a_copy_that_its_target_is_declared_dead_over_is_lost(
+    client: Client, listener: socket.socket, tmp_path: Path
+) -> None:
+    with serving(client, listener, tmp_path) as store:
+        db, port = client._db, listener.getsockname()[1]
+        live = run(db, register_worker, SPACE, WorkerId("127.0.0.1", port, new_incarnation()))
+        fenced = WorkerId(live.ip, live.port, new_incarnation())
+        future = client.put(b"x" * 100_000)
+        with pytest.raises(ObjectLostError, match="declared dead"):
+            client.clone(future, fenced)
+        assert len(store.names()) == 1
+        assert future.result(timeout=60) == b"x" * 100_000
+
+
 def test_a_dead_holder_whose_port_went_to_another_cluster_is_a_lost_object(
     client: Client, listener: socket.socket, tmp_path: Path
 ) -> None:

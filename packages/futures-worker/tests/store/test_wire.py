@@ -114,6 +114,24 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted() -> None:
     listener.close()
 
 
+def test_a_server_that_dies_during_the_handshake_did_not_refuse() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def mortal() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(wire.MAGIC + bytes(32))
+            peer.recv(1000)
+
+    thread = threading.Thread(target=mortal)
+    thread.start()
+    with pytest.raises(WireError, match="left during the handshake") as raised:
+        wire.connect(listener.getsockname(), SECRET)
+    assert not isinstance(raised.value, AuthenticationError)
+    thread.join()
+    listener.close()
+
+
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n" + b"x" * 100, b"x" * 72, b"short"])
 def test_strangers_are_cut_off_before_a_frame_is_read(address: tuple[str, int], sent: bytes) -> None:
     with socket.create_connection(address, 30) as sock:

@@ -21,7 +21,7 @@ from fdb_datamodel import (
     transfer_result,
 )
 from futures_worker.database import ask
-from futures_worker.errors import NoWorkerError, ObjectLostError
+from futures_worker.errors import AuthenticationError, NoWorkerError, ObjectLostError
 from futures_worker.object_names import copy_name, put_name
 from futures_worker.payload import ResultPayload
 
@@ -56,7 +56,7 @@ def put_on_worker(
         worker = candidates[0]
         try:
             fetcher.put_parts((worker.ip, worker.port), name, payload.parts, size)
-        except ObjectLostError as error:
+        except (ObjectLostError, AuthenticationError) as error:
             refused.append(str(error))
             del candidates[0]
             continue
@@ -67,7 +67,7 @@ def put_on_worker(
                 continue
         except WorkerFencedError as error:  # declared dead while it took the object
             refused.append(str(error))
-            with contextlib.suppress(ObjectLostError):
+            with contextlib.suppress(ObjectLostError, AuthenticationError):
                 fetcher.delete((worker.ip, worker.port), name)
             del candidates[0]
             continue
@@ -102,9 +102,11 @@ def copy_to_worker(
             recorded = ask(db, transfer_result, space, future_id, stored.worker, copy)
         else:
             recorded = ask(db, clone_result, space, future_id, copy)
-    except BaseException:
-        with contextlib.suppress(ObjectLostError):  # what went wrong first is what the caller is told
+    except BaseException as error:
+        with contextlib.suppress(ObjectLostError, AuthenticationError):  # the caller is told what went wrong first
             fetcher.delete(address, name)
+        if isinstance(error, WorkerFencedError):
+            raise ObjectLostError(f"worker {target} was declared dead while it took a copy") from error
         raise
     if not recorded:
         fetcher.delete(address, name)
