@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -120,6 +121,39 @@ def test_a_bodys_own_timeout_that_ends_a_commit_in_flight_doubles_nothing(any_db
 
         run(any_db, body, strategy=strategy)
     assert effects(any_db) == calls
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_commit_that_times_out_after_its_write_is_found_with_its_versionstamp(
+    memory_db: Any, monkeypatch: pytest.MonkeyPatch, strategy: Any
+) -> None:
+    from fdb_embedded.request import Commit
+
+    run(memory_db, lambda tr: tr.set(b"warm", b"x"), strategy=strategy)
+    real, timed_out, attempts = Commit.succeed, [], 0
+
+    def held(commit: Any, version: int, index: int) -> None:
+        """It is written; its caller is told once the transaction's own timeout has ended the future."""
+        if not timed_out and commit.stamps:
+            pause = threading.Event()
+            while not commit.done:
+                pause.wait(0.001)
+            timed_out.append(commit.error)
+        real(commit, version, index)
+
+    def body(tr: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        tr.set_versionstamped_value(b"stamp", bytes(14))
+        tr[b"effect/%d" % attempts] = b""
+        tr.options.set_timeout(50)
+
+    monkeypatch.setattr(Commit, "succeed", held)
+    outcome = run_committed(memory_db, body, strategy=strategy)
+    assert timed_out == [1031]
+    assert (attempts, effects(memory_db)) == (1, 1)
+    assert outcome.commit is not None
+    assert outcome.commit.versionstamp == memory_db[b"stamp"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
