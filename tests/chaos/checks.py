@@ -52,9 +52,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "oom": _ANY_DEATH,
     "actor Tally": _ACTOR,
     "actor Shared": _ACTOR,
-    "Tally.add": frozenset({"actor-died", "upstream"}),
-    "Tally.large": frozenset({"actor-died", "upstream", "object-lost"}),
-    "Shared.add": frozenset({"actor-died", "upstream"}),
+    "Tally.add": frozenset({"actor-died"}),
+    "Tally.large": frozenset({"actor-died", "object-lost"}),
+    "Shared.add": frozenset({"actor-died"}),
     "visit": frozenset({"error", "cancelled"}) | _ANY_DEATH,
     "of-call": frozenset({"upstream", "cancelled"}),
 }

@@ -98,7 +98,14 @@ def test_a_recorded_call_waits_for_the_actor_and_fails_with_it(memory_lab: Lab) 
     lab.kill(worker)
     lab.reap()
     assert lab.state(host.id) == lab.state(call) == lab.state(after.id) == "failed"
-    assert "died while it ran" in lab.info(call).reason
+    ended = lab.info(call).failure
+    assert ended is not None and ended.reason == "actor-died", "as a call that was never recorded"
+    assert "died while it ran" in ended.message and "may have run" in ended.message
+    down = lab.info(after.id).failure
+    assert down is not None and (down.reason, down.chain) == ("upstream", (call,))
+    late = lab.info(record(lab, host._replace(start=host.start + 1))).failure
+    assert late is not None and late.reason == "actor-died"
+    assert "may have run" not in late.message, "it was recorded when the actor was no more"
     assert lab.validate() == []
 
 

@@ -144,7 +144,7 @@ def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: _Bu
         if down.exists and not down.ended and not down.claimed:
             released.pop(e, None)
             clear_edges(ch, down)
-            fail_waiting(ch, down, upstream_failure(down.id, up.id, failure))
+            fail_waiting(ch, down, upstream_failure(down, up.id, failure))
             budget.bytes -= 2 * size + 100
     budget.edges -= done
     if done < len(rows):

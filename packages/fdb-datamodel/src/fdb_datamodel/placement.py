@@ -168,11 +168,11 @@ def add_edges(
             names = (CODE, FAILURE, LATEST_RESULT, DELETED, EPOCH)
             code, failure, result, deleted, epoch_row = ch.get_many([ch.keys.future(e, name) for name in names])
             if failure is not None:
-                return waits, upstream_failure(f.id, upstream, codec.unpack_failure(failure))
+                return waits, upstream_failure(f, upstream, codec.unpack_failure(failure))
             if code is None:
                 reason, state = ("unknown", "isn't there") if deleted is None else ("deleted", "was deleted")
                 gone = Failure(reason, f"future {show_id(upstream)} {state}")
-                return waits, upstream_failure(f.id, upstream, gone)
+                return waits, upstream_failure(f, upstream, gone)
             if result is not None:
                 continue
             epoch = codec.unpack(epoch_row)[0] if epoch_row is not None else 0
@@ -195,8 +195,23 @@ def clear_edges(ch: Changes, f: FutureRows) -> bool:
     return bool(rows)
 
 
-def upstream_failure(future_id: bytes, upstream: bytes, cause: Failure) -> Failure:
-    """What a dependent fails with: the chain from its direct upstream to the future that failed first, and its message."""
+def is_call_of(f: FutureRows, actor: bytes) -> bool:
+    """Whether it is a call of that actor, recorded before it ran: it has no code, and depends on the actor first."""
+    if f.dependencies[:1] != (actor,) or codec.unpack_code(f.rows[CODE])[1]:
+        return False
+    return bool(f.option("call_options"))
+
+
+def upstream_failure(f: FutureRows, upstream: bytes, cause: Failure) -> Failure:
+    """What a dependent fails with: the chain from its direct upstream to the future that failed first, and its message.
+
+    A call fails with its actor as one does that was never recorded.
+    """
+    if is_call_of(f, upstream):
+        sent_to = codec.unpack(f.option("call_options"))[0]  # the start that it was recorded for
+        ran = "; the call may have run" if sent_to <= cause.attempt else ""
+        text = f"actor {show_id(upstream)} is no more ({cause.reason}): {cause.message}{ran}"
+        return Failure("actor-died", text, cause.payload, cause.traceback)
     chain = (upstream, *cause.chain)
     if len(chain) > _CHAIN_KEPT:
         chain = chain[: _CHAIN_KEPT // 2] + chain[-_CHAIN_KEPT // 2 :]
@@ -204,7 +219,7 @@ def upstream_failure(future_id: bytes, upstream: bytes, cause: Failure) -> Failu
     through = "" if chain[-1] == upstream else f", through {show_id(upstream)}"
     return Failure(
         "upstream",
-        f"future {show_id(future_id)} depends on {show_id(chain[-1])}{through}, which failed: {first}",
+        f"future {show_id(f.id)} depends on {show_id(chain[-1])}{through}, which failed: {first}",
         cause.payload,
         cause.traceback,
         chain,

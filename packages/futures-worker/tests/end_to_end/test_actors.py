@@ -20,7 +20,6 @@ from futures_worker import (
     Client,
     DeadlockError,
     ObjectLostError,
-    UpstreamDependencyFailedException,
     WorkerLostError,
     as_completed,
     wait,
@@ -228,7 +227,7 @@ def test_a_killed_process_is_restarted_with_fresh_state(shared_cluster: Callable
     assert "is no more" in str(until_lost(actor.incr))
     with pytest.raises(WorkerLostError):
         actor.get().result(WAIT)
-    with pytest.raises((ActorDiedError, UpstreamDependencyFailedException)):
+    with pytest.raises(ActorDiedError):
         demo.client().get_future(known).result(WAIT)
     assert kept.result() == 101
     demo.check()
