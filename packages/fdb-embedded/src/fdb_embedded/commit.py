@@ -82,6 +82,7 @@ class Committer:
         self.queue: deque[Commit] = deque()
         self.lead = threading.Lock()
         self.window = ConflictWindow()
+        self._in_window = False  # somebody changes the window, or was interrupted when he did
         self._seen_commits = 0
         self._until_trim = TRIM_EVERY
         self.unsettled: deque[_Outcome] = deque()
@@ -166,8 +167,12 @@ class Committer:
     # --- one batch, under `lead` ---
 
     def _commit(self, batch: list[Commit], outcome: _Outcome) -> None:
+        if self._in_window:
+            self.window = ConflictWindow()  # the log has all that it held
+        self._in_window = True
         try:
             self._commit_batch(batch, outcome)
+            self._in_window = False
         except BaseException as error:
             if outcome.written:
                 raise

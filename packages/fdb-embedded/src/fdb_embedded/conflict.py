@@ -200,8 +200,9 @@ class ConflictWindow:
         self.tail = version
 
     def _append(self, record: Record) -> None:
-        self.records.append(record)
+        # In this order: what an interrupt leaves is kept once more than needed, and misleads nobody.
         self._loose.append(record)
+        self.records.append(record)
         if record.ranges:
             self._ranged.append(record)
         self._keys += len(record.points)
@@ -210,9 +211,10 @@ class ConflictWindow:
         """Drop records that no transaction can need any more, or that are too many to keep."""
         records = self.records
         while records and (records[0].version <= oldest or self._keys > KEEP_KEYS or len(records) > KEEP_RECORDS):
-            record = records.popleft()
-            self._keys -= len(record.points)
+            record = records[0]
             self.floor = record.version
+            records.popleft()
+            self._keys -= len(record.points)
             if self._ranged and self._ranged[0] is record:
                 self._ranged.popleft()
             if self._blocks:

@@ -61,20 +61,24 @@ class Flusher:
 
     def _lead(self, position: int) -> bool:
         """Flush, unless another thread or process is at it: then False."""
-        if not self._local.acquire(blocking=False):
-            return False
+        held: list[bool] = []
         try:
-            try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            # taken and noted in one C call, so that no signal handler comes between
+            held.extend(map(self._local.acquire, (False,)))
+            if not held[0]:
                 return False
             try:
+                try:
+                    fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    return False
                 if self.store.page.flushed() < position:
                     self._flush()
             finally:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # also when an interrupt hid that it was taken
         finally:
-            self._local.release()
+            if held and held[0]:
+                self._local.release()
         return True
 
     def _flush(self) -> None:

@@ -188,7 +188,7 @@ class Engine:
 
     def busy(self) -> bool:
         """Whether anything is open that the housekeeping thread must look after."""
-        return bool(self.live or self.committer.queue)
+        return bool(self.live or self.committer.queue or self.committer.unsettled)
 
     def jump_version(self, by: int) -> None:
         """Advance the version as a recovery of a cluster does: transactions under way become too old."""
@@ -301,6 +301,10 @@ class Engine:
         self.closed = self.stale = True
         self.watches.stop()
         self.housekeeper.stop()
+        with contextlib.suppress(lmdb.Error):
+            while self.committer.unsettled or self.committer.queue:
+                self.committer.settle_left()
+                self.committer.drive()
         checkpointing = self._checkpointing
         if checkpointing is not None:
             checkpointing.join()

@@ -41,8 +41,13 @@ class FaultyCommits:
         once = threading.Lock()
 
         def run() -> None:
-            if once.acquire(blocking=False):
+            if not once.acquire(blocking=False):
+                return
+            try:
                 self._run(transaction, commit, fate)
+            except BaseException:
+                self.engine.housekeeper.call_at(0.0, lambda: self._lose(commit))
+                raise
 
         def kick(block: bool) -> None:
             # signal handlers raise into the main thread, and a fate can't be taken up again halfway
@@ -89,6 +94,13 @@ class FaultyCommits:
             transaction.fail(errors.TRANSACTION_TIMED_OUT)
         else:
             commit.fail(fate.code)
+
+    def _lose(self, commit: Commit) -> None:
+        """An interrupt came between: nobody knows what became of it."""
+        if commit.idempotency_id is not None and not commit.done:
+            self._resolve(commit, commit.idempotency_id, commit.read_at)
+        else:
+            commit.fail(errors.COMMIT_UNKNOWN_RESULT)
 
     def _resolve(self, commit: Commit, name: bytes, read_at: int | None) -> None:
         """As the C client with an id: make sure nothing is in flight any more, then look for the id."""

@@ -6,8 +6,10 @@ import contextlib
 import heapq
 import itertools
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -65,10 +67,10 @@ class Housekeeper:
         if self.parked:
             with self.lock:
                 if self.parked and not self.stopping:
-                    self.parked = False
-                    if self.thread is None:
+                    if self.thread is None or not self.thread.is_alive():  # or its start was interrupted
                         self.thread = threading.Thread(target=self._run, name="fdb-embedded-housekeeping", daemon=True)
                         self.thread.start()
+                    self.parked = False
                     self.bell.set()
         if now:
             self.bell.set()
@@ -81,8 +83,13 @@ class Housekeeper:
 
     def _run(self) -> None:
         idle = 0
-        while not self.stopping:
-            busy = self._tick()
+        while not self.stopping and self.thread is threading.current_thread():
+            try:
+                busy = self._tick()
+            except Exception:
+                sys.stderr.write("fdb-embedded: a tick of the housekeeping failed; the next one tries again\n")
+                traceback.print_exc(file=sys.stderr)
+                busy = True
             idle = 0 if busy else idle + 1
             if idle > IDLE_TICKS:
                 with self.lock:

@@ -28,7 +28,8 @@ import os
 import platform
 import struct
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
 
 from .conflict import Range
@@ -91,6 +92,10 @@ class SharedPage:
         if self.map[:8] != MAGIC:  # new, or not a page that anybody can be using
             self.map[:] = MAGIC.ljust(SIZE, b"\0")
         self.slot: int | None = None
+        # Held by whoever opens the store or changes its map: LMDB cuts the file to the map's size when it maps it.
+        # C functions, so that an interrupt can't hide that the lock was taken: take it in the `try` whose end gives it up.
+        self.lock_map = partial(fcntl.lockf, descriptor, fcntl.LOCK_EX, 1, MAP_LOCK)
+        self.unlock_map = partial(fcntl.lockf, descriptor, fcntl.LOCK_UN, 1, MAP_LOCK)
         self._seen: dict[int, tuple[int, frozenset[bytes] | None]] = {}
         self._watched: frozenset[bytes] = frozenset()
 
@@ -109,15 +114,6 @@ class SharedPage:
 
     def set_long_keys(self) -> None:
         self.map[16] = 1
-
-    @contextlib.contextmanager
-    def map_lock(self) -> Iterator[None]:
-        """Held by whoever opens the store or changes its map: LMDB cuts the file to the map's size when it maps it."""
-        fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, MAP_LOCK)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, MAP_LOCK)
 
     # --- flushing (durability.py) ---
 

@@ -92,16 +92,20 @@ class Store:
         assert directory is not None
         self.page = SharedPage(None, self._memory[2]) if self._memory is not None else SharedPage(directory / PAGE)
         try:
-            with _forget_open_environments(again), self.page.map_lock():
-                self.env = lmdb.open(
-                    str(directory),
-                    map_size=self._initial_map_size(directory),
-                    max_dbs=0,
-                    max_readers=MAX_READERS,
-                    sync=False,
-                    writemap=True,
-                    max_spare_txns=8,
-                )
+            with _forget_open_environments(again):
+                try:
+                    self.page.lock_map()
+                    self.env = lmdb.open(
+                        str(directory),
+                        map_size=self._initial_map_size(directory),
+                        max_dbs=0,
+                        max_readers=MAX_READERS,
+                        sync=False,
+                        writemap=True,
+                        max_spare_txns=8,
+                    )
+                finally:
+                    self.page.unlock_map()
         except lmdb.VersionMismatchError as error:
             raise NewerFormat(f"{directory}: {DATA} was written by another version of LMDB: {error}") from error
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError) as error:
@@ -217,16 +221,21 @@ class Store:
 
     def adopt_map(self) -> None:
         """Another process has grown the map: follow it. Read transactions of this process end."""
-        with self.writing, self.growing, self.page.map_lock():
-            self.generation += 1
-            self.env.set_mapsize(self._file_size())
+        self._change_map(factor=1)
 
     def grow(self) -> None:
         """Double the map. Read transactions of this process end; snapshots take theirs again when they are used."""
-        with self.writing, self.growing, self.page.map_lock():
-            self.generation += 1
-            size = self.env.info()["map_size"]
-            self.env.set_mapsize(max(size * 2, self._file_size()))
+        self._change_map(factor=2)
+
+    def _change_map(self, factor: int) -> None:
+        with self.writing, self.growing:
+            try:
+                self.page.lock_map()
+                self.generation += 1
+                size = self.env.info()["map_size"] * factor if factor > 1 else 0
+                self.env.set_mapsize(max(size, self._file_size()))
+            finally:
+                self.page.unlock_map()
 
     def _file_size(self) -> int:
         """Bytes of the data file, which has the size of the largest map: a smaller one would cut it."""
