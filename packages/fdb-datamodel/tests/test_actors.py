@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from datamodel_lab.lab import Lab
 
@@ -170,3 +172,30 @@ def test_many_recorded_calls_are_read_by_pages(memory_lab: Lab) -> None:
     rest, end = lab(actors.recorded_calls, host, cursor)
     assert [c.id for c in page + rest] == calls
     assert end == b""
+
+
+def test_restarts_are_counted_together_whatever_ended_the_starts_before(memory_lab: Lab) -> None:
+    lab = memory_lab
+    budget = {"max_retries": 3, "max_worker_losses": 3, "max_oom": 3, "max_restarts": 3}
+    (actor,) = lab.submit(lab.spec(allow_reconstruction=False, **budget))
+    worker = lab.worker()
+
+    def end(reason: str, how: Any) -> str:
+        (claim,) = lab.claim(worker)
+        return str(lab(how, claim, dm.Failure(reason, reason)))
+
+    def drained(tr: Any, space: Any, claim: dm.Claim, failure: dm.Failure, started: bool = True) -> dm.FutureState:
+        outcome = dm.Outcome.relinquished(claim, "drained", started=started)
+        dm.finish_turn(tr, space, worker, [outcome], dm.Capacity(), 0)
+        return dm.get_future_state(tr, space, claim.id)
+
+    def unstarted(tr: Any, space: Any, claim: dm.Claim, failure: dm.Failure) -> dm.FutureState:
+        return drained(tr, space, claim, failure, started=False)
+
+    assert end("crash", dm.fail_future) == "unclaimed"
+    assert end("oom", dm.fail_future) == "unclaimed"
+    assert end("idle", unstarted) == "unclaimed", "it never began"
+    assert end("drained", drained) == "unclaimed"
+    assert end("crash", dm.fail_future) == "failed", "three restarts are three"
+    assert lab.info(actor).attempts == 5
+    assert lab.validate() == []

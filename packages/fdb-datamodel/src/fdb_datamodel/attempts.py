@@ -29,8 +29,9 @@ def end_attempt(
 ) -> FutureState:
     """A Claimed future's attempt ended without a result (rows `fail_future`, `relinquish_claim`); the state it leads to.
 
-    Charged to max_worker_losses ("worker-lost"), to max_oom ("oom"), to nothing (`returned`), else to max_retries. A
-    future that may start once only is failed by any end of an attempt that `started`. `requirements`: what the retry
+    Charged to max_worker_losses ("worker-lost"), to max_oom ("oom"), to nothing (`returned`), else to max_retries, and where
+    there is one to max_restarts, each that `started`. A future that may start once only is failed by any end of such an
+    attempt. `requirements`: what the retry
     needs instead.
     """
     lost, oom, given_back = f.uncharged
@@ -42,10 +43,13 @@ def end_attempt(
         oom += 1
         over = oom > f.option("max_oom")
     elif returned:
-        given_back += 1
+        # What counts its restarts has lost its state by any end of an attempt that started.
+        given_back += 0 if started and f.option("max_restarts") is not None else 1
         over = False
     else:
         over = f.charged > f.max_retries
+    if (restarts := f.option("max_restarts")) is not None:
+        over = over or f.attempts - f.attempts_before_epoch - given_back > restarts
     if (lost, oom, given_back) != f.uncharged:
         ch.put(f, UNCHARGED, codec.pack((lost, oom, given_back)))
     claim = f.claim

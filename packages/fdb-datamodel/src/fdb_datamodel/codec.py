@@ -274,6 +274,7 @@ _OPTION_DEFAULTS: dict[str, Any] = {
     "keep": False,
     "parent": b"",
     "ttl": None,
+    "max_restarts": None,
 }
 
 
@@ -322,4 +323,5 @@ def has_defaults_only(spec: FutureSpec) -> bool:
         and not spec.keep
         and not spec.parent
         and spec.ttl is None
+        and spec.max_restarts is None
     )

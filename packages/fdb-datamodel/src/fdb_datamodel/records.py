@@ -139,6 +139,7 @@ class FutureSpec:
     keep: bool = False
     ttl: float | None = None
     parent: bytes = b""  # 16 bytes: the future of the task that submits it, and whose cancel is its own
+    max_restarts: int | None = None  # starts after the first one, whatever ended those before, drained ones too
 
     def __post_init__(self) -> None:
         if type(self.id) is not bytes:

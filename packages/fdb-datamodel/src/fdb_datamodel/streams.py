@@ -27,7 +27,7 @@ from .records import FutureResult, WorkerId
 from .space import EDGE, encode_id, stream_number
 from .states import FutureState
 
-MOST_FREED = 1000  # holders told by one transaction that stored items may go
+MOST_FREED = 1000  # stored items that holders are told of by one transaction; they find the others by themselves
 
 
 class StreamWriter(NamedTuple):

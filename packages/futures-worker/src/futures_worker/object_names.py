@@ -3,6 +3,7 @@
     <future>-<epoch>-<attempt>     the result of an attempt
     <future>-put-<session>         put by a client's session
     <future>-copy-<random>         cloned or moved to another worker
+    <future>-item-<n>-<attempt>    the n-th item that a generator yielded
 
 Ids and sessions are 32 hexadecimal digits.
 """
@@ -13,14 +14,15 @@ import re
 import secrets
 from typing import Final, NamedTuple
 
-_NAME: Final = re.compile(r"([0-9a-f]{32})-(?:(\d+-\d+)|put-([0-9a-f]{32})|copy-[0-9a-f]{8})")
+_NAME: Final = re.compile(r"([0-9a-f]{32})-(?:(\d+-\d+)|put-([0-9a-f]{32})|copy-[0-9a-f]{8}|item-(\d+)-\d+)")
 
 
 class ObjectName(NamedTuple):
-    """future_id: whose result it is. session: the client that puts it (b"": no put)."""
+    """future_id: whose result it is. session: the client that puts it (b"": no put). item: its number (-1: no item)."""
 
     future_id: bytes
-    session: bytes
+    session: bytes = b""
+    item: int = -1
 
 
 def result_name(future_id: bytes, epoch: int, attempt: int) -> str:
@@ -38,7 +40,15 @@ def copy_name(future_id: bytes) -> str:
     return f"{future_id.hex()}-copy-{secrets.token_hex(4)}"
 
 
+def item_name(future_id: bytes, number: int, attempt: int) -> str:
+    """Of the object that holds what a generator yielded."""
+    return f"{future_id.hex()}-item-{number}-{attempt}"
+
+
 def parse_name(name: str) -> ObjectName | None:
     """What a name says; None for names of other kinds, which are none of the audit's business."""
     match = _NAME.fullmatch(name)
-    return None if match is None else ObjectName(bytes.fromhex(match[1]), bytes.fromhex(match[3] or ""))
+    if match is None:
+        return None
+    item = int(match[4]) if match[4] else -1
+    return ObjectName(bytes.fromhex(match[1]), bytes.fromhex(match[3] or ""), item)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -133,6 +136,42 @@ def test_connections_to_actors_that_are_no_more_are_closed(
     assert reader._links == {}
     assert living.note(0).result(WAIT) == 3, "connected anew"
     demo.check()
+
+
+FORKS = """
+import os, sys
+from futures_worker import Client
+
+class Log:
+    def pid(self):
+        return os.getpid()
+
+client = Client(sys.argv[1], sys.argv[2])
+mine, named = client.actor(Log), client.actor(Log, name="named")
+first = mine.pid().result(60)
+named.pid().result(60)
+child = os.fork()
+if not child:
+    client.get_actor("named").pid().result(60)
+    sys.exit(0)  # as a program ends, with its exit handlers
+assert os.waitpid(child, 0)[1] == 0
+child = os.fork()
+if not child:
+    sys.exit(0)  # without having used the client
+assert os.waitpid(child, 0)[1] == 0
+assert mine.pid().result(60) == first
+print("alive", flush=True)
+"""
+
+
+@pytest.mark.embedded_only("the official client doesn't survive a fork")
+def test_a_forked_child_that_ends_leaves_its_parents_actors(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1)
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    command = [sys.executable, str(script), demo.url, demo.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+    assert done.stdout == "alive\n", done.stderr
 
 
 class _Spy:

@@ -13,11 +13,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fdb_datamodel import WorkerId, collect, session_sightings
+from fdb_datamodel import (
+    Capacity,
+    FutureResult,
+    FutureSpec,
+    WorkerId,
+    beat_session,
+    collect,
+    finish_turn,
+    put_realized_future,
+    register_worker,
+    session_sightings,
+    streams,
+    submit_futures,
+)
 from fdb_schema import ClusterSpace, open_database, read_range
 from futures_worker import Client, FutureDeletedError
 from futures_worker.client import session as client_session
-from futures_worker.object_names import copy_name, parse_name, put_name, result_name
+from futures_worker.object_names import copy_name, item_name, parse_name, put_name, result_name
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.worker.audit import StoreAudit
 from idempotent_txn import run
@@ -44,6 +57,13 @@ def await_true(check: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
+def beating(demo: Any) -> Client:
+    """A client whose beats come well within the session's time to live of these tests."""
+    client = Client(demo.url, demo.name)
+    client._live.keeping._seconds = 0.5
+    return client
+
+
 def large(size: int) -> bytes:
     return bytes(size)
 
@@ -56,7 +76,7 @@ def names_in_store(demo: Any) -> set[str]:
 
 def test_what_a_client_lets_go_is_collected_while_it_lives(cluster: Any, monkeypatch: Any) -> None:
     demo = cluster(1, 2, *QUICK)
-    with Client(demo.url, demo.name) as client:
+    with beating(demo) as client:
         kept = client.submit(large, 50_000)
         named = client.submit(large, 60_000, name="by its name")
         futures = [client.submit(large, 40_000 + i) for i in range(5)] + client.map(abs, range(20))
@@ -78,7 +98,7 @@ def test_what_a_client_lets_go_is_collected_while_it_lives(cluster: Any, monkeyp
             raise AssertionError("a collected future has no result")
         name = named.id
     await_true(lambda: rows(demo)["tombstones"] == 26)
-    with Client(demo.url, demo.name) as client:
+    with beating(demo) as client:
         assert len(client.get_future(name).result(WAIT)) == 60_000, "named: kept"
     demo.check()
 
@@ -94,7 +114,7 @@ def gives_futures(count: int) -> list[Any]:
 
 def test_futures_inside_a_result_live_as_long_as_it_does(cluster: Any) -> None:
     demo = cluster(1, 2, *QUICK)
-    with Client(demo.url, demo.name) as client:
+    with beating(demo) as client:
         outer = client.submit(gives_futures, 3)
         inner = outer.result(WAIT)
         assert rows(demo)["references"] >= 3
@@ -243,8 +263,6 @@ def test_the_audit_removes_what_two_looks_found_unrecorded(tmp_path: Path) -> No
     store = ObjectStore(directory, 1 << 20)
     worker = WorkerId("127.0.0.1", 1, bytes(16))
     session = os.urandom(16)
-    from fdb_datamodel import FutureResult, FutureSpec, beat_session, put_realized_future, register_worker
-
     run(db, register_worker, space, worker)
     run(db, beat_session, space, session, 1)
     spec = FutureSpec(session=session)
@@ -256,13 +274,20 @@ def test_the_audit_removes_what_two_looks_found_unrecorded(tmp_path: Path) -> No
         result_name(spec.id, 0, 1),
         copy_name(spec.id),
     ]
+    generator = FutureSpec(b"code", session=session)
+    run(db, submit_futures, space, [generator])
+    (claim,) = run(db, finish_turn, space, worker, [], Capacity(), 1)
+    writer = run(db, streams.begin_stream, space, claim.id, claim.attempt, session)
+    yielded = [FutureResult(None, 3, item_name(claim.id, n, 1), worker) for n in range(2)]
+    run(db, streams.add_items, space, writer, [(0, yielded[0])])
+    others.append(yielded[1].name)
     try:
-        for name in (result.name, *others, "stream-of-something-else"):
+        for name in (result.name, yielded[0].name, *others, "stream-of-something-else"):
             store.add(name, [b"abc"])
         audit = StoreAudit(db, space, store, lambda: worker)
         assert audit.look() == []
         assert sorted(audit.look()) == sorted(others[1:])
-        assert store.names() == [result.name, others[0], "stream-of-something-else"]
+        assert store.names() == [result.name, yielded[0].name, others[0], "stream-of-something-else"]
         (alive,) = run(db, session_sightings, space)
         assert alive.id == session
     finally:
@@ -284,7 +309,7 @@ def yields_futures(stop: int) -> Any:
 
 def test_futures_inside_what_actors_return_and_generators_yield_live_as_long_as_it_does(cluster: Any) -> None:
     demo = cluster(1, 2, *QUICK)
-    with Client(demo.url, demo.name) as client:
+    with beating(demo) as client:
         call = client.actor(Giver, name="giver").give(3)
         stream = client.submit(yields_futures, 2)
         free = client.submit(abs, -1)
@@ -300,7 +325,7 @@ def test_futures_inside_what_actors_return_and_generators_yield_live_as_long_as_
         demo.start("--slots", "1", *QUICK)
         await_true(lambda: rows(demo)["sessions"] == 1)
         for _ in range(3):  # marked, judged, judged again
-            collect(open_database(demo.url), demo.name, grace=0.0)
+            collect(open_database(demo.url), demo.name, grace=-1.0)
         assert rows(demo)["tombstones"], "what nobody held is gone"
         again = [client.get_future(one) for one in ids]
         assert client.gather(again, timeout=WAIT) == [0, 1, 2, 0, 0, 1]

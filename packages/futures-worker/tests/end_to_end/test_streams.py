@@ -57,6 +57,20 @@ def total(items: Any) -> int:
     return sum(items)
 
 
+def every(seconds: float, stop: int) -> Iterator[int]:
+    for number in range(stop):
+        time.sleep(seconds)
+        yield number
+
+
+def test_the_result_of_a_stream_comes_in_time_or_not_at_all(shared_cluster: Callable[..., Any]) -> None:
+    client = shared_cluster(1, 1).client()
+    future = client.submit(every, 0.3, 12)
+    with pytest.raises(TimeoutError):
+        future.result(1.0)  # though each item comes sooner
+    assert future.result(WAIT) == list(range(12))
+
+
 def test_items_arrive_while_the_generator_runs(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
     demo = shared_cluster(workers=1)
     gate = tmp_path / "gate"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from fdb_schema import ClusterSpace, Transaction, collect_blob, drop_reference, get_many, read_clock
@@ -41,11 +41,21 @@ def read_results(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes]) -> 
     return [None if value is None else codec.unpack_latest_result(value) for value in values]
 
 
-def recorded_objects(tr: Transaction, space: ClusterSpace, worker: WorkerId, ids: Sequence[bytes]) -> set[str]:
-    """The names of the objects of these futures that `worker` is recorded to hold, by snapshot."""
+def recorded_objects(
+    tr: Transaction, space: ClusterSpace, worker: WorkerId, objects: Iterable[tuple[bytes, int | None]]
+) -> set[str]:
+    """The names of the objects that `worker` is recorded to hold, by snapshot: of a future's results, or (id, n) of its n-th item."""
     ch = Changes(tr, space)
     found: set[str] = set()
-    for one in dict.fromkeys(ids):
+    wanted = dict.fromkeys(objects)
+    items = [ch.keys.stream_item(encode_id(one), number) for one, number in wanted if number is not None]
+    for value in ch.get_many(items, snapshot=True):
+        item = None if value is None else codec.unpack_latest_result(value)
+        if item is not None and item.worker == worker:
+            found.add(item.name)
+    for one, number in wanted:
+        if number is not None:
+            continue
         prefix = ch.keys.results + encode_id(one)
         for _, value in ch.read(prefix, prefix + b"\xff", snapshot=True):
             copy, inline = codec.unpack_result_row(value)

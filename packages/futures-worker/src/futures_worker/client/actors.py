@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from uuid import UUID
 
@@ -121,7 +122,7 @@ def make_actor(
         raise ValueError(f"max_restarts is a whole number, -1 for any number of restarts, found {max_restarts!r}")
     options = DEFAULT_OPTIONS.changed(**settings)
     if name:
-        found = ask(client._db, actors.named_actor, client._space, name, strategy="off")
+        found = ask(client._live.db, actors.named_actor, client._space, name, strategy="off")
         if found is not None:
             return Actor(client, found, kind.__name__, methods_of(kind))
     restarts = FOREVER if max_restarts < 0 else max_restarts
@@ -168,6 +169,7 @@ def _host_spec(
         max_retries=restarts,
         max_worker_losses=restarts,
         max_oom=restarts,
+        max_restarts=restarts,
         allow_reconstruction=False,
         priority=options.priority,
         unschedulable_timeout=options.unschedulable_timeout,
@@ -184,7 +186,7 @@ def _host_spec(
 
 def get_actor(client: Client, name: str) -> Actor[Any]:
     """See `Client.get_actor`."""
-    found = ask(client._db, actors.named_actor, client._space, name, strategy="off")
+    found = ask(client._live.db, actors.named_actor, client._space, name, strategy="off")
     if found is None:
         raise LookupError(f"cluster {client.cluster!r} has no actor named {name!r}: make it with client.actor")
     return Actor(client, found, name, frozenset())
@@ -193,7 +195,9 @@ def get_actor(client: Client, name: str) -> Actor[Any]:
 def end_actor(client: Client, actor: Actor[Any]) -> None:
     """See `Client.kill_actor`."""
     gone = Failure("cancelled", f"actor {actor._label} was ended by kill_actor")
-    ask(client._db, cancel_future, client._space, actor._id, gone)
+    ask(client._live.db, cancel_future, client._space, actor._id, gone)
+    with contextlib.suppress(ValueError):
+        client._own_actors.remove(actor._id)
 
 
 def end_own_actors(client: Client) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fdb_datamodel import MailEntry, WorkerId
 
 if TYPE_CHECKING:
     from futures_worker.client.future import Future
+
+
+SIGNALS_KEPT: Final = 10_000
 
 
 class Group(Protocol):
@@ -24,7 +27,8 @@ class Expected:
 
     def __init__(self) -> None:
         self.pending: dict[bytes, Future[Any]] = {}  # id -> future whose end was asked for and hasn't come
-        self.signals: dict[bytes, int] = {}  # id -> how often its stream was told of
+        self.signals: dict[bytes, int] = {}  # id -> changes whenever its stream was told of, of late
+        self._signals_told = 0
         self._twins: dict[bytes, list[Future[Any]]] = {}  # further handles of pending ids
         self._groups: tuple[Group, ...] = ()
         self._joining = threading.Lock()
@@ -41,13 +45,26 @@ class Expected:
         if known is not future:
             self._twins.setdefault(future._id, []).append(future)
 
+    def forget(self, futures: Iterable[Future[Any]]) -> None:
+        """Handles that couldn't be asked for wait no more."""
+        for future in futures:
+            twins = self._twins.get(future._id, [])
+            if future in twins:
+                twins.remove(future)
+            elif self.pending.get(future._id) is future:
+                self.pending.pop(future._id, None)
+                if twins:
+                    self.pending[future._id] = twins.pop(0)
+            if not twins:
+                self._twins.pop(future._id, None)
+
     def settle(self, entries: Sequence[MailEntry], calls: bool = False) -> list[Future[Any]]:
         """Record how futures ended; those that have callbacks. `calls`: of actors, whose workers may be busy."""
         pending = self.pending
         ended = []
         for entry in entries:
             if entry.kind == "stream":
-                self.signals[entry.id] = self.signals.get(entry.id, 0) + 1
+                self._signal(entry.id)
                 continue
             future = pending.get(entry.id)
             # A result that was lost and may not be computed again fails in the epoch that it was realized in.
@@ -64,6 +81,14 @@ class Expected:
             self._idle = last.worker if last is not None and not pending else None
         self.tell(ended)
         return [future for future in ended if future._callbacks]
+
+    def _signal(self, future_id: bytes) -> None:
+        # Numbers never come again, so that one which was forgotten differs from all that were seen before.
+        self._signals_told += 1
+        self.signals.pop(future_id, None)
+        self.signals[future_id] = self._signals_told
+        while len(self.signals) > SIGNALS_KEPT:
+            self.signals.pop(next(iter(self.signals)), None)
 
     def take_idle(self) -> WorkerId | None:
         """A worker that ended the only thing waited for: it has a free slot, as far as can be known. Told once."""

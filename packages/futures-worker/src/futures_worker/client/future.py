@@ -88,11 +88,11 @@ class Future(Generic[T]):
         """
         if self._value is not _UNREAD:
             return self._value  # type: ignore[no-any-return]
-        if self._streams:
-            self._value = list(self.stream(timeout))
-            return self._value  # type: ignore[no-any-return]
         session = self._home()
         deadline = session.deadline(timeout)
+        if self._streams:
+            self._value = list(ResultStream(self, timeout, deadline))
+            return self._value  # type: ignore[no-any-return]
         while True:
             if self._entry is None:
                 self._await_end(session, deadline, timeout, reading=True)
@@ -111,7 +111,7 @@ class Future(Generic[T]):
             if stored.inline is not None:
                 self._value = load_result(stored.inline)
                 if type(self._value) is StreamedItems:
-                    self._value = list(self.stream(timeout))
+                    self._value = list(ResultStream(self, timeout, deadline))
                 return self._value  # type: ignore[no-any-return]
             data = session.fetch(self, stored, resubmit_if_object_lost, deadline)
             if data is not None:

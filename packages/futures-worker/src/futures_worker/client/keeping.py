@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, release_futures
+from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, hold_futures, release_futures
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
@@ -47,11 +47,14 @@ class Keeping:
         self._on_return = on_return
         self._seconds = seconds
         self._held: dict[bytes, int] = {}  # id -> handles in this process
+        self._borrowed: set[bytes] = set()  # of those, what others may have submitted: a row holds it
         self._dropped: deque[bytes] = deque()
+        self._unheld: list[bytes] = []  # without handles, and the database was in trouble when it was to be told
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._counter = 0
         self._begun = False
+        self._returning = False  # it was declared dead, and hasn't taken up again what it needs
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -71,9 +74,10 @@ class Keeping:
         self._held[future_id] = 1
 
     def hold_another(self, future_id: bytes) -> None:
-        """There is one more handle of a future."""
+        """There is one more handle of a future. Called before the database is told."""
         with self._lock:
             self._held[future_id] = self._held.get(future_id, 0) + 1
+            self._borrowed.add(future_id)
 
     def drop(self, future_id: bytes) -> None:
         """A handle is gone. Called by the garbage collector, in whatever thread and amid whatever it does."""
@@ -82,9 +86,10 @@ class Keeping:
     def release_dropped(self) -> int:
         """Let futures go that no handle is left of; how many."""
         count = 0
-        while self._dropped:
-            page: list[bytes] = []
+        while self._dropped or self._unheld:
             with self._lock:
+                page = [one for one in self._unheld if one not in self._held]
+                self._unheld = []
                 while self._dropped and len(page) < RELEASED_AT_ONCE:
                     one = self._dropped.popleft()
                     left = self._held.get(one, 1) - 1
@@ -92,15 +97,28 @@ class Keeping:
                         self._held[one] = left
                         continue
                     self._held.pop(one, None)
+                    self._borrowed.discard(one)
                     page.append(one)
             if page:
                 try:
                     run(self._db, release_futures, self._space, self._session, page)
                 except BaseException:
-                    self._dropped.extend(page)
+                    self._unheld = page
                     raise
+                with self._lock:
+                    again = [one for one in page if one in self._held]
+                if again:  # taken up while they were let go: whichever transaction came last, they are held now
+                    run(self._db, hold_futures, self._space, again, session=self._session)
             count += len(page)
         return count
+
+    def hold_again(self) -> None:
+        """After the session was declared dead: what it held by rows of its own may have been let go by others."""
+        with self._lock:
+            held = list(self._borrowed)
+        for start in range(0, len(held), RELEASED_AT_ONCE):
+            page = held[start : start + RELEASED_AT_ONCE]
+            run(self._db, hold_futures, self._space, page, session=self._session)
 
     def return_again(self) -> None:
         """Begin anew under the same id after the session was declared dead."""
@@ -140,7 +158,10 @@ class Keeping:
                     known = self._write_beat()
                 if not known:
                     log.warning("this client gave no sign of life for too long and was declared dead; it begins anew")
+                    self._returning = True
+                if self._returning:
                     self._on_return()
+                    self._returning = False
                 self.release_dropped()
                 self._on_beat()
             except Exception as exc:

@@ -40,6 +40,7 @@ def _after_fork_in_child() -> None:
         client._session = None  # made anew at the first use: threads, locks and the watch stayed with the parent
         client._fetcher = None
         client._code = CodeCache()
+        client._own_actors = []  # they end with the parent's client
 
 
 def _at_exit() -> None:

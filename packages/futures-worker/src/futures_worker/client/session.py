@@ -7,6 +7,7 @@ that a lone client sees its future retried, and it says why a wait takes long.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
@@ -18,6 +19,7 @@ from fdb_datamodel import (
     ClusterSpace,
     FutureSpec,
     MailEntry,
+    UnknownFutureError,
     put_code,
     streams,
     submit_futures,
@@ -44,6 +46,7 @@ from futures_worker.liveness import WorkerObserver, reap_dead
 from futures_worker.payload import Code
 
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits: mail missed, workers dead
+SUBSCRIBED_AT_ONCE: Final = 250  # futures of one transaction
 WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason is told
 
 
@@ -78,7 +81,10 @@ class Session(FutureQueries, ActorCalls):
     def submit(self, future: Future[Any], spec: FutureSpec, code: Code) -> None:
         """Take a future to be stored with the next batch."""
         future._session = self
-        self.keeping.hold(spec.id)
+        if future._subscribed:
+            self.keeping.hold(spec.id)
+        else:  # a key's: there may be other handles
+            self.keeping.hold_another(spec.id)
         self._pending[spec.id] = future
         self._intake.add(Submission(future, spec, None if self._store.has_code(code.digest) else code))
 
@@ -241,9 +247,11 @@ class Session(FutureQueries, ActorCalls):
         if entry is not None:
             self._deliver([entry])
         elif settled or leave or self.line.overdue():
-            self.line.awaited = b""
+            # Until the database was asked: no mail comes of a request on the line, so trouble must not forget it.
+            self.line.awaited = awaited
             if awaited in self._pending:
                 self._deliver(ask(self.db, subscribe, self.space, self.id, [awaited]))
+            self.line.awaited = b""
 
     def waits_for_both(self) -> bool:
         """Whether somebody waits for several futures while calls of actors are unanswered: no thread can block on both."""
@@ -300,16 +308,20 @@ class Session(FutureQueries, ActorCalls):
 
     def _subscribe(self, futures: Sequence[Future[Any]]) -> None:
         self.line.interrupt()
-        for start in range(0, len(futures), 250):
-            page = futures[start : start + 250]
+        for start in range(0, len(futures), SUBSCRIBED_AT_ONCE):
+            page = futures[start : start + SUBSCRIBED_AT_ONCE]
             for future in page:
                 self._expected.add(future)
-            self.keeping.begin()
-            entries = ask(self.db, subscribe, self.space, self.id, [future._id for future in page])
-            for future in page:
-                if future._session is not self:
+                if future._session is not self:  # held first: a handle of before may be let go meanwhile
                     future._session = self
                     self.keeping.hold_another(future._id)
+            try:
+                self.keeping.begin()
+                entries = ask(self.db, subscribe, self.space, self.id, [future._id for future in page])
+            except BaseException:
+                self._expected.forget(future for future in page if not future._subscribed)
+                raise
+            for future in page:
                 future._stored = future._subscribed = True
             self.callbacks.run(self._expected.settle(entries))
             self.wake_followers()
@@ -336,11 +348,18 @@ class Session(FutureQueries, ActorCalls):
             committed()
 
     def _take_up_again(self) -> None:
-        """After others had declared this session dead: mail was lost meanwhile, and code may have gone."""
+        """After others had declared this session dead: mail and what it held were lost meanwhile, and code may have gone."""
         self._store.forget_code()
+        self.keeping.hold_again()
         stored = [future for future in list(self._pending.values()) if future._stored]
-        if stored:
-            self._subscribe(stored)
+        for start in range(0, len(stored), SUBSCRIBED_AT_ONCE):
+            page = stored[start : start + SUBSCRIBED_AT_ONCE]
+            try:
+                self._subscribe(page)
+            except UnknownFutureError:  # whoever waits for that one is told; the others get their mail
+                for future in page:
+                    with contextlib.suppress(UnknownFutureError):
+                        self._subscribe([future])
 
     # --- streams ------------------------------------------------------------------------------------------------------
 

@@ -26,9 +26,11 @@ _END: Final = object()
 class ResultStream(Generic[T]):
     """The items of one future, from the first on: an iterator, and an asynchronous one. Made by `Future.stream`."""
 
-    def __init__(self, future: Future[Any], timeout: float | None) -> None:
+    def __init__(self, future: Future[Any], timeout: float | None, end: float | None = None) -> None:
+        """`timeout`: seconds to wait for each item. `end`: of all waiting, on the monotonic clock."""
         self._future = future
         self._timeout = timeout
+        self._end = end
         self._position = 0  # of the next item
         self._page: deque[FutureResult] = deque()
 
@@ -53,7 +55,9 @@ class ResultStream(Generic[T]):
         return value  # type: ignore[no-any-return]
 
     def _next(self) -> Any:
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline = self._end
+        if deadline is None and self._timeout is not None:
+            deadline = time.monotonic() + self._timeout
         while True:
             if not self._page and not self._more(deadline):
                 return _END

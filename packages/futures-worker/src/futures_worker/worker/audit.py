@@ -1,4 +1,4 @@
-"""Finds objects that nobody recorded: results of attempts that were lost, and puts of clients that died midway."""
+"""Finds objects that nobody recorded: of attempts that were lost, of clients that died midway, of streams that were deleted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class StoreAudit:
 
 
 def _unrecorded(tr: Any, space: ClusterSpace, worker: WorkerId, page: dict[str, ObjectName]) -> set[str]:
-    recorded = recorded_objects(tr, space, worker, [parsed.future_id for parsed in page.values()])
+    recorded = recorded_objects(
+        tr, space, worker, [(parsed.future_id, parsed.item if parsed.item >= 0 else None) for parsed in page.values()]
+    )
     return {
         name
         for name, parsed in page.items()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from fdb_datamodel import FutureResult, hold_futures, streams
 from futures_worker.errors import MainspringError
+from futures_worker.object_names import item_name
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
 from futures_worker.streams import MOST_AHEAD, StreamedItems
 from futures_worker.worker.task_context import TaskContext, current_task, waiting
@@ -94,7 +95,7 @@ class _ItemWriter:
             item = FutureResult(inline, len(inline))
         else:
             worker = self._begun.worker
-            name = f"{self._task.id.hex()}-item-{number}-{self._task.attempt}"
+            name = item_name(self._task.id, number, self._task.attempt)
             self._client._object_fetcher().put((worker.ip, worker.port), name, data.to_bytes())
             item = FutureResult(None, data.nbytes, name, worker)
         with self._changed:

@@ -1,0 +1,156 @@
+"""What a client holds stays, whatever happens to its session meanwhile; what it was refused leaves no trace."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fdb_embedded
+from fdb_datamodel import MailEntry, UnknownFutureError, collect, declare_session_dead, session_sightings, subscribe
+from fdb_schema import ClusterSpace, DatabaseUnreachableError
+from futures_worker import Client
+from futures_worker.client import expected, keeping
+from futures_worker.client import session as client_session
+from idempotent_txn import run
+
+WAIT = 60.0
+SPACE = ClusterSpace("test")
+
+
+@pytest.fixture
+def db(thread_worker: Callable[..., Any]) -> Any:
+    database = fdb_embedded.open(f"memory:{uuid.uuid4()}")
+    thread_worker(database, "test")
+    return database
+
+
+def square(n: int) -> int:
+    return n * n
+
+
+def collect_all(db: Any) -> None:
+    for _ in range(3):  # marked, judged, judged again
+        collect(db, "test", grace=-1.0)  # no pause between two looks
+
+
+def declare_dead(db: Any, client: Client) -> None:
+    """As others find a client that was stopped."""
+    session = client._live.id
+    for sighting in run(db, session_sightings, SPACE):
+        if sighting.id == session:
+            assert run(db, declare_session_dead, SPACE, sighting)
+
+
+def test_an_id_that_nobody_has_leaves_nothing_behind(db: Any) -> None:
+    with Client(db, "test") as client:
+        unknown = uuid.uuid4()
+        one, two = client.get_future(unknown), client.get_future(unknown)
+        for handle in (one, two, one):
+            with pytest.raises(UnknownFutureError):
+                handle.result(WAIT)
+        assert client._live._pending == {}
+        assert client._live._expected._twins == {}
+        assert client.submit(square, 3).result(WAIT) == 9
+
+
+def test_a_client_that_comes_back_holds_what_it_held(db: Any) -> None:
+    maker, client = Client(db, "test"), Client(db, "test")
+    with client:
+        with maker:
+            made = [maker.submit(square, n) for n in range(3)]
+            maker.gather(made, timeout=WAIT)
+            taken = client.get_future(made[1].id)
+            assert taken.result(WAIT) == 1
+            ids = [future.id for future in made]
+        declare_dead(db, client)
+        collect(db, "test", grace=3600.0)  # drops the references of sessions that are gone
+        client._live.keeping.return_again()
+        collect_all(db)
+        other = Client(db, "test")
+        with other:
+            assert other.get_future(ids[1]).result(WAIT) == 1, "held by a handle"
+            for gone in (ids[0], ids[2]):
+                assert other.get_future(gone).exception(WAIT) is not None
+
+
+def test_a_handle_of_a_key_outlives_the_other_one(db: Any) -> None:
+    with Client(db, "test") as client:
+        one = client.submit(square, 4, key="four")
+        assert one.result(WAIT) == 16
+        two = client.submit(square, 4, key="four")
+        assert two.result(WAIT) == 16
+        known = two.id
+        del two
+        client._live.keeping.release_dropped()
+        collect_all(db)
+        assert client.get_future(known).exception(WAIT) is None
+        assert one.result(WAIT) == 16
+
+
+def test_a_future_taken_up_while_it_is_let_go_stays_held(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker, client = Client(db, "test"), Client(db, "test")
+    with client:
+        with maker:
+            known = maker.submit(square, 5).id
+            maker.get_future(known).result(WAIT)
+            first = client.get_future(known)
+            assert first.result(WAIT) == 25
+            again: list[Any] = []
+            real = keeping.run
+
+            def late(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+                if fn.__name__ == "release_futures" and args[-1] == [known.bytes] and not again:
+                    again.append(client.get_future(known))
+                    assert again[0].result(WAIT) == 25
+                return real(db, fn, *args, **kwargs)
+
+            monkeypatch.setattr(keeping, "run", late)
+            del first
+            client._live.keeping.release_dropped()
+            assert again
+        collect_all(db)
+        with Client(db, "test") as other:
+            assert other.get_future(known).result(WAIT) == 25
+
+
+def test_a_request_on_a_line_is_not_forgotten_for_trouble_with_the_database(
+    db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No mail comes of it: who waits has to ask again."""
+    with Client(db, "test") as client:
+        session = client._live
+        future = client.submit(square, 6)
+        assert future.result(WAIT) == 36
+        # As it is while the worker that has the request on its line hung up and the mail isn't there.
+        entry, future._entry = future._entry, None
+        future._value = client.submit(square, 1)._value
+        assert isinstance(entry, MailEntry)
+        session._pending[future._id] = future
+        session.line.awaited = future._id
+        troubles = [DatabaseUnreachableError("no answer")]
+        real = client_session.ask
+
+        def ask(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if fn is subscribe and troubles:
+                raise troubles.pop()
+            return real(db, fn, *args, **kwargs)
+
+        monkeypatch.setattr(client_session, "ask", ask)
+        with pytest.raises(DatabaseUnreachableError):
+            future.result(WAIT)
+        assert future.result(WAIT) == 36
+
+
+def test_signals_of_streams_are_forgotten_and_never_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected, "SIGNALS_KEPT", 3)
+    told = expected.Expected()
+    seen = set()
+    for number in range(20):
+        stream = bytes([number % 5]) * 16
+        told.settle([MailEntry(stream, "stream", None, None, 0)])
+        seen.add(told.signals[stream])
+    assert len(told.signals) == 3
+    assert len(seen) == 20
