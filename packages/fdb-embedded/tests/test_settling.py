@@ -152,6 +152,35 @@ def test_a_commit_that_a_failed_read_stops_ends_what_was_promised_with_it(db: An
     assert not db.dpointer.watches
 
 
+@pytest.mark.parametrize("how", ["get", "snapshot", "get_many", "range", "key", "id"])
+def test_a_commit_fails_as_the_first_read_that_failed(db: Any, how: str) -> None:
+    """As in the C client, whose commit waits for every read of the transaction."""
+    db[b"k"] = b"1"
+    reads: dict[str, Callable[[Any], Any]] = {
+        "get": lambda tr: tr[b"k"].wait(),
+        "snapshot": lambda tr: tr.snapshot[b"k"].wait(),
+        "get_many": lambda tr: tr.get_many([b"k", b"l"]),
+        "range": lambda tr: list(tr.snapshot.get_range(b"a", b"z")),
+        "key": lambda tr: tr.get_key(fdb_embedded.load().KeySelector.first_greater_than(b"a")).wait(),
+        "id": lambda tr: tr.snapshot[b"\xff\x02/idmp/x"].wait(),
+    }
+    tr = db.create_transaction()
+    tr.options.set_read_system_keys()
+    tr.get_read_version().wait()
+    db.dpointer.engine.end_old_snapshots(float("inf"))
+    with pytest.raises(fdb_embedded.load().FDBError) as error:
+        reads[how](tr)
+    assert error.value.code == 1007
+    tr[b"blind"] = b""
+    assert code_of(tr.commit()) == 1007
+    assert db[b"blind"] is None
+    tr.on_error(error.value).wait()
+    tr.options.set_read_system_keys()
+    reads[how](tr)
+    tr[b"blind"] = b""
+    assert code_of(tr.commit()) == 0
+
+
 def test_a_watch_of_a_dropped_transaction_makes_room_and_ends(db: Any) -> None:
     db.options.set_max_watches(2)
     tr = db.create_transaction()

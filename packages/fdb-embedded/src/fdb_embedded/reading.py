@@ -122,7 +122,10 @@ class Reading(TransactionState):
         if key >= b"\xff":
             if key >= self._limit_key() and key != METADATA_VERSION:
                 raise Code(errors.KEY_OUTSIDE_LEGAL_RANGE)
-            special = special_keys.system_get(self, key)
+            try:
+                special = special_keys.system_get(self, key)
+            except Code as error:
+                raise self._read_failed(error.code) from None
             if special is not None:
                 return special[0]
         if len(key) > KEY_LIMIT and len(key) > (SYSTEM_KEY_LIMIT if key.startswith(b"\xff") else KEY_LIMIT):
@@ -154,7 +157,10 @@ class Reading(TransactionState):
                 self.read_points = {key}
             else:
                 points.add(key)
-        return snap.get(key)
+        try:
+            return snap.get(key)
+        except Code as error:
+            raise self._read_failed(error.code) from None
 
     def get_many(self, wanted: list[bytes], snapshot: bool) -> list[bytes | None]:
         """The values of many keys, as one `get` each."""
@@ -167,7 +173,10 @@ class Reading(TransactionState):
                 self.read_points = set(wanted)
             else:
                 self.read_points.update(wanted)
-        return snap.get_many(wanted)
+        try:
+            return snap.get_many(wanted)
+        except Code as error:
+            raise self._read_failed(error.code) from None
 
     def _rows(self, begin: bytes, end: bytes, reverse: bool, snapshot: bool, first: int) -> Iterator[Row]:
         """The rows of [begin, end) as this transaction sees them."""

@@ -41,7 +41,7 @@ class TransactionState:
     read_version: int | None = None
     dead = 0
     deferred = 0
-    read_error = 0  # of a read through the overlay: the commit waits for those, and fails as they did
+    read_error = 0  # of the first read that failed: the commit waits for all, and fails as it did
     committing = False
     plain = True
     no_write_conflict = False
