@@ -94,6 +94,29 @@ def test_a_version_that_is_asked_for_changes_nobody_elses_snapshot(tmp_path: Pat
     fdb_embedded.close(db)
 
 
+def test_an_automatic_id_that_was_expired_stays_so_after_a_power_loss(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    for name in (b"expired expired e", b"kept kept kept ke"):
+        tr = db.create_transaction()
+        tr.set_idempotency_id(name, True)
+        tr[b"k"] = name
+        stamp = tr.get_versionstamp()
+        tr.commit().wait()
+        if name.startswith(b"expired"):
+            tr = db.create_transaction()
+            tr.options.set_access_system_keys()
+            tr.clear(idempotency.row_key(int.from_bytes(stamp.value[:8], "big"), 0))
+            tr.commit().wait()
+    power_loss(tmp_path / "db", tmp_path / "image")
+    fdb_embedded.close(db)
+    found = fdb_embedded.open(tmp_path / "image", durability="fsync")
+    tr = found.create_transaction()
+    tr.options.set_read_system_keys()
+    rows = tr.read_range(idempotency.IDS, idempotency.IDS_END)
+    assert [name for row in rows for name, _, _ in idempotency.parse_row(*row)] == [b"kept kept kept ke"]
+    fdb_embedded.close(found)
+
+
 def test_idempotency_ids_survive_a_power_loss_with_their_commits(tmp_path: Path) -> None:
     db = fdb_embedded.open(tmp_path / "db", durability="fsync")
     stamps = {}

@@ -81,6 +81,37 @@ def test_clearing_the_rows_forgets_the_ids_that_are_still_on_the_log(opened: Cal
     assert rows(db) == [(b"2" * 16, version, index)]
 
 
+@pytest.mark.parametrize("automatic", [False, True])
+@pytest.mark.parametrize("how", ["clear", "clear range", "rewrite"])
+def test_an_id_expired_while_it_is_on_the_log_is_gone(opened: Callable[..., Any], automatic: bool, how: str) -> None:
+    db = opened()
+    db.clear_range(b"", b"\xff")
+    before = commit_with(db, b"before before bef", b"a", automatic=automatic)
+    stamp = commit_with(db, b"expired expired e", b"a", automatic=automatic)
+    after = commit_with(db, b"after after after", b"a", automatic=automatic)
+    version = int.from_bytes(stamp[:8], "big")
+    row = idempotency.row_key(version, 0)
+    tr = db.create_transaction()
+    tr.options.set_access_system_keys()
+    value = tr[row].value
+    assert value is not None
+    if how == "clear":
+        tr.clear(row)
+    elif how == "rewrite":
+        tr[row] = value[:16] + b"\x10another another \x01"
+    else:
+        tr.clear_range(row, row + b"\0")
+    tr.commit().wait()
+    left = [(b"before before bef", before), (b"after after after", after)]
+    if how == "rewrite":
+        left.insert(1, (b"another another ", stamp[:8] + b"\0\1"))
+    assert rows(db) == [(name, *struct.unpack(">QH", stamp)) for name, stamp in left]
+    engine = db.dpointer.engine
+    found = [engine.store.read(lambda txn, name=name: idempotency.find(txn, name, 0)) for name, _ in left]
+    assert found == [struct.unpack(">QH", stamp) for _, stamp in left]
+    assert engine.store.read(lambda txn: idempotency.find(txn, b"expired expired e", 0)) is None
+
+
 def test_a_dummy_commit_on_the_conflict_key_keeps_a_later_landing_out(opened: Callable[..., Any]) -> None:
     db = opened()
     fdb = fdb_embedded.load()

@@ -279,7 +279,8 @@ class Committer:
                 changes = Changes()
                 steps.append(changes)
             if member.writes_ids:
-                idempotency.spill_all(txn, last)
+                written = ((key, key + b"\0") for key in member.overlay.writes if key.startswith(idempotency.IDS))
+                idempotency.take_from_log(txn, [*member.overlay.clears, *written])
                 if changes is not None:
                     changes.spills = True
             stamped = apply_writes(txn, member, stamp, store.page, changes)

@@ -202,7 +202,7 @@ def _replay(directory: Path, fresh: Path) -> int:
             with env.begin(write=True) as txn:
                 for cleared, rows, spills in steps:
                     if spills:
-                        idempotency.spill_all(txn, last_version(txn))
+                        idempotency.take_from_log(txn, [*cleared, *((key, key + b"\0") for key, _ in rows)])
                     for begin, end in cleared:
                         keys.delete_range(txn, begin, end)
                     for key, value in rows:

@@ -4,16 +4,17 @@
 
 An id lies on its commit's record for as long as the log keeps it. When the record is trimmed, an id that must last (option
 504 alone, or a commit whose caller never got its answer) spills to a row; an automatic one (505) that was answered ends.
-Reads of the rows' range show both, so a reader needs to know one format only.
+Reads of the rows' range show both, so a reader needs to know one format only; and who changes a row, to expire an id before
+that, changes what is on the log as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import keys
-from .conflict import WITHOUT_IDS, unpack_record
+from .conflict import WITHOUT_IDS, Range, pack_record, unpack_record
 from .keys import LOG, LOG_END, Row, log_key
 
 IDS = b"\xff\x02/idmp/"
@@ -33,8 +34,12 @@ def rows_of(version: int, ids: Iterable[Id], seconds: int) -> list[Row]:
     for name, index, _ in ids:
         groups.setdefault(index >> 8, []).append(bytes((len(name),)) + name + bytes((index & 255,)))
     head = PROTOCOL + seconds.to_bytes(8, "little", signed=True)
-    prefix = IDS + version.to_bytes(8, "big")
-    return [(prefix + bytes((high,)), head + b"".join(parts)) for high, parts in sorted(groups.items())]
+    return [(row_key(version, high << 8), head + b"".join(parts)) for high, parts in sorted(groups.items())]
+
+
+def row_key(version: int, index: int) -> bytes:
+    """The key of the row of a commit version and the high byte of a batch index."""
+    return IDS + version.to_bytes(8, "big") + bytes((index >> 8,))
 
 
 def parse_row(key: bytes, value: bytes) -> list[tuple[bytes, int, int]]:
@@ -51,13 +56,24 @@ def parse_row(key: bytes, value: bytes) -> list[tuple[bytes, int, int]]:
 
 
 def spilled_to(txn: Any) -> int:
-    """Up to which version the log's lasting ids have become rows."""
+    """Up to which version the log's lasting ids are rows as well, in a database that an earlier release has changed."""
     data = txn.get(SPILLED)
     return int.from_bytes(data, "big") if data is not None else 0
 
 
 def logged(txn: Any, since: int, until: int) -> Iterable[tuple[int, list[Id], int]]:
     """(version, ids, seconds) of the commit records in [since, until] that carry ids."""
+    spilled = spilled_to(txn)
+    for version, data in _records(txn, since, until):
+        _, _, ids, seconds = unpack_record(data)
+        if version <= spilled:
+            ids = [item for item in ids if item[2]]
+        if ids:
+            yield version, ids, seconds
+
+
+def _records(txn: Any, since: int, until: int) -> Iterator[tuple[int, bytes]]:
+    """(version, commit record) of those in [since, until] that carry ids."""
     cursor = txn.cursor()
     if not cursor.set_range(log_key(max(0, since))):
         return
@@ -65,11 +81,8 @@ def logged(txn: Any, since: int, until: int) -> Iterable[tuple[int, list[Id], in
     for key, data in cursor.iternext(True, True):
         if key >= stop:
             return
-        if not key.startswith(LOG) or data[0] == WITHOUT_IDS:
-            continue
-        _, _, ids, seconds = unpack_record(data)
-        if ids:
-            yield int.from_bytes(key[3:], "big"), ids, seconds
+        if key.startswith(LOG) and data[0] != WITHOUT_IDS:
+            yield int.from_bytes(key[3:], "big"), data
 
 
 def log_rows(txn: Any, begin: bytes, end: bytes) -> list[Row]:
@@ -78,14 +91,17 @@ def log_rows(txn: Any, begin: bytes, end: bytes) -> list[Row]:
     high = min(end, IDS_END)
     if low >= high:
         return []
+    found: list[Row] = []
+    for version, ids, seconds in logged(txn, *_versions(low, high)):
+        found += (row for row in rows_of(version, ids, seconds) if low <= row[0] < high)
+    return found
+
+
+def _versions(low: bytes, high: bytes) -> tuple[int, int]:
+    """The first and the last version whose rows may lie in [low, high), a part of the rows' range."""
     since = int.from_bytes(low[len(IDS) : len(IDS) + 8].ljust(8, b"\0"), "big")
     until = (1 << 63) if high == IDS_END else int.from_bytes(high[len(IDS) : len(IDS) + 8].ljust(8, b"\xff"), "big")
-    spilled = spilled_to(txn)
-    found: list[Row] = []
-    for version, ids, seconds in logged(txn, since, until):
-        shown = [item for item in ids if item[2] or version > spilled]
-        found += (row for row in rows_of(version, shown, seconds) if low <= row[0] < high)
-    return found
+    return since, until
 
 
 def merge_rows(stored: list[Row], virtual: list[Row]) -> list[Row]:
@@ -99,17 +115,32 @@ def merge_rows(stored: list[Row], virtual: list[Row]) -> list[Row]:
 
 def spill(txn: Any, version: int, ids: Iterable[Id], seconds: int) -> None:
     """Write the rows of lasting ids, in a write transaction."""
-    for key, value in rows_of(version, [item for item in ids if not item[2]], seconds):
+    _store(txn, rows_of(version, [item for item in ids if not item[2]], seconds))
+
+
+def _store(txn: Any, rows: list[Row]) -> None:
+    for key, value in rows:
         before = txn.get(key)
         txn.put(key, value if before is None else before + value[16:])
 
 
-def spill_all(txn: Any, last: int) -> None:
-    """Make rows of all lasting ids on the log: somebody is about to change the rows."""
-    since = spilled_to(txn)
-    for version, ids, seconds in list(logged(txn, since + 1, last)):
-        spill(txn, version, ids, seconds)
-    txn.put(SPILLED, last.to_bytes(8, "big"))
+def take_from_log(txn: Any, spans: Iterable[Range]) -> None:
+    """Move the ids whose rows lie in `spans` from the log to the rows: somebody is about to change these.
+
+    All of them, automatic ones too: whoever clears a row, or takes an id out of it, doesn't find it there any more.
+    """
+    spilled = spilled_to(txn)
+    for begin, end in spans:
+        low, high = max(begin, IDS), min(end, IDS_END)
+        if low >= high:
+            continue
+        for version, data in list(_records(txn, *_versions(low, high))):
+            points, ranges, ids, seconds = unpack_record(data)
+            taken = [item for item in ids if low <= row_key(version, item[1]) < high]
+            if taken:
+                kept = [item for item in ids if item not in taken]
+                txn.put(log_key(version), pack_record(points, ranges, kept, seconds))
+                _store(txn, rows_of(version, [item for item in taken if item[2] or version > spilled], seconds))
 
 
 def find(txn: Any, name: bytes, since: int) -> tuple[int, int] | None:

@@ -38,7 +38,7 @@ class Changes:
     __slots__ = ("cleared", "rows", "spills")
 
     def __init__(self) -> None:
-        self.spills = False  # the rows of idempotency ids change: those on the log become rows first
+        self.spills = False  # rows of idempotency ids change: those of them on the log become rows first
         self.cleared: list[Range] = []
         self.rows: list[Change] = []
 
