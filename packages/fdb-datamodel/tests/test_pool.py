@@ -12,7 +12,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, Requirements
-from fdb_datamodel.requirements import parse_size, round_up
+from fdb_datamodel.requirements import format_size, parse_size, round_up
 from fdb_schema import fdb_error_code
 
 
@@ -268,3 +268,9 @@ def test_a_survey_names_the_shapes_that_were_not_reached(lab: Lab) -> None:
     assert claims.blocked == (Requirements(cpu=2),), "what is too big for the worker is none of its business"
     held = Capacity(**capacity, hold_for=Requirements(cpu=2))
     assert [claim.shape for claim in lab(dm.claim_futures, worker, held, 1)] == [(2000, 0, 0)]
+
+
+def test_sizes_are_written_as_people_write_them() -> None:
+    written = [format_size(n) for n in (0, 1, 1000, 1024, 2 << 30, 3 << 29, 1_500_000_000, 1 << 50, (1 << 30) + 1)]
+    assert written == ["0", "1B", "1kB", "1KiB", "2GiB", "1.5GiB", "1.5GB", "1PiB", "1GiB"]
+    assert str(dm.Requirements(1, "2GiB", 0.5)) == "cpu=1 ram=2GiB gpu=0.5"

@@ -84,7 +84,7 @@ def why_unclaimed(needs: Requirements, workers: Sequence[WorkerStatus]) -> str:
         return "no live worker"
     if not any(needs.fits(status.info.total) for status in workers):
         largest = max((status.info.total for status in workers), key=lambda total: total.shape)
-        return f"unschedulable: needs {_say(needs)}, the largest live worker has {_say(largest)}"
+        return f"unschedulable: needs {needs}, the largest live worker has {largest}"
     return "in the pool, waiting for a free worker"
 
 
@@ -198,7 +198,3 @@ def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[Future
 
 def _with_reason(info: FutureInfo, why: str) -> FutureInfo:
     return replace(info, reason=info.reason.replace("in the pool", why, 1))
-
-
-def _say(amount: Requirements) -> str:
-    return f"cpu={amount.cpu:g} ram={amount.ram} gpu={amount.gpu:g}"

@@ -11,6 +11,8 @@ for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS[_letter + "i"] = _UNITS[_letter + "ib"] = 1024**_power
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
+_MOST = 1 << 60  # of what an index can hold, with room for rounding up
+
 Shape = tuple[int, int, int]  # (cpu in thousandths, ram in bytes, gpu in thousandths): the unit of the indices
 
 
@@ -21,6 +23,13 @@ def parse_size(size: int | float | str) -> int:
     """
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise ValueError(f"a size is a number of bytes or text as '2GiB', not {size!r}")
+    found = _parse_size(size)
+    if found >= _MOST:
+        raise ValueError(f"a size can't be {size!r}: that is more than any machine has")
+    return found
+
+
+def _parse_size(size: int | float | str) -> int:
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         unit = match and _UNITS.get(match[2].lower())
@@ -34,8 +43,20 @@ def parse_size(size: int | float | str) -> int:
     return int(size)
 
 
+def format_size(size: int) -> str:
+    """Bytes as `parse_size` reads them: exactly, as "2GiB" or "1.5GB", where that is short; else to three digits."""
+    for base, mark in ((1024, "iB"), (1000, "B")):
+        power = max((power for power in range(1, 6) if size >= base**power), default=0)
+        if power and size * 100 % base**power == 0:
+            return f"{size / base**power:g}{'kMGTP'[power - 1] if base == 1000 else 'KMGTP'[power - 1]}{mark}"
+    if size < 1024:
+        return f"{size}B" if size else "0"
+    power = max(power for power in range(1, 6) if size >= 1024**power)
+    return f"{size / 1024**power:.3g}{'KMGTP'[power - 1]}iB"
+
+
 def _thousandths(name: str, amount: int | float) -> int:
-    if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < float("inf"):
+    if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < _MOST / 1000:
         raise ValueError(f"{name} is a number of {name}s, 0 or more, not {amount!r}")
     return round(amount * 1000)
 
@@ -78,6 +99,10 @@ class Requirements:
     def __post_init__(self) -> None:
         shape = (_thousandths("cpu", self.cpu), parse_size(self.ram), _thousandths("gpu", self.gpu))
         object.__setattr__(self, "shape", shape)
+
+    def __str__(self) -> str:
+        """As people write them: `cpu=1 ram=2GiB gpu=0`."""
+        return f"cpu={self.shape[0] / 1000:g} ram={format_size(self.shape[1])} gpu={self.shape[2] / 1000:g}"
 
     @classmethod
     def from_shape(cls, shape: Shape) -> Requirements:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fdb_schema.database import URL_VARIABLE
 from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, MainspringError, fdb_error_code
-from fdb_schema.keyspace import DEFAULT_CLUSTER
+from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
 
 DbOption = Annotated[
     str | None,
@@ -32,7 +32,7 @@ DbOption = Annotated[
     ),
 ]
 ClusterOption = Annotated[
-    str, typer.Option("--cluster", envvar="MAINSPRING_CLUSTER", metavar="NAME", help="Name of the cluster's keyspace.")
+    str, typer.Option("--cluster", envvar=CLUSTER_VARIABLE, metavar="NAME", help="Name of the cluster's keyspace.")
 ]
 MetricsAddressOption = Annotated[str, typer.Option("--metrics-address", help="Address of --metrics-port.")]
 MetricsPortOption = Annotated[

@@ -18,6 +18,7 @@ from fdb_schema.errors import NameInvalidError
 
 MAX_NAME_BYTES: Final = 255
 DEFAULT_CLUSTER: Final = "mainspring"
+CLUSTER_VARIABLE: Final = "MAINSPRING_CLUSTER"
 
 
 def check_name(what: str, name: object, *, limit: int = MAX_NAME_BYTES) -> str:

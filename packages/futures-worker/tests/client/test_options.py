@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fdb_datamodel import Backoff, Requirements
+from futures_worker import Client
 from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_NAMES
 from futures_worker.payload import may_retry
 
@@ -57,6 +58,16 @@ def test_values_arrive_in_the_data_models_terms() -> None:
         ("timeout", {"walk": 1}, "walk"),
         ("timeout", float("nan"), "timeout"),
         ("locality", "somewhere", "somewhere"),
+        ("priority", 1 << 70, "62 bits"),
+        ("resources", {"ram": 1 << 70}, "any machine"),
+        ("resources", {"cpu": 1e300}, "cpu"),
+        ("backoff", {"initial": "soon"}, "soon"),
+        ("backoff", {"initial": -1}, "-1"),
+        ("backoff", {"factor": float("nan")}, "nan"),
+        ("backoff", float("inf"), "inf"),
+        ("backoff", Backoff(maximum=-1.0), "-1"),
+        ("name", "\udcff", "UTF-8"),
+        ("key", "\udcff", "UTF-8"),
         ("locality", 7, "ip:port"),
         ("name", "", "name"),
         ("key", 7, "key"),
@@ -87,3 +98,21 @@ def test_retry_on() -> None:
     assert may_retry(DEFAULT_OPTIONS.changed(retry_on=KeyError).call_options, KeyError())
     with pytest.raises(TypeError, match="exception classes"):
         DEFAULT_OPTIONS.changed(retry_on=("ValueError",))
+
+
+def test_what_is_more_than_any_wait_or_count_means_for_ever() -> None:
+    options = DEFAULT_OPTIONS.changed(timeout={"queue": 1e300, "total": 1e12}, max_retries=1 << 70, ttl=1e308)
+    assert options.queue_timeout == options.total_timeout == options.ttl == 1e10
+    assert options.max_retries == 1 << 62
+    with pytest.raises(TypeError, match="exception classes"):
+        DEFAULT_OPTIONS.changed(retry_on=5)
+
+
+def test_the_cluster_of_a_client_is_that_of_the_environment_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSPRING_DB", "memory:client-of-the-environment")
+    monkeypatch.setenv("MAINSPRING_CLUSTER", "of-environment")
+    with Client() as client, Client(cluster="said") as other:
+        assert (client.cluster, other.cluster) == ("of-environment", "said")
+    monkeypatch.delenv("MAINSPRING_CLUSTER")
+    with Client() as client:
+        assert client.cluster == "mainspring"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from inspect import isgeneratorfunction
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from fdb_datamodel import (
     read_results,
 )
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, MainspringError, open_database, tracing
+from fdb_schema.keyspace import CLUSTER_VARIABLE
 from futures_worker.client import ambient, processes
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, end_own_actors, get_actor, make_actor
 from futures_worker.client.bound import BoundOptions
@@ -54,7 +56,8 @@ class Client(DataMethods):
         Args:
             url: the database, as `fdb_schema.open_database` takes it, or an open `Database`. None: the database of the
                 task this code runs in, else of the environment variable MAINSPRING_DB, else embedded:./.mainspring.
-            cluster: the cluster's name; None: that of the task this code runs in, else the default one.
+            cluster: the cluster's name; None: that of the task this code runs in, else of the environment variable
+                MAINSPRING_CLUSTER, else the default one.
             secret: what the cluster's processes prove to one another that they know; None: read from the database.
             durability: of an `embedded:` database: "process" or "fsync".
 
@@ -63,7 +66,7 @@ class Client(DataMethods):
         task = current_task()
         if url is None and task is not None:
             url, cluster = task.url, cluster or task.cluster
-        self.cluster = cluster or DEFAULT_CLUSTER
+        self.cluster = cluster or os.environ.get(CLUSTER_VARIABLE) or DEFAULT_CLUSTER
         self.closed = False
         self._space = ClusterSpace(self.cluster)
         self._url = url

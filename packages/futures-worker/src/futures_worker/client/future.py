@@ -97,8 +97,8 @@ class Future(Generic[T]):
             if self._entry is None:
                 self._await_end(session, deadline, timeout, reading=True)
                 if self._streams:
-                    self._value = list(self.stream(timeout))
-                    return self._value  # type: ignore[no-any-return]
+                    self._value = list(ResultStream(self, timeout, deadline))
+                    return self._value
             error = self._exception()
             if error is not None:
                 try:

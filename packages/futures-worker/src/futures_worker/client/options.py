@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -12,6 +12,9 @@ from futures_worker.payload import dump_retry_on
 
 _RESOURCES: Final = ("cpu", "ram", "gpu")
 _TIMEOUTS: Final = ("queue", "run", "total")
+_BACKOFF: Final = frozenset({"initial", "factor", "maximum"})
+_MOST: Final = 1 << 62  # of a whole number in a row, or in a key
+_FOREVER_SECONDS: Final = 1e10  # three hundred years: more is no other wait, and no number for a timer's key
 _ADDRESS: Final = re.compile(r"\[?([^\]]+)\]?:(\d+)")
 
 
@@ -68,12 +71,14 @@ def _resources(name: str, value: Any) -> dict[str, Any]:
 def _count(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} is a whole number, 0 or more, found {value!r}")
-    return {name: value}
+    return {name: min(value, _MOST)}
 
 
 def _priority(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"priority is a whole number (greater runs first), found {value!r}")
+    if abs(value) > _MOST:
+        raise ValueError(f"priority is a whole number of at most 62 bits, found {value!r}")
     return {name: value}
 
 
@@ -82,7 +87,7 @@ def _seconds(name: str, value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise ValueError(f"{name} is a number of seconds over 0, found {value!r}")
-    return float(value)
+    return min(float(value), _FOREVER_SECONDS)
 
 
 def _timeout(name: str, value: Any) -> dict[str, Any]:
@@ -102,6 +107,10 @@ def _text(name: str, value: Any) -> dict[str, Any]:
         return {name: "" if name == "name" else None}
     if not isinstance(value, str) or not value or len(value) > 500:
         raise ValueError(f"{name} is a text of 1 to 500 characters, found {value!r:.80}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is a text of characters that UTF-8 has, found {value!r:.80}") from None
     return {name: value}
 
 
@@ -112,20 +121,29 @@ def _flag(name: str, value: Any) -> dict[str, Any]:
 
 
 def _retry_on(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str) or not isinstance(value, (type, Iterable)):
+        raise TypeError(f"retry_on takes exception classes, found {value!r}")
     kinds = (value,) if isinstance(value, type) else tuple(value)
     return {"call_options": dump_retry_on(kinds)}
 
 
 def _backoff(name: str, value: Any) -> dict[str, Any]:
-    if value is None or isinstance(value, Backoff):
-        return {name: value}
-    if isinstance(value, Mapping) and set(value) <= {"initial", "factor", "maximum"}:
-        return {name: Backoff(**value)}
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+    if value is None:
+        return {name: None}
+    if _is_pause(value):
         return {name: Backoff(initial=float(value)) if value else None}
+    fields: Any = value
+    if isinstance(value, Backoff):
+        fields = {"initial": value.initial, "factor": value.factor, "maximum": value.maximum}
+    if isinstance(fields, Mapping) and set(fields) <= _BACKOFF and all(map(_is_pause, fields.values())):
+        return {name: Backoff(**fields)}
     raise ValueError(
         f'backoff is the first pause in seconds, or {{"initial": 1, "factor": 2, "maximum": 60}}, found {value!r}'
     )
+
+
+def _is_pause(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 <= value <= _FOREVER_SECONDS
 
 
 def _locality(name: str, value: Any) -> dict[str, Any]:

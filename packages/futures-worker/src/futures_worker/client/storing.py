@@ -20,7 +20,7 @@ from fdb_datamodel import (
     submit_futures,
 )
 from fdb_datamodel.ids import show_id
-from fdb_schema import MainspringError, put_blob, unpin_blob
+from fdb_schema import put_blob, unpin_blob
 from futures_worker.client.future import Future
 from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.line import Line
@@ -86,7 +86,7 @@ class SubmitStore:
         except Exception as error:
             if is_database_trouble(error):
                 raise  # nothing is wrong with the batch: it is kept, and stored later
-            if len(batch) > 1 and isinstance(error, (MainspringError, ValueError)):
+            if len(batch) > 1:
                 for submission in batch:  # one is at fault, the others shall not suffer
                     self.store([submission])
                 return
