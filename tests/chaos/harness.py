@@ -115,11 +115,14 @@ class ChaosRun:
     # --- processes
 
     def _environment(self, faults: str) -> dict[str, str]:
-        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        extra = {"PYTHONPATH": path, RUN_VARIABLE: self.mark, "PYTHONDONTWRITEBYTECODE": "1"}
-        if faults:
-            extra |= {"MAINSPRING_FAULTS": faults} if self.url.startswith("embedded:") else CLIENT_FAULTS
-        return {**os.environ, **extra}
+        places = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        extra = {RUN_VARIABLE: self.mark, "PYTHONDONTWRITEBYTECODE": "1"}
+        if faults and self.url.startswith("embedded:"):
+            extra["MAINSPRING_FAULTS"] = faults
+        elif faults:
+            extra |= CLIENT_FAULTS
+            places.append(str(TESTS / "chaos" / "cluster_faults"))
+        return {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(places)}
 
     def _start_worker(self, number: int) -> _Process:
         wanted = self.plan
