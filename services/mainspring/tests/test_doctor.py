@@ -128,7 +128,8 @@ def test_faults_planted_on_purpose_are_found(cluster: Any, tmp_path: Path) -> No
     assert says(findings, "janitor", "problem", "duty 'ids' failed")
     assert says(findings, "workers", "problem", f"worker 127.0.0.1:{port} beats, and can't be reached from here")
     assert says(findings, "workers", "problem", f"worker {address}")
-    assert says(findings, "space", "problem", "where the database is")
+    if local.url.startswith("embedded:"):  # a cluster's space is looked after by its own tools
+        assert says(findings, "space", "problem", "where the database is")
     assert says(findings, "space", "problem", f"there is no directory {tmp_path / 'mistyped'} for the heap")
     assert all(f["level"] == "ok" for f in findings if f["check"] in ("engine", "versions", "clock", "ids"))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fdb
 import pytest
 from support.upping import mainspring
 
@@ -16,7 +18,7 @@ from fdb_schema import open_database, read_range
 from futures_worker import Client
 from idempotent_txn import run
 from lease_locks import LeaseManager
-from mainspring.migrate import copying
+from mainspring.migrate import copying, sources
 from mainspring.migrate.copying import (
     MARK,
     MigrationError,
@@ -25,6 +27,7 @@ from mainspring.migrate.copying import (
     TargetNotEmptyError,
     migrate_database,
 )
+from mainspring.migrate.sources import ClusterSource, EmbeddedSource, check_still
 
 
 def fill(db: Any, seed: int, rows: int) -> dict[bytes, bytes]:
@@ -50,15 +53,24 @@ def everything(db: Any) -> dict[bytes, bytes]:
     return found
 
 
+def beside(folder: Path, name: str) -> Any:
+    """An embedded database, in a process that may have opened a cluster."""
+    return open_database(f"embedded:{folder / name}", beside=True)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["there", "back"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_copy_that_dies_again_and_again_ends_equal(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shared_db: Any, seed: int, back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    source, target = open_database(f"embedded:{tmp_path / 'a'}"), open_database(f"embedded:{tmp_path / 'b'}")
+    source, target = beside(tmp_path, "a"), shared_db
+    if back:
+        source, target = target, source
+        monkeypatch.setattr(copying, "source_of", ClusterSource)  # also where it is an engine that needs less
     made = fill(source, seed, 1_500)
     monkeypatch.setattr(copying, "CHUNK_BYTES", 20_000)
-    monkeypatch.setattr(copying, "PAGE_ROWS", 97)
+    monkeypatch.setattr(sources, "PAGE_ROWS", 97)
     write: Callable[..., None] = copying._write
     deaths = 0
 
@@ -81,6 +93,52 @@ def test_a_copy_that_dies_again_and_again_ends_equal(
     assert deaths
     assert done.resumed_at > 0
     assert done.target_version > done.source_version
+
+
+@pytest.mark.parametrize("kind", [EmbeddedSource, ClusterSource])
+def test_pages_are_of_a_thousand_rows_and_smaller_where_they_take_too_long(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = open_database(f"embedded:{tmp_path / 'a'}")
+    fill(db, 7, 3_210)
+    source = kind(db)
+    assert [len(source.page(begin)) for begin in (b"", b"\x80")] == [1_000, 1_000]
+    read = sources.read_range
+    limits: list[int] = []
+
+    def slow(tr: Any, *where: Any, limit: int, snapshot: bool) -> Any:
+        limits.append(limit)
+        if limit > 100:
+            raise fdb.FDBError(1007)
+        return read(tr, *where, limit=limit, snapshot=snapshot)
+
+    monkeypatch.setattr(sources, "read_range", slow)
+    assert [len(source.page(b"")) for _ in range(2)] == [62, 31]
+    assert limits == [1_000, 250, 62, 124, 31]
+
+
+def test_a_cluster_that_is_written_to_while_it_is_compared_is_refused(tmp_path: Path, shared_db: Any) -> None:
+    source = ClusterSource(shared_db)
+    fill(shared_db, 8, 2_500)
+    source.begin_snapshot()
+    rows = source.page(b"")
+    source.page(rows[-1][0])
+    run(shared_db, lambda tr: tr.set(rows[0][0], b"a row of a page that was read already"), strategy="off")
+    with pytest.raises(SourceInUseError):
+        source.page(rows[-1][0])
+    source.begin_snapshot()
+    assert source.page(b"")[0] == (rows[0][0], b"a row of a page that was read already")
+
+
+@pytest.mark.parametrize("kind", [EmbeddedSource, ClusterSource])
+def test_a_source_in_use_is_told(tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = open_database(f"embedded:{tmp_path / 'a'}")
+    fill(db, 9, 10)
+    monkeypatch.setattr(sources, "source_of", kind)
+    check_still(db, 0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: run(db, lambda tr: tr.set(b"late", b""), strategy="off"))
+    with pytest.raises(SourceInUseError, match="in use"):
+        check_still(db)
 
 
 def test_a_difference_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +214,7 @@ def test_of_two_sources_at_once_one_gets_the_target(tmp_path: Path, monkeypatch:
     assert everything(target) == made
 
 
+@pytest.mark.embedded_only("this process looks at both sides, and has one engine behind the name fdb")
 def test_a_cluster_goes_on_where_it_was(tmp_path: Path, cluster: Any) -> None:
     local = cluster(workers=1, slots=2)
     client = local.client()
@@ -188,7 +247,22 @@ def test_a_cluster_goes_on_where_it_was(tmp_path: Path, cluster: Any) -> None:
     assert validate(open_database(url), local.name) == []
 
 
+def test_a_database_moves_to_another_engine_and_back(tmp_path: Path, shared_url: str) -> None:
+    first, last = f"embedded:{tmp_path / 'a'}", f"embedded:{tmp_path / 'b'}"
+    made = fill(open_database(first, beside=True), 10, 2_300)
+    there = mainspring(tmp_path, "migrate", "--from", first, "--to", shared_url, "--json")
+    assert there.returncode == 0, there.stderr
+    back = mainspring(tmp_path, "migrate", "--from", shared_url, "--to", last, "--json")
+    assert back.returncode == 0, back.stderr
+    one, two = json.loads(there.stdout), json.loads(back.stdout)
+    assert one["rows"] == two["rows"] == len(made)
+    assert one["digest"] == two["digest"]
+    assert one["source_version"] < one["target_version"]
+    assert two["source_version"] < two["target_version"]
+    assert everything(open_database(last, beside=True)) == made
+
+
 def test_only_embedded_databases_are_copied(tmp_path: Path) -> None:
-    done = mainspring(tmp_path, "migrate", "--from", "fdb:", "--to", "embedded:x")
+    done = mainspring(tmp_path, "migrate", "--from", "fdb:", "--to", "fdb:x")
     assert done.returncode == 2
     assert "only an embedded: database is copied" in done.stderr

@@ -37,11 +37,14 @@ def database_url(url: str | None = None) -> str:
     return url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
-def open_database(url: str | None = None, *, durability: str | None = None, create: bool = True) -> Database:
+def open_database(
+    url: str | None = None, *, durability: str | None = None, create: bool = True, beside: bool = False
+) -> Database:
     """Open the database that `url` names; see the module's table. The engine is loaded at the first use.
 
     `durability` ("process", "fsync", "memory") is for `embedded:` alone. `create` False: a directory that isn't there
-    yet is an error, as for whoever only looks, who has mistyped the path then.
+    yet is an error, as for whoever only looks, who has mistyped the path then. `beside`: an `embedded:` database of a
+    process that opens a cluster too, whose client has the name `fdb`; the engine gets a copy of the binding of its own.
 
     Raises:
         DatabaseUrlError: the URL names no engine, or is malformed.
@@ -52,7 +55,7 @@ def open_database(url: str | None = None, *, durability: str | None = None, crea
     text = database_url(url)
     if not create:
         _check_exists(text)
-    database = _open(text, durability)
+    database = _open(text, durability, beside)
     scheme, _, rest = text.partition(":")
     # What another process opens to reach the same database; it may run in another directory.
     setattr(database, _URL_ATTRIBUTE, f"{scheme}:{Path(rest).expanduser().resolve()}" if scheme == "embedded" else text)
@@ -75,14 +78,18 @@ def url_of(database: Any) -> str | None:
     return getattr(database, _URL_ATTRIBUTE, None)
 
 
-def _open(text: str, durability: str | None) -> Database:
+def _open(text: str, durability: str | None, beside: bool) -> Database:
     scheme, colon, rest = text.partition(":")
     if not colon:
         raise DatabaseUrlError(f"database URL {text!r} has no scheme: use {_FORMS}")
     if scheme == "embedded":
         if not rest:
             raise DatabaseUrlError(f"database URL {text!r} names no directory: use embedded:PATH, e.g. {DEFAULT_URL}")
-        return _open_embedded(str(Path(rest).expanduser()), text, durability)
+        if beside and durability is not None:
+            raise DatabaseUrlError(f"durability={durability!r} can't be chosen with beside=True")
+        return _open_embedded(str(Path(rest).expanduser()), text, durability, beside)
+    if beside:
+        raise DatabaseUrlError(f"beside=True is for embedded: URLs, not for {text!r}")
     if durability is not None:
         raise DatabaseUrlError(f"durability={durability!r} is for embedded: URLs, not for {text!r}")
     if scheme == "memory":
@@ -92,11 +99,11 @@ def _open(text: str, durability: str | None) -> Database:
     raise DatabaseUrlError(f"database URL {text!r} has the unknown scheme {scheme!r}: use {_FORMS}")
 
 
-def _open_embedded(path: str, url: str, durability: str | None) -> Database:
+def _open_embedded(path: str, url: str, durability: str | None, beside: bool = False) -> Database:
     engine = importlib.import_module("fdb_embedded")
     options: dict[str, Any] = {} if durability is None else {"durability": durability}
     try:
-        database: Database = engine.open(path, **options)
+        database: Database = engine.load(private=True).open(path) if beside else engine.open(path, **options)
     except Exception as error:
         translated = next(
             (_TRANSLATED[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TRANSLATED), None

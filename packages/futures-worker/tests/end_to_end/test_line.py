@@ -92,6 +92,7 @@ def test_a_lone_request_costs_the_client_one_transaction(cluster: Cluster, monke
     assert len(ours) <= on_the_line + 4 * (100 - on_the_line) + 5
 
 
+@pytest.mark.embedded_only("its client wakes the thread that waits from a thread of its own, as often as it answers")
 def test_a_worker_is_woken_thrice_for_a_lone_request(cluster: Cluster) -> None:
     demo = cluster(1, 1)
     client = demo.client()

@@ -14,11 +14,11 @@ def database_path(url: str) -> Path | None:
     return Path(rest).expanduser().resolve() if scheme == "embedded" and rest else None
 
 
-def open_existing(url: str | None) -> Any:
-    """The database behind `url`. Raises `DatabaseUnreachableError` where there is none, and what `open_database` raises."""
+def open_existing(url: str | None, *, beside: bool = False) -> Any:
+    """The database behind `url`, `beside` as `open_database` says. Raises `DatabaseUnreachableError` where there is none, and what `open_database` raises."""
     path = database_path(database_url(url))
     if path is not None and not (path.is_dir() and any(path.iterdir())):
         raise DatabaseUnreachableError(
             f"there is no database in {path}: start a cluster with `mainspring up`, or say with --db where it is"
         )
-    return open_database(url)
+    return open_database(url, beside=beside)

@@ -1,10 +1,9 @@
-"""`mainspring migrate`: from the embedded engine to a FoundationDB cluster, or to another embedded database."""
+"""`mainspring migrate`: from the embedded engine to a FoundationDB cluster or back, or to another embedded database."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +14,8 @@ from fdb_schema import DatabaseUrlError, database_url, open_database
 from fdb_schema.cli import JsonOption, print_json
 from fdb_schema.database import URL_VARIABLE
 from mainspring.existing import open_existing
-from mainspring.migrate.copying import SourceInUseError, migrate_database, version_of
-
-STILL_SECONDS = 1.5
+from mainspring.migrate.copying import migrate_database
+from mainspring.migrate.sources import check_still
 
 
 def migrate(
@@ -31,22 +29,28 @@ def migrate(
             "--db",
             envvar=URL_VARIABLE,
             metavar="URL",
-            help="The embedded: database to copy; without it embedded:./.mainspring.",
+            help="The database to copy; without it embedded:./.mainspring. It or the target is embedded.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an embedded database (--from) to another (--to), with every cluster in it; verify every byte.
+    """Copy a database (--from) to another (--to), with every cluster in it; verify every byte. One of them is embedded.
 
     Stop everything that uses the source first: services, clients, dashboards. An interrupted copy goes on where it was when
     the same command is given again. The source is only read.
     """
     url = database_url(db)
-    if not url.startswith("embedded:"):
-        raise DatabaseUrlError(f"--from {url!r}: only an embedded: database is copied; FoundationDB has fdbbackup")
-    source = open_existing(url)
-    target = open_database(to)
+    if not url.startswith(("embedded:", "fdb:")):
+        raise DatabaseUrlError(f"--from {url!r}: embedded: databases and clusters are copied, nothing else")
+    if not url.startswith("embedded:") and not to.startswith("embedded:"):
+        raise DatabaseUrlError(
+            f"--from {url!r} --to {to!r}: only an embedded: database is copied to others, and clusters only to one; "
+            "FoundationDB has fdbbackup"
+        )
+    # A process has one engine behind the name fdb: where a cluster has it, the embedded database is opened beside it.
+    source = open_existing(url, beside=url.startswith("embedded:") and to.startswith("fdb:"))
+    target = open_database(to, beside=url.startswith("fdb:"))
     check_still(source)
     total = _rows_of(source)
     console = Console(stderr=True)
@@ -61,18 +65,6 @@ def migrate(
     print(f"copied {done.rows} rows, {done.bytes} bytes{resumed}; both have the digest {done.digest}")
     print(f"versions went from {done.source_version} to {done.target_version}: later tokens are greater")
     print(f"start your services with --db {to}; keep the source until you are sure, and start nothing on it")
-
-
-def check_still(source: Any, seconds: float = STILL_SECONDS) -> None:
-    """Raises `SourceInUseError` where anything is committed within `seconds`; services commit several times a second."""
-    before = version_of(source)
-    time.sleep(seconds)
-    after = version_of(source)
-    if after != before:
-        raise SourceInUseError(
-            "the source is in use: something commits to it. Stop every service and client; `mainspring status` lists workers, "
-            "`mainspring leases sessions` other processes"
-        )
 
 
 def _rows_of(source: Any) -> int | None:

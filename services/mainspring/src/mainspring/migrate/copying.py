@@ -2,8 +2,8 @@
 
     target: b"\\x15\\x00migrate" → [source's identity, its version, cursor, rows, bytes] (msgpack) while it is under way
 
-The source must stand still: its version is noted at the start and must be the same in every transaction that reads it. So the
-chunks together are one snapshot though none lives long. A chunk and the cursor behind it are written in one transaction.
+The source must stand still. A chunk and the cursor behind it are written in one transaction. At the end both databases are read
+once more, the source as one snapshot (`mainspring.migrate.sources`), and compared.
 
 Versionstamps are part of rows (fencing tokens, claims, results), and later ones must be greater: so before anything is
 copied the target's versions are brought beyond the source's.
@@ -15,42 +15,40 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from fdb_schema import MainspringError, OversizeError, pack, read_range, set_many, unpack
-from fdb_schema.errors import EXIT_USAGE
+from fdb_schema import OversizeError, pack, read_range, set_many, unpack
 from idempotent_txn import run
+from mainspring.migrate.errors import (
+    MigrationError,
+    SnapshotBrokenError,
+    SourceInUseError,
+    TargetInUseError,
+    TargetNotEmptyError,
+)
+from mainspring.migrate.sources import END, MARK, Pages, Row, Source, rows_of, source_of, version_of
 
-MARK: Final = b"\x15\x00migrate"
-END: Final = b"\xff"
+__all__ = [
+    "MARK",
+    "Copied",
+    "MigrationError",
+    "SnapshotBrokenError",
+    "SourceInUseError",
+    "TargetInUseError",
+    "TargetNotEmptyError",
+    "migrate_database",
+    "version_of",
+]
+
 CHUNK_BYTES: Final = 400_000
-PAGE_ROWS: Final = 1_000
+COMPARISONS: Final = 5
 VALUE_LIMIT: Final = 100_000
 RECOVERY_SECONDS: Final = 60.0
 _MIN_COMMIT_VERSION: Final = b"\xff/minRequiredCommitVersion"  # what `fdbcli advanceversion` writes
 _SLACK: Final = 10_000_000
 
-Row = tuple[bytes, bytes]
 Progress = Callable[[int, int], None]
 """`progress(rows, bytes)`: so far."""
-
-
-class MigrationError(MainspringError):
-    """The copy can't be made, or isn't equal."""
-
-
-class SourceInUseError(MigrationError):
-    """The source is written to: a copy would hold one part from before and one from after."""
-
-
-class TargetNotEmptyError(MigrationError):
-    """The target holds something that no unfinished copy of this source put there."""
-
-    exit_code: ClassVar[int] = EXIT_USAGE
-
-
-class TargetInUseError(MigrationError):
-    """Another migration writes to the target, or has finished it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +65,22 @@ class Copied:
 
 def migrate_database(source: Any, target: Any, progress: Progress = lambda rows, size: None) -> Copied:
     """Copy, or go on with an interrupted copy, and verify. Raises `MigrationError` and its kinds."""
-    identity, version = source_identity(source), version_of(source)
-    cursor, rows, size = _begin(target, identity, version)
+    here = source_of(source)
+    if run(source, lambda tr: tr.get(MARK).value, strategy="off") is not None:
+        raise MigrationError("the source is itself an unfinished copy: finish it with the command that began it")
+    head = [here.identity, here.noted]
+    cursor, rows, size = _begin(target, here.identity, here.noted)
     resumed = rows
-    advance_version(target, version)
-    while True:
-        chunk = _chunk(source, cursor, version)
-        if not chunk:
-            break
-        before = pack([identity, version, cursor, rows, size])
+    advance_version(target, here.version)
+    for chunk in _chunks(here, cursor):
+        before = pack([*head, cursor, rows, size])
         cursor = chunk[-1][0] + b"\0"
         rows, size = rows + len(chunk), size + sum(len(key) + len(value) for key, value in chunk)
-        run(target, _write, chunk, before, pack([identity, version, cursor, rows, size]), strategy="off")
+        run(target, _write, chunk, before, pack([*head, cursor, rows, size]), strategy="off")
         progress(rows, size)
-    digest = compare(source, target, version)
+    digest = compare(here, target)
     run(target, lambda tr: tr.clear(MARK), strategy="off")
-    return Copied(rows, size, resumed, digest, version, version_of(target))
-
-
-def source_identity(db: Any) -> bytes:
-    """What tells this database from every other."""
-    return bytes(run(db, lambda tr: tr.get(b"\xff\xff/cluster_id").value or b"", strategy="off"))
-
-
-def version_of(db: Any) -> int:
-    """The read version: on a source that stands still, that of its last commit."""
-    return int(run(db, lambda tr: tr.get_read_version().wait(), strategy="off"))
+    return Copied(rows, size, resumed, digest, here.version, version_of(target))
 
 
 def advance_version(db: Any, version: int) -> None:
@@ -149,27 +137,25 @@ def _claim(tr: Any, mark: bytes) -> bytes | None:
     return None
 
 
-def _chunk(source: Any, begin: bytes, version: int) -> list[Row]:
-    """The next rows, at most about `CHUNK_BYTES`, read at `version`."""
-    rows = run(source, _page, begin, version, strategy="off")
+def _chunks(source: Source, begin: bytes) -> Iterator[list[Row]]:
+    """The rows from `begin` on, at most about `CHUNK_BYTES` at a time."""
+
+    def page(begin: bytes) -> list[Row]:
+        source.begin_snapshot()  # each page its own: the target may take its time between two
+        return source.page(begin)
+
+    chunk: list[Row] = []
     size = 0
-    for count, (key, value) in enumerate(rows):
+    for key, value in rows_of(page, begin):
         if len(value) > VALUE_LIMIT:
             raise OversizeError(f"the value of {key!r} has {len(value)} bytes; FoundationDB takes {VALUE_LIMIT}")
         size += len(key) + len(value)
-        if size > CHUNK_BYTES and count:
-            return list(rows[:count])
-    return list(rows)
-
-
-def _page(tr: Any, begin: bytes, version: int) -> list[Row]:
-    found = tr.get_read_version().wait()
-    if found != version:
-        raise SourceInUseError(
-            f"the source was written to during the copy (version {version}, now {found}): stop every service and client "
-            "of it, clear the target, and begin anew"
-        )
-    return read_range(tr, begin, END, limit=PAGE_ROWS, snapshot=True)
+        if size > CHUNK_BYTES and chunk:
+            yield chunk
+            chunk, size = [], len(key) + len(value)
+        chunk.append((key, value))
+    if chunk:
+        yield chunk
 
 
 def _write(tr: Any, chunk: list[Row], before: bytes, mark: bytes) -> None:
@@ -183,30 +169,28 @@ def _write(tr: Any, chunk: list[Row], before: bytes, mark: bytes) -> None:
     tr.set(MARK, mark)
 
 
-def compare(source: Any, target: Any, version: int) -> str:
+def compare(source: Source, target: Any) -> str:
     """The digest of both. Raises `MigrationError` naming the first key that differs."""
+    for attempt in range(1, COMPARISONS + 1):
+        try:
+            return _compare(source, target)
+        except SnapshotBrokenError:
+            if attempt == COMPARISONS:
+                raise
+    raise AssertionError
+
+
+def _compare(source: Source, target: Any) -> str:
     here, there = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
-    theirs = _rows(lambda begin: run(target, _plain_page, begin, strategy="off"))
-    for row in _rows(lambda begin: run(source, _page, begin, version, strategy="off")):
+    theirs = (row for row in rows_of(Pages(target).page) if row[0] != MARK)
+    source.begin_snapshot()
+    for row in rows_of(source.page):
         other = next(theirs, None)
-        if other is not None and other[0] == MARK:
-            other = next(theirs, None)
         if other != row:
             raise MigrationError(f"the copy differs at {row[0]!r}: clear the target and begin anew")
         for digest, (key, value) in ((here, row), (there, other)):
             digest.update(b"%d,%d:" % (len(key), len(value)) + key + value)
-    left = [row for row in theirs if row[0] != MARK]
+    left = sum(1 for _ in theirs)
     if left or here.digest() != there.digest():
-        raise MigrationError(f"the target has {len(left)} rows more than the source: clear it and begin anew")
+        raise MigrationError(f"the target has {left} rows more than the source: clear it and begin anew")
     return here.hexdigest()
-
-
-def _plain_page(tr: Any, begin: bytes) -> list[Row]:
-    return read_range(tr, begin, END, limit=PAGE_ROWS, snapshot=True)
-
-
-def _rows(page: Callable[[bytes], list[Row]]) -> Iterator[Row]:
-    begin = b""
-    while rows := page(begin):
-        yield from rows
-        begin = rows[-1][0] + b"\0"
