@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -10,6 +11,9 @@ from idempotent_txn import TransactionTimedOut, run
 from idempotent_txn.strategy import StrategyName
 
 T = TypeVar("T")
+
+_LATE: Final = 0.5  # seconds past a deadline that a process which runs doesn't take to notice it
+_TRIES: Final = 3
 
 DATABASE_SECONDS: Final = 10.0
 """Seconds that a database may give no answer, or only refusals worth a retry, before whoever waits is told."""
@@ -28,13 +32,19 @@ def ask(
     Raises DatabaseUnreachableError then, and at once what no retry can mend.
     """
     limit = DATABASE_SECONDS if seconds is None else seconds
-    try:
-        return run(db, fn, *args, strategy=strategy, timeout=limit, **kwargs)
-    except TransactionTimedOut as error:
-        raise DatabaseUnreachableError(
-            f"the database gave no answer for {limit:g} s: check that it runs and can be reached; what was submitted is "
-            f"kept, and waiting again goes on where this wait ended ({error})"
-        ) from error
+    left = _TRIES
+    while True:
+        began = time.monotonic()
+        left -= 1
+        try:
+            return run(db, fn, *args, strategy=strategy, timeout=limit, **kwargs)
+        except TransactionTimedOut as error:
+            if left and time.monotonic() - began > limit + _LATE:
+                continue  # it was this process that stood still (stopped, asleep): the database had no time to answer
+            raise DatabaseUnreachableError(
+                f"the database gave no answer for {limit:g} s: check that it runs and can be reached; what was submitted is "
+                f"kept, and waiting again goes on where this wait ended ({error})"
+            ) from error
 
 
 def is_database_trouble(error: BaseException) -> bool:

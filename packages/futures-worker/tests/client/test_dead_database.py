@@ -12,7 +12,8 @@ import pytest
 
 import fdb_embedded
 from fdb_schema import DatabaseUnreachableError
-from futures_worker import Client, as_completed, wait
+from futures_worker import Client, as_completed, database, wait
+from idempotent_txn import TransactionTimedOut
 
 WAIT = 60.0
 
@@ -154,3 +155,27 @@ def test_futures_of_two_clients(unreliable: Unreliable, thread_worker: Callable[
         unreliable.up()
         thread_worker(unreliable.steady, "c")
         assert wait(futures, timeout=WAIT).not_done == set()
+
+
+@pytest.mark.parametrize(("stood_still", "asked"), [([15.0], 2), ([0.0], 1), ([15.0] * 9, 3)])
+def test_a_process_that_stood_still_past_the_deadline_asks_again(
+    monkeypatch: pytest.MonkeyPatch, stood_still: list[float], asked: int
+) -> None:
+    clock = [100.0]
+    runs: list[float] = []
+
+    def stopped(*_: Any, timeout: float, **__: Any) -> str:
+        runs.append(timeout)
+        if len(runs) > len(stood_still):
+            return "answered"
+        clock[0] += timeout + stood_still[len(runs) - 1]
+        raise TransactionTimedOut("the deadline passed; nothing committed")
+
+    monkeypatch.setattr(database, "run", stopped)
+    monkeypatch.setattr(database.time, "monotonic", lambda: clock[0])
+    try:
+        answer = database.ask(None, square)
+    except DatabaseUnreachableError as error:
+        answer = str(error)
+    assert len(runs) == asked
+    assert answer == "answered" if asked == 2 else "gave no answer for 10 s" in answer
