@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +30,9 @@ from futures_worker.errors import AddressInUseError, MainspringError, ObjectLost
 from futures_worker.store import ObjectStore, check_name
 
 MAX_CONNECTIONS = 256
-"""Connections served at once; further ones wait in the listening socket's queue."""
+"""Connections served at once; for a further one the one that asked for nothing for the longest is closed."""
+CROWDED_SECONDS = 0.5
+"""Between two looks for a place, while all are taken and none is idle."""
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -69,6 +72,7 @@ class StoreServer:
         self._boot = boot_id()
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
         self._connections: set[socket.socket] = set()
+        self._idle: dict[socket.socket, None] = {}  # those that wait for a request, longest first
         self._lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._accept_loop, name="object-server", daemon=True)
@@ -95,7 +99,8 @@ class StoreServer:
 
     def _accept_loop(self) -> None:
         while not self._closing:
-            self._slots.acquire()
+            if not self._slots.acquire(blocking=False) and not self._make_room():
+                continue
             try:
                 peer, _ = self._sock.accept()
             except OSError:
@@ -110,11 +115,34 @@ class StoreServer:
                 self._connections.add(peer)
             threading.Thread(target=self._serve, args=(peer,), name="object-peer", daemon=True).start()
 
+    def _make_room(self) -> bool:
+        """While every place is taken: wait for a peer, then close an idle connection for it. Whether a place is taken for it.
+
+        Clients keep connections open for their next request, and open a new one where that was closed.
+        """
+        waiting = select.poll()
+        try:
+            waiting.register(self._sock, select.POLLIN)
+            came = waiting.poll(CROWDED_SECONDS * 1000)
+        except (OSError, ValueError):  # closed
+            return False
+        if came:
+            with self._lock:
+                longest = next(iter(self._idle), None)
+                if longest is not None:
+                    del self._idle[longest]
+                    with contextlib.suppress(OSError):
+                        longest.shutdown(socket.SHUT_RDWR)
+        return bool(came) and self._slots.acquire(timeout=CROWDED_SECONDS)
+
     def _serve(self, peer: socket.socket) -> None:
         granted: set[str] = set()
         try:
             with wire.accept(peer, self._secret) as connection:
                 while True:
+                    if not granted:  # else it writes into what it was granted
+                        with self._lock:
+                            self._idle[peer] = None
                     self._answer(connection, granted)
         except (EOFError, WireError, OSError):
             pass  # the peer left or broke the protocol: its connection ends, nobody else's
@@ -124,10 +152,13 @@ class StoreServer:
                 self._store.withdraw(name)
             with self._lock:
                 self._connections.discard(peer)
+                self._idle.pop(peer, None)
             self._slots.release()
 
     def _answer(self, connection: wire.Connection, granted: set[str]) -> None:
         header, size = connection.receive_header()
+        with self._lock:
+            self._idle.pop(connection.sock, None)
         op = header.get("op")
         if op == "get":
             self._get(connection, header, size)

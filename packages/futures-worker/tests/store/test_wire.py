@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from fdb_schema import boot_id
 from futures_worker import store_client, wire
 from futures_worker.errors import AddressInUseError, AuthenticationError, ObjectLostError, OversizeError, WireError
 from futures_worker.store import ObjectStore, WorkDirectory
@@ -322,3 +323,29 @@ def test_a_stranger_who_sends_a_byte_now_and_then_has_no_longer_than_one_who_is_
         dripping.join()
         ours.close()
         theirs.close()
+
+
+def test_idle_connections_make_room_for_whoever_comes(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many clients as like may know a worker: what they keep open for later holds no place for good."""
+    monkeypatch.setattr("futures_worker.store_server.MAX_CONNECTIONS", 3)
+    server = StoreServer(listen("127.0.0.1", 0), SECRET, store, dict)
+    where = server._sock.getsockname()
+    server.start()
+    store.add("thing", [b"data"])
+    fetchers = [ObjectFetcher(SECRET, timeout=30.0) for _ in range(8)]
+    writer = wire.connect(where, SECRET)
+    try:
+        writer.send({"op": "grant", "name": "other", "size": 4, "boot": boot_id()})
+        granted, _ = writer.receive()
+        for _ in range(2):  # the second time over connections that were closed meanwhile
+            for fetcher in fetchers:
+                assert bytes(fetcher.fetch(where, "thing")) == b"data"
+        Path(granted["path"]).write_bytes(b"more")
+        writer.send({"op": "adopt", "name": "other", "size": 4})
+        assert writer.receive()[0]["ok"], "who was granted room isn't idle"
+        assert len(server._connections) <= 3
+    finally:
+        writer.close()
+        for fetcher in fetchers:
+            fetcher.close()
+        server.close()
