@@ -106,7 +106,22 @@ def arrivals(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interr
                 return _trip
         return step
 
-    before, hook = signal.signal(signal.SIGINT, handler), sys.unraisablehook
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with _lost_in_destructors(this):
+            sys.settrace(start)
+            try:
+                yield this
+            finally:
+                stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _lost_in_destructors(this: Interruption) -> Iterator[None]:
+    """Note whether the interruption came where Python can only report it."""
+    hook = sys.unraisablehook
 
     def unraisable(args: Any) -> None:
         if isinstance(args.exc_value, KeyboardInterrupt):
@@ -115,13 +130,10 @@ def arrivals(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interr
             hook(args)
 
     sys.unraisablehook = unraisable
-    sys.settrace(start)
     try:
-        yield this
+        yield
     finally:
-        stop()
         sys.unraisablehook = hook
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -141,11 +153,12 @@ def raised(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interrup
                 raise KeyboardInterrupt
         return step
 
-    sys.settrace(start)
-    try:
-        yield this
-    finally:
-        sys.settrace(None)
+    with _lost_in_destructors(this):
+        sys.settrace(start)
+        try:
+            yield this
+        finally:
+            sys.settrace(None)
 
 
 _no_places: dict[CodeType, set[int]] = {}

@@ -21,13 +21,15 @@ class VersionFloor:
 
     def __init__(self, db: Any) -> None:
         self._db = db
-        self._version = 0
-        self._due = 0.0
+        self.latest = 0
+        """What `version` answers without asking, until `due`."""
+        self.due = 0.0
+        """Of `time.monotonic`."""
 
     def version(self, deadline: float | None) -> int:
         """A version that is at most a quarter of a second old, plus what the answer took."""
         now = time.monotonic()
-        if now >= self._due:
-            self._version = until_read(self._db, read_version, deadline)
-            self._due = now + FLOOR_SECONDS
-        return self._version
+        if now >= self.due:
+            self.latest = until_read(self._db, read_version, deadline)
+            self.due = now + FLOOR_SECONDS
+        return self.latest

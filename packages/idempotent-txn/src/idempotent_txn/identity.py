@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from typing import Final
 
 from idempotent_txn.errors import IdempotencyIdError
@@ -14,6 +15,7 @@ SHORT_PREFIX: Final = b"mainspring:short:"
 """Put before ids under 16 bytes, which FoundationDB's option refuses. Ids that begin so are reserved."""
 
 _POOL_IDS: Final = 256
+_cut: Final = struct.Struct(f"{RANDOM_ID_BYTES}s" * _POOL_IDS).unpack
 
 
 class IdempotencyId(bytes):
@@ -66,18 +68,19 @@ def public_form(native: bytes) -> bytes:
     return native.removeprefix(SHORT_PREFIX)
 
 
-_pool: list[bytes] = []
+random_ids: Final[list[bytes]] = []
+"""Drawn, and not given to anybody yet: each is popped once."""
 
 
 def random_id() -> bytes:
     """16 bytes from the operating system's generator; drawn many at a time, for a call of it costs a microsecond."""
     try:
-        return _pool.pop()
+        return random_ids.pop()
     except IndexError:
         drawn = os.urandom(RANDOM_ID_BYTES * _POOL_IDS)
-        _pool.extend(drawn[at : at + RANDOM_ID_BYTES] for at in range(RANDOM_ID_BYTES, len(drawn), RANDOM_ID_BYTES))
-        return drawn[:RANDOM_ID_BYTES]
+        random_ids.extend(_cut(drawn))
+        return os.urandom(RANDOM_ID_BYTES)
 
 
 # A child must not draw the ids that its parent is about to use.
-os.register_at_fork(after_in_child=_pool.clear)
+os.register_at_fork(after_in_child=random_ids.clear)

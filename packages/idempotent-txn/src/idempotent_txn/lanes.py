@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from idempotent_txn.errors import ClientFenced, CommitUnknownResultFatal, IdempotencyIdError, StrategyError
@@ -66,16 +67,15 @@ class Lane:
 
 
 class _Attempt:
-    """The token of an attempt: its lane, and whether it may write on it."""
+    """The token of an attempt: its lane, and whether it may write on it. What begins the same lies on the class."""
 
-    __slots__ = ("found", "freed", "lane", "written")
+    found: Committed | bool | None = None
+    """What was resolved: settling that was interrupted asks again, when the lane may be another attempt's."""
+    freed = False
+    written = False
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.found: Committed | bool | None = None
-        """What was resolved: settling that was interrupted asks again, when the lane may be another attempt's."""
-        self.freed = False
-        self.written = False
 
 
 class Lanes:
@@ -106,6 +106,8 @@ class Lanes:
         self._heartbeat_due = -1.0
         # The embedded engine keeps a point as a point there, and not as a range.
         self._at_once: Final = hasattr(db.create_transaction(), "add_read_conflict_keys")
+        # Not by way of the attempt's transaction, which notes what its body writes.
+        self._set: Final[Callable[[Any, bytes, bytes], None]] = type(db.create_transaction()).set
 
     def start(self) -> None:
         """Register this client now, and so fence what a previous process of its id left in flight."""
@@ -145,12 +147,13 @@ class Lanes:
         if want_stamp:
             tr.set_versionstamped_value(lane.key, _SEQ.pack(lane.seq) + lane.incarnation + _NO_STAMP + _STAMP_AT)
         else:
-            tr.set(lane.key, _SEQ.pack(lane.seq) + lane.incarnation)
+            self._set(tr, lane.key, _SEQ.pack(lane.seq) + lane.incarnation)
 
     def committed(self, tr: Any, token: _Attempt) -> None:
         if not token.freed:
             token.lane.idle_since = time.monotonic()
-        self._release(token)
+            token.freed = True
+            self._free.append(token.lane)
 
     def abandoned(self, token: _Attempt) -> None:
         self._release(token)

@@ -12,12 +12,13 @@ version there before it expires the id. Ids of the caller's go by option 504 alo
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any, Final
 
 from fdb_schema import fdb_error_code
 from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.floor import VersionFloor
-from idempotent_txn.identity import native_form, random_id
+from idempotent_txn.identity import native_form, random_id, random_ids
 from idempotent_txn.lookup import NATIVE, fence, look_up
 from idempotent_txn.outcome import Committed
 from idempotent_txn.strategy import StrategyName
@@ -42,9 +43,14 @@ class Native:
         self._at_once: Final = hasattr(db.create_transaction(), "set_idempotency_id")
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
-        floor = self._floor.version(deadline)
+        # `version` and `random_id` without a call, which nearly every transaction is spared so.
+        known = self._floor
+        floor = known.latest if monotonic() < known.due else known.version(deadline)
         if run_id is None:
-            id = random_id()
+            try:
+                id = random_ids.pop()
+            except IndexError:
+                id = random_id()
             if self._at_once:
                 tr.set_idempotency_id(id, True)
             else:

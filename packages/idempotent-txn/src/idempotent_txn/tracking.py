@@ -77,11 +77,19 @@ def _tracked_class(cls: type) -> type:
 
         return write
 
+    def marking_set(method: Callable[..., Any]) -> Callable[..., Any]:
+        def write(self: Any, key: Any, value: Any) -> Any:  # as the binding names them
+            self._wrote = True
+            return method(self, key, value)
+
+        return write
+
     def set_read_version(self: Any, version: int) -> None:
         self._aged = True
         cls.set_read_version(self, version)  # type: ignore[attr-defined]
 
     members = {name: marking(getattr(cls, name)) for name in _WRITES if hasattr(cls, name)}
+    members |= {name: marking_set(getattr(cls, name)) for name in ("set", "__setitem__")}
     return type(
         cls.__name__,
         (cls,),
