@@ -26,7 +26,7 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,13 +179,19 @@ class ObjectStore:
         self.memory_limit = memory_limit
         self.free = FreeFiles(directory.free, memory_limit // FREE_PART)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._spare: dict[str, None] = {}  # of those, copies of what other workers hold, oldest first
         self._memory = 0
         self._full = False
         self._spilled = 0
         self._lock = threading.Lock()
         self._over = threading.Condition(self._lock)
         self._closed = False
+        self.give_up: Callable[[str], bool] = lambda name: False  # whether a spare object may go, as others hold it too
         self._spiller: threading.Thread | None = None
+
+    def has_room(self, size: int) -> bool:
+        """Whether memory has room for an object of `size` bytes without another one having to leave it."""
+        return self._memory + size <= self.memory_limit
 
     def used(self) -> tuple[int, int]:
         """Bytes in memory, bytes on disk."""
@@ -271,8 +277,11 @@ class ObjectStore:
     def _granted(self, name: str) -> Path:
         return self.directory.objects / f"{check_name(name)}.new"
 
-    def adopt(self, name: str, size: int) -> int:
-        """Takes over an object that a child process wrote into `objects/` or the spill directory under its name."""
+    def adopt(self, name: str, size: int, *, spare: bool = False) -> int:
+        """Takes over an object that a child process wrote into `objects/` or the spill directory under its name.
+
+        `spare`: others hold it as well, and it goes first where memory is short (`give_up`).
+        """
         check_name(name)
         path = self.directory.objects / name
         spilled = not path.exists()
@@ -282,9 +291,12 @@ class ObjectStore:
                 raise ObjectLostError(f"object {name} was announced but no file of that name exists")
         with self._lock:
             old = self._entries.pop(name, None)
+            self._spare.pop(name, None)
             if old is not None:
                 self._forget(old)
             self._entries[name] = _Entry(path, size, spilled)
+            if spare:
+                self._spare[name] = None
             if spilled:
                 self._spilled += size
             else:
@@ -324,6 +336,7 @@ class ObjectStore:
         """Removes an object; whether it was there. Readers that opened it keep their view."""
         with self._lock:
             entry = self._entries.pop(name, None)
+            self._spare.pop(name, None)
             if entry is None:
                 return False
             self._forget(entry)
@@ -359,13 +372,26 @@ class ObjectStore:
                 victim: tuple[str, _Entry] | None = None
                 while not self._closed:
                     if self._memory > self.memory_limit:
-                        victim = next(((n, e) for n, e in self._entries.items() if not e.spilled), None)
+                        victim = self._first_to_leave()
                     if victim is not None:
                         break
                     self._over.wait()
                 if self._closed or victim is None:
                     return
-            self._spill_one(*victim)
+            name, entry = victim
+            if name in self._spare and self.give_up(name):
+                self.delete(name)
+                continue
+            self._spare.pop(name, None)
+            self._spill_one(name, entry)
+
+    def _first_to_leave(self) -> tuple[str, _Entry] | None:
+        """The oldest spare object in memory, else the oldest. Called with the lock held."""
+        for name in self._spare:
+            entry = self._entries[name]
+            if not entry.spilled:
+                return name, entry
+        return next(((n, e) for n, e in self._entries.items() if not e.spilled), None)
 
     def _spill_one(self, name: str, entry: _Entry) -> None:
         target = self.directory.spill / name

@@ -16,12 +16,18 @@ from futures_worker.arena import RECYCLED_FROM, ArenaWriter, Buffer, map_shared
 from futures_worker.errors import AuthenticationError, ObjectLostError, WireError
 from futures_worker.store import write_file
 
+SPREAD_FROM = 1 << 20
+"""Bytes from which readers on other hosts spread over all copies of a result."""
 MAX_IDLE_CONNECTIONS = 4
 """Authenticated connections kept per worker for the next request."""
 
 
 class ObjectAbsentError(ObjectLostError):
     """The worker answered, and does not hold the object."""
+
+
+class ObjectBusyError(ObjectLostError):
+    """The worker holds the object and sends to others just now; whoever can waits or asks another holder."""
 
 
 class ObjectFetcher:
@@ -64,21 +70,36 @@ class ObjectFetcher:
             raise ObjectAbsentError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
         return body
 
-    def fetch_file(self, address: tuple[str, int], name: str, target: Path | str) -> int:
+    def fetch_file(self, address: tuple[str, int], name: str, target: Path | str, *, yielding: bool = False) -> int:
         """Makes the object the file `target` (a link where holder and reader share a file system); returns its bytes.
 
-        Raises as `fetch` does.
+        `yielding`: a holder that is busy with others may say so. Raises as `fetch` does, and `ObjectBusyError` then.
         """
+        header: dict[str, Any] = {"op": "get", "name": name, "yielding": yielding}
         if self._boot:
-            answer, _ = self._request(address, {"op": "get", "name": name, "boot": self._boot})
+            answer, body = self._request(address, {**header, "boot": self._boot})
+            self._check_answer(address, name, answer)
             path = answer.get("path")
-            if isinstance(path, str):
-                try:
-                    os.link(path, target)
-                    return int(answer["size"])
-                except OSError:
-                    pass  # another file system, or moved in between
-        return write_file(target, [self.fetch(address, name)])
+            if not isinstance(path, str):
+                return write_file(target, [body])
+            try:
+                os.link(path, target)
+                return int(answer["size"])
+            except OSError:
+                pass  # another file system, or moved in between
+            with contextlib.suppress(OSError):
+                return write_file(target, [map_shared(path, int(answer["size"]))])
+        answer, body = self._request(address, header)
+        self._check_answer(address, name, answer)
+        return write_file(target, [body])
+
+    @staticmethod
+    def _check_answer(address: tuple[str, int], name: str, answer: wire.Header) -> None:
+        if answer.get("ok"):
+            return
+        if answer.get("reason") == "busy":
+            raise ObjectBusyError(f"worker {address[0]}:{address[1]} sends object {name} to others now")
+        raise ObjectAbsentError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
 
     def put(self, address: tuple[str, int], name: str, data: Buffer) -> int:
         """Stores an object on a worker; returns its size in bytes. Raises as `put_parts`."""

@@ -2,9 +2,9 @@
 
 Requests and answers are frames of `futures_worker.wire`:
 
-    {"op": "get", "name": str, "boot": str}    -> {"ok": true, "path": str, "size": int}     same boot: map the file
+    {"op": "get", "name", "boot", "yielding"}    -> {"ok": true, "path": str, "size": int}     same boot: map the file
                                                -> {"ok": true, "size": int} + body           otherwise
-                                               -> {"ok": false, "reason": "missing"}
+                                               -> {"ok": false, "reason": "missing" or, if yielding, "busy"}
     {"op": "put", "name": str} + body          -> {"ok": true, "size": int}
     {"op": "grant", "name", "size", "boot"}    -> {"ok": true, "path": str}                  same boot: write the object there
                                                -> {"ok": false, "reason": str}
@@ -28,9 +28,12 @@ from fdb_schema import boot_id
 from futures_worker import wire
 from futures_worker.errors import AddressInUseError, MainspringError, ObjectLostError, OversizeError, WireError
 from futures_worker.store import ObjectStore, check_name
+from futures_worker.store_client import SPREAD_FROM
 
 MAX_CONNECTIONS = 256
 """Connections served at once; for a further one the one that asked for nothing for the longest is closed."""
+MOST_SENDING = 2
+"""Large objects sent to other hosts at the same time; who may be put off is, and finds another copy meanwhile."""
 CROWDED_SECONDS = 0.5
 """Between two looks for a place, while all are taken and none is idle."""
 
@@ -71,6 +74,7 @@ class StoreServer:
         self._about = about
         self._boot = boot_id()
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
+        self._sending = threading.Semaphore(MOST_SENDING)
         self._connections: set[socket.socket] = set()
         self._idle: dict[socket.socket, None] = {}  # those that wait for a request, longest first
         self._lock = threading.Lock()
@@ -193,8 +197,16 @@ class StoreServer:
             connection.send({"ok": False, "reason": "missing"})
             return
         descriptor, length = opened
+        polite = length >= SPREAD_FROM and bool(header.get("yielding"))
         try:
-            connection.send_file({"ok": True, "size": length}, descriptor, length)
+            if polite and not self._sending.acquire(blocking=False):
+                connection.send({"ok": False, "reason": "busy"})
+                return
+            try:
+                connection.send_file({"ok": True, "size": length}, descriptor, length)
+            finally:
+                if polite:
+                    self._sending.release()
         finally:
             os.close(descriptor)
 

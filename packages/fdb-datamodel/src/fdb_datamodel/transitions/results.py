@@ -126,6 +126,18 @@ def drop_copy(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, wor
     ch.flush()
 
 
+def give_up_copy(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, worker: WorkerId) -> bool:
+    """Forget the copy that `worker` wants to be rid of, if another one can be fetched or none is needed; whether it may go."""
+    ch = Changes(tr, space)
+    f = ch.load(as_id(future_id))
+    if f.realized:
+        if all(copy.worker == worker for copy in _live_copies(ch, f)):
+            return False
+        forget_copy(ch, f, worker)
+    ch.flush()
+    return True
+
+
 def put_realized_future(
     tr: Transaction, space: ClusterSpace, spec: FutureSpec, worker: WorkerId | None, result: FutureResult | bytes
 ) -> UUID:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from fdb_datamodel import ClusterSpace, FutureResult, drop_copy, read_results, recover_result
+from fdb_datamodel import (
+    ClusterSpace,
+    FutureDeletedError,
+    FutureResult,
+    UnknownFutureError,
+    drop_copy,
+    live_copies,
+    read_results,
+    recover_result,
+)
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import describe
 from futures_worker.database import ask
 from futures_worker.errors import AuthenticationError, ObjectLostError
 from futures_worker.liveness import TTL_SECONDS
-from futures_worker.store_client import ObjectAbsentError
+from futures_worker.store_client import SPREAD_FROM, ObjectAbsentError
 
 HANGS_AFTER: Final = 1.0  # seconds without an answer that are no refusal
 REFUSED_PAUSE: Final = 0.05  # seconds after which a holder that refused is asked again
@@ -47,6 +57,9 @@ class ResultReader:
         asked = time.monotonic()
         if stored.worker is not None:
             left = None if deadline is None else deadline - asked
+            spread = self._from_any_holder(future, stored, left)
+            if spread is not None:
+                return spread
             try:
                 address = (stored.worker.ip, stored.worker.port)
                 data: memoryview = self._fetcher().fetch(address, stored.name, timeout=left)
@@ -77,6 +90,29 @@ class ResultReader:
         future._epoch = epoch + 1
         future._subscribed = False
         return None
+
+    def _from_any_holder(self, future: Future[Any], stored: FutureResult, timeout: float | None) -> memoryview | None:
+        """A large result of another host, from whichever holder chance names: many readers don't all ask the same one."""
+        holder = stored.worker
+        if stored.size < SPREAD_FROM or holder is None or ipaddress.ip_address(holder.ip).is_loopback:
+            return None
+        try:
+            found = ask(self._db, live_copies, self._space, future._id)
+        except (UnknownFutureError, FutureDeletedError):
+            return None
+        copies = [one for one in found if one.token == stored.token]
+        if len(copies) < 2:
+            return None
+        chosen = random.choice(copies)
+        if chosen.worker is None or chosen.worker == holder:
+            return None
+        try:
+            data: memoryview = self._fetcher().fetch(
+                (chosen.worker.ip, chosen.worker.port), chosen.name, timeout=timeout
+            )
+        except (ObjectLostError, AuthenticationError):
+            return None  # the one that is known to everybody is asked
+        return data
 
     def fetch_object(self, stored: FutureResult) -> memoryview | None:
         """The bytes of a stored object; None if its holder doesn't have it any more, or can't be reached."""

@@ -96,10 +96,17 @@ class Housekeeping:
                 if time.monotonic() >= next_look or any(worker_gone(status.info) for status in self._live):
                     next_look = time.monotonic() + self._look_seconds * random.uniform(0.75, 1.25)
                     self.look()
-                for chore in self._chores:
-                    chore()
             except Exception as exc:
-                if fdb_error_code(exc) is None:
-                    log.exception("housekeeping failed; it goes on with the next round")
-                else:
-                    log.warning("the database refused housekeeping (%s); it goes on with the next round", exc)
+                _tell(exc)
+            for chore in self._chores:  # one that fails keeps none of the others from being done
+                try:
+                    chore()
+                except Exception as exc:
+                    _tell(exc)
+
+
+def _tell(exc: Exception) -> None:
+    if fdb_error_code(exc) is None:
+        log.exception("housekeeping failed; it goes on with the next round")
+    else:
+        log.warning("the database refused housekeeping (%s); it goes on with the next round", exc)

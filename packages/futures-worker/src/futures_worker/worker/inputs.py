@@ -19,6 +19,7 @@ from fdb_schema import BlobMissingError, ClusterSpace
 from futures_worker.errors import AuthenticationError, FutureDeletedError, ObjectLostError, UnknownFutureError
 from futures_worker.store import ObjectStore, write_file
 from futures_worker.store_client import ObjectAbsentError, ObjectFetcher
+from futures_worker.worker.copies import InputCopies
 from futures_worker.worker.instructions import Event, InputsBroken, InputsLost, InputsReady
 from futures_worker.worker.messages import PARCEL_BYTES
 from futures_worker.worker.tasks import Task
@@ -48,6 +49,7 @@ class Inputs:
         self._store = store
         self._fetcher = fetcher
         self._post = post
+        self._copies = InputCopies(db, space, store, fetcher, self._live_copies)
         self._codes: OrderedDict[bytes, bytes] = OrderedDict()  # claim.code -> digest, of codes whose file is written
         self._parcel_numbers = itertools.count()
         self._to_fetch: queue.SimpleQueue[tuple[Task, WorkerId] | None] = queue.SimpleQueue()
@@ -177,6 +179,12 @@ class Inputs:
     ) -> bytes | str | None:
         """A dependency's result from its latest holder, else from any live one; None if it can't be had."""
         latest = task.claim.inputs.get(dependency)
+        if latest is not None and self._copies.applies(latest, me):
+            path = self._parcel_path(task)
+            if self._copies.bring(dependency, latest, me, path, absent):
+                return path
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         tried: set[WorkerId | None] = set()
         copies = [] if latest is None else [latest]
         for again in (False, True):
