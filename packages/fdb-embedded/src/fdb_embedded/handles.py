@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import threading
+import weakref
 from pathlib import Path
 
 from . import futures, options
@@ -16,7 +17,7 @@ from .faulty import FaultyCommits
 from .options import PLAIN, TransactionOptions
 from .store import MAP_SIZE
 from .transaction import Transaction
-from .watches import DEFAULT_LIMIT
+from .watches import DEFAULT_LIMIT, Watch
 
 
 class Database:
@@ -27,7 +28,7 @@ class Database:
         self.api_version = api_version
         self.defaults: TransactionOptions = PLAIN
         self.max_watches = DEFAULT_LIMIT
-        self.watches: set[int] = set()  # the ids of those that count against the limit
+        self.watches: set[weakref.ref[Watch]] = set()  # those that count against the limit
         self.open = True
         self.faulty = FaultyCommits(engine, faults) if faults is not None else None
         engine.handles += 1

@@ -47,6 +47,8 @@ class TransactionState:
     no_write_conflict = False
     commit_future: Future | None = None  # of the commit, or of the pause before another attempt
     attempt: Commit | None = None
+    watches: list[Watch] | None = None  # these two pass to the commit
+    stamp_futures: list[Future] | None = None
     read_ranges: list[Range]
     given_id: bytes | None = None
     automatic_id = False
@@ -89,8 +91,8 @@ class TransactionState:
         self.write_ranges: list[Range] = []
         self.write_points: set[bytes] | None = None
         self.unconflicted: set[bytes] | None = None
-        self.watches: list[Watch] | None = None  # these two pass to the commit
-        self.stamp_futures: list[Future] | None = None
+        self.watches = None
+        self.stamp_futures = None
 
     def _check(self) -> None:
         """Raise what a read or a commit of this transaction must raise."""
@@ -174,7 +176,11 @@ class TransactionState:
         if snap is not None:
             self.snap = None
             self.engine.release(snap)
-        if self.stamp_futures or self.watches:  # nobody can commit any more; the collector may run this anywhere
-            code = errors.TRANSACTION_CANCELLED
+        # What nobody can commit any more ends. The collector may run this anywhere, so somebody else does it.
+        code = errors.TRANSACTION_CANCELLED
+        if self.stamp_futures or self.watches:
             end = partial(refuse, self.stamp_futures, self.watches, code, code)
             self.engine.housekeeper.call_at(0.0, end)
+        attempt = self.attempt
+        if attempt is not None and not attempt.submitted:  # `commit` was interrupted
+            self.engine.housekeeper.call_at(0.0, partial(attempt.fail, code))

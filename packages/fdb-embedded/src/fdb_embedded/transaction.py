@@ -153,6 +153,8 @@ class Transaction(Writing):
             return self._refused(errors.TRANSACTION_TOO_LARGE)
         commit = self._prepare_commit()
         self.commit_future = self.attempt = commit
+        if self.overlay is not commit.overlay:  # another thread has reset the transaction meanwhile
+            commit.set(None, errors.TRANSACTION_CANCELLED)
         if self.stamp_futures is not None or self.watches is not None:
             commit.stamps = self.stamp_futures
             commit.watches = self.watches

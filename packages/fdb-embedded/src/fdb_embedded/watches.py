@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import lmdb
@@ -29,21 +30,20 @@ KEPT_PUBLISHED = 4  # keys without a watch that other processes may still wake t
 class Watch(Future):
     """A watch. It counts against the limit of its database handle from `reserve` until it has ended, or is dropped."""
 
-    __slots__ = ("database", "expected", "key")
+    __slots__ = ("counted", "database", "expected", "key")
 
     def __init__(self, database: Database, key: bytes, expected: bytes | None) -> None:
         super().__init__()
         self.database = database
+        # C functions alone, so that an interrupt of the collector can't lose count
+        self.counted = weakref.ref(self, database.watches.discard)
         self.key = key
         self.expected = expected  # the value that it waits to see differ
 
     def set(self, value: Any = None, error: int = 0) -> bool:
         """As `Future.set`."""
-        self.database.watches.discard(id(self))
+        self.database.watches.discard(self.counted)
         return super().set(value, error)
-
-    def __del__(self) -> None:
-        self.database.watches.discard(id(self))
 
 
 class Watches:
@@ -66,7 +66,7 @@ class Watches:
         with self.lock:
             if len(database.watches) >= database.max_watches:
                 raise Code(errors.TOO_MANY_WATCHES)
-            database.watches.add(id(watch))
+            database.watches.add(watch.counted)
 
     def _drop_ended(self) -> None:
         """Forget the watches that have fired, and those that their holders cancelled. Under `lock`."""
