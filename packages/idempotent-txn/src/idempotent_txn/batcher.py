@@ -90,6 +90,8 @@ class Batcher:
         self._transaction_class: Final[type] = type(db.create_transaction())
         self._under_way: Final[set[object]] = set()
         """A mark for each transaction that reads and is under way here."""
+        self._remembers = False
+        """Whether any function is in one of these two."""
         self._reads: Final[WeakSet[Callable[..., Any]]] = WeakSet()
         self._alone: Final[WeakSet[Callable[..., Any]]] = WeakSet()
 
@@ -98,17 +100,18 @@ class Batcher:
 
         Raises what `run` raises.
         """
-        if fn in self._alone:
-            return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
-        if fn in self._reads:
-            return self._run_reading(fn, args, kwargs)
+        if self._remembers:
+            if fn in self._alone:
+                return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
+            if fn in self._reads:
+                return self._run_reading(fn, args, kwargs)
         tr, recording = recording_transaction(self._transaction_class)
         try:
             value = fn(tr, *args, **kwargs)
         except NeedsTransaction:
             recording.joinable = False
         if not recording.joinable:
-            _remember(self._reads, fn)
+            self._remember(self._reads, fn)
             return self._run_reading(fn, args, kwargs)
         return self._join(recording, value, fn, args, kwargs)
 
@@ -136,11 +139,18 @@ class Batcher:
                 return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
             tr = None  # its snapshot isn't needed while the commit waits
             if not recording.joinable:
-                _remember(self._alone, fn)
+                self._remember(self._alone, fn)
                 return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
             return self._join(recording, value, fn, args, kwargs)
         finally:
             self._under_way.discard(mark)
+
+    def _remember(self, functions: WeakSet[Callable[..., Any]], fn: Callable[..., Any]) -> None:
+        self._remembers = True
+        try:
+            functions.add(fn)
+        except TypeError:  # no weak reference to it can be had; it is found out anew each time
+            pass
 
     def _join(
         self, recording: Recording, value: T, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -272,10 +282,3 @@ def _open(member: _Member) -> None:
 def _has_committed(merged: Group[_Member], interruption: BaseException) -> bool:
     """Whether the commit of an interrupted group took place. `run` settles it before it lets an interruption through."""
     return had_committed(interruption) or (merged.attempted is not None and was_acknowledged(merged.attempted))
-
-
-def _remember(functions: WeakSet[Callable[..., Any]], fn: Callable[..., Any]) -> None:
-    try:
-        functions.add(fn)
-    except TypeError:  # no weak reference to it can be had; it is found out anew each time
-        pass
