@@ -37,6 +37,7 @@ class Watch(Future):
         self.database = database
         # C functions alone, so that an interrupt of the collector can't lose count
         self.counted = weakref.ref(self, database.watches.discard)
+        hash(self.counted)  # asked for now, it is known when the watch is gone
         self.key = key
         self.expected = expected  # the value that it waits to see differ
 
