@@ -186,6 +186,76 @@ for number in range(int(sys.argv[2]), 60, 2):
     fdb_embedded.close(db)
 
 
+READ_WHAT_ENDS = """
+import math, sys, threading, time
+import fdb_embedded
+from fdb_embedded import handles
+fdb = fdb_embedded.load()
+db = fdb.impl.Database(handles.open_database(sys.argv[1], 730, map_size=1 << 20))
+rows = [(b"row%08d" % number, bytes(300)) for number in range(1000)]
+sys.setswitchinterval(0.0002)
+over = threading.Event()
+did = {"reads": 0, "ended": 0, "grown": 0}
+
+def write(rows):
+    while True:
+        tr = db.create_transaction()
+        tr.set_many(rows)
+        try:
+            return tr.commit().wait()
+        except fdb.FDBError as error:
+            tr.on_error(error).wait()
+
+def read():
+    while not over.is_set():
+        tr = db.create_transaction()
+        try:
+            while not over.is_set():
+                assert len(tr.get_range(b"row", b"rox", limit=300).to_list()) == 300
+                assert tr[b"row00000007"].wait() == bytes(300)
+                did["reads"] += 1
+        except fdb.FDBError as error:
+            assert error.code == 1007, error
+            did["ended"] += 1
+
+write(rows)
+threads = [threading.Thread(target=read) for _ in range(3)]
+for thread in threads:
+    thread.start()
+engine = db.dpointer.engine
+deadline = time.monotonic() + 60
+size = engine.store.env.info()["map_size"]
+filled = 0
+while (did["reads"] < 500 or did["ended"] < 100 or did["grown"] < 4) and time.monotonic() < deadline:
+    engine.end_old_snapshots(math.inf)
+    write(rows[:10])
+    if engine.store.env.info()["map_size"] > size:
+        size = engine.store.env.info()["map_size"]
+        did["grown"] += 1
+    if did["grown"] < 4:
+        filled += 1
+        write([(b"filler%08d%04d" % (filled, number), bytes(50000)) for number in range(10)])
+over.set()
+for thread in threads:
+    thread.join()
+assert did["reads"] >= 500 and did["ended"] >= 100 and did["grown"] >= 4, did
+fdb_embedded.close(db)
+print("whole")
+"""
+
+
+def test_a_snapshot_that_ends_or_a_map_that_moves_under_a_reader_crashes_nobody(tmp_path: Path) -> None:
+    # LMDB reads without Python's lock: its transaction may not be ended while another thread is in it.
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", READ_WHAT_ENDS, str(tmp_path / "db")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-3000:]
+
+
 def test_threads_read_and_write_while_the_map_grows(tmp_path: Path) -> None:
     db = small(tmp_path / "db")
     fdb = fdb_embedded.load()

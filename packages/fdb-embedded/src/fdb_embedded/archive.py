@@ -27,7 +27,7 @@ def dump(engine: Any, begin: bytes, end: bytes, out: IO[str], progress: Callable
     """Write the rows of [begin, end) at one version; returns how many."""
     rows = 0
     crc = 0
-    with engine.store.begin_read() as txn:
+    with engine.store.reading() as txn:
         out.write(json.dumps({"fdb_embedded_dump": FORMAT, "version": last_version(txn)}) + "\n")
         while True:
             page = scan(txn, begin, end, PAGE_ROWS, False, engine.store.page.long_keys)

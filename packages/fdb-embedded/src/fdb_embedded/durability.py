@@ -109,7 +109,7 @@ class Flusher:
             generation = self.store.generation
             txn = self.store.begin_read()
             try:
-                return txn, journal.place(txn)
+                return txn, self.store.look(txn, journal.place)
             except lmdb.Error:
                 if generation == self.store.generation:
                     raise
@@ -235,7 +235,8 @@ def checkpoint(store: Store, directory: Path) -> bool:
         copy = directory / "copying"
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()
-        store.env.copy(str(copy), compact=True)
+        with store.copying:
+            store.env.copy(str(copy), compact=True)
         with (copy / "data.mdb").open("rb") as file:
             os.fsync(file.fileno())
         os.replace(copy / "data.mdb", directory / CHECKPOINT)

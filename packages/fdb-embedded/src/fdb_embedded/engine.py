@@ -6,8 +6,10 @@ import contextlib
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from threading import get_ident
+from typing import Any, TypeVar
 
 import lmdb
 
@@ -23,6 +25,9 @@ from .store import MAP_SIZE, Store
 from .versions import MAX_READ_AGE, last_version
 from .watches import Watches
 
+T = TypeVar("T")
+
+_PASSING = (lmdb.MapResizedError, lmdb.InvalidParameterError, lmdb.ReadersFullError)
 PINNED = 64
 KEEP_LOG = 2 * MAX_READ_AGE
 
@@ -41,7 +46,8 @@ class Engine:
         self._start()
 
     def _start(self) -> None:
-        self.live: dict[int, Snapshot] = {}
+        self.live: dict[int, Snapshot] = {}  # not yet ended, or read in
+        self.store.snapshots = self.live
         self.pinned: OrderedDict[int, Snapshot] = OrderedDict()
         self.versions_are_asked_for = False  # committed versions are kept from the first `set_read_version` on
         self.lock = threading.Lock()
@@ -72,36 +78,61 @@ class Engine:
 
     def _own_snapshot(self) -> Snapshot:
         """A snapshot of the newest version that nobody else holds."""
-        while True:
-            generation = self.store.generation
-            txn = self.store.begin_read()
-            try:
-                if self.flushing:
-                    self.await_flush(txn)
-                number, version = self.known
-                if number != txn.id():
-                    version = last_version(txn)
-                    self.known = (txn.id(), version)
-                break
-            except lmdb.Error:  # the map grew just now
-                if generation == self.store.generation:
-                    raise
+        txn, version = self.newest()
         snap = Snapshot(self, txn, version, version)
         self.live[id(snap)] = snap
         if self.housekeeper.parked:
             self.housekeeper.unpark()
         return snap
 
-    def await_flush(self, txn: Any) -> None:
-        """Return when everything that an LMDB transaction shows is on disk."""
-        at = journal.place(txn)
-        if at is not None and self.store.flusher is not None and self.store.page.flushed() < at[1]:
+    def newest(self) -> tuple[Any, int]:
+        """An LMDB read transaction and the version it shows; under `fsync` all of it is on disk."""
+        store = self.store
+        me, inside = get_ident(), store.inside
+        while True:
+            generation = store.generation
+            failure: lmdb.Error | None = None
+            txn = at = None
+            try:
+                inside.add(me)
+                if not store.gate:
+                    txn = store.env.begin()
+                    number, version = self.known
+                    if number != txn.id():
+                        version = last_version(txn)
+                        self.known = (txn.id(), version)
+                    if not self.flushing:
+                        return txn, version
+                    at = journal.place(txn)
+            except lmdb.Error as error:  # another process has grown the map, or all slots of readers are taken
+                failure = error
+            finally:
+                inside.discard(me)
+            if at is not None:
+                self._await_flush(at)
+                return txn, version
+            if txn is not None and failure is None:
+                return txn, version  # nothing is journaled yet
+            store.begin_read().abort()  # waits for the map, or for a slot
+            if failure is not None and generation == store.generation and not isinstance(failure, _PASSING):
+                raise failure
+
+    def _await_flush(self, at: tuple[int, int]) -> None:
+        """Return when the journal is on disk up to the end of a place in it."""
+        if self.store.flusher is not None and self.store.page.flushed() < at[1]:
             self.store.flusher.wait(at[1])
+
+    def read_flushed(self, function: Callable[[Any], T]) -> T:
+        """What `function` gives of a read transaction, once all that it shows is on disk under `fsync`."""
+        found, at = self.store.read(lambda txn: (function(txn), journal.place(txn) if self.flushing else None))
+        if at is not None:
+            self._await_flush(at)
+        return found
 
     def _keep_flushed(self, txn: Any, position: int) -> None:
         """A flush is done: its read transaction serves those who begin before the next one ends."""
         try:
-            version = last_version(txn)
+            version = self.store.look(txn, last_version)
         except lmdb.Error:  # the map has grown meanwhile: the next to begin looks for itself
             self._flushed_position = -1
             return
@@ -156,23 +187,16 @@ class Engine:
         """A user of the snapshot is done with it."""
         snap.users -= 1
         if snap.users <= 0:
-            self.live.pop(id(snap), None)
-            snap.ended = True
-            txn, snap.txn = snap.txn, None
-            if txn is not None:
-                with contextlib.suppress(lmdb.Error):
-                    txn.abort()
+            snap.end()
 
     def end_old_snapshots(self, born_before: float) -> bool:
         """End what is older than five seconds, so that LMDB can use its pages again; True while any are open."""
         if not self.live:
             return False
         # A copy by one call: the collector may run a finalizer that releases a snapshot while a list is being built.
-        for number, snap in self.live.copy().items():
+        for snap in self.live.copy().values():
             if snap.born < born_before:
-                self.live.pop(number, None)
-                with contextlib.suppress(lmdb.Error):
-                    snap.end()
+                snap.end()
         if self.pinned:
             with self.lock:
                 for version in [version for version, snap in self.pinned.items() if snap.ended]:
@@ -309,9 +333,7 @@ class Engine:
         if checkpointing is not None:
             checkpointing.join()
         for snap in self.live.copy().values():
-            with contextlib.suppress(lmdb.Error):
-                snap.end()
-        self.live.clear()
+            snap.end()
         self.store.close()
 
 

@@ -20,7 +20,7 @@ def check(engine: Any) -> dict[str, Any]:
     """Read every page and record; returns counts and the list `problems`, empty when all is well."""
     problems: list[str] = []
     counts = {"rows": 0, "buckets": 0, "commit_records": 0, "bytes": 0}
-    with engine.store.begin_read() as txn:
+    with engine.store.reading() as txn:
         previous = b""
         version = 0
         try:

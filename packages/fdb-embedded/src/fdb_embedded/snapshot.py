@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 
@@ -13,10 +14,12 @@ from . import errors, idempotency, keys
 from .errors import Code
 from .keys import Row
 from .scan import scan
-from .versions import MAX_READ_AGE, VERSIONS_PER_SECOND, last_version
+from .versions import MAX_READ_AGE, VERSIONS_PER_SECOND
 
 if TYPE_CHECKING:
     from .engine import Engine
+
+T = TypeVar("T")
 
 MAX_AGE = MAX_READ_AGE / VERSIONS_PER_SECOND
 FIRST_CHUNK = 64
@@ -27,12 +30,18 @@ class Snapshot:
     """Reads at `version`. LMDB may show a later version `shown`: then a key written in between can't be read (1007).
 
     That happens when a version is asked for that nobody holds open, and when the map had to grow under a snapshot.
+
+    LMDB reads without Python's lock, and an LMDB transaction that is ended, or whose map is moved, while another thread
+    reads in it is a crash of the process. So a thread notes itself in `inside` while it reads, and then looks whether it
+    may; who ends a snapshot marks it as ended first, and leaves the transaction to the last reader where there is one.
     """
 
-    __slots__ = ("base", "born", "ended", "engine", "shown", "txn", "users", "version")
+    __slots__ = ("base", "born", "ended", "engine", "inside", "shown", "store", "txn", "users", "version")
 
     def __init__(self, engine: Engine, txn: Any, version: int, shown: int) -> None:
         self.engine = engine
+        self.store = engine.store
+        self.inside: set[int] = set()  # threads that read in `txn` at this moment
         self.txn = txn
         self.version = version
         self.shown = shown
@@ -47,21 +56,54 @@ class Snapshot:
         return same_clock and self.shown == self.version and time.monotonic() - self.born <= MAX_AGE
 
     def end(self) -> None:
-        """Nobody may read here any more: too old, or released."""
+        """Nobody may begin to read here any more: too old, or released."""
         self.ended = True
+        if not self.inside:
+            self._abort()
+
+    def _abort(self) -> None:
+        self.engine.live.pop(id(self), None)
         txn, self.txn = self.txn, None
         if txn is not None:
-            txn.abort()
+            with contextlib.suppress(lmdb.Error):
+                txn.abort()
+
+    def _left(self) -> None:
+        """The last who read where all has ended, or the map is to grow, sees to it."""
+        if self.ended and not self.inside:
+            self._abort()
+
+    def _read(self, read: Callable[[Any], T]) -> T:
+        """What `read` gives of the LMDB transaction. Raises 1007 where the snapshot has ended."""
+        me, inside = get_ident(), self.inside
+        for _ in range(8):
+            try:
+                inside.add(me)
+                txn = self.txn
+                if not self.ended and not self.store.gate:
+                    return read(txn)
+            except lmdb.Error:
+                pass
+            finally:
+                inside.discard(me)
+                if self.ended:
+                    self._left()
+            if self.ended:
+                break
+            if self.store.gate:
+                self.store.await_map()
+            elif self.txn is txn:
+                self._renew()
+        raise Code(errors.TRANSACTION_TOO_OLD)
 
     def _renew(self) -> None:
         """The LMDB transaction was invalidated by a growing map: take another and remember that it is later."""
         if self.ended:
             raise Code(errors.TRANSACTION_TOO_OLD)
-        self.txn = self.engine.store.begin_read()
-        with contextlib.suppress(lmdb.Error):  # the map may grow again: then whoever reads comes here again
-            if self.engine.flushing:
-                self.engine.await_flush(self.txn)
-            self.shown = last_version(self.txn)
+        txn, self.shown = self.engine.newest()
+        self.txn = txn
+        if self.ended:
+            self._left()
 
     def _unchanged(self, begin: bytes, end: bytes) -> None:
         if self.engine.written_between(self.version, self.shown, begin, end):
@@ -69,53 +111,50 @@ class Snapshot:
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key` at this version."""
-        for _ in range(8):
-            txn = self.txn
-            if txn is None:
-                break
-            try:
-                value = txn.get(key) if 0 < len(key) <= keys.DIRECT else keys.get(txn, key)
-            except lmdb.Error:
-                if self.txn is txn:
-                    self._renew()
-                continue
-            if self.shown != self.version:
-                self._unchanged(key, key + b"\0")
-            return value
-        raise Code(errors.TRANSACTION_TOO_OLD)
+        direct = 0 < len(key) <= keys.DIRECT
+        me, inside = get_ident(), self.inside
+        try:
+            inside.add(me)
+            if self.ended or self.store.gate:
+                raise lmdb.Error("not now")
+            value: bytes | None = self.txn.get(key) if direct else keys.get(self.txn, key)
+        except lmdb.Error:
+            inside.discard(me)
+            value = self._read(lambda txn: keys.get(txn, key))
+        finally:
+            inside.discard(me)
+            if self.ended:
+                self._left()
+        if self.shown != self.version:
+            self._unchanged(key, key + b"\0")
+        return value
 
     def get_many(self, wanted: list[bytes]) -> list[bytes | None]:
         """The values of many keys of 1 to 510 bytes."""
-        if self.shown == self.version and self.txn is not None:
-            try:
-                return list(map(self.txn.get, wanted))
-            except (lmdb.Error, AttributeError):
-                pass
+        if self.shown == self.version:
+            found = self._read(lambda txn: list(map(txn.get, wanted)))
+            if self.shown == self.version:  # else the map grew meanwhile, and each has to be looked at
+                return found
         return [self.get(key) for key in wanted]
 
     def rows(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Row]:
         """At most `limit` rows of [begin, end)."""
-        for _ in range(8):
-            txn = self.txn
-            if txn is None:
-                break
-            try:
-                found = scan(txn, begin, end, limit, reverse, self.engine.store.page.long_keys)
-                if end > idempotency.IDS and begin < idempotency.IDS_END:
-                    found = self._with_ids(txn, found, begin, end, limit, reverse)
-            except lmdb.Error:
-                if self.txn is txn:
-                    self._renew()
-                continue
-            if self.shown != self.version:
-                if not found or len(found) < limit:
-                    self._unchanged(begin, end)
-                elif reverse:
-                    self._unchanged(found[-1][0], end)
-                else:
-                    self._unchanged(begin, found[-1][0] + b"\0")
-            return found
-        raise Code(errors.TRANSACTION_TOO_OLD)
+
+        def read(txn: Any) -> list[Row]:
+            rows = scan(txn, begin, end, limit, reverse, self.store.page.long_keys)
+            if end > idempotency.IDS and begin < idempotency.IDS_END:
+                return self._with_ids(txn, rows, begin, end, limit, reverse)
+            return rows
+
+        found = self._read(read)
+        if self.shown != self.version:
+            if not found or len(found) < limit:
+                self._unchanged(begin, end)
+            elif reverse:
+                self._unchanged(found[-1][0], end)
+            else:
+                self._unchanged(begin, found[-1][0] + b"\0")
+        return found
 
     @staticmethod
     def _with_ids(txn: Any, found: list[Row], begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Row]:

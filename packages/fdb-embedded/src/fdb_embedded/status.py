@@ -38,7 +38,7 @@ def measure(engine: Engine) -> dict[str, Any]:
     """Figures of the store: sizes in bytes, counts, the version and the age of the log in seconds."""
     store = engine.store
     info = store.env.info()
-    with store.begin_read() as txn:
+    with store.reading() as txn:
         stat = txn.stat()
         version = last_version(txn)
         cursor = txn.cursor()

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 import msgpack
@@ -24,12 +25,16 @@ from .journal import Changes
 from .shared import SIZE, SharedPage, allocate
 from .versions import Clock, last_version
 
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+
 T = TypeVar("T")
 
 FORMAT = 1
 MAP_SIZE = 128 << 20  # to begin with; it doubles when it is full
 MAX_READERS = 1024
 READERS_ATTEMPTS = 5000
+LONGEST_READ = 10.0
 ROOM_BYTES = 8 << 20
 ROOM_SHARE = 256  # pages that a process may use before it looks again
 PROCESSES = 4  # that are expected to use theirs at one time
@@ -82,6 +87,10 @@ class Store:
         self.writing = threading.RLock()  # held while this process is in the writer section: the map must not change
         self.growing = threading.Lock()  # held while the map changes
         self.generation = 0  # raised before the map changes, which ends all transactions of this process
+        self.copying = threading.Lock()  # held during long reads of everything
+        self.gate = False  # set while the map is to change: nobody may begin to read
+        self.inside: set[int] = set()  # threads that begin or read at this moment, those in snapshots apart
+        self.snapshots: dict[int, Snapshot] = {}
 
     def _attach(self, again: bool) -> None:
         directory = self.path
@@ -175,14 +184,62 @@ class Store:
     def begin_read(self) -> Any:
         """An LMDB read transaction: the snapshot itself."""
         try:
-            return self.env.begin()
+            return self._begin()
         except lmdb.Error:
             return self._begin_read_again()
+
+    def _begin(self) -> Any:
+        me = get_ident()
+        try:
+            self.inside.add(me)
+            if self.gate:
+                raise lmdb.InvalidParameterError("the map is to change")
+            return self.env.begin()
+        finally:
+            self.inside.discard(me)
+
+    def look(self, txn: Any, read: Callable[[Any], T]) -> T:
+        """What `read` gives of an open read transaction. Raises lmdb.Error where the map has changed or is to change."""
+        me = get_ident()
+        try:
+            self.inside.add(me)
+            if self.gate:
+                raise lmdb.InvalidParameterError("the map is to change")
+            return read(txn)
+        finally:
+            self.inside.discard(me)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Any]:
+        """A read transaction for long work of maintenance; the map can't change meanwhile."""
+        with self.copying:
+            txn = self.begin_read()
+            try:
+                yield txn
+            finally:
+                txn.abort()
+
+    def await_map(self) -> None:
+        """Return when the map that is to change has changed."""
+        with self.growing:
+            pass
+
+    def _shut_gate(self) -> None:
+        """Return when no thread of this process touches the map, and none begins to until the gate is opened. LMDB reads
+        without Python's lock: to move the map, or to unmap it, under a reader crashes the process.
+        """
+        me = {get_ident()}  # a signal handler that interrupted a read is not in LMDB
+        self.gate = True
+        deadline = time.monotonic() + LONGEST_READ  # a handler that waits for this thread, in the midst of a read
+        while self.inside - me or any(snap.inside - me for snap in self.snapshots.copy().values()):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.00005)
 
     def _begin_read_again(self) -> Any:
         for attempt in itertools.count():
             try:
-                return self.env.begin()
+                return self._begin()
             except lmdb.MapResizedError:
                 self.adopt_map()
             except lmdb.InvalidParameterError:
@@ -228,14 +285,16 @@ class Store:
         self._change_map(factor=2)
 
     def _change_map(self, factor: int) -> None:
-        with self.writing, self.growing:
+        with self.writing, self.copying, self.growing:
             try:
+                self._shut_gate()
                 self.page.lock_map()
                 self.generation += 1
                 size = self.env.info()["map_size"] * factor if factor > 1 else 0
                 self.env.set_mapsize(max(size, self._file_size()))
             finally:
                 self.page.unlock_map()
+                self.gate = False
 
     def _file_size(self) -> int:
         """Bytes of the data file, which has the size of the largest map: a smaller one would cut it."""
@@ -279,7 +338,7 @@ class Store:
             generation = self.generation
             txn = self.begin_read()
             try:
-                return function(txn)
+                return self.look(txn, function)
             except lmdb.Error:
                 if generation == self.generation:
                     raise
@@ -310,6 +369,7 @@ class Store:
         return True
 
     def close(self) -> None:
+        self._shut_gate()  # for good
         if self._attached_fd >= 0:
             os.close(self._attached_fd)
             self._attached_fd = -1

@@ -163,7 +163,7 @@ class Watches:
         """Fire the watches whose value differs now."""
         with self.lock:
             # the values are read under the lock: a watch that is added later may know newer ones
-            values = self.engine.store.read(self._values)
+            values = self.engine.read_flushed(self._values)
             due = [
                 watch
                 for key, entries in self.by_key.items()
@@ -178,8 +178,6 @@ class Watches:
             self._drop_ended()
 
     def _values(self, txn: Any) -> dict[bytes, bytes | None]:
-        if self.engine.flushing:
-            self.engine.await_flush(txn)
         return {key: keys.get(txn, key) for key in self.by_key}
 
     def stop(self, code: int = errors.TRANSACTION_CANCELLED) -> None:
