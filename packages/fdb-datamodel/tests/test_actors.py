@@ -199,3 +199,17 @@ def test_restarts_are_counted_together_whatever_ended_the_starts_before(memory_l
     assert end("crash", dm.fail_future) == "failed", "three restarts are three"
     assert lab.info(actor).attempts == 5
     assert lab.validate() == []
+
+
+def test_a_call_that_was_deleted_before_it_ended_stays_deleted(memory_lab: Lab) -> None:
+    lab = memory_lab
+    _, host = start(lab)
+    call = record(lab, host)
+    lab(dm.delete_future, call)
+    ((kind, value),) = lab(actors.finish_calls, host, [outcome(lab, b"late", call)])
+    answer = actors.read_answer(call, kind, value)
+    assert answer.failure is not None
+    assert answer.failure.reason == "deleted"
+    with pytest.raises(dm.FutureDeletedError):
+        lab.info(call)
+    assert lab.validate() == []

@@ -25,6 +25,7 @@ from .space import (
     ARGS,
     CLAIM,
     CODE,
+    DELETED,
     EDGE,
     FAILURE,
     LATEST_RESULT,
@@ -258,7 +259,7 @@ def finish_calls(
     ch = Changes(tr, space)
     keys = ch.keys
     encoded = [encode_id(one.id) for one in outcomes]
-    rows = _check_host(ch, host, [keys.futures + e + name for e in encoded for name in (CODE, LISTENERS)])
+    rows = _check_host(ch, host, [keys.futures + e + name for e in encoded for name in (CODE, LISTENERS, DELETED)])
     token, wall_us = ch.token, ch.wall_us
     claim = codec.pack_claim(host.worker, token, wall_us, 1)
     said: list[tuple[str, bytes]] = []
@@ -268,7 +269,7 @@ def finish_calls(
     for at, (one, e) in enumerate(zip(outcomes, encoded, strict=True)):
         prefix = keys.futures + e
         f: FutureRows | None = None
-        if rows[2 * at] is not None or rows[2 * at + 1] is not None:
+        if rows[3 * at] is not None or rows[3 * at + 1] is not None or rows[3 * at + 2] is not None:
             f = ch.load(one.id)
             writes = ch.writes  # a read may have flushed them
             if f.deleted or f.ended:

@@ -20,6 +20,8 @@ SPREAD_FROM = 1 << 20
 """Bytes from which readers on other hosts spread over all copies of a result."""
 MAX_IDLE_CONNECTIONS = 4
 """Authenticated connections kept per worker for the next request."""
+MAX_IDLE_WORKERS = 64
+"""Workers to which connections are kept: in a long life any number comes and goes."""
 
 
 class ObjectAbsentError(ObjectLostError):
@@ -222,9 +224,12 @@ class ObjectFetcher:
             connection.close()
             raise
         with self._lock:
-            idle = self._idle.setdefault(address, [])
+            idle = self._idle.pop(address, [])
+            self._idle[address] = idle  # the last one used is last
+            surplus = [connection]
             if not self._closed and len(idle) < MAX_IDLE_CONNECTIONS:
                 idle.append(connection)
-                return answer, memoryview(received)
-        connection.close()
+                surplus = self._idle.pop(next(iter(self._idle))) if len(self._idle) > MAX_IDLE_WORKERS else []
+        for one in surplus:
+            one.close()
         return answer, memoryview(received)

@@ -349,3 +349,19 @@ def test_idle_connections_make_room_for_whoever_comes(store: ObjectStore, monkey
         for fetcher in fetchers:
             fetcher.close()
         server.close()
+
+
+def test_connections_to_workers_of_long_ago_are_closed(
+    store: ObjectStore, fetcher: ObjectFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("futures_worker.store_client.MAX_IDLE_WORKERS", 2)
+    store.add("thing", [b"data"])
+    servers = [StoreServer(listen("127.0.0.1", 0), SECRET, store, dict) for _ in range(6)]
+    try:
+        for server in servers:
+            server.start()
+            assert bytes(fetcher.fetch(server._sock.getsockname(), "thing")) == b"data"
+        assert list(fetcher._idle) == [server._sock.getsockname() for server in servers[-2:]]
+    finally:
+        for server in servers:
+            server.close()

@@ -116,8 +116,7 @@ def make_actor(
     max_restarts = settings.pop("max_restarts", 0)
     if not isinstance(kind, type):
         raise TypeError(f"an actor is made from a class, found {kind!r}")
-    if name is not None and (not isinstance(name, str) or not name):
-        raise ValueError(f"an actor's name is a text, found {name!r}")
+    name = DEFAULT_OPTIONS.changed(name=name).name or None  # a text of 1 to 500 characters
     if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < -1:
         raise ValueError(f"max_restarts is a whole number, -1 for any number of restarts, found {max_restarts!r}")
     options = DEFAULT_OPTIONS.changed(**settings)
@@ -125,7 +124,7 @@ def make_actor(
         found = ask(client._live.db, actors.named_actor, client._space, name, strategy="off")
         if found is not None:
             return Actor(client, found, kind.__name__, methods_of(kind))
-    restarts = FOREVER if max_restarts < 0 else max_restarts
+    restarts = FOREVER if max_restarts < 0 else min(max_restarts, FOREVER)
     resident = options.requirements is None or not options.requirements.shape[0]
     client._live.keeping.begin()
     owner = client._live.id if name is None else b""
