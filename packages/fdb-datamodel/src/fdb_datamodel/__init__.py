@@ -51,6 +51,7 @@ from .transitions.finish import (
     realize_future,
     realize_futures,
     relinquish_claim,
+    see_turn,
 )
 from .transitions.mailbox import clear_mailbox, pool_bell, read_mailbox, ring_session, session_bell, subscribe
 from .transitions.output import OUTPUT_KEPT, read_output, write_output
@@ -207,6 +208,7 @@ __all__ = [
     "relinquish_claim",
     "resubmit_future",
     "ring_session",
+    "see_turn",
     "session_bell",
     "session_lives",
     "session_referrer",

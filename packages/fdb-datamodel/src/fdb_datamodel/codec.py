@@ -7,6 +7,7 @@ twelve bytes (`same_token`). Readers take fields by position, give absent traili
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -48,7 +49,13 @@ def pack_worker(worker: WorkerId | None) -> bytes:
 
 
 def worker_from(fields: tuple[Any, ...] | None) -> WorkerId | None:
-    return None if fields is None else WorkerId(fields[0], fields[1], fields[2])
+    return None if fields is None else _worker(fields[:3])
+
+
+@lru_cache(maxsize=1024)
+def _worker(fields: tuple[str, int, bytes]) -> WorkerId:
+    """One object for each: whoever holds a million results holds few workers."""
+    return WorkerId(*fields)
 
 
 def pack_worker_info(incarnation: bytes, info: WorkerInfo) -> bytes:

@@ -281,3 +281,30 @@ def test_sightings_are_what_the_observer_compares(site: Site) -> None:
     assert isinstance(first, WorkerSighting)
     assert first.id == second.id == site.worker
     assert first.counter != second.counter
+
+
+def test_a_turn_that_was_begun_while_its_task_ran_reads_nothing_twice(site: Site) -> None:
+    """And what changed meanwhile counts: a claim that was taken away is named, a fence is met."""
+    first, second = site.submit(), site.submit()
+    one, two = site.claim(2)
+    site.ledger.begin_turn(one)
+    assert not site.ledger.take_turn(RunTurn([Outcome.realized(one, b"r")], ROOM, 0)).stale
+    assert site.state(first) is FutureState.realized
+    site.ledger.begin_turn(two)
+    run(site.db, cancel_future, SPACE, second)
+    assert site.ledger.take_turn(RunTurn([Outcome.realized(two, b"r")], ROOM, 0)).stale == (second,)
+    assert site.state(second) is FutureState.failed
+    site.check()
+
+
+def test_a_turn_begun_for_another_claim_reads_its_own_rows(site: Site) -> None:
+    ids = [site.submit() for _ in range(3)]
+    one, two, three = site.claim(3)
+    site.ledger.begin_turn(one)
+    turn = RunTurn([Outcome.realized(claim, b"r") for claim in (two, three)], ROOM, 0)
+    assert not site.ledger.take_turn(turn).stale
+    site.ledger.begin_turn(one)
+    site.ledger.forget_turn()
+    assert not site.ledger.take_turn(RunTurn([Outcome.realized(one, b"r")], ROOM, 0)).stale
+    assert {site.state(one) for one in ids} == {FutureState.realized}
+    site.check()

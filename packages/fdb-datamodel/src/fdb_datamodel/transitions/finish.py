@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction, read_range
+from fdb_schema import ClusterSpace, Transaction, get_many, read_range
 
 from .. import codec
 from ..attempts import end_attempt
@@ -16,7 +17,7 @@ from ..errors import ClaimLostError, OversizeError
 from ..ids import as_id, show_id
 from ..records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome, WorkerId
 from ..requirements import Capacity
-from ..space import LATEST_RESULT, LISTENERS, decode_id, encode_id, layout_of, token_stamp
+from ..space import LATEST_RESULT, LISTENERS, Layout, decode_id, encode_id, layout_of, token_stamp
 from ..states import FutureState
 from .claim import take
 
@@ -30,18 +31,21 @@ def finish_turn(
     outcomes: Sequence[Outcome],
     capacity: Capacity,
     limit: int,
+    seen: Mapping[bytes, bytes | None] = MappingProxyType({}),
 ) -> Claims:
     """One turn of a worker, one transaction: write outcomes, settle edges, mail waiters, claim up to `limit` futures.
 
     Futures unblocked by an outcome are claimed first if they fit. `capacity` is what is free after the outcomes. Outcomes
     whose claim was lost are dropped and named in `.stale`. With `limit` 0 nothing is claimed.
 
+    `seen`: rows that this same transaction has read already, by `see_turn`.
+
     Keep a turn under about 500 outcomes and 400 kB of inline results, which are written twice: a transaction stays under 1 MB.
 
     Raises WorkerFencedError: the incarnation was declared dead; none of its outcomes counts.
     """
     ch = Changes(tr, space)
-    stale = _realize(ch, worker, [(one.claim, one.result) for one in outcomes if one.event == "realize_future"])
+    stale = _realize(ch, worker, [(one.claim, one.result) for one in outcomes if one.event == "realize_future"], seen)
     retried: list[bytes] = []
     for one in outcomes:
         if one.event != "realize_future":
@@ -58,6 +62,14 @@ def finish_turn(
     finish(ch)
     claims.stale, claims.retried, claims.unsettled = tuple(stale), tuple(retried), ch.unsettled
     return claims
+
+
+def see_turn(
+    tr: Transaction, space: ClusterSpace, worker: WorkerId, claims: Sequence[Claim]
+) -> dict[bytes, bytes | None]:
+    """Read, serializably, what a `finish_turn` that realizes exactly these claims reads first: while they run, say."""
+    wanted = _realize_keys(layout_of(space), worker, [encode_id(claim.id) for claim in claims])
+    return dict(zip(wanted, get_many(tr, wanted), strict=True))
 
 
 def realize_future(tr: Transaction, space: ClusterSpace, claim: Claim, result: FutureResult | bytes) -> None:
@@ -143,18 +155,18 @@ def children_of(
 
 
 def _realize(
-    ch: Changes, worker: WorkerId, results: Sequence[tuple[Claim, FutureResult | bytes | None]]
+    ch: Changes,
+    worker: WorkerId,
+    results: Sequence[tuple[Claim, FutureResult | bytes | None]],
+    seen: Mapping[bytes, bytes | None] = MappingProxyType({}),
 ) -> list[bytes]:
     """Read the fence and write the results of claims that are held; the ids of the others."""
     keys = ch.keys
     futures, stored = keys.futures, keys.results
     held = keys.claim_rows(worker.ip, worker.port)
     encoded = [encode_id(claim.id) for claim, _ in results]
-    rows = ch.get_many(
-        [keys.incarnation(worker.ip, worker.port)]
-        + [held + e for e in encoded]
-        + [futures + e + LISTENERS for e in encoded]
-    )
+    wanted = _realize_keys(keys, worker, encoded)
+    rows = [seen[key] for key in wanted] if seen.keys() >= set(wanted) else ch.get_many(wanted)
     ch.check_fence(worker, rows[0])
     count = len(encoded)
     writes, mail, pack = ch.writes, ch.mail, codec.pack
@@ -195,6 +207,16 @@ def _realize(
         if rows[at + 1 + count] is not None:
             ch.ended.append(Ended(future_id, e, "realized", value, claim.epoch))
     return stale
+
+
+def _realize_keys(keys: Layout, worker: WorkerId, encoded: Sequence[bytes]) -> list[bytes]:
+    """The fence, then each claim's row of its worker, then whether each has listeners."""
+    held, futures = keys.claim_rows(worker.ip, worker.port), keys.futures
+    return [
+        keys.incarnation(worker.ip, worker.port),
+        *[held + e for e in encoded],
+        *[futures + e + LISTENERS for e in encoded],
+    ]
 
 
 def _complete(future_id: bytes, result: FutureResult | bytes | None, worker: WorkerId) -> FutureResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import intern
 
 from fdb_schema import ClusterSpace, Transaction, read_range
 
@@ -81,6 +82,7 @@ def read_mailbox(
     entries: list[MailEntry] = []
     for _, value in rows:
         for future_id, kind, what, epoch in codec.unpack(value):
+            kind = intern(kind)
             if kind == "failed":
                 entries.append(MailEntry(future_id, kind, None, codec.unpack_failure(what), epoch))
             else:

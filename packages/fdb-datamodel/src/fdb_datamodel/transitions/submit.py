@@ -102,9 +102,9 @@ def submit_claimed(
     dependencies are refused (FutureStateError): the pool and edges are for them.
     """
     ch = Changes(tr, space)
-    ch.fence(worker)
     encoded = [encode_id(spec.id) for spec in specs]
-    present = _present(ch, specs, encoded)
+    live, *present = _present(ch, specs, encoded, ch.keys.incarnation(worker.ip, worker.port))
+    ch.check_fence(worker, live)
     head = codec.claim_head(worker, ch.token, ch.wall_us)
     row = codec.pack_claim_row(worker, ch.token)
     held = ch.keys.claim_rows(worker.ip, worker.port)
@@ -158,17 +158,18 @@ def submit_claimed(
     return claims
 
 
-def _present(ch: Changes, specs: Sequence[FutureSpec], encoded: Sequence[bytes]) -> list[bytes | None]:
-    """A row of each future that is there or was deleted, None of others.
+def _present(ch: Changes, specs: Sequence[FutureSpec], encoded: Sequence[bytes], *before: bytes) -> list[bytes | None]:
+    """The rows of the keys `before`, then one of each future that is there or was deleted, None of others.
 
     An id made for one submit (UUIDv7) can't have been deleted before it; one that a key names can.
     """
-    found = ch.get_many([ch.keys.futures + e + CODE for e in encoded])
+    futures = ch.keys.futures
+    found = ch.get_many([*before, *[futures + e + CODE for e in encoded]])
     named = [at for at, spec in enumerate(specs) if spec.id[6] >> 4 != 7]
     if named:
         tombstones = ch.get_many([ch.keys.future(encoded[at], DELETED) for at in named])
         for at, tombstone in zip(named, tombstones, strict=True):
-            found[at] = found[at] or tombstone
+            found[at + len(before)] = found[at + len(before)] or tombstone
     return found
 
 

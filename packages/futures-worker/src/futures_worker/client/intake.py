@@ -22,8 +22,9 @@ MAX_BATCH: Final = 250  # entries per transaction
 MAX_BATCH_BYTES: Final = 400_000
 MAX_AGE: Final = 0.0005  # seconds that an entry waits for company while its thread keeps submitting
 TICK: Final = 0.002  # seconds between two looks of the ticker, while there is something to look at
+LONGEST_TICK: Final = 0.008  # while every look finds that others have committed: each costs them the interpreter's lock
 PAUSE: Final = 0.25  # seconds before the ticker asks a database again that was in trouble
-IDLE_TICKS: Final = 50  # looks without work after which the ticker sleeps until the next `add`
+IDLE_TICKS: Final = 14  # looks without work after which the ticker sleeps until the next `add`
 
 
 class Entry(Protocol):
@@ -118,12 +119,12 @@ class Intake(Generic[E]):
             self._ticker.start()
 
     def _tick(self) -> None:
-        idle = 0
+        idle, tick = 0, TICK
         while not self._closed:
             self._work.wait()
-            time.sleep(TICK)
+            time.sleep(tick)
             if self._gathered and time.perf_counter() - self._oldest > MAX_AGE:
-                idle = 0
+                idle, tick = 0, TICK
                 if self._committing.acquire(blocking=False):
                     try:
                         self._commit_gathered()
@@ -132,7 +133,7 @@ class Intake(Generic[E]):
                     finally:
                         self._committing.release()
             else:
-                idle += 1
+                idle, tick = idle + 1, min(2 * tick, LONGEST_TICK)
                 if idle > IDLE_TICKS:
                     idle = 0
                     self._work.clear()

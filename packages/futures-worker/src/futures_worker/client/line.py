@@ -20,8 +20,8 @@ from futures_worker import line
 from futures_worker.errors import MainspringError
 
 PATIENCE: Final = 0.5  # seconds on a line after which the database is asked
+SEND_SECONDS: Final = 2.0  # for a request that the worker doesn't read
 TRIES_BEFORE: Final = 2  # lone requests in a row to one worker before it is called
-CONNECT_SECONDS: Final = 2.0
 
 
 class Line:
@@ -58,8 +58,13 @@ class Line:
         packed = line.request(claim)
         if packed is None or self._socket is None:
             return False
+        sock = self._socket
         try:
-            self._socket.sendall(packed)
+            sent = sock.send(packed)
+            if sent < len(packed):  # more than the buffer of the socket takes at once
+                sock.settimeout(SEND_SECONDS)
+                sock.sendall(packed[sent:])
+                sock.setblocking(False)
         except OSError:
             self.hang_up()
             return False
@@ -119,7 +124,7 @@ class Line:
             self.awaited = b""
 
     def _take(self, sock: Any) -> None:
-        sock.settimeout(CONNECT_SECONDS)
+        sock.setblocking(False)
         self._socket = sock
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._unpacker = line.unpacker()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fdb_datamodel import Failure, FutureResult, Outcome, Requirements
+from fdb_datamodel import Claim, Failure, FutureResult, Outcome, Requirements
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages, planning
 from futures_worker.worker.claimed import ClaimedTasks
@@ -42,7 +42,7 @@ from futures_worker.worker.instructions import (
     TasksReturned,
     TurnEnded,
 )
-from futures_worker.worker.tasks import Child, ChildState, Task
+from futures_worker.worker.tasks import SHORT, Child, ChildState, Task
 
 SHORT_OF_MEMORY = "memory is short"
 RESUME_SOON = 0.05
@@ -80,6 +80,14 @@ class WorkerCore(ClaimedTasks):
     def hungry(self) -> bool:
         """Whether there is room for more claims: then the pool's bell matters."""
         return self.now >= self.claim_after and planning.claim_limit(self) > 0
+
+    def lone(self) -> Claim | None:
+        """The claim whose task runs, if nothing else is in hand and it ends within a moment."""
+        if len(self.tasks) != 1 or self.outcomes:
+            return None
+        (task,) = self.tasks.values()
+        known = self.pace.of(task.digest)
+        return task.claim if task.seq >= 0 and known is not None and known <= SHORT else None
 
     def in_hand(self) -> set[bytes]:
         """Ids whose claims this worker knows of, those that only wait to be reported included."""

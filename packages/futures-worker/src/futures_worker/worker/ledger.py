@@ -23,6 +23,7 @@ from fdb_datamodel import (
     is_live,
     pool_bell,
     read_mailbox,
+    see_turn,
     session_bell,
 )
 from fdb_schema import ClusterSpace, get_many
@@ -44,20 +45,32 @@ class Ledger:
         self._pool = pool_bell(space)
         self._own = session_bell(space, worker.incarnation)
         self._cursor = b""
+        self._begun: _Begun | None = None
         self._counter = int(time.time() * 1000)  # any start that an earlier incarnation did not have
 
     def take_turn(self, turn: RunTurn) -> Claims:
         """Reports outcomes and claims what is next, in one transaction. Raises `WorkerFencedError`."""
         space, worker, pool = self._space, self.worker, self._pool
+        begun, self._begun = self._begun, None
 
         def body(tr: Any) -> tuple[Claims, bytes | None]:
-            claims = finish_turn(tr, space, worker, turn.outcomes, turn.capacity, turn.limit)
+            rows = begun.rows if begun is not None and tr is begun.transaction else {}
+            claims = finish_turn(tr, space, worker, turn.outcomes, turn.capacity, turn.limit, rows)
             return claims, get_many(tr, [pool], snapshot=True)[0] if turn.limit else None
 
-        claims, seen = run(self._db, body)
+        claims, seen = run(self._db if begun is None else begun, body)
         if turn.limit:
             self._bells.saw(pool, seen)
         return claims
+
+    def begin_turn(self, claim: Claim) -> None:
+        """Begins the transaction of the next turn, which will realize this claim: reads while the claim's task runs."""
+        tr = self._db.create_transaction()
+        self._begun = _Begun(self._db, tr, see_turn(tr, self._space, self.worker, [claim]))
+
+    def forget_turn(self) -> None:
+        """What was begun isn't needed soon: an old snapshot costs the database room."""
+        self._begun = None
 
     def take_turn_apart(self, turn: RunTurn, why: Exception) -> Claims:
         """`take_turn` again after it failed with `why`: each outcome by itself, so that one bad one harms no other.
@@ -138,3 +151,18 @@ class Ledger:
     def close(self) -> None:
         """Lets the watches go."""
         self._bells.close()
+
+
+class _Begun:
+    """What `run` takes for a database: the first transaction is one that was begun already, with these rows read."""
+
+    def __init__(self, db: Any, transaction: Any, rows: dict[bytes, bytes | None]) -> None:
+        self.__dict__.update(db.__dict__)  # among it what `run` keeps there
+        self._db = db
+        self._unused: Any = transaction
+        self.transaction = transaction
+        self.rows = rows
+
+    def create_transaction(self) -> Any:
+        unused, self._unused = self._unused, None
+        return self._db.create_transaction() if unused is None else unused

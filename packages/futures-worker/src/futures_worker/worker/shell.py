@@ -19,6 +19,7 @@ from fdb_schema.errors import TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE
 from futures_worker.store import ObjectStore
 from futures_worker.worker.core import WorkerCore
 from futures_worker.worker.crew import Crew
+from futures_worker.worker.eager import Eager, seconds_waited
 from futures_worker.worker.inputs import Inputs
 from futures_worker.worker.instructions import (
     DrainAsked,
@@ -84,6 +85,7 @@ class Shell:
         self._posted: deque[Event] = deque()
         self._crew = Crew(self._epoll, store, url, space.cluster)
         self._visitors = Visitors(self._epoll)
+        self._eager = Eager()
         self._at_the_door: deque[socket.socket] = deque()
         self.inputs: Inputs | None = None
         self._next_beat = 0.0
@@ -142,7 +144,10 @@ class Shell:
             if not events and self._sent:
                 # A short task ends sooner than bells are armed: they are armed if nothing comes within a moment.
                 self._sent = False
+                self._look_ahead()
                 events = self._wait(now, AT_MOST)
+                if not events:
+                    self._ledger.forget_turn()
             events = events or self._arm() or self._wait(now)
             self._handle(events, time.monotonic())
 
@@ -164,12 +169,22 @@ class Shell:
                 pending = self._run_turn(turns.popleft())
             now = time.monotonic()
 
+    def _look_ahead(self) -> None:
+        """While a short task runs that a client waits for, what the turn that reports it has to read is read already."""
+        lone = self.core.lone() if self._visitors.waiting else None
+        if lone is not None:
+            self._eager.expect()
+            with contextlib.suppress(Exception):  # the turn itself meets it again
+                self._ledger.begin_turn(lone)
+
     def _keep_time(self, now: float) -> list[Event]:
         events: list[Event] = []
         try:
             if now >= self._next_beat:
                 self._next_beat = now + HEARTBEAT_SECONDS
                 self._ledger.beat(self._load)
+                if self._visitors:
+                    self._eager.weigh(seconds_waited())
                 self._crew.look(events)
             if now >= self._next_reread:
                 self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
@@ -190,7 +205,8 @@ class Shell:
             timeout = min(at_most, max(0.0, deadline - now))
         events: list[Event] = []
         self._looked = time.monotonic() if timeout else now
-        for descriptor, _ in self._epoll.poll(timeout):
+        found = self._eager.look(self._epoll.poll, timeout) if timeout else []
+        for descriptor, _ in found or self._epoll.poll(timeout):
             if descriptor == self._eventfd:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._eventfd)
@@ -199,6 +215,7 @@ class Shell:
             elif descriptor in self._visitors:
                 asked = self._visitors.listen(descriptor, self.core.worker)
                 if asked:
+                    self._eager.asked()
                     events.append(Pushed(tuple(asked)))
             else:
                 self._crew.listen(descriptor, events)
@@ -253,7 +270,8 @@ class Shell:
         except WorkerFencedError as exc:
             self._be_fenced(exc)
             return []
-        self._visitors.tell(turn.outcomes, claims)
+        if self._visitors.tell(turn.outcomes, claims):
+            self._eager.answered()
         if claims.unsettled:
             self.on_unsettled()
         return [TurnEnded(claims, turn)]

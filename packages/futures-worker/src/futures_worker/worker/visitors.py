@@ -29,6 +29,9 @@ class Visitors:
         self._asked: dict[bytes, int] = {}  # future -> whose request it is
         self._known: deque[bytes] = deque(maxlen=REMEMBERED)
 
+    def __len__(self) -> int:
+        return len(self._lines)
+
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._lines
 
@@ -65,10 +68,16 @@ class Visitors:
         """Claims that the database told of: their requests come too late, if they come."""
         self._known.extend(claim.id for claim in claims)
 
-    def tell(self, outcomes: Iterable[Outcome], claims: Claims) -> None:
-        """After the commit of a turn: answers to those who asked for what ended."""
-        if not self._asked:
-            return
+    @property
+    def waiting(self) -> bool:
+        """Whether a request is unanswered."""
+        return bool(self._asked)
+
+    def tell(self, outcomes: Iterable[Outcome], claims: Claims) -> bool:
+        """After the commit of a turn: answers to those who asked for what ended; whether there were any."""
+        before = len(self._asked)
+        if not before:
+            return False
         for outcome in outcomes:
             descriptor = self._asked.pop(outcome.claim.id, None)
             if descriptor is None or descriptor not in self._lines:
@@ -78,6 +87,7 @@ class Visitors:
                 self._send(descriptor, line.answer(outcome.claim, result if type(result) is bytes else _full(result)))
             else:
                 self._send(descriptor, line.no_answer(outcome.claim.id))
+        return len(self._asked) < before
 
     def close(self) -> None:
         """Hangs up on everybody."""
