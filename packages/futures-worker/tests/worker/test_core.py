@@ -167,6 +167,24 @@ def test_a_claim_is_run_and_reported_in_the_turn_that_claims_next() -> None:
     assert d.core.counters.realized == 1
 
 
+def test_the_next_turn_is_known_before_where_one_short_task_is_all_there_is() -> None:
+    d = Driver(slots=2)
+    assert d.core.lone() is None
+    d.start(claim(1))
+    assert d.core.lone() is None, "nobody knows how long it takes"
+    (turn,) = d.only(RunTurn, d.result(d.child_of(1), d.seq_of(1)))
+    assert d.core.lone() is None, "it ended"
+    d.say(TurnEnded(claims(claim(2)), turn))
+    lone = d.core.lone()
+    assert lone is not None and lone.id == claim(2).id
+    d.claim(claim(3))
+    assert d.core.lone() is None, "there are two"
+    d.result(d.child_of(3), d.seq_of(3), microseconds=SECOND)
+    d.result(d.child_of(2), d.seq_of(2), microseconds=SECOND)
+    d.claim(claim(4))
+    assert d.core.lone() is None, "it takes long"
+
+
 def test_with_nothing_to_claim_it_waits_for_a_bell() -> None:
     d = Driver()
     assert d.start() == []
