@@ -152,6 +152,21 @@ def test_a_commit_that_a_failed_read_stops_ends_what_was_promised_with_it(db: An
     assert not db.dpointer.watches
 
 
+@pytest.mark.parametrize(("bad", "code"), [("key", 2102), ("size", 2101), ("option", 2006)])
+def test_a_commit_that_its_own_errors_stop_ends_what_was_promised_with_it(db: Any, bad: str, code: int) -> None:
+    tr = db.create_transaction()
+    watch, stamp = tr.watch(b"w"), tr.get_versionstamp()
+    tr[b"k"] = b"v" * 100
+    if bad == "key":
+        tr[b"k" * 10_001] = b""
+    elif bad == "size":
+        tr.options.set_size_limit(50)
+    else:
+        tr.options.set_timeout(-1)
+    assert [code_of(tr.commit()), code_of(stamp), code_of(watch)] == [code, 2020, code]
+    assert not db.dpointer.watches
+
+
 @pytest.mark.parametrize("how", ["get", "snapshot", "get_many", "range", "key", "id"])
 def test_a_commit_fails_as_the_first_read_that_failed(db: Any, how: str) -> None:
     """As in the C client, whose commit waits for every read of the transaction."""

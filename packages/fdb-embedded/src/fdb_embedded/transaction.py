@@ -139,6 +139,8 @@ class Transaction(Writing):
             try:
                 self._check()
             except Code as error:
+                if error.code == self.deferred:  # no commit of this transaction can come any more
+                    self._fail_pending(errors.TRANSACTION_INVALID_VERSION, error.code)
                 return failed(error.code)
         self.committing = True
         self.plain = False
