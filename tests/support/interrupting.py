@@ -75,8 +75,10 @@ class Interruption:
 
 
 @contextmanager
-def arrivals(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interruption]:
-    """Within, SIGINT arrives at the `number`-th place of the code that is `chosen`."""
+def arrivals(
+    number: int, chosen: Callable[[CodeType], bool], raises: type[BaseException] = KeyboardInterrupt
+) -> Iterator[Interruption]:
+    """Within, SIGINT arrives at the `number`-th place of the code that is `chosen`, and its handler `raises`."""
     this = Interruption(number)
 
     def handler(_signal: int, frame: FrameType | None) -> None:
@@ -87,7 +89,7 @@ def arrivals(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interr
             at = at.f_back
         if not this.where:
             this.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else "?"
-            raise KeyboardInterrupt
+            raise raises
 
     def stop() -> None:
         sys.settrace(None)
@@ -108,7 +110,7 @@ def arrivals(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interr
 
     before = signal.signal(signal.SIGINT, handler)
     try:
-        with _lost_in_destructors(this):
+        with _lost_in_destructors(this, raises):
             sys.settrace(start)
             try:
                 yield this
@@ -119,12 +121,12 @@ def arrivals(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interr
 
 
 @contextmanager
-def _lost_in_destructors(this: Interruption) -> Iterator[None]:
+def _lost_in_destructors(this: Interruption, raises: type[BaseException]) -> Iterator[None]:
     """Note whether the interruption came where Python can only report it."""
     hook = sys.unraisablehook
 
     def unraisable(args: Any) -> None:
-        if isinstance(args.exc_value, KeyboardInterrupt):
+        if isinstance(args.exc_value, raises):
             this.lost = True
         else:
             hook(args)
@@ -153,7 +155,7 @@ def raised(number: int, chosen: Callable[[CodeType], bool]) -> Iterator[Interrup
                 raise KeyboardInterrupt
         return step
 
-    with _lost_in_destructors(this):
+    with _lost_in_destructors(this, KeyboardInterrupt):
         sys.settrace(start)
         try:
             yield this

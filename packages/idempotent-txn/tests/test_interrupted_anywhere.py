@@ -18,7 +18,7 @@ import pytest
 from conftest import seed_params
 from support.interrupting import Interruption, arrivals
 
-from idempotent_txn import run, run_committed
+from idempotent_txn import Batcher, run, run_committed
 from idempotent_txn.keyspace import ROWS
 from idempotent_txn.lanes import Lanes
 from idempotent_txn.session import session_of
@@ -63,6 +63,10 @@ def with_a_deadline(db: Any, strategy: Any, name: bytes) -> bytes:
     return run(db, read_and_put, name, strategy=strategy, timeout=60)
 
 
+def in_a_batch(db: Any, strategy: Any, name: bytes) -> bytes:
+    return Batcher(db, strategy=strategy).run(put, name)
+
+
 CALLS = [plainly, reading, with_its_stamp, by_name, with_a_deadline]
 COMBINATIONS = [
     (None, plainly),  # the others go the same way as by `native`
@@ -90,16 +94,24 @@ def of_the_engine(code: CodeType) -> bool:
     return "/fdb_embedded/" in code.co_filename or "/fdb_schema/" in code.co_filename
 
 
-def interrupt(db: Any, strategy: Any, call: Any, fates: list[Any], number: int, chosen: Any) -> Interruption:
+class Alarm(Exception):
+    """What a handler of SIGALRM raises by the usual recipe: no `BaseException`, so that others may take it for an error."""
+
+
+def interrupt(
+    db: Any, strategy: Any, call: Any, fates: list[Any], number: int, chosen: Any, raises: Any = KeyboardInterrupt
+) -> Interruption:
     """One call, interrupted at one place, and everything that must hold afterwards."""
     name = uuid.uuid4().hex.encode()
     db.injector.plan.clear()
     db.injector.next(*fates)
     delivered = None
-    with arrivals(number, chosen) as here:
+    returned = False
+    with arrivals(number, chosen, raises) as here:
         try:
             assert call(db, strategy, name) == name
-        except KeyboardInterrupt as error:
+            returned = True
+        except raises as error:
             delivered = error
     what = f"{call.__name__} by {strategy} with {fates}, interrupted at {here.where}"
     prefix = b"effect/" + name + b"/"
@@ -108,7 +120,7 @@ def interrupt(db: Any, strategy: Any, call: Any, fates: list[Any], number: int, 
         return len(list(db.get_range_startswith(prefix)))
 
     found = effects()
-    if not here.came or here.lost:
+    if not here.came or here.lost or (raises is Alarm and returned):
         assert delivered is None and found == 1, what
     else:
         assert delivered is not None, what
@@ -158,6 +170,21 @@ def test_an_interruption_at_each_place_of_this_package(
             continue  # it makes no promise there
         number = 0
         while interrupt(injected_memory, strategy, call, fates, number, of_this_package).came:
+            number += 1
+        assert number > 5
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("seed", seed_params(1, fresh=1, most=1))
+@pytest.mark.parametrize("call", [plainly, reading, in_a_batch])
+@pytest.mark.parametrize("strategy", [None, "lanes", "ids"])
+def test_a_signal_handler_may_raise_any_exception(injected_memory: Any, strategy: Any, call: Any, seed: int) -> None:
+    print(f"seed {seed}")
+    run(injected_memory, put, b"warm", strategy=strategy)
+    drawn = FATES[1:] if ALL else random.Random(f"{seed} {strategy} {call.__name__}").sample(FATES[1:], 1)
+    for fates in [FATES[0], *drawn]:
+        number = 0
+        while interrupt(injected_memory, strategy, call, fates, number, of_this_package, Alarm).came:
             number += 1
         assert number > 5
 

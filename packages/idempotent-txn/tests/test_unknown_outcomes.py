@@ -336,3 +336,29 @@ def test_a_versionstamp_that_fails_does_not_make_a_failure_of_a_commit(injected:
     run(injected, add_effect, strategy="ids")
     assert effects(injected) == 1
     assert not strategy._due
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("code", [2015, 1500])
+def test_an_error_of_the_resolution_is_not_taken_for_the_commits_own(
+    injected: Any, strategy: Any, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2015 out of a commit says that it did not commit; out of the resolution it says nothing."""
+    run(injected, add_effect, strategy=strategy)
+    chosen = session_of(injected).strategy(strategy, explicit=False)
+    attempts = 0
+
+    def failing(token: Any) -> Any:
+        raise injected.injector.fdb_error(code)
+
+    def body(tr: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        add_effect(tr)
+
+    monkeypatch.setattr(chosen, "resolve", failing)
+    injected.injector.next(("after", 1021))
+    with pytest.raises(Exception) as caught:
+        run(injected, body, strategy=strategy)
+    assert fdb_error_code(caught.value) == code
+    assert (attempts, effects(injected)) == (1, 2)

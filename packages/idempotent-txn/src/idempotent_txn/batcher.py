@@ -221,7 +221,9 @@ class Batcher:
                 run(self._db, lambda tr: replay(tr, merged.begin(tr)), strategy=self._strategy)
         except CommitUnknownResultFatal as fatal:
             error = fatal
-        except Exception:
+        except Exception as failure:
+            if fdb_error_code(failure) is None and (len(merged.members) == 1 or _has_committed(merged, failure)):
+                raise  # its own error; or what a signal handler raised, which may be any exception
             error = _Alone()
         _settle(leader, error)
 

@@ -22,7 +22,7 @@ from idempotent_txn.errors import TransactionTimedOut
 from idempotent_txn.identity import checked_id
 from idempotent_txn.outcome import Committed, Outcome
 from idempotent_txn.session import session_of
-from idempotent_txn.settle import despite_interruptions, note_outcome, settle_commit
+from idempotent_txn.settle import despite_interruptions, is_no_chance, note_outcome, settle_commit
 from idempotent_txn.strategy import Strategy, StrategyName
 
 P = ParamSpec("P")
@@ -81,22 +81,21 @@ def run(
                 return value
             except BaseException as error:
                 failed = [error, in_body, tr, token, value, commit]
+    before: BaseException | None = None
     try:
         while True:
             try:
                 return _execute(  # type: ignore[no-any-return]
                     db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False, failed
                 )
-            except Exception:
-                raise
             except BaseException as interruption:
-                if failed is None or failed[0] is None:
+                if failed is None or failed[0] is None or is_no_chance(interruption, before):
                     raise
                 # It came before anybody looked into the first attempt, of which nothing may be left in flight.
-                failed[0] = interruption
+                failed[0] = before = interruption
     finally:
         # The error knows this frame, and this frame must not know the error: the transaction would outlive both.
-        failed = None
+        failed = before = None
 
 
 def run_committed(
@@ -170,11 +169,10 @@ def _execute(
                     if run_id is not None:
                         session.remember(run_id, tr.get_committed_version())
                     return _outcome(value, True, stamp, attempt, tr) if want_outcome else value
-                except Exception:
-                    raise
                 except BaseException as error:
                     despite_interruptions(strategy.committed, tr, token)
-                    note_outcome(error, True)
+                    if fdb_error_code(error) is None:
+                        note_outcome(error, True)
                     raise
         cause, in_body, tr, token, value, commit = failed
         interruption: BaseException | None = None
@@ -196,9 +194,9 @@ def _execute(
                     try:
                         settled = settle_commit(strategy, tr, token, commit, interruption or cause)
                         break
-                    except Exception:
-                        raise
                     except BaseException as again:
+                        if is_no_chance(again, interruption):
+                            raise
                         # It came between two steps of settling: until the outcome is known, nothing may be raised.
                         interruption = again
                 failed[0] = None

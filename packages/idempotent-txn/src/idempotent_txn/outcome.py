@@ -43,7 +43,11 @@ class Outcome(Generic[T]):
     value: T
     """What the body returned in the attempt that committed."""
     commit: Committed | None
-    """Version and versionstamp; None for a transaction that only read."""
+    """Version and versionstamp; None for a transaction that only read.
+
+    Also None where all that is known of the commit is that it took place: a native one, of which the body's own timeout or
+    cancellation had taken the versionstamp, and whose id was expired before it was looked for.
+    """
     attempts: int
     """How many times the body ran."""
 

@@ -81,10 +81,20 @@ def despite_interruptions(step: Callable[..., object], *args: Any) -> BaseExcept
         try:
             step(*args)
             return interruption
-        except Exception:
-            raise
         except BaseException as again:
+            if is_no_chance(again, interruption):
+                raise
             interruption = interruption or again
+
+
+def is_no_chance(error: BaseException, before: BaseException | None) -> bool:
+    """Whether an error out of settling an attempt is more than an interruption.
+
+    What a signal handler raises may be any exception but the database's; one that comes again is the attempt's own.
+    """
+    return isinstance(error, Exception) and (
+        before is not None or fdb_error_code(error) is not None or isinstance(error, CommitUnknownResultFatal)
+    )
 
 
 def note_outcome(interruption: BaseException, committed: bool) -> None:

@@ -85,6 +85,7 @@ class StoredIds:
                     raise
             else:
                 self._due.append(ROWS + stamp)
+                token.stamp = None
 
     def abandoned(self, token: _Attempt) -> None:
         self._due.extend(token.clears)
