@@ -23,7 +23,7 @@ from .copies import reconstruct
 from .endings import finish
 from .errors import ClaimLostError
 from .ids import show_id
-from .records import FutureResult, WorkerId
+from .records import NO_SESSION, FutureResult, WorkerId
 from .space import EDGE, encode_id, stream_number
 from .states import FutureState
 
@@ -121,6 +121,18 @@ def read_items(
         ch.set(ch.keys.stream(f.e, "reader") + encode_id(session), b"")
     ch.flush()
     return StreamPage(items, made, _state(f), f.epoch)
+
+
+def has_readers(tr: Transaction, space: ClusterSpace, future_id: bytes) -> bool:
+    """Whether anybody may still read what a future yields, by snapshot: it is kept, or a session or another future holds it."""
+    ch = Changes(tr, space)
+    f = ch.load_existing(future_id, snapshot=True)
+    if f.option("keep") or f.session == NO_SESSION:
+        return True
+    if ch.get_many([ch.keys.session(f.session)], snapshot=True)[0] is not None:
+        return True
+    prefix = ch.keys.references + f.e
+    return bool(ch.read(prefix, prefix + b"\xff", limit=1, snapshot=True))
 
 
 def lost_items(tr: Transaction, space: ClusterSpace, future_id: bytes, start: int, limit: int) -> list[int]:

@@ -8,13 +8,30 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fdb_datamodel import FutureDeletedError, FutureState
+from fdb_datamodel import (
+    Capacity,
+    FutureDeletedError,
+    FutureSpec,
+    FutureState,
+    WorkerId,
+    beat_session,
+    close_session,
+    finish_turn,
+    get_future_state,
+    hold_futures,
+    register_worker,
+    submit_futures,
+)
+from fdb_schema import ClusterSpace, open_database
 from futures_worker import Client
+from futures_worker.worker.streaming import _ItemWriter
+from idempotent_txn import run
 
 WAIT = 60.0
 
@@ -69,6 +86,40 @@ def test_the_result_of_a_stream_comes_in_time_or_not_at_all(shared_cluster: Call
     with pytest.raises(TimeoutError):
         future.result(1.0)  # though each item comes sooner
     assert future.result(WAIT) == list(range(12))
+
+
+def test_a_stream_that_nobody_is_left_to_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process would wait for ever: the worker would have one more for each client that dies."""
+    db, space = open_database("memory:nobody-reads"), ClusterSpace("test")
+    session = os.urandom(16)
+    worker = run(db, register_worker, space, WorkerId("127.0.0.1", 1, os.urandom(16)))
+    spec = FutureSpec(b"code", session=session)
+    run(db, beat_session, space, session, 1)
+    run(db, submit_futures, space, [spec])
+    assert len(run(db, finish_turn, space, worker, [], Capacity(), 1)) == 1
+    writer = object.__new__(_ItemWriter)
+    writer._session = SimpleNamespace(db=db, space=space)  # type: ignore[assignment]
+    writer._task = SimpleNamespace(id=spec.id)  # type: ignore[assignment]
+    monkeypatch.setattr("futures_worker.worker.streaming.READERS_SECONDS", 0.0)
+
+    def look(seconds_without: float) -> FutureState:
+        writer._look_at, writer._read_at = 0.0, time.monotonic() - seconds_without
+        writer._look_for_readers()
+        return run(db, get_future_state, space, spec.id)
+
+    assert look(7200.0) == FutureState.claimed, "its client lives"
+    run(db, close_session, space, session)
+    assert look(60.0) == FutureState.claimed, "not so soon: a client may come back"
+    run(db, hold_futures, space, [spec.id], outer=os.urandom(16))
+    assert look(7200.0) == FutureState.claimed, "a result refers to it"
+    run(db, release_all, space, spec.id)
+    assert look(7200.0) == FutureState.failed
+
+
+def release_all(tr: Any, space: ClusterSpace, future_id: bytes) -> None:
+    """Nobody refers to a future any more."""
+    rows = space["references"].range((future_id,))
+    tr.clear_range(rows.start, rows.stop)
 
 
 def test_items_arrive_while_the_generator_runs(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:

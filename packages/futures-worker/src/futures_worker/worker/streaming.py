@@ -8,11 +8,12 @@ writes only what is missing: it has to yield the same again.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Generator
 from typing import Any, Final
 
-from fdb_datamodel import FutureResult, hold_futures, streams
+from fdb_datamodel import GRACE_SECONDS, Failure, FutureResult, cancel_future, hold_futures, streams
 from futures_worker.errors import MainspringError
 from futures_worker.object_names import item_name
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
@@ -23,6 +24,7 @@ from idempotent_txn import run
 PER_TRANSACTION: Final = 50
 TRANSACTION_BYTES: Final = 300_000
 LOOK_SECONDS: Final = 1.0  # between two looks at what was taken, should mail have been missed
+READERS_SECONDS: Final = 60.0  # between two looks whether anybody is left to read
 PAGE: Final = 500  # items looked for at a time by a later attempt
 
 
@@ -70,6 +72,7 @@ class _ItemWriter:
         self._unbounded = False
         self._held_up = False
         self._closing = False
+        self._look_at = self._read_at = time.monotonic()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="stream-writer", daemon=True)
         self._thread.start()
@@ -138,11 +141,24 @@ class _ItemWriter:
                     self._changed.notify_all()
                     idle = self._held_up and not self._gathered
                 if idle:
+                    self._look_for_readers()
                     self._session.wait_for_signal(self._task.id, seen, LOOK_SECONDS)
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _look_for_readers(self) -> None:
+        """While nobody takes items: a stream that nobody holds any more, for as long as results are kept, is cancelled."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + READERS_SECONDS
+        if run(self._session.db, streams.has_readers, self._session.space, self._task.id, strategy="off"):
+            self._read_at = now
+        elif now - self._read_at >= GRACE_SECONDS:
+            gone = Failure("cancelled", "its generator waits for a reader, and nobody is left to read what it yields")
+            run(self._session.db, cancel_future, self._session.space, self._task.id, gone)
 
     def _batch(self) -> list[tuple[int, FutureResult]]:
         batch: list[tuple[int, FutureResult]] = []
