@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from futures_worker.worker.eager import HELD_UP, MOMENT, REST, Eager, seconds_waited
+from futures_worker.worker.eager import HELD_UP, MOMENT, REST, WEIGH_AFTER, Eager, seconds_waited
 
 STEP = MOMENT / 10
 
@@ -19,7 +19,8 @@ class World:
         self.looks = 0
         self.comes_at = float("inf")
         self.step = STEP
-        self.eager = Eager(lambda: self.now, cores)
+        self.waited: float | None = None
+        self.eager = Eager(lambda: self.now, lambda: self.waited, cores)
 
     def poll(self, timeout: int) -> list[str]:
         assert timeout == 0
@@ -75,19 +76,20 @@ def test_a_core_that_others_want_is_left_to_them() -> None:
 def test_who_waits_for_a_core_is_counted() -> None:
     world = World()
 
-    def looks_after(waited: float, seconds: float = 1.0) -> int:
+    def looks_after(waited: float | None, seconds: float = 3 * WEIGH_AFTER) -> int:
         world.now += seconds
-        world.eager.weigh(waited)
+        world.waited = waited
+        world.eager.asked()
         world.eager.expect()
         world.look()
         return world.looks
 
-    assert looks_after(50.0), "the first count says nothing yet"
-    assert not looks_after(50.9)
-    assert not looks_after(51.9)
-    assert looks_after(52.0)
-    world.eager.weigh(None)
-    assert looks_after(52.1)
+    assert not looks_after(50.0), "the first count says nothing yet"
+    assert looks_after(50.0)
+    assert not looks_after(50.0 + 2 * WEIGH_AFTER)
+    assert not looks_after(50.0 + 2 * WEIGH_AFTER, WEIGH_AFTER), "it isn't read again so soon"
+    assert looks_after(50.0 + 3 * WEIGH_AFTER)
+    assert looks_after(None), "where nobody counts, a look that is held up has to tell"
 
 
 def test_with_one_core_a_worker_sleeps() -> None:

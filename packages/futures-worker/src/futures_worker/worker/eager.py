@@ -23,6 +23,8 @@ REST: Final = 2.0
 """Seconds without it after that."""
 CROWDED: Final = 0.4
 """Share of the time in which somebody waited for a core, from which on nobody stays awake for nothing."""
+WEIGH_AFTER: Final = 0.05
+"""Seconds between two looks at that account while requests come, and twice as many after one that showed a crowd."""
 _PRESSURE: Final = "/proc/pressure/cpu"
 
 
@@ -38,9 +40,15 @@ def seconds_waited() -> float | None:
 class Eager:
     """When one loop stays awake."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, cores: int | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        waited: Callable[[], float | None] = seconds_waited,
+        cores: int | None = None,
+    ) -> None:
         """`cores`: that this process may use; with one, who waits for somebody else must sleep."""
         self._clock = clock
+        self._waited = waited
         self._expected_until = 0.0
         alone = (len(os.sched_getaffinity(0)) if cores is None else cores) < 2
         self._rest_until = float("inf") if alone else 0.0
@@ -48,15 +56,7 @@ class Eager:
         self._prompt = False
         self._crowded = False
         self._weighed: tuple[float, float] | None = None
-
-    def weigh(self, waited: float | None) -> None:
-        """Now and then: see from `seconds_waited` whether others want the cores."""
-        if waited is None:
-            return
-        now = self._clock()
-        if self._weighed is not None and now > self._weighed[0]:
-            self._crowded = waited - self._weighed[1] > CROWDED * (now - self._weighed[0])
-        self._weighed = now, waited
+        self._weigh_at = 0.0
 
     def expect(self) -> None:
         """Something is about to come."""
@@ -64,7 +64,10 @@ class Eager:
 
     def asked(self) -> None:
         """A request came: was it soon after the answer to the one before?"""
-        self._prompt = self._clock() - self._answered <= MOMENT
+        now = self._clock()
+        self._prompt = now - self._answered <= MOMENT
+        if now >= self._weigh_at:
+            self._weigh(now)
 
     def answered(self) -> None:
         """A request was answered: the next one is expected where the last one came at once."""
@@ -88,3 +91,11 @@ class Eager:
                 break
             last = now
         return []
+
+    def _weigh(self, now: float) -> None:
+        """See whether others want the cores."""
+        waited, before = self._waited(), self._weighed
+        if waited is not None:
+            self._crowded = before is None or waited - before[1] > CROWDED * (now - before[0])
+            self._weighed = now, waited
+        self._weigh_at = now + (2 if self._crowded else 1) * WEIGH_AFTER

@@ -19,7 +19,7 @@ from fdb_schema.errors import TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE
 from futures_worker.store import ObjectStore
 from futures_worker.worker.core import WorkerCore
 from futures_worker.worker.crew import Crew
-from futures_worker.worker.eager import Eager, seconds_waited
+from futures_worker.worker.eager import Eager
 from futures_worker.worker.inputs import Inputs
 from futures_worker.worker.instructions import (
     DrainAsked,
@@ -183,8 +183,6 @@ class Shell:
             if now >= self._next_beat:
                 self._next_beat = now + HEARTBEAT_SECONDS
                 self._ledger.beat(self._load)
-                if self._visitors:
-                    self._eager.weigh(seconds_waited())
                 self._crew.look(events)
             if now >= self._next_reread:
                 self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)

@@ -29,9 +29,6 @@ class Visitors:
         self._asked: dict[bytes, int] = {}  # future -> whose request it is
         self._known: deque[bytes] = deque(maxlen=REMEMBERED)
 
-    def __len__(self) -> int:
-        return len(self._lines)
-
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._lines
 
