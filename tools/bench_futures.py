@@ -151,7 +151,7 @@ def measure_own(
     from fdb_schema import ClusterSpace, open_database
 
     # First: later the client and the workers have futures to let go of.
-    empty, full = backlog(open_database(url), ClusterSpace("bench-backlog"), options.backlog, 500)
+    empty, full = backlog(open_database(url), ClusterSpace(f"bench-backlog-{os.getpid()}"), options.backlog, 500)
     array = np.ones(100_000_000, dtype=np.uint8)
     target = np.ones_like(array)
     puts, copies, gets = [], [], []

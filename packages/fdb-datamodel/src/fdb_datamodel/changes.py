@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction, clear_many, get_many, read_range, read_version, set_many
+from fdb_schema import ClusterSpace, Transaction, clear_many, get_many, read_ahead, read_range, read_version, set_many
 
 from . import codec
 from .errors import FutureDeletedError, UnknownFutureError, WorkerFencedError
@@ -193,7 +193,19 @@ class Ended(NamedTuple):
 class Changes:
     """One transaction of transitions. Make it, call transitions, `flush()` at the end."""
 
-    __slots__ = ("_looked", "_token", "bells", "ended", "keys", "mail", "tr", "unsettled", "wall_us", "writes")
+    __slots__ = (
+        "_ahead",
+        "_looked",
+        "_token",
+        "bells",
+        "ended",
+        "keys",
+        "mail",
+        "tr",
+        "unsettled",
+        "wall_us",
+        "writes",
+    )
 
     def __init__(self, tr: Transaction, space: ClusterSpace) -> None:
         self.tr = tr
@@ -206,6 +218,7 @@ class Changes:
         self.unsettled = False
         self._token = b""
         self._looked = 0
+        self._ahead: list[Any] = []  # reads under way, see `read_ahead`
 
     @property
     def token(self) -> bytes:
@@ -244,6 +257,15 @@ class Changes:
         merged.update((key, writes[key]) for key in pending if key <= reached)
         found = sorted((key, value) for key, value in merged.items() if value is not None)
         return found[:limit] if limit else found
+
+    def read_ahead(self, ranges: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Start reads of (begin, end, limit) that `read` or `load` will ask for one after another."""
+        self._ahead += read_ahead(self.tr, ranges)
+
+    def load_ahead(self, future_ids: Iterable[bytes]) -> None:
+        """`load` is about to be called for each of these."""
+        prefixes = (self.keys.futures + encode_id(future_id) for future_id in future_ids)
+        self.read_ahead((prefix, prefix + b"\xff", 0) for prefix in prefixes)
 
     def load(self, future_id: bytes, snapshot: bool = False) -> FutureRows:
         """Every row of one future."""

@@ -51,6 +51,12 @@ def scan_pool(ch: Changes, capacity: Capacity, free: Shape, limit: int) -> PoolS
     return _Scan(ch, capacity, free, limit).run()
 
 
+def first_page(ch: Changes, capacity: Capacity, limit: int) -> tuple[bytes, bytes, int]:
+    """What `scan_pool` will read first: (begin, end, limit)."""
+    scan = _Scan(ch, capacity, capacity.free.shape, limit)
+    return scan.begin, scan.end, min(_PROBE, scan.page) if scan.wary else scan.page
+
+
 class _Scan:
     def __init__(self, ch: Changes, capacity: Capacity, free: Shape, limit: int) -> None:
         self.ch = ch

@@ -11,7 +11,15 @@ from fdb_schema.blobs import (
     put_small_blob,
     unpin_blob,
 )
-from fdb_schema.bulk import add_read_conflict_keys, clear_many, get_many, read_range, read_version, set_many
+from fdb_schema.bulk import (
+    add_read_conflict_keys,
+    clear_many,
+    get_many,
+    read_ahead,
+    read_range,
+    read_version,
+    set_many,
+)
 from fdb_schema.clock import ClockReading, ClusterClock, read_clock
 from fdb_schema.database import DEFAULT_URL, database_url, open_database, url_of
 from fdb_schema.engine import BulkTransaction, Database, KeyValue, ReadTransaction, Transaction
@@ -83,6 +91,7 @@ __all__ = [
     "process_start",
     "put_blob",
     "put_small_blob",
+    "read_ahead",
     "read_clock",
     "read_range",
     "read_version",

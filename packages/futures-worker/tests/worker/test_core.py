@@ -340,6 +340,17 @@ def test_batches_grow_while_work_is_short_and_plentiful() -> None:
     assert len(d.core.tasks) <= planning.MOST_IN_HAND
 
 
+def test_turns_are_smaller_while_the_database_is_slow() -> None:
+    state = Driver(slots=2).core
+    sizes = []
+    for seconds in (3.0, 3.0, 0.5, 0.01, 0.01, 0.01, 0.01):
+        planning.learn_from_turn(state, state.per_turn, seconds)
+        sizes.append(state.per_turn)
+    assert sizes == [250, 125, 125, 250, 500, 500, 500]
+    planning.learn_from_turn(state, 3, 9.0)
+    assert state.per_turn == planning.LEAST_PER_TURN, "a turn of few that is slow says that many would be too slow"
+
+
 def test_no_more_than_the_slots_is_claimed_while_nobody_knows_how_long_it_takes() -> None:
     d = Driver(slots=2)
     instructions = d.start(claim(1), claim(2), more=True)

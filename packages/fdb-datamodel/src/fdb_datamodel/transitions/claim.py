@@ -14,7 +14,7 @@ from ..endings import enqueue_or_fail, finish
 from ..errors import FutureStateError
 from ..ids import as_id, show_id
 from ..placement import dequeue, index_keys, near_inputs
-from ..pool import scan_pool
+from ..pool import first_page, scan_pool
 from ..records import Claim, Claims, WorkerId
 from ..requirements import Capacity, Shape
 from ..space import ARGS, CODE, LATEST_RESULT, decode_id, encode_id
@@ -143,6 +143,12 @@ def _choose_wanted(ch: Changes, capacity: Capacity, free: Shape, limit: int, cho
     if conflicts:
         add_read_conflict_keys(ch.tr, conflicts)
     return max(0, free[0]), max(0, free[1]), max(0, free[2])
+
+
+def first_reads(ch: Changes, worker: WorkerId, capacity: Capacity, limit: int) -> list[tuple[bytes, bytes, int]]:
+    """What `take` will read of assignments and pool, as far as it is known before: (begin, end, limit)."""
+    prefix = ch.keys.assignment_rows(worker.ip, worker.port)
+    return [(prefix, prefix + b"\xff", max(2 * limit, 64)), first_page(ch, capacity, limit)]
 
 
 def _choose_assignments(ch: Changes, worker: WorkerId, free: Shape, limit: int, chosen: list[Chosen]) -> Shape:

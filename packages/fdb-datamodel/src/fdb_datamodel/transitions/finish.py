@@ -19,7 +19,7 @@ from ..records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome,
 from ..requirements import Capacity
 from ..space import LATEST_RESULT, LISTENERS, Layout, decode_id, encode_id, layout_of, token_stamp
 from ..states import FutureState
-from .claim import take
+from .claim import first_reads, take
 
 INLINE_RESULT_LIMIT = 90_000  # bytes
 
@@ -45,6 +45,10 @@ def finish_turn(
     Raises WorkerFencedError: the incarnation was declared dead; none of its outcomes counts.
     """
     ch = Changes(tr, space)
+    looks = limit > 0 and capacity.look
+    if looks:
+        ch.read_ahead(first_reads(ch, worker, capacity, limit))
+    ch.load_ahead(one.claim.id for one in outcomes if one.event != "realize_future")
     stale = _realize(ch, worker, [(one.claim, one.result) for one in outcomes if one.event == "realize_future"], seen)
     retried: list[bytes] = []
     for one in outcomes:
@@ -57,7 +61,6 @@ def finish_turn(
     unblocked: list[FutureRows] = []
     while ch.ended:
         unblocked += settle(ch)
-    looks = limit > 0 and capacity.look
     claims = take(ch, worker, capacity, limit, unblocked, pool=looks) if unblocked or looks else Claims()
     finish(ch)
     claims.stale, claims.retried, claims.unsettled = tuple(stale), tuple(retried), ch.unsettled

@@ -176,10 +176,10 @@ def reap(tr: Transaction, space: ClusterSpace, limit: int = 100) -> bool:
 def _reap_claims(ch: Changes, worker: WorkerId, limit: int, drained: bool) -> int:
     prefix = ch.keys.claim_rows(worker.ip, worker.port)
     done = 0
-    for key, value in _pages(ch, prefix):
-        token, incarnation = codec.unpack(value)[:2]
-        if incarnation != worker.incarnation:
-            continue
+    rows = [(key, codec.unpack(value)[:2]) for key, value in _pages(ch, prefix)]
+    rows = [(key, held) for key, held in rows if held[1] == worker.incarnation]
+    ch.load_ahead(decode_id(key[len(prefix) :]) for key, _ in rows[:limit])
+    for key, (token, _) in rows:
         if done == limit:
             return done
         done += 1

@@ -14,7 +14,7 @@ from futures_worker.worker.instructions import (
     Pushed,
     TurnEnded,
 )
-from futures_worker.worker.planning import MOST_IN_HAND
+from futures_worker.worker.planning import MOST_IN_HAND, learn_from_turn
 from futures_worker.worker.state import WorkerState
 from futures_worker.worker.tasks import Task
 
@@ -47,6 +47,7 @@ class ClaimedTasks(WorkerState):
     def _turn_ended(self, event: TurnEnded) -> None:
         claims, limit = event.claims, event.turn.limit
         self.counters.turns += 1
+        learn_from_turn(self, max(len(event.turn.outcomes), len(claims)), event.seconds)
         if claims.stale:
             self._forget_stale(event)
         if limit:

@@ -33,10 +33,11 @@ class PeersSeen:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """The transaction of `turn` committed."""
+    """The transaction of `turn` committed, `seconds` after it was begun."""
 
     claims: Claims
     turn: RunTurn
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ MOST_IN_HAND = 2000
 """Tasks in hand at most, however short."""
 MOST_PER_TURN = 500
 """Claims of one transaction, and outcomes, at most."""
+LEAST_PER_TURN = 16
+SLOW_TURN = 1.0
+"""Seconds of a turn after which the next ones carry half as much: between turns the worker gives its sign of life."""
 SURVEY = 0.5
 """Seconds between looks at all shapes of the pool, those behind what is claimed included."""
 TURN_BYTES = 300_000
@@ -257,7 +260,15 @@ def claim_limit(state: WorkerState) -> int:
     # A claim costs a scan: ask for many at a time or for what is lacking.
     if in_hand >= state.slots and room < target // 3:
         return 0
-    return max(0, min(room, MOST_PER_TURN))
+    return max(0, min(room, state.per_turn))
+
+
+def learn_from_turn(state: WorkerState, size: int, seconds: float) -> None:
+    """Adapt how much a turn carries to how long the database takes for one of `size` outcomes or claims."""
+    if seconds > SLOW_TURN:
+        state.per_turn = max(LEAST_PER_TURN, min(state.per_turn, size) // 2)
+    elif seconds < SLOW_TURN / 4 and size > state.per_turn // 2:
+        state.per_turn = min(MOST_PER_TURN, 2 * state.per_turn)
 
 
 def _turn(state: WorkerState) -> None:
@@ -265,12 +276,12 @@ def _turn(state: WorkerState) -> None:
     if state.hold_for is not None and state.now >= state.hold_until and limit:
         state.wants_claim = True  # to find that it has been too long
     if state.outcomes:
-        if state.now - state.first_outcome < LINGER and len(state.outcomes) < MOST_PER_TURN // 2 and _ends_soon(state):
+        if state.now - state.first_outcome < LINGER and len(state.outcomes) < state.per_turn // 2 and _ends_soon(state):
             return
         capacity = _capacity(state, limit)
         if limit:
             state.wants_claim = False
-        outcomes = _fitting(state.outcomes)
+        outcomes = _fitting(state.outcomes, state.per_turn)
         state.outcomes = state.outcomes[len(outcomes) :]
         state.first_outcome = state.now - LINGER
         state.out.append(RunTurn(outcomes, capacity, limit))
@@ -280,15 +291,15 @@ def _turn(state: WorkerState) -> None:
         state.out.append(RunTurn([], capacity, limit))
 
 
-def _fitting(outcomes: list[Outcome]) -> list[Outcome]:
+def _fitting(outcomes: list[Outcome], most: int) -> list[Outcome]:
     """The first outcomes, as many as one transaction should carry; at least one."""
     size = 0
-    for count, outcome in enumerate(outcomes[:MOST_PER_TURN]):
+    for count, outcome in enumerate(outcomes[:most]):
         result, failure = outcome.result, outcome.failure
         size += len(result) if type(result) is bytes else len(failure.payload) if failure is not None else 0
         if size > TURN_BYTES and count:
             return outcomes[:count]
-    return outcomes[:MOST_PER_TURN]
+    return outcomes[:most]
 
 
 def _ends_soon(state: WorkerState) -> bool:

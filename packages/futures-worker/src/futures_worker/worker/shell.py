@@ -255,7 +255,11 @@ class Shell:
             events.append(Pushed(tuple(pushed)))
 
     def _run_turn(self, turn: RunTurn) -> list[Event]:
+        began = time.monotonic()
         try:
+            if began >= self._next_beat:  # one turn may follow another for long
+                self._next_beat = began + HEARTBEAT_SECONDS
+                self._ledger.beat(self._load)
             try:
                 claims = self._ledger.take_turn(turn)
             except WorkerFencedError:
@@ -272,7 +276,7 @@ class Shell:
             self._eager.answered()
         if claims.unsettled:
             self.on_unsettled()
-        return [TurnEnded(claims, turn)]
+        return [TurnEnded(claims, turn, time.monotonic() - began)]
 
     def _be_fenced(self, why: WorkerFencedError) -> None:
         log.warning("worker %s was declared dead by others: %s", self._ledger.worker, why)
