@@ -83,11 +83,6 @@ class Commit(Future):
         copy.writes_ids = self.writes_ids
         return copy
 
-    @property
-    def submitted(self) -> bool:
-        """Whether somebody has taken it over and will finish it."""
-        return self.done or self.kick is not None
-
     # Each of these may be called again when an interrupt came between: what was done stays, the rest is done.
 
     def succeed(self, version: int, index: int) -> None:

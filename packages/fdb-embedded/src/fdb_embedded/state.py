@@ -182,5 +182,5 @@ class TransactionState:
             end = partial(refuse, self.stamp_futures, self.watches, code, code)
             self.engine.housekeeper.call_at(0.0, end)
         attempt = self.attempt
-        if attempt is not None and not attempt.submitted:  # `commit` was interrupted
+        if attempt is not None and not attempt.done and attempt.kick is None:  # `commit` was interrupted
             self.engine.housekeeper.call_at(0.0, partial(attempt.fail, code))
