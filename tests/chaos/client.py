@@ -14,7 +14,8 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from chaos import tasks
-from chaos.kinds import WAIT, Scene, check_tallies, submit_some
+from chaos.actor_kinds import check_tallies
+from chaos.kinds import WAIT, Scene, submit_some
 from fdb_schema import open_database
 from futures_worker import Client, FutureDeletedError
 

@@ -12,8 +12,6 @@ import os
 import random
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ from typing import Any, NoReturn
 from chaos import checks
 from chaos.kinds import ACTOR_NAMES, own_rows
 from chaos.plan import Blow, Plan, Strike, plan
+from chaos.processes import Process, free_port, parent_of
 from fdb_datamodel import Collector, FutureInfo, FutureState, list_futures, list_workers
 from fdb_schema import ClusterSpace, open_database
 from fdb_schema.keyspace import prefix_end
@@ -63,34 +62,6 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
 
-class _Process:
-    """A process of the run with its log."""
-
-    def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
-        self.log = log
-        with log.open("ab") as out:
-            self.popen = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
-            )
-
-    @property
-    def alive(self) -> bool:
-        return self.popen.poll() is None
-
-    def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self.alive:
-                self.popen.send_signal(number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.popen.wait()
-
-    def tail(self) -> str:
-        """The end of its log."""
-        return self.log.read_text(errors="replace")[-3000:]
-
-
 class ChaosRun:
     """One cluster under one plan, in a database of its own, or beside others where `url` names a shared one."""
 
@@ -103,9 +74,9 @@ class ChaosRun:
         self.marks = folder / "marks"
         self.report = Report(wanted.seed)
         self.settle_seconds = SETTLE_SECONDS
-        self.ports = [_free_port() for _ in wanted.slots]
-        self.workers: list[_Process] = []
-        self.clients: list[_Process] = []
+        self.ports = [free_port() for _ in wanted.slots]
+        self.workers: list[Process] = []
+        self.clients: list[Process] = []
         self.killed_clients: set[int] = set()
         self._collector: Collector | None = None
         self._collect_at = 0.0
@@ -124,20 +95,20 @@ class ChaosRun:
             places.append(str(TESTS / "chaos" / "cluster_faults"))
         return {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(places)}
 
-    def _start_worker(self, number: int) -> _Process:
+    def _start_worker(self, number: int) -> Process:
         wanted = self.plan
         command = [sys.executable, "-m", "futures_worker", "run", "--db", self.url, "--cluster", self.cluster]
         command += ["--port", str(self.ports[number]), "--slots", str(wanted.slots[number]), "--cpus", "4"]
         command += ["--object-store", wanted.store, "--spill", str(self.folder / f"spill-{number}")]
         command += ["--ttl", str(wanted.ttl), "--grace", "1", "--session-ttl", str(wanted.session_ttl)]
-        return _Process(command, self.folder / f"worker-{number}.log", self._environment(wanted.faults[number]))
+        return Process(command, self.folder / f"worker-{number}.log", self._environment(wanted.faults[number]))
 
-    def _start_client(self, number: int) -> _Process:
+    def _start_client(self, number: int) -> Process:
         seed = str(self.plan.clients[number])
         command = [sys.executable, "-m", "chaos.client", self.url, self.cluster, seed, str(self.marks)]
         command.append(",".join(map(str, self.ports)))
         faults = self.plan.faults[len(self.ports) + number]
-        return _Process(command, self.folder / f"client-{number}.log", self._environment(faults))
+        return Process(command, self.folder / f"client-{number}.log", self._environment(faults))
 
     def of_run(self) -> Iterator[tuple[int, str]]:
         """Every process of this run, with its command line."""
@@ -151,11 +122,11 @@ class ChaosRun:
     def _templates(self) -> list[int]:
         """The templates: their parent is a worker."""
         workers = {worker.popen.pid for worker in self.workers if worker.alive}
-        return sorted(pid for pid, line in self.of_run() if "worker.template" in line and _parent(pid) in workers)
+        return sorted(pid for pid, line in self.of_run() if "worker.template" in line and parent_of(pid) in workers)
 
     def _children(self) -> list[int]:
         templates = set(self._templates())
-        return sorted(pid for pid, line in self.of_run() if "worker.template" in line and _parent(pid) in templates)
+        return sorted(pid for pid, line in self.of_run() if "worker.template" in line and parent_of(pid) in templates)
 
     # --- the run
 
@@ -370,24 +341,6 @@ class ChaosRun:
             time.sleep(0.02)
         for process in [*self.workers, *self.clients]:
             process.kill()
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError):
-        return 0
-
-
-def _free_port() -> int:
-    """Not one that the system gives to whoever asks for any: it could go to another process while its worker is dead."""
-    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    chance = random.SystemRandom()
-    while True:
-        port = chance.randrange(10_000, max(first_given, 12_000))
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 def run_seed(seed: int, keep: Path | None = None, url: str | None = None) -> Report:
