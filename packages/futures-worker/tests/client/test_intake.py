@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from futures_worker.client import intake
 from futures_worker.client.intake import MAX_BATCH, MAX_BATCH_BYTES, Intake
 
 
@@ -197,3 +198,25 @@ def test_an_interrupt_while_a_batch_is_made_up_loses_nothing(store: Store, monke
     assert store.items == []
     intake.flush()
     assert store.items == [0, 1, 2, 3, 4]
+
+
+def test_batches_grow_with_what_a_commit_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(intake.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(intake.Intake, "_wake_ticker", lambda self: None)
+    sizes: list[int] = []
+    taken = [0.0]
+
+    def commit(batch: Any) -> None:
+        sizes.append(len(batch))
+        clock[0] += taken[0]
+
+    gathering: Any = intake.Intake(commit)
+    for cost, expected in ((0.0001, 6), (0.010, 100), (9.0, 250)):
+        sizes.clear()
+        taken[0] = cost
+        for _ in range(2_000):
+            clock[0] += 0.0001
+            gathering.add(Item(0))
+        assert abs(sizes[-1] - expected) <= 2
+        gathering.flush()

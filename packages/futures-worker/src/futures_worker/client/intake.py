@@ -21,6 +21,7 @@ from typing import Final, Generic, Protocol, TypeVar
 MAX_BATCH: Final = 250  # entries per transaction
 MAX_BATCH_BYTES: Final = 400_000
 MAX_AGE: Final = 0.0005  # seconds that an entry waits for company while its thread keeps submitting
+MOST_AGE: Final = 0.05  # the same where commits take long: entries wait as long as the last one took
 TICK: Final = 0.002  # seconds between two looks of the ticker, while there is something to look at
 LONGEST_TICK: Final = 0.008  # while every look finds that others have committed: each costs them the interpreter's lock
 PAUSE: Final = 0.25  # seconds before the ticker asks a database again that was in trouble
@@ -46,6 +47,7 @@ class Intake(Generic[E]):
         self._commit = commit
         self._gathered: deque[E] = deque()
         self._oldest = 0.0  # when the first of `_gathered` was added
+        self._age = MAX_AGE  # seconds that it waits for company now
         self._committing = threading.Lock()
         self._work = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -63,7 +65,7 @@ class Intake(Generic[E]):
             self._oldest = time.perf_counter()
             if not self._work.is_set():
                 self._wake_ticker()
-        elif (size >= MAX_BATCH or time.perf_counter() - self._oldest > MAX_AGE) and self._committing.acquire(
+        elif (size >= MAX_BATCH or time.perf_counter() - self._oldest > self._age) and self._committing.acquire(
             blocking=size > 4 * MAX_BATCH
         ):
             try:
@@ -103,8 +105,10 @@ class Intake(Generic[E]):
                     batch.append(gathered[0])
                     gathered.popleft()
                     size += nbytes
-                self._oldest = time.perf_counter()
+                self._oldest = began = time.perf_counter()
                 self._commit(batch)
+                # A batch that gathered for less than its commit takes costs its thread more than it saves others.
+                self._age = max(MAX_AGE, min(MOST_AGE, time.perf_counter() - began))
             except BaseException:
                 # An interrupt: submits are safe to repeat, so nothing is lost by putting them back.
                 gathered.extendleft(reversed(batch))
@@ -123,7 +127,7 @@ class Intake(Generic[E]):
         while not self._closed:
             self._work.wait()
             time.sleep(tick)
-            if self._gathered and time.perf_counter() - self._oldest > MAX_AGE:
+            if self._gathered and time.perf_counter() - self._oldest > self._age:
                 idle, tick = 0, TICK
                 if self._committing.acquire(blocking=False):
                     try:
