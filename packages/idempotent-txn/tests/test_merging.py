@@ -432,3 +432,13 @@ def test_threads_that_share_a_transaction_lose_no_write_and_keep_their_order(mem
     busy_batcher(memory_db).run(body)
     assert memory_db[b"effect/b"] == b"b"
     assert [memory_db[b"shared"]] == seen[-1:]
+
+
+def test_a_group_that_reads_makes_no_later_commit_keep_its_version(
+    memory_db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(memory_db, monkeypatch)
+    assert held.run((add_one, b"n0"), (add_one, b"n1")) == [0, 0]
+    assert held.groups == [1, 2]
+    memory_db[b"later"] = b"x"
+    assert not memory_db.dpointer.engine.pinned

@@ -36,6 +36,7 @@ class Reading(TransactionState):
 
     def _snapshot_at(self, version: int) -> Snapshot:
         """A snapshot of `version`; one of the future is waited for, as a storage server waits for it."""
+        self.engine.versions_are_asked_for = True  # and not where one is only set: a commit is validated there without
         give_up = time.monotonic() + FUTURE_VERSION_SECONDS
         while True:
             try:
@@ -84,7 +85,6 @@ class Reading(TransactionState):
             self._defer(2010)
         else:
             self.wanted_version = version
-            self.engine.versions_are_asked_for = True
 
     def lowest_stamp(self) -> bytes:
         """What no stamp of this transaction can lie below, as far as its client knows."""
