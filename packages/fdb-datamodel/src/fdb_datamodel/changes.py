@@ -263,9 +263,11 @@ class Changes:
         self._ahead += read_ahead(self.tr, ranges)
 
     def load_ahead(self, future_ids: Iterable[bytes]) -> None:
-        """`load` is about to be called for each of these."""
-        prefixes = (self.keys.futures + encode_id(future_id) for future_id in future_ids)
-        self.read_ahead((prefix, prefix + b"\xff", 0) for prefix in prefixes)
+        """`load`, and `has_dependencies`, are about to be called for each of these."""
+        for future_id in future_ids:
+            e = encode_id(future_id)
+            rows, dependencies = self.keys.futures + e, self.keys.dependencies + e
+            self.read_ahead([(rows, rows + b"\xff", 0), (dependencies, dependencies + b"\xff", 1)])
 
     def load(self, future_id: bytes, snapshot: bool = False) -> FutureRows:
         """Every row of one future."""
