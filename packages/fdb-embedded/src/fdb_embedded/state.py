@@ -176,11 +176,16 @@ class TransactionState:
         if snap is not None:
             self.snap = None
             self.engine.release(snap)
-        # What nobody can commit any more ends. The collector may run this anywhere, so somebody else does it.
-        code = errors.TRANSACTION_CANCELLED
-        if self.stamp_futures or self.watches:
-            end = partial(refuse, self.stamp_futures, self.watches, code, code)
-            self.engine.housekeeper.call_at(0.0, end)
         attempt = self.attempt
-        if attempt is not None and not attempt.done and attempt.kick is None:  # `commit` was interrupted
-            self.engine.housekeeper.call_at(0.0, partial(attempt.fail, code))
+        unsent = attempt is not None and not attempt.done and attempt.kick is None  # `commit` was interrupted
+        if unsent or self.stamp_futures or self.watches:
+            # Nobody can commit this any more. The collector may be at work anywhere, so another thread ends it.
+            self.engine.housekeeper.call_at(0.0, partial(_abandon, attempt, self.stamp_futures, self.watches))
+
+
+def _abandon(attempt: Commit | None, stamps: list[Future] | None, watches: list[Watch] | None) -> None:
+    """End what a transaction that is garbage had promised."""
+    code = errors.TRANSACTION_CANCELLED
+    refuse(stamps, watches, code, code)
+    if attempt is not None and not attempt.done and attempt.kick is None:
+        attempt.fail(code)

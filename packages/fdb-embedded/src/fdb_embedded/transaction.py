@@ -213,10 +213,12 @@ class Transaction(Writing):
         return commit
 
     def _finish_read_only(self) -> Future:
-        refuse(self.stamp_futures, None, errors.NO_COMMIT_VERSION, 0)
+        if self.stamp_futures:
+            refuse(self.stamp_futures, None, errors.NO_COMMIT_VERSION, 0)
+            self.stamp_futures = None
         if self.watches:
             self.engine.watches.add(self.watches)
-        self.stamp_futures = self.watches = None
+            self.watches = None
         future = self.commit_future = ready()
         self._release()
         return future
