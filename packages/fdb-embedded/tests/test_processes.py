@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -334,3 +335,51 @@ def test_processes_that_open_a_new_database_at_once_all_succeed(tmp_path: Path) 
         db = fdb_embedded.open(path)
         assert sorted(row.key for row in db.get_range(b"", b"\xff")) == [b"0", b"1", b"2", b"3"]
         fdb_embedded.close(db)
+
+
+BOOK = """
+import sys
+import fdb_embedded
+db = fdb_embedded.open(sys.argv[1], faults=fdb_embedded.Faults(seed=int(sys.argv[2]), **{sys.argv[3]: float(sys.argv[4])}))
+for number in range(20):
+    db[b"row%03d" % number] = b""
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_fault_may_kill_the_process_before_a_commit_or_after_it(tmp_path: Path, seed: int) -> None:
+    found = []
+    for attempt in ("first", "second"):
+        (tmp_path / attempt).mkdir()
+        path = tmp_path / attempt / "db"
+        done = subprocess.run(
+            [sys.executable, "-c", BOOK, str(path), str(seed), "killed", "0.3"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL
+        told = len(done.stdout.split())
+        db = fdb_embedded.open(path)
+        rows = len(db.get_range(b"row", b"rox"))
+        fdb_embedded.close(db)
+        assert rows in (told, told + 1), f"seed {seed}: {told} commits were acknowledged, {rows} rows are there"
+        found.append((told, rows))
+    assert found[0] == found[1], f"seed {seed} kills at one place, and then at another"
+
+
+def test_a_fault_may_stop_the_process_and_it_goes_on(start: Callable[..., subprocess.Popen[str]]) -> None:
+    code = "import fdb_embedded.faults as f\nf.LONGEST_PAUSE = 0.3\n" + BOOK.replace("range(20)", "range(2)")
+    process = start(code, "1", "paused", "1.0")
+    for number in range(2):
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{number}\n"
+    assert process.wait(60) == 0
+
+
+def test_faults_kill_before_and_after_commits() -> None:
+    lands = {fate.lands for fate in (fdb_embedded.Faults(seed=seed, killed=1.0).for_commit() for seed in range(20))}
+    assert lands == {"never", "now"}

@@ -18,6 +18,7 @@ from .errors import InvalidOption
 ENVIRONMENT = "MAINSPRING_FAULTS"
 LATE_AFTER = 0.03  # seconds after which a late commit lands though no other commit came
 MAX_DELAY = 0.01
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 7.0  # seconds: what is under way may be too old afterwards
 JUMP = 100_000_000
 
 
@@ -41,6 +42,8 @@ class Faults:
     process_behind    the first read fails with 1037
     delay             the commit waits up to 10 ms
     version_jump      the version jumps by 100,000,000, as in a recovery: transactions under way become too old
+    killed            this process is killed (SIGKILL), before the commit is made or after it and before the caller knows
+    paused            this process is stopped (SIGSTOP) before the commit, and goes on after 0.1 to 7 s
     """
 
     seed: int = 0
@@ -54,6 +57,8 @@ class Faults:
     delay: float = 0.0
     version_jump: float = 0.0
     process_behind: float = 0.0
+    killed: float = 0.0
+    paused: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -106,6 +111,12 @@ class Faults:
             fate = Fate()
             if self.delay and draw() < self.delay:
                 fate.delay = draw() * MAX_DELAY
+            if self.paused and draw() < self.paused:
+                fate.pause = SHORTEST_PAUSE + draw() * (LONGEST_PAUSE - SHORTEST_PAUSE)
+            if self.killed and draw() < self.killed:
+                fate.kills = True
+                fate.lands = self._random.choice((NEVER, NOW))
+                return fate
             for name, code, lands in _FATES:
                 probability = getattr(self, name)
                 if probability and draw() < probability:
@@ -142,12 +153,16 @@ _FATES: tuple[tuple[str, int, str], ...] = (
 
 
 class Fate:
-    """What happens to one commit: the code its caller gets (0 for the true outcome), and when it is made."""
+    """What happens to one commit: the code its caller gets (0 for the true outcome), when it is made, and whether the
+    process is killed then.
+    """
 
-    __slots__ = ("after_commits", "code", "delay", "lands")
+    __slots__ = ("after_commits", "code", "delay", "kills", "lands", "pause")
 
     def __init__(self) -> None:
         self.code = 0
         self.lands = NOW
         self.delay = 0.0
+        self.pause = 0.0
+        self.kills = False
         self.after_commits = 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from . import errors, idempotency
 from .errors import Code
-from .faults import JUMP, LATE, LATE_AFTER, NEVER, Fate, Faults
+from .faults import JUMP, LATE, LATE_AFTER, NEVER, NOW, Fate, Faults
 from .overlay import Overlay
 from .request import Commit
 
@@ -65,7 +68,13 @@ class FaultyCommits:
             return
         if fate.delay:
             time.sleep(fate.delay)
+        if fate.pause:
+            _stop_for(fate.pause)
         self._land_due()
+        if fate.kills:
+            if fate.lands == NOW:
+                self._commit(commit.again(commit.read_at))
+            os.kill(os.getpid(), signal.SIGKILL)
         if fate.code == 0:
             inner = self._commit(commit.again(commit.read_at))
             if inner.error:
@@ -144,3 +153,10 @@ class FaultyCommits:
             self._late = []
         for late in due:
             self._commit(late)
+
+
+def _stop_for(seconds: float) -> None:
+    """Stop this process as SIGSTOP does, all its threads with it; another one lets it go on."""
+    command = f"sleep {seconds:.3f}; kill -CONT {os.getpid()}"
+    with subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True):
+        os.kill(os.getpid(), signal.SIGSTOP)
