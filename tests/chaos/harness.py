@@ -80,6 +80,7 @@ class ChaosRun:
         self.killed_clients: set[int] = set()
         self._collector: Collector | None = None
         self._collect_at = 0.0
+        self._cancel_at = 0.0
         self._stopped: list[tuple[float, int]] = []  # (until, pid)
         self.shm_before = set(memory_root().iterdir())
 
@@ -285,21 +286,30 @@ class ChaosRun:
                 if code not in (0, -signal.SIGKILL, -signal.SIGTERM):  # SIGTERM may come before Python does
                     self.report.wrong.append(f"worker {number} ended by itself with {code}:\n{worker.tail()}")
                 self.workers[number] = self._start_worker(number)
-        for number, client in enumerate(self.clients):
-            self.await_that(
-                lambda client=client: not client.alive,
-                lambda number=number, client=client: (
-                    f"client {number} doesn't end; {self._unfinished()}\n{client.tail()}"
-                ),
-            )
-            if number not in self.killed_clients and client.popen.returncode != 0:
-                self.report.wrong.append(f"client {number}: {client.tail()}")
         with Client(self.url, self.cluster) as client:
+            for number, process in enumerate(self.clients):
+                self.await_that(
+                    lambda process=process: self._has_ended(process, client),
+                    lambda number=number, process=process: (
+                        f"client {number} doesn't end; {self._unfinished()}\n{process.tail()}"
+                    ),
+                )
+                if number not in self.killed_clients and process.popen.returncode != 0:
+                    self.report.wrong.append(f"client {number}: {process.tail()}")
             self.await_that(lambda: self._only_actors_left(client), self._unfinished)
             for name in ACTOR_NAMES:
                 with contextlib.suppress(LookupError):
                     client.kill_actor(client.get_actor(name))
         self.await_that(lambda: not self._open_futures(), self._unfinished)
+
+    def _has_ended(self, process: Process, client: Client) -> bool:
+        """Whether a client ended; what one that was killed didn't come to cancel doesn't keep others' futures from running."""
+        if process.alive and self.killed_clients and time.monotonic() >= self._cancel_at:
+            self._cancel_at = time.monotonic() + 1.0
+            for info in self._open_futures():
+                if info.name.startswith("cancel="):
+                    client.get_future(info.id).cancel()
+        return not process.alive
 
     def _only_actors_left(self, client: Client) -> bool:
         """Whether all but actors with names ended; does what the clients that were killed didn't come to do."""
