@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 
@@ -47,11 +51,21 @@ def parent_of(pid: int) -> int:
 
 
 def free_port() -> int:
-    """Not one that the system gives to whoever asks for any: it could go to another process while its worker is dead."""
+    """Not one that the system gives to whoever asks for any, nor one of another run: while its worker is dead somebody
+    else could take it. It is kept for this process, by a lock on a byte of a file, until it ends.
+    """
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     chance = random.SystemRandom()
     while True:
         port = chance.randrange(10_000, max(first_given, 12_000))
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
+        with contextlib.suppress(OSError):
+            fcntl.lockf(_ports(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            with socket.socket() as sock:
+                sock.bind(("127.0.0.1", port))
+                return port
+
+
+@functools.cache
+def _ports() -> int:
+    """The file whose byte N is locked by who has port N."""
+    return os.open(Path(tempfile.gettempdir()) / "mainspring-chaos-ports", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

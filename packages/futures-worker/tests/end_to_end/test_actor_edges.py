@@ -10,18 +10,20 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 
-from fdb_datamodel import new_future_id
+from fdb_datamodel import WorkerId, new_future_id, new_incarnation
 from fdb_schema import DatabaseUnreachableError
-from futures_worker import ActorDiedError
+from futures_worker import ActorDiedError, ObjectLostError
 from futures_worker.client import actor_link
 from futures_worker.client.actor_link import ActorLink
 from futures_worker.client.calls import Call
 from futures_worker.wire import Connection
+from futures_worker.worker import actor_host
 
 WAIT = 60.0
 
@@ -221,3 +223,24 @@ def test_no_call_is_sent_before_the_hello() -> None:
         unpacker.feed(theirs.recv(1 << 16))
         said = [(message[0], message[1]) for message in unpacker]
     assert said == [("hello", b"a" * 16), ("call", bytes([1]) * 16), ("call", bytes([2]) * 16)]
+
+
+def test_a_large_answer_whose_worker_is_gone_ends_with_the_actor() -> None:
+    class Gone:
+        def put(self, address: tuple[str, int], name: str, data: bytes) -> None:
+            raise ObjectLostError(f"worker {address[0]}:{address[1]} can't be reached for object {name}: reset by peer")
+
+    class Large:
+        def large(self) -> bytes:
+            return bytes(1_000_000)
+
+    server = object.__new__(actor_host.Server)
+    server._cancelled = set()
+    server._instance = Large()
+    server._host = SimpleNamespace(worker=WorkerId("127.0.0.1", 4000, new_incarnation()))  # type: ignore[assignment]
+    server._client = SimpleNamespace(_object_fetcher=Gone)
+    call = actor_host.Call(None, new_future_id(), b"", "large", "Large.large", b"", ())
+    outcome = server._run_call(call)
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "actor-died"
+    assert "it ran, and its result of 1,000,0" in outcome.failure.message

@@ -29,7 +29,7 @@ import msgpack
 
 from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, session_lives
 from futures_worker import wire
-from futures_worker.errors import FutureFailedError, MainspringError, WireError
+from futures_worker.errors import FutureFailedError, MainspringError, ObjectLostError, WireError
 from futures_worker.object_names import result_name
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_result, load_args
 from futures_worker.store_secret import cluster_secret
@@ -359,6 +359,9 @@ class Server:
             self._client._object_fetcher().put((worker.ip, worker.port), name, result.to_bytes())
             stored = FutureResult(None, result.nbytes, name, worker)
             return actors.CallOutcome(call.id, call.session, call.name, stored, contained=result.contained)
+        except (ObjectLostError, WireError) as error:  # the worker is gone, and this process goes with it
+            text = f"it ran, and its result of {result.nbytes:,} bytes has no place any more: {error}"
+            return _failed(call, Failure("actor-died", text[:500]))
         except BaseException as error:
             return _failed(call, Failure("result-pickle", str(error)[:500], _carried(error)))
 
