@@ -98,7 +98,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker("embedded_only")
         if mark is not None:
-            item.add_marker(pytest.mark.skip(reason=f"not on a cluster: {mark.args[0]}"))
+            reason = mark.args[0] if mark.args else mark.kwargs.get("reason", "no reason is given")
+            item.add_marker(pytest.mark.skip(reason=f"not on a cluster: {reason}"))
         elif not {"any_url", "shared_url"}.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.skip(reason="this run is of a cluster, and the test asks for none"))
 
