@@ -16,7 +16,7 @@ import msgpack
 import pytest
 
 import fdb_embedded
-from fdb_embedded import handles, keys, store
+from fdb_embedded import handles, keys, status, store
 
 
 def small(path: Path, map_size: int = 1 << 20) -> Any:
@@ -183,6 +183,30 @@ for number in range(int(sys.argv[2]), 60, 2):
             writer.kill()
             writer.wait()
     assert len(db.get_range(b"0", b"1")) == 6000
+    fdb_embedded.close(db)
+
+
+def test_maintenance_follows_a_map_that_another_process_has_grown(tmp_path: Path) -> None:
+    db = small(tmp_path / "db")
+    engine = db.dpointer.engine
+    code = """
+import sys
+from fdb_embedded import handles, load
+db = load().impl.Database(handles.open_database(sys.argv[1], 730, map_size=1 << 20))
+for number in range(10):
+    tr = db.create_transaction()
+    tr.set_many([(b"%04d%04d" % (number, row), bytes(1000)) for row in range(1000)])
+    tr.commit().wait()
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "db")], check=True, timeout=60)
+    generation = engine.store.generation
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: found.append(status.measure(engine)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found, "it waits for a lock that it holds itself"
+    assert found[0]["rows"] >= 10_000
+    assert engine.store.generation > generation
     fdb_embedded.close(db)
 
 

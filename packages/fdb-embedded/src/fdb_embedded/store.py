@@ -212,12 +212,16 @@ class Store:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Any]:
         """A read transaction for long work of maintenance; the map can't change meanwhile."""
-        with self.copying:
-            txn = self.begin_read()
-            try:
-                yield txn
-            finally:
-                txn.abort()
+        while True:
+            generation = self.generation
+            txn = self.begin_read()  # not under `copying`: it may have to follow a map that another process has grown
+            with self.copying:
+                try:
+                    if generation == self.generation:
+                        yield txn
+                        return
+                finally:
+                    txn.abort()
 
     def await_map(self) -> None:
         """Return when the map that is to change has changed."""
