@@ -146,6 +146,13 @@ def given_the_lead(db: Any, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return scene
 
 
+def emptied(db: Any, monkeypatch: pytest.MonkeyPatch, scene: Callable[..., Scene]) -> Scene:
+    """A scene on a database in which there is nothing but the packages' own rows."""
+    db.clear_range(b"", b"\x15")
+    db.clear_range(b"\x16", b"\xff")
+    return scene(db, monkeypatch)
+
+
 SCENES = [alone, behind_a_commit, given_the_lead]
 
 
@@ -156,9 +163,7 @@ def test_an_interruption_of_the_main_thread_anywhere(
 ) -> None:
     number = 0
     while True:
-        memory_db.clear_range(b"", b"\x15")
-        memory_db.clear_range(b"\x16", b"\xff")
-        here = scene(memory_db, monkeypatch)
+        here = emptied(memory_db, monkeypatch, scene)
         delivered = None
         with arrivals(number, of_the_batcher) as interruption:
             try:
@@ -179,9 +184,7 @@ def test_an_interruption_of_any_thread_at_each_line(
     """No signal does that to a thread, but whoever raises into one should not hang the others either."""
     number = 0
     while True:
-        memory_db.clear_range(b"", b"\x15")
-        memory_db.clear_range(b"\x16", b"\xff")
-        here = scene(memory_db, monkeypatch)
+        here = emptied(memory_db, monkeypatch, scene)
         delivered: list[BaseException] = []
         interruptions: list[Interruption] = []
 

@@ -58,20 +58,17 @@ class Snapshot:
     def end(self) -> None:
         """Nobody may begin to read here any more: too old, or released."""
         self.ended = True
-        if not self.inside:
-            self._abort()
+        self._left()
 
-    def _abort(self) -> None:
+    def _left(self) -> None:
+        """Where it has ended and nobody reads, the LMDB transaction ends: by whoever is last."""
+        if self.inside or not self.ended:
+            return
         self.engine.live.pop(id(self), None)
         txn, self.txn = self.txn, None
         if txn is not None:
             with contextlib.suppress(lmdb.Error):
                 txn.abort()
-
-    def _left(self) -> None:
-        """The last who read where all has ended, or the map is to grow, sees to it."""
-        if self.ended and not self.inside:
-            self._abort()
 
     def _read(self, read: Callable[[Any], T]) -> T:
         """What `read` gives of the LMDB transaction. Raises 1007 where the snapshot has ended."""
@@ -102,8 +99,7 @@ class Snapshot:
             raise Code(errors.TRANSACTION_TOO_OLD)
         txn, self.shown = self.engine.newest()
         self.txn = txn
-        if self.ended:
-            self._left()
+        self._left()
 
     def _unchanged(self, begin: bytes, end: bytes) -> None:
         if self.engine.written_between(self.version, self.shown, begin, end):

@@ -189,23 +189,18 @@ class Store:
             return self._begin_read_again()
 
     def _begin(self) -> Any:
-        me = get_ident()
-        try:
-            self.inside.add(me)
-            if self.gate:
-                raise lmdb.InvalidParameterError("the map is to change")
-            return self.env.begin()
-        finally:
-            self.inside.discard(me)
+        return self.look(self.env, lmdb.Environment.begin)
 
-    def look(self, txn: Any, read: Callable[[Any], T]) -> T:
-        """What `read` gives of an open read transaction. Raises lmdb.Error where the map has changed or is to change."""
+    def look(self, subject: Any, read: Callable[[Any], T]) -> T:
+        """What `read` gives of an open read transaction, or of the environment; the map stays meanwhile. Raises lmdb.Error
+        where it has changed or is to change.
+        """
         me = get_ident()
         try:
             self.inside.add(me)
             if self.gate:
                 raise lmdb.InvalidParameterError("the map is to change")
-            return read(txn)
+            return read(subject)
         finally:
             self.inside.discard(me)
 
