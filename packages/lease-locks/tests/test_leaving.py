@@ -66,13 +66,18 @@ def watching(shared_url: str) -> Iterator[LeaseManager]:
         yield manager
 
 
+def slow(url: str, marks: Path, gate: Path) -> tuple[Remotes, Path, tuple[int, str, str], str]:
+    """A Shell that starts at once, what holds its remote up, the remote's arguments and the name of its lock."""
+    shell = Remotes(url)
+    shell.start.set()
+    arguments = 6, str(marks), str(gate)
+    return shell, gate, arguments, bind("demo", functions.slow_square, arguments, {}).memo.lock_name
+
+
 def test_the_lock_of_a_running_remote_survives_the_interruption(
     shared_url: str, watching: LeaseManager, marks: Path, tmp_path: Path
 ) -> None:
-    shell, gate = Remotes(shared_url), tmp_path / "gate"
-    shell.start.set()
-    arguments = 6, str(marks), str(gate)
-    name = bind("demo", functions.slow_square, arguments, {}).memo.lock_name
+    shell, gate, arguments, name = slow(shared_url, marks, tmp_path / "gate")
     try:
         with LeaseManager(shared_url, cluster="demo", ttl=1.0) as first:
             runner = Interrupting(first, shell=shell, pipeline_id="demo")
@@ -120,10 +125,7 @@ def test_a_pending_remote_of_an_interrupted_orchestrator_is_adopted(
 def test_closing_the_manager_leaves_the_lock_to_the_remote(
     shared_url: str, watching: LeaseManager, marks: Path, tmp_path: Path
 ) -> None:
-    shell, gate = Remotes(shared_url), tmp_path / "gate"
-    shell.start.set()
-    arguments = 6, str(marks), str(gate)
-    name = bind("demo", functions.slow_square, arguments, {}).memo.lock_name
+    shell, gate, arguments, name = slow(shared_url, marks, tmp_path / "gate")
     try:
         with LeaseManager(shared_url, cluster="demo", ttl=1.0) as first:
             runner = MemoizingPicklingRunner(first, shell=shell, pipeline_id="demo")
