@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fdb_schema import (
+    BlobDamagedError,
     BlobMissingError,
     ClusterSpace,
     OversizeError,
@@ -21,9 +22,10 @@ from fdb_schema import (
     open_database,
     put_blob,
     put_small_blob,
+    read_blob,
     unpin_blob,
 )
-from fdb_schema.blobs import CHUNK_BYTES, MAX_BLOB_BYTES
+from fdb_schema.blobs import CHUNK_BYTES, MAX_BLOB_BYTES, BlobManifest
 
 SPACE = ClusterSpace("blob-test")
 
@@ -124,3 +126,57 @@ def test_too_much_is_refused_before_anything_is_written(db: Any) -> None:
     with pytest.raises(OversizeError, match="one transaction"):
         run(db, put_small_blob, SPACE, bytes(1_000_000))
     assert rows(db) == 0
+
+
+def test_content_that_is_not_what_was_stored_is_never_returned(db: Any) -> None:
+    digest = put_blob(run, db, SPACE, b"a" * 200_000, session=b"s")
+    chunk = SPACE.blobs[digest].pack(("chunk", 1))
+    db[chunk] = b"b" + bytes(db[chunk])[1:]
+    with pytest.raises(BlobDamagedError, match="damaged"):
+        run(db, get_blob, SPACE, digest)
+    with pytest.raises(BlobDamagedError, match=digest.hex()):
+        read_blob(run, db, SPACE, digest)
+
+
+@pytest.mark.parametrize("manifest", [b"\xff junk", b"", BlobManifest(3, -1).encode()])
+def test_a_manifest_that_is_damaged_is_a_damaged_blob(db: Any, manifest: bytes) -> None:
+    digest = put_blob(run, db, SPACE, b"a" * 200_000, session=b"s")
+    db[SPACE.blobs[digest].pack(("manifest",))] = manifest
+    with pytest.raises(BlobDamagedError, match=digest.hex()):
+        run(db, get_blob, SPACE, digest)
+    with pytest.raises(BlobDamagedError, match="manifest can't be read"):
+        read_blob(run, db, SPACE, digest)
+
+
+def test_a_manifest_that_counts_too_many_chunks_costs_no_more_reads_than_there_are_rows(db: Any) -> None:
+    digest = put_blob(run, db, SPACE, b"a" * 200_000, session=b"s")
+    db[SPACE.blobs[digest].pack(("manifest",))] = BlobManifest(200_000, 1 << 60).encode()
+    asked: list[Any] = []
+
+    def counting(db: Any, fn: Callable[..., Any], *args: Any) -> Any:
+        asked.append(fn)
+        assert len(asked) < 5, "it goes on where there is nothing more"
+        return run(db, fn, *args)
+
+    assert read_blob(counting, db, SPACE, digest) == b"a" * 200_000
+
+
+def test_what_is_not_limited_is_written_and_read_in_transactions_of_bounded_size(
+    db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fdb_schema.blobs.MAX_BLOB_BYTES", 1_000_000)
+    data = random.Random(7).randbytes(7_000_000)
+    with pytest.raises(OversizeError):
+        put_blob(run, db, SPACE, data, session=b"s")
+    digest = put_blob(run, db, SPACE, data, session=b"s", limited=False)
+    reads: list[int] = []
+
+    def counted(db: Any, fn: Any, *args: Any) -> Any:
+        found = run(db, fn, *args)
+        if isinstance(found, bytes):
+            reads.append(len(found))
+        return found
+
+    assert read_blob(counted, db, SPACE, digest) == data
+    assert len(reads) > 1
+    assert max(reads) < 6_000_000

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from fdb_schema import ClockReading, ClusterClock, ClusterSpace, open_database, read_clock
+import fdb_schema.clock as clock_module
+from fdb_schema import ClockReading, ClusterClock, ClusterSpace, RecordError, open_database, read_clock
 
 SECOND = 1_000_000
 
@@ -54,7 +57,11 @@ def test_one_service_keeps_with_real_time(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_many_services_with_wrong_wall_clocks_never_outrun_real_time(world: World, seed: int) -> None:
+def test_many_services_with_wrong_wall_clocks_never_outrun_real_time(
+    world: World, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The database's versions pass with the world's time, not with the test's: a test that stands still is no silence.
+    monkeypatch.setattr(clock_module, "read_version", lambda tr: SECOND + int(world.now * SECOND))
     rng = random.Random(seed)
     clocks = [world.service(rng.uniform(-7200, 7200)) for _ in range(4)]
     world.advance(clocks[0])
@@ -134,3 +141,54 @@ def test_nothing_is_caught_up_while_another_service_is_alive(world: World) -> No
     world.advance(late)  # sees another row than the one it would have caught up on
     world.advance(alive)
     assert world.read() - caught <= 0.25 * SECOND + 1
+
+
+def test_a_silence_in_which_nobody_committed_anything_is_caught_up(world: World) -> None:
+    first = world.service()
+    world.advance(first)
+    before = world.read()
+    began = time.monotonic()
+    while time.monotonic() - began < 0.3:  # real time: the versions' age is the engine's to tell
+        threading.Event().wait(0.05)
+    world.now += 3600
+    second = world.service(0.001)
+    world.advance(second)  # the first look only observes
+    world.now += 0.25
+    world.advance(second)
+    assert world.read() - before >= (0.3 + 0.25 - 0.15) * SECOND
+    assert world.read() - before <= (time.monotonic() - began + 0.25 + 1) * SECOND
+
+
+def test_an_hour_of_silence_is_caught_up_on_an_engine_that_stood_still() -> None:
+    world = World("memory:clock-stood-still")
+    world.advance(world.service())
+    before = world.read()
+    engine: Any = world.db
+    engine.dpointer.engine.store.clock.base += 3600 * SECOND
+    world.now += 3600
+    second = world.service(0.001)
+    world.advance(second)
+    world.now += 0.25
+    world.advance(second)
+    assert world.read() - before == pytest.approx(3600.25 * SECOND, abs=SECOND)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\xff" * 40])
+def test_a_damaged_row_is_written_anew_by_who_knows_the_time_and_by_nobody_else(world: World, garbage: bytes) -> None:
+    known, other = world.service(), world.service()
+    for _ in range(8):
+        world.advance(known)
+        world.now += 0.25
+    world.advance(known)
+    tr = world.db.create_transaction()
+    tr[world.space.clock_key] = garbage
+    tr.commit().wait()
+    world.now += 1.0
+    with pytest.raises(RecordError, match=r"clock is damaged.*restore the row"):
+        world.advance(other)
+    world.advance(known)
+    assert world.read() == pytest.approx(3 * SECOND, abs=5)
+    world.advance(other)
+    world.now += 0.5
+    world.advance(other)
+    assert world.read() == pytest.approx(3.5 * SECOND, abs=5)

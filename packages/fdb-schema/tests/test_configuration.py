@@ -143,3 +143,10 @@ def test_json_logs_are_one_object_per_line_and_hold_no_secret(monkeypatch: pytes
 )
 def test_credentials_of_urls_are_hidden_whole(text: str, shown: str) -> None:
     assert without_credentials(text) == shown
+
+
+def test_a_file_that_is_nested_too_deep_is_an_error_that_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("db = " + "[" * 100_000)
+    with pytest.raises(ConfigurationError, match="nested too deep"):
+        read_configuration(file)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import urllib.request
 
 import pytest
 
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.metrics import Metric, MetricsAddressError, MetricsServer
+from fdb_schema.metrics import MOST_CONNECTIONS, Metric, MetricsAddressError, MetricsServer
 
 
 def test_a_port_that_is_taken_is_a_usage_error_that_names_it() -> None:
@@ -30,5 +31,39 @@ def test_an_ipv6_address_is_served() -> None:
     try:
         with urllib.request.urlopen(f"http://[::1]:{server.address[1]}/metrics", timeout=60) as answer:
             assert b"up 1" in answer.read()
+    finally:
+        server.close()
+
+
+def answered(server: MetricsServer) -> bool:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.address[1]}/healthz", timeout=30) as answer:
+        return bool(answer.read() == b"ok\n")
+
+
+def test_connections_that_ask_for_nothing_keep_nobody_out() -> None:
+    server = MetricsServer(list)
+    silent = [socket.create_connection(server.address, 30) for _ in range(300)]
+    try:
+        assert answered(server)
+        assert len(server._server._open) <= MOST_CONNECTIONS
+    finally:
+        for one in silent:
+            one.close()
+        server.close()
+
+
+def test_a_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MetricsServer(list)
+    accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE, errno.ENOMEM]
+
+    def scarce(self: socket.socket) -> object:
+        if failures:
+            raise OSError(failures.pop(), "scarce")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", scarce)
+    try:
+        assert answered(server)
+        assert not failures
     finally:
         server.close()

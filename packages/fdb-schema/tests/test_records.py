@@ -7,7 +7,7 @@ from enum import StrEnum
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fdb_schema import Record, RecordError, pack, unpack
@@ -53,6 +53,7 @@ full = st.builds(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine it says nothing
 @given(full)
 def test_every_field_comes_back(record: New) -> None:
     assert New.decode(record.encode()) == record

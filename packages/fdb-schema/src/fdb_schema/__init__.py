@@ -1,6 +1,7 @@
 """What Mainspring's packages share: keyspace, records, clock, blobs, errors, the engines' port, and `open_database`."""
 
 from fdb_schema.blobs import (
+    LEASE_PIN,
     BlobManifest,
     add_reference,
     blob_digest,
@@ -9,6 +10,7 @@ from fdb_schema.blobs import (
     get_blob,
     put_blob,
     put_small_blob,
+    read_blob,
     unpin_blob,
 )
 from fdb_schema.bulk import (
@@ -24,6 +26,7 @@ from fdb_schema.clock import ClockReading, ClusterClock, read_clock
 from fdb_schema.database import DEFAULT_URL, database_url, open_database, url_of
 from fdb_schema.engine import BulkTransaction, Database, KeyValue, ReadTransaction, Transaction
 from fdb_schema.errors import (
+    BlobDamagedError,
     BlobMissingError,
     DatabaseUnreachableError,
     DatabaseUrlError,
@@ -42,11 +45,14 @@ from fdb_schema.errors import (
 from fdb_schema.formats import check_format
 from fdb_schema.identity import boot_id, pid_namespace, process_gone, process_start
 from fdb_schema.keyspace import DEFAULT_CLUSTER, ClusterSpace, check_name, prefix_end
+from fdb_schema.origin import Origin, cluster_identity, known_identity
 from fdb_schema.records import Record, pack, unpack
 
 __all__ = [
     "DEFAULT_CLUSTER",
     "DEFAULT_URL",
+    "LEASE_PIN",
+    "BlobDamagedError",
     "BlobManifest",
     "BlobMissingError",
     "BulkTransaction",
@@ -61,6 +67,7 @@ __all__ = [
     "NameInvalidError",
     "NewerFormatError",
     "NotADatabaseError",
+    "Origin",
     "OversizeError",
     "ReadTransaction",
     "Record",
@@ -73,6 +80,7 @@ __all__ = [
     "check_format",
     "check_name",
     "clear_many",
+    "cluster_identity",
     "collect_blob",
     "database_url",
     "drop_reference",
@@ -83,6 +91,7 @@ __all__ = [
     "is_maybe_committed",
     "is_retryable",
     "is_retryable_not_committed",
+    "known_identity",
     "open_database",
     "pack",
     "pid_namespace",
@@ -92,6 +101,7 @@ __all__ = [
     "put_blob",
     "put_small_blob",
     "read_ahead",
+    "read_blob",
     "read_clock",
     "read_range",
     "read_version",

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fdb_schema.bulk import read_range, set_many
-from fdb_schema.errors import BlobMissingError, OversizeError
+from fdb_schema.errors import BlobDamagedError, BlobMissingError, OversizeError, RecordError
 from fdb_schema.keyspace import ClusterSpace
 from fdb_schema.records import Record
 
 CHUNK_BYTES: Final = 90_000
 CHUNKS_PER_TRANSACTION: Final = 8  # about 0.7 MB: transactions stay under 1 MB
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
+_CHUNKS_PER_READ: Final = 64  # about 6 MB, far from what one transaction's 5 s allow
 
 Run = Callable[..., Any]
 """A retry loop as `idempotent_txn.run(db, fn, *args)`: this package opens no transaction by itself."""
@@ -49,6 +50,10 @@ def blob_digest(data: bytes) -> bytes:
 def _chunks(data: bytes) -> Iterator[tuple[int, bytes]]:
     for index, start in enumerate(range(0, max(1, len(data)), CHUNK_BYTES)):
         yield index, data[start : start + CHUNK_BYTES]
+
+
+LEASE_PIN: Final = b"lease:"
+"""Before the id of a lease session that pins an upload, whose row is (cluster, "lease", "s", id)."""
 
 
 def check_blob_size(data: bytes, what: str) -> None:
@@ -77,12 +82,23 @@ def put_small_blob(tr: Any, space: ClusterSpace, data: bytes, referrer: bytes | 
     return digest
 
 
-def put_blob(run: Run, db: Any, space: ClusterSpace, data: bytes, *, session: bytes, what: str = "blob") -> bytes:
+def put_blob(
+    run: Run,
+    db: Any,
+    space: ClusterSpace,
+    data: bytes,
+    *,
+    session: bytes,
+    what: str = "blob",
+    limited: bool = True,
+) -> bytes:
     """Store `data` in as many transactions as it takes, pinned to `session`; its digest.
 
-    The caller adds a reference (`add_reference`), then lets the pin go (`unpin_blob`). Raises `OversizeError`.
+    The caller adds a reference (`add_reference`), then lets the pin go (`unpin_blob`). Raises `OversizeError`, unless
+    it isn't `limited`: what is larger than `MAX_BLOB_BYTES` is to be read by `read_blob`.
     """
-    check_blob_size(data, what)
+    if limited:
+        check_blob_size(data, what)
     digest = blob_digest(data)
     blob = space.blobs[digest]
 
@@ -136,20 +152,55 @@ def drop_reference(tr: Any, space: ClusterSpace, digest: bytes, referrer: bytes)
 def get_blob(tr: Any, space: ClusterSpace, digest: bytes) -> bytes:
     """The content. Reads up to `MAX_BLOB_BYTES` by snapshot: content never changes under its name.
 
-    Raises `BlobMissingError` where it isn't there in full.
+    Raises `BlobMissingError` where it isn't there in full, `BlobDamagedError` where it isn't what was stored.
     """
-    blob = space.blobs[digest]
-    data = tr.snapshot.get(blob.pack(("manifest",))).value
+    manifest = _manifest(tr, space, digest)
+    return _checked(space, digest, manifest, _read_chunks(tr, space, digest, 0, manifest.chunks))
+
+
+def read_blob(run: Run, db: Any, space: ClusterSpace, digest: bytes) -> bytes:
+    """The content, of any size: in as many transactions as it takes. Raises as `get_blob` does."""
+    manifest = run(db, _manifest, space, digest)
+    parts = []
+    for start in range(0, manifest.chunks, _CHUNKS_PER_READ):
+        parts.append(run(db, _read_chunks, space, digest, start, min(manifest.chunks, start + _CHUNKS_PER_READ)))
+        if not parts[-1]:
+            break  # whatever number the manifest says, there is no more
+    return _checked(space, digest, manifest, b"".join(parts))
+
+
+def _manifest(tr: Any, space: ClusterSpace, digest: bytes) -> BlobManifest:
+    data = tr.snapshot.get(space.blobs[digest].pack(("manifest",))).value
     if data is None:
         raise BlobMissingError(
             f"blob {digest.hex()} of cluster {space.cluster!r} is not there: it was deleted or never stored"
         )
-    manifest = BlobManifest.decode(data)
-    span = blob["chunk"].range(())
-    content = b"".join(value for _, value in read_range(tr, span.start, span.stop, snapshot=True))
+    try:
+        manifest = BlobManifest.decode(data)
+        if manifest.chunks < 0:
+            raise RecordError(f"it counts {manifest.chunks} chunks")
+        return manifest
+    except RecordError as error:
+        raise BlobDamagedError(
+            f"blob {digest.hex()} of cluster {space.cluster!r} is damaged: its manifest can't be read ({error})"
+        ) from error
+
+
+def _read_chunks(tr: Any, space: ClusterSpace, digest: bytes, start: int, stop: int) -> bytes:
+    chunk = space.blobs[digest]["chunk"]
+    rows = read_range(tr, chunk.pack((start,)), chunk.pack((stop,)), snapshot=True)
+    return b"".join(value for _, value in rows)
+
+
+def _checked(space: ClusterSpace, digest: bytes, manifest: BlobManifest, content: bytes) -> bytes:
     if len(content) != manifest.size:
         raise BlobMissingError(
             f"blob {digest.hex()} of cluster {space.cluster!r} is incomplete: {len(content)} of {manifest.size} bytes"
+        )
+    if blob_digest(content) != digest:
+        raise BlobDamagedError(
+            f"blob {digest.hex()} of cluster {space.cluster!r} is damaged: its content has the SHA-256 "
+            f"{blob_digest(content).hex()}; restore it, or forget what refers to it"
         )
     return content
 

@@ -8,7 +8,9 @@ A listing prints a table in a terminal and one JSON document with `--json`; erro
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Final, NoReturn
@@ -20,6 +22,7 @@ from rich.table import Table
 from fdb_schema.database import URL_VARIABLE
 from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, MainspringError, fdb_error_code
 from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
+from fdb_schema.logs import redacted
 
 DbOption = Annotated[
     str | None,
@@ -50,6 +53,20 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 # Names and failures are other people's text: [brackets] and :colons: in it are no markup.
 _LITERAL: Final[dict[str, Any]] = {"markup": False, "emoji": False}
 
+# The terminal's commands (C0 but tab and newline, DEL, C1), and what turns the direction of text.
+_ESCAPES: Final = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (
+        *range(9),
+        *range(11, 32),
+        *range(127, 160),
+        0x200E,
+        0x200F,
+        *range(0x2028, 0x202F),
+        *range(0x2066, 0x206A),
+    )
+}
+
 __all__ = [
     "DEFAULT_CLUSTER",
     "ClusterOption",
@@ -61,7 +78,9 @@ __all__ = [
     "fail",
     "print_json",
     "print_rows",
+    "printable",
     "run_app",
+    "say",
     "version_option",
 ]
 
@@ -100,6 +119,8 @@ def version_option(distribution: str) -> Any:
 
 def run_app(app: typer.Typer) -> NoReturn:
     """Run `app` as a program: errors become one line and an exit code."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: nobody would learn how a process ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         app()
     except MainspringError as error:
@@ -112,15 +133,26 @@ def run_app(app: typer.Typer) -> NoReturn:
     except Exception as error:
         code = fdb_error_code(error)
         if code is None:
-            raise
+            print(printable(redacted(traceback.format_exc())), end="", file=sys.stderr)
+            raise SystemExit(EXIT_FAILED) from None
         fail(f"the database answered {error} (FoundationDB error {code})", EXIT_UNREACHABLE)
     raise SystemExit(0)
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     """Print `error: message` to standard error and exit with `code`."""
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(redacted(f"error: {message}")), file=sys.stderr)
     raise SystemExit(code)
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal: characters that would command it, or turn the order of others, are shown as escapes."""
+    return text.translate(_ESCAPES)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line that may hold what others named or wrote."""
+    print(printable(text), file=sys.stderr if err else sys.stdout)
 
 
 def print_json(value: Any) -> None:
@@ -158,7 +190,8 @@ def print_rows(
         cells = []
         for column in columns:
             value = row.get(column)
-            cells.append(show(column, value) if show is not None else "" if value is None else str(value))
+            cell = show(column, value) if show is not None else "" if value is None else str(value)
+            cells.append(printable(cell).replace("\n", "\\n"))
         table.add_row(*cells)
     console = Console(**_LITERAL)
     if not console.is_terminal:

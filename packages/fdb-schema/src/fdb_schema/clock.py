@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fdb_schema.bulk import read_version
+from fdb_schema.errors import RecordError
 from fdb_schema.keyspace import ClusterSpace
 from fdb_schema.records import Record
 
@@ -75,7 +76,17 @@ class ClusterClock:
         self._pending = None
         if data is None:
             return self._write(tr, 0, version, now)
-        reading = ClockReading.decode(data)
+        try:
+            reading = ClockReading.decode(data)
+        except RecordError as error:
+            if self._row is None:
+                raise RecordError(
+                    f"the row of cluster {self.space.cluster!r}'s clock is damaged ({error}), and no service that knows its time "
+                    "runs: restore the row from a dump"
+                ) from error
+            # It goes on from what was known here: time that passed since then did pass, so it doesn't outrun real time.
+            passed = int((now - self._at) * MICROSECONDS)
+            return self._write(tr, ClockReading.decode(self._row).value + passed, version, now)
         if data != self._row:
             # Another service wrote it, or this is the first look: nothing was observed to pass yet.
             first = self._row is None

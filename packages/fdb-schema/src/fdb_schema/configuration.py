@@ -71,6 +71,8 @@ def read_configuration(path: Path | None) -> Configuration:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"the configuration {path} can't be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise ConfigurationError(f"the configuration {path} is no TOML: it is nested too deep") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the configuration {path} is no TOML: {error}") from None
     shared: dict[str, Any] = {}

@@ -56,10 +56,16 @@ def open_database(
     if not create:
         _check_exists(text)
     database = _open(text, durability, beside)
-    scheme, _, rest = text.partition(":")
     # What another process opens to reach the same database; it may run in another directory.
-    setattr(database, _URL_ATTRIBUTE, f"{scheme}:{Path(rest).expanduser().resolve()}" if scheme == "embedded" else text)
+    setattr(database, _URL_ATTRIBUTE, _absolute(text))
     return database
+
+
+def _absolute(url: str) -> str:
+    scheme, _, rest = url.partition(":")
+    if scheme == "embedded":
+        return f"{scheme}:{Path(rest).expanduser().resolve()}"
+    return f"{scheme}:{Path(rest).resolve()}" if scheme == "fdb" and rest else url
 
 
 def _check_exists(text: str) -> None:
@@ -87,7 +93,7 @@ def _open(text: str, durability: str | None, beside: bool) -> Database:
             raise DatabaseUrlError(f"database URL {text!r} names no directory: use embedded:PATH, e.g. {DEFAULT_URL}")
         if beside and durability is not None:
             raise DatabaseUrlError(f"durability={durability!r} can't be chosen with beside=True")
-        return _open_embedded(str(Path(rest).expanduser()), text, durability, beside)
+        return _open_embedded(_absolute(text).partition(":")[2], text, durability, beside)
     if beside:
         raise DatabaseUrlError(f"beside=True is for embedded: URLs, not for {text!r}")
     if durability is not None:

@@ -68,6 +68,12 @@ class BlobMissingError(MainspringError, LookupError):
     exit_code = EXIT_NOT_FOUND
 
 
+class BlobDamagedError(BlobMissingError):
+    """A blob whose content isn't what was stored under its name, the SHA-256 of it."""
+
+    exit_code = EXIT_FAILED
+
+
 # Codes of FoundationDB that a layer meets (flow/error_definitions.h).
 OPERATION_FAILED: Final = 1000
 TIMED_OUT: Final = 1004

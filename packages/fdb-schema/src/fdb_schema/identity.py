@@ -23,8 +23,13 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """Identity of the namespace in which pids and start times count for this process; "" where the platform has none."""
+    """Identity of the namespace in which pids and start times count for this process; "" where the platform has none.
+
+    None is claimed where /proc shows another namespace's processes, so that a pid here and one there are different ones.
+    """
     try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return ""
         pid = os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
@@ -51,7 +56,7 @@ def process_gone(boot: str, namespace: str, pid: int, start: int) -> bool:
     `start`: as `process_start` told it when the process was recorded, so that its pid may have another owner now; 0 where
     it wasn't recorded.
     """
-    if not boot or boot != boot_id() or not namespace or namespace != pid_namespace() or pid <= 0:
+    if not boot or boot != boot_id() or not namespace or namespace != pid_namespace() or not 0 < pid < 1 << 31:
         return False
     try:
         os.kill(pid, 0)

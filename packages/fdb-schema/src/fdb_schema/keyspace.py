@@ -3,6 +3,7 @@
     (cluster, subspace, …)      → whatever the package that owns the subspace documents
     (cluster, "format", name)   → the version of subspace `name`, msgpack int (`fdb_schema.formats`)
     (cluster, "clock")          → the cluster clock (`fdb_schema.clock`)
+    (cluster, "identity")       → what tells this cluster from any other of its name (`fdb_schema.origin`)
     (cluster, "blobs", …)       → content-addressed values over one row's size (`fdb_schema.blobs`)
 
 Keys are FoundationDB tuples, so that any binding reads them.
@@ -55,6 +56,7 @@ class ClusterSpace(Subspace):  # type: ignore[misc]
         super().__init__((cluster,))
         self.format = self["format"]
         self.clock_key: Final[bytes] = self.pack(("clock",))
+        self.identity_key: Final[bytes] = self.pack(("identity",))
         self.blobs = self["blobs"]
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final, TextIO
+from urllib.parse import quote
 
 from fdb_schema.configuration import without_credentials
 
@@ -43,7 +44,15 @@ def redacted(text: str) -> str:
     for name in SECRET_VARIABLES:
         secret = os.environ.get(name, "")
         if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, "***")
+            # as it is, as JSON has it, as `repr` has it, as a URL has it
+            for form in {
+                secret,
+                json.dumps(secret)[1:-1],
+                json.dumps(secret, ensure_ascii=False)[1:-1],
+                repr(secret)[1:-1],
+                quote(secret, safe=""),
+            }:
+                text = text.replace(form, "***")
     return without_credentials(text)
 
 

@@ -13,8 +13,9 @@ import logging
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
@@ -22,6 +23,10 @@ from typing import Any, ClassVar, Final
 from fdb_schema.errors import EXIT_USAGE, MainspringError
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+MOST_CONNECTIONS: Final = 64
+"""Connections answered at one time."""
+SHORT_PAUSE: Final = 0.05
+"""Seconds until a process that was short of descriptors or memory takes the next connection."""
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 log = logging.getLogger("mainspring.metrics")
@@ -69,6 +74,43 @@ def _escape(text: str, quote: bool = False) -> str:
     return text.replace('"', '\\"') if quote else text
 
 
+class _Server(ThreadingHTTPServer):
+    """A thread per connection, and so many of them; one more takes the place of the oldest."""
+
+    request_queue_size = 128
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._guard = threading.Lock()
+        super().__init__(*arguments)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(SHORT_PAUSE)  # no descriptor, or no memory: it passes, and who waits is served then
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._guard:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > MOST_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._guard:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a connection of %s broke", client_address, exc_info=True)
+
+
 class MetricsServer:
     """Answers GET /metrics with what `collect` gives, and GET /healthz; in threads of its own, until `close`."""
 
@@ -97,7 +139,7 @@ class MetricsServer:
             def log_message(self, format: str, *args: Any) -> None:
                 log.debug(format, *args)
 
-        class Server(ThreadingHTTPServer):
+        class Server(_Server):
             address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
 
         try:
@@ -106,7 +148,6 @@ class MetricsServer:
             raise MetricsAddressError(
                 f"metrics can't be served at {address}:{port}: {error.strerror or error}; give another --metrics-port"
             ) from None
-        self._server.daemon_threads = True
         self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()

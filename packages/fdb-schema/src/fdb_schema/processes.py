@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+
+log = logging.getLogger("fdb_schema")
 
 
 def dying_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], None] | None:
@@ -28,3 +32,24 @@ def dying_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], N
             os.kill(os.getpid(), number)
 
     return ask
+
+
+def import_from_here() -> bool:
+    """Let modules of the working directory be imported, after all others; whether that is done.
+
+    A directory that others may write to is left out, and told of: what they put there would run as this user.
+    """
+    here = os.getcwd()
+    if here in sys.path:
+        return True
+    found = os.stat(here)
+    shared = found.st_mode & 0o020 and found.st_gid != os.getegid()
+    if found.st_mode & 0o002 or shared or found.st_uid not in (0, os.geteuid()):
+        log.warning(
+            "modules of the working directory %s aren't imported: others may write to it (mode %04o); start in a directory "
+            "of your own, or set PYTHONPATH",
+            *(here, stat.S_IMODE(found.st_mode)),
+        )
+        return False
+    sys.path.append(here)
+    return True

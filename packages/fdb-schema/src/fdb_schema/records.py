@@ -32,7 +32,7 @@ def unpack(data: bytes) -> Any:
     """The value that `pack` was given; arrays come back as tuples. Raises `RecordError` for anything else."""
     try:
         return msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException, RecursionError) as error:
         raise RecordError(f"{len(data)} bytes are not msgpack ({error}): {data[:40]!r}") from error
 
 
@@ -46,6 +46,7 @@ class _Layout(typing.NamedTuple):
     decoders: tuple[_Convert | None, ...]
     getter: Callable[[Any], tuple[Any, ...]]  # all fields at once
     encoding: tuple[tuple[int, _Convert], ...]  # (index, encoder) of the fields that need one
+    types: tuple[frozenset[type] | None, ...]  # what msgpack may have given for a field; None: anything
 
 
 _LAYOUTS: dict[type, _Layout] = {}
@@ -98,12 +99,15 @@ class Record:
             raise RecordError(
                 f"{cls.__name__} has {layout.required} required fields, found {len(array)}: {array!r:.200}"
             )
+        for name, value, wanted in zip(layout.names, array, layout.types, strict=False):
+            if wanted is not None and type(value) not in wanted:
+                raise RecordError(f"{cls.__name__}.{name} can't be {value!r:.100}: it is no {_names(wanted)}")
         known = len(layout.names)
         values: dict[str, Any] = {}
         for name, value, decode in zip(layout.names, array, layout.decoders, strict=False):
             try:
                 values[name] = value if decode is None or value is None else decode(value)
-            except (ValueError, TypeError, LookupError) as error:
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise RecordError(f"{cls.__name__}.{name} can't be {value!r:.100}: {error}") from error
         return cls(**values, extra=tuple(array[known:]))
 
@@ -138,6 +142,7 @@ def _layout(cls: type[Record]) -> _Layout:
         tuple(decode for _, decode in converters),
         _getter(names),
         tuple((index, encode) for index, (encode, _) in enumerate(converters) if encode is not None),
+        tuple(_stored_types(hints[name]) for name in names),
     )
     _LAYOUTS[cls] = layout
     return layout
@@ -147,6 +152,37 @@ def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     if len(names) > 1:
         return attrgetter(*names)
     return lambda record: tuple(getattr(record, name) for name in names)
+
+
+_STORED: dict[Any, tuple[type, ...]] = {
+    int: (int, bool),
+    float: (float, int, bool),
+    str: (str,),
+    bytes: (bytes,),
+    bool: (bool, int),
+    tuple: (tuple,),
+    list: (tuple,),
+    dict: (dict,),
+}
+
+
+def _stored_types(hint: Any) -> frozenset[type] | None:
+    """The types that msgpack gives for a field of type `hint`; None where that isn't told by the hint."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = [_stored_types(option) for option in typing.get_args(hint) if option is not type(None)]
+        none = type(None) in typing.get_args(hint)
+        if any(option is None for option in options):
+            return None
+        return frozenset().union(*(option or () for option in options), (type(None),) if none else ())
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return frozenset((tuple,))
+    found = _STORED.get(origin or hint)
+    return None if found is None else frozenset(found)
+
+
+def _names(wanted: frozenset[type]) -> str:
+    return " or ".join(sorted(one.__name__ for one in wanted))
 
 
 def _enum_value(member: Enum) -> Any:

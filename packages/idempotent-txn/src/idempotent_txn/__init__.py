@@ -3,6 +3,7 @@
 from idempotent_txn.batcher import Batcher
 from idempotent_txn.cleaner import Cleaned, Cleaner, IdStatus, id_status
 from idempotent_txn.errors import (
+    BodyError,
     ClientFenced,
     CommitUnknownResultFatal,
     IdempotencyError,
@@ -18,6 +19,7 @@ from idempotent_txn.session import use_client_id
 
 __all__ = [
     "Batcher",
+    "BodyError",
     "Cleaned",
     "Cleaner",
     "ClientFenced",

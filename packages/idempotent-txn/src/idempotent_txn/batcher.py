@@ -10,13 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import GeneratorType
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from fdb_schema import fdb_error_code, read_version
 from idempotent_txn.classification import RETRYABLE_IN_BODY
 from idempotent_txn.errors import CommitUnknownResultFatal
+from idempotent_txn.guarding import refuse_unfinished
 from idempotent_txn.loop import run
 from idempotent_txn.merging import READ_CONFLICTS, Group, ranges_of
 from idempotent_txn.native import was_acknowledged
@@ -156,7 +156,8 @@ class Batcher:
         self, recording: Recording, value: T, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
         """Commit what was recorded with others; where that can't be, run the body by itself."""
-        if recording.size > self._member_bytes or type(value) is GeneratorType:
+        refuse_unfinished(value, getattr(fn, "__qualname__", None) or repr(fn))
+        if recording.size > self._member_bytes:
             return run(self._db, fn, *args, strategy=self._strategy, **kwargs)
         if recording.operations:
             try:

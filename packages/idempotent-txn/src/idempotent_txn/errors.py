@@ -21,6 +21,12 @@ class StrategyError(IdempotencyError, ValueError):
     """A strategy that doesn't exist, that the database doesn't offer, or that can't do what is asked of it."""
 
 
+class BodyError(IdempotencyError, TypeError):
+    """A body that can't have its effects exactly once: it commits by itself, changes its id, or runs later than `run`."""
+
+    exit_code = EXIT_USAGE
+
+
 class TransactionTimedOut(IdempotencyError, TimeoutError):
     """The deadline of `run` passed, and it is known that the transaction did not commit."""
 

@@ -29,6 +29,3 @@ NATIVE_ROWS: Final = b"\xff\x02/idmp/"
 NATIVE_ROWS_END: Final = b"\xff\x02/idmp0"
 NATIVE_EXPIRED_VERSION: Final = b"\xff\x02/idmpExpiredVersion"
 NATIVE_CONFLICTS: Final = b"\xff/SC/"
-
-MAX_VERSIONS_IN_FLIGHT: Final = 5_000_000
-"""A commit is refused (1007) when it is this much younger than its read version."""

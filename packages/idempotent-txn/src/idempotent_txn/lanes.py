@@ -120,6 +120,9 @@ class Lanes:
         except IndexError:
             return _Attempt(self._new_lane())
 
+    def begin_again(self, tr: Any, token: _Attempt) -> None:
+        return None  # all that the commit needs is added after the body
+
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
         if not has_written(tr):
             return

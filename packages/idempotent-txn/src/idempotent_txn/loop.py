@@ -6,7 +6,6 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from types import GeneratorType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from fdb_schema import fdb_error_code, read_version
@@ -18,7 +17,15 @@ from idempotent_txn.classification import (
     RETRYABLE_NOT_COMMITTED,
     SERVER_PACED,
 )
-from idempotent_txn.errors import TransactionTimedOut
+from idempotent_txn.errors import BodyError, TransactionTimedOut
+from idempotent_txn.guarding import (
+    GUARDED_IDS,
+    arm,
+    guard,
+    guarded_class,
+    refuse_unfinished,
+    restarted,
+)
 from idempotent_txn.identity import checked_id
 from idempotent_txn.outcome import Committed, Outcome
 from idempotent_txn.session import session_of
@@ -27,6 +34,9 @@ from idempotent_txn.strategy import Strategy, StrategyName
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+FINISHED = frozenset({type(None), bool, int, str, bytes, list, tuple, dict})
+"""Types of which a returned value certainly has nothing left to run."""
 
 MOST_CANCELLED_ATTEMPTS = 16
 """A body that always cancels its own transaction is not run for ever."""
@@ -46,7 +56,7 @@ def run(
 
     `fn` may run several times, so it has no effects but those of its transaction. Whatever happens to a commit, it is
     found out whether it took place before `fn` runs again or `run` returns or raises: no caller ever sees
-    `commit_unknown_result`.
+    `commit_unknown_result`. `fn` may begin its transaction afresh (`reset`, or `on_error` waited for): what it does then counts.
 
     Args:
         db: a `Database` of any engine.
@@ -60,6 +70,7 @@ def run(
     Raises:
         TransactionTimedOut: the deadline passed, and nothing committed.
         CommitUnknownResultFatal: a commit was in flight for so long that its id may have been expired.
+        BodyError: `fn` is asynchronous or a generator, commits by itself, or sets an idempotency id; nothing committed.
         Exception: whatever `fn` raised, and FoundationDB's errors that are not worth a retry; nothing committed.
     """
     failed: _Failed | None = None
@@ -71,10 +82,15 @@ def run(
             in_body = True
             try:
                 tr = db.create_transaction()
+                # `guard`, without the call.
+                tr.__class__ = GUARDED_IDS.get(tr.__class__) or guarded_class(tr.__class__, True)
                 token = quick.begin(tr, None, None)
                 value = fn(tr, *args, **kwargs)
-                if type(value) is GeneratorType:
-                    raise _generator_refused(fn)
+                if type(value) not in FINISHED:
+                    refuse_unfinished(value, _name(fn))
+                if "_restarts" in tr.__dict__ and restarted(tr, _name(fn)):
+                    quick.begin_again(tr, token)
+                tr.__class__ = tr.unguarded_class
                 in_body = False
                 commit = tr.commit()
                 commit.wait()
@@ -147,10 +163,12 @@ def _execute(
             in_body = True
             try:
                 tr = db.create_transaction() if deadline is None else _armed(db, deadline, attempt)
+                guard(tr, strategy.name == "native")
                 token = strategy.begin(tr, run_id, deadline)
                 value = fn(tr, *args, **kwargs)
-                if type(value) is GeneratorType:
-                    raise _generator_refused(fn)
+                refuse_unfinished(value, _name(fn))
+                if restarted(tr, _name(fn)):
+                    strategy.begin_again(tr, token)
                 strategy.prepare(tr, token, want_outcome)
                 if on_attempt is not None:
                     on_attempt(read_version(tr))
@@ -158,6 +176,7 @@ def _execute(
                     stamp = tr.get_versionstamp()
                 if deadline is not None:
                     _disarm(tr, deadline, attempt, fn)
+                tr.__class__ = tr.unguarded_class
                 in_body = False
                 commit = tr.commit()
                 commit.wait()
@@ -238,7 +257,7 @@ def _armed(db: Any, deadline: float, attempt: int) -> Any:
     if created >= deadline and attempt > 1:
         raise TransactionTimedOut(f"the deadline passed after {attempt - 1} attempts; nothing committed")
     tr = db.create_transaction()
-    tr.options.set_timeout(max(1, int((deadline - created) * 1000) + 1))
+    arm(tr, deadline, created)
     return tr
 
 
@@ -249,10 +268,6 @@ def _disarm(tr: Any, deadline: float, attempt: int, fn: Any) -> None:
             f"the deadline passed while {_name(fn)} ran for the {attempt}. time; nothing was committed"
         )
     tr.options.set_timeout(0)
-
-
-def _generator_refused(fn: Any) -> TypeError:
-    return TypeError(f"{_name(fn)} is a generator: its transaction would be over before its body ran")
 
 
 def _check_deadline(deadline: float | None, attempt: int, fn: Any, cause: BaseException) -> None:
@@ -305,8 +320,10 @@ def _decorate(
     fn: Callable[..., Any], *, parameter: str, strategy: StrategyName | None, timeout: float | None
 ) -> Callable[..., Any]:
     plain = inspect.unwrap(fn)
-    if inspect.isgeneratorfunction(plain) or inspect.iscoroutinefunction(plain):
-        raise TypeError(
+    if any(
+        later(plain) for later in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    ):
+        raise BodyError(
             f"{_name(fn)} can't be transactional: a generator or coroutine runs after its transaction is over"
         )
     names = [

@@ -18,17 +18,14 @@ from typing import Any, Final
 from fdb_schema import fdb_error_code
 from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.floor import VersionFloor
+from idempotent_txn.guarding import AUTOMATIC_IDEMPOTENCY, IDEMPOTENCY_ID
 from idempotent_txn.identity import native_form, random_id, random_ids
 from idempotent_txn.lookup import NATIVE, fence, look_up
 from idempotent_txn.outcome import Committed
 from idempotent_txn.strategy import StrategyName
 
-IDEMPOTENCY_ID: Final = 504
-AUTOMATIC_IDEMPOTENCY: Final = 505
-
-
-_Attempt = tuple[bytes, int, Any]
-"""The token of an attempt: its id, a version from before it began, its transaction."""
+_Attempt = tuple[bytes, int, Any, bool]
+"""The token of an attempt: its id, a version from before it began, its transaction, whether the id ends with the commit."""
 
 
 class Native:
@@ -39,8 +36,12 @@ class Native:
     def __init__(self, db: Any) -> None:
         self._db = db
         self._floor: Final = VersionFloor(db)
+        # Not by way of the attempt's transaction, of which its body may not change the id.
+        plain: Any = type(db.create_transaction())
+        self._set_option: Final[Any] = plain._set_option
         # The embedded engine has both options in one call.
-        self._at_once: Final = hasattr(db.create_transaction(), "set_idempotency_id")
+        self._at_once: Final = hasattr(plain, "set_idempotency_id")
+        self._set_id: Final[Any] = getattr(plain, "set_idempotency_id", None)
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> _Attempt:
         # `version` and `random_id` without a call, which nearly every transaction is spared so.
@@ -52,14 +53,24 @@ class Native:
             except IndexError:
                 id = random_id()
             if self._at_once:
-                tr.set_idempotency_id(id, True)
+                self._set_id(tr, id, True)
             else:
-                tr._set_option(IDEMPOTENCY_ID, id, 16)
-                tr._set_option(AUTOMATIC_IDEMPOTENCY, None, 0)
+                self._name(tr, id, True)
         else:
             id = native_form(run_id)
-            tr._set_option(IDEMPOTENCY_ID, id, len(id))
-        return id, floor, tr
+            self._name(tr, id, False)
+        return id, floor, tr, run_id is None
+
+    def begin_again(self, tr: Any, token: _Attempt) -> None:
+        self._name(tr, token[0], token[3])
+
+    def _name(self, tr: Any, id: bytes, automatic: bool) -> None:
+        if automatic and self._at_once:
+            self._set_id(tr, id, True)
+            return
+        self._set_option(tr, IDEMPOTENCY_ID, id, len(id))
+        if automatic:
+            self._set_option(tr, AUTOMATIC_IDEMPOTENCY, None, 0)
 
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
         return None
@@ -71,7 +82,7 @@ class Native:
         return None
 
     def resolve(self, token: _Attempt) -> Committed | bool:
-        id, floor, tr = token
+        id, floor, tr, _ = token
         last = fence(self._db, (NATIVE,), id)
         try:
             # In this order: a row that is missing because the client expired it was noted on the transaction before.

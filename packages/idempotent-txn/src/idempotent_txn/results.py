@@ -8,7 +8,6 @@ from typing import Any
 from fdb_schema import read_range
 from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.identity import checked_id
-from idempotent_txn.keyspace import MAX_VERSIONS_IN_FLIGHT
 from idempotent_txn.lookup import PAGE_ROWS, IdStore, fence, look_up
 from idempotent_txn.outcome import CommitResult, NotCommitted
 from idempotent_txn.repeat import until_committed, until_read
@@ -20,7 +19,7 @@ def commit_result(db: Any, id: bytes, read_snapshot: int) -> CommitResult:
     """Whether the transaction with idempotency id `id` committed; any process may ask.
 
     First a dummy transaction commits that conflicts with the id, so that no attempt then in flight can commit any more;
-    then the id is looked up among the versions at which one with that read snapshot can have committed.
+    then the id is looked up among the commits since that read snapshot: in their order, so that one that committed is soon found.
 
     Args:
         id: the `IdempotencyId` that `run` was given.
@@ -41,7 +40,8 @@ def commit_result(db: Any, id: bytes, read_snapshot: int) -> CommitResult:
             f"{read_snapshot!r:.100}; without it, `find_commit` searches all ids"
         )
     stores = session_of(db).stores()
-    last = min(fence(db, stores, name), read_snapshot + MAX_VERSIONS_IN_FLIGHT)
+    # All that came since, and not only five seconds of versions: a snapshot's version may lag behind its transaction.
+    last = fence(db, stores, name)
     fatal: CommitUnknownResultFatal | None = None
     for store in stores:
         try:

@@ -56,6 +56,9 @@ class StoredIds:
         track_writes(tr)
         return _Attempt(random_id() if run_id is None else run_id, run_id is None, self._floor.version(deadline))
 
+    def begin_again(self, tr: Any, token: _Attempt) -> None:
+        return None  # all that the commit needs is added after the body
+
     def prepare(self, tr: Any, token: _Attempt, want_stamp: bool) -> None:
         if not has_written(tr):
             return

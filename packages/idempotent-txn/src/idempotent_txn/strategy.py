@@ -13,13 +13,16 @@ STRATEGIES: tuple[StrategyName, ...] = ("native", "lanes", "ids", "off")
 class Strategy(Protocol):
     """One way to know whether an attempt committed. Shared by all threads; an attempt's state is its token.
 
-    `begin` → body → `prepare` → commit → exactly one of `committed`, `abandoned`, `resolve`.
+    `begin` → body (→ `begin_again`) → `prepare` → commit → exactly one of `committed`, `abandoned`, `resolve`.
     """
 
     name: StrategyName
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> Any:
         """Called before the body, on a fresh transaction; returns the attempt's token."""
+
+    def begin_again(self, tr: Any, token: Any) -> None:
+        """Called after a body that began `tr` afresh: gives it again what `begin` set on it."""
 
     def prepare(self, tr: Any, token: Any, want_stamp: bool) -> None:
         """Called after the body, before the commit: adds the evidence of the commit to it."""
@@ -47,6 +50,9 @@ class Off:
 
     def begin(self, tr: Any, run_id: bytes | None, deadline: float | None) -> Any:
         return tr
+
+    def begin_again(self, tr: Any, token: Any) -> None:
+        return None
 
     def prepare(self, tr: Any, token: Any, want_stamp: bool) -> None:
         return None

@@ -1,0 +1,27 @@
+"""What a process imports: nothing from a directory that others may write to, and never before what is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fdb_schema.processes import import_from_here
+
+
+@pytest.mark.parametrize(
+    ("mode", "taken"), [(0o700, True), (0o755, True), (0o775, True), (0o777, False), (0o1777, False)]
+)
+def test_the_working_directory_is_searched_last_and_only_if_it_is_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: int, taken: bool
+) -> None:
+    monkeypatch.setattr(sys, "path", ["/first"])
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(mode)
+    os.chown(tmp_path, -1, os.getegid())
+    assert import_from_here() is taken
+    assert import_from_here() is taken
+    assert sys.path == (["/first", str(tmp_path)] if taken else ["/first"])
+    assert ("others may write" in caplog.text) is not taken
