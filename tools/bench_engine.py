@@ -5,21 +5,22 @@
 | part | what |
 |---|---|
 | work | one client: set a key; read and set one; get one; read a range of 100; set and commit 10,000 rows in bulk |
-| clients | transactions that set one key: 1, 2, 4 and 16 clients, as threads of one process and as processes |
+| clients | transactions that set one key: 1, 2, 4 and 16 clients, as threads of one process and as processes; 16 processes that read and set one |
 | many | four processes with 32 transactions in flight each |
-| flush | durable commits of 16 and 64 threads, beside the time that a flush of the same disk takes; by processor time |
+| flush | durable commits of 1, 4, 16 and 64 threads, beside the time that a flush of the same disk takes; by processor time |
 
-Contestants: `lmdb` (raw, one put or get per transaction, not flushed), `lmdb sync`, `sqlite` (WAL, not flushed) and
-`sqlite full`, the engine with `memory`, `process` and `fsync` durability, and `cluster` where `--cluster FILE` or
+Contestants: `lmdb` (raw, one put or get per transaction, not flushed), `lmdb sync`, `sqlite` (WAL, not flushed; `begin immediate` and
+`commit` are statements of their own, for a set also `sqlite auto`, one statement that commits itself) and `sqlite full`, the engine with `memory`, `process` and `fsync` durability, and `cluster` where `--cluster FILE` or
 `FDB_CLUSTER_FILE` names one and its client is installed (keys under `bench-engine/` are cleared there). What isn't
 flushed lies in memory-backed storage, what is flushed under `--disk`.
 
 The contestants take turns within every round; a figure is the median over the rounds, and a ratio the median over the
 rounds of the ratio within a round, so that what else the machine does falls on all of them. `--clock cpu` counts the
-processor time of the clients for `work`, on a machine that others use too.
+processor time of the clients for `work` and `clients`, on a machine that others use too.
 
-The targets speak of a prototype, so what is judged is the rate by that of raw LMDB in the same round, against the same
-ratio of the prototype, as it was measured side by side with this benchmark.
+Where a target speaks of the prototype, what is judged is the rate by that of raw LMDB in the same round, against the same
+ratio of the prototype, as it was measured side by side with this benchmark; where it speaks of SQLite, the rate by SQLite's in the
+same round, whichever of its two ways to set a key is faster there.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ BULK_ROWS: Final = 10_000
 IN_FLIGHT: Final = 32
 PREFIX: Final = b"bench-engine/"
 CLIENTS: Final = (1, 2, 4, 16)
-FLUSHERS: Final = (16, 64)
+FLUSHERS: Final = (1, 4, 16, 64)
+JUDGED_BY_DISK: Final = (16, 64)
+UPDATERS: Final = f"{CLIENTS[-1]} updating"
+"""The case of as many processes that each read and set a key."""
 
 PROTOTYPE: Final = {
     "set": 0.105,
@@ -155,6 +159,9 @@ class Sqlite:
             run.execute(put, (key(n), VALUE))
             run.execute("commit")
 
+        def set_auto(n: int) -> None:
+            run.execute(put, (key(n), VALUE))
+
         def update(n: int) -> None:
             name = key(n)
             run.execute("begin immediate")
@@ -174,7 +181,9 @@ class Sqlite:
             run.executemany(put, [(PREFIX + b"bulk%08d" % m, VALUE) for m in range(BULK_ROWS)])
             run.execute("commit")
 
-        return {"set": set_one, "update": update, "get": get, "range": read_range, "bulk": bulk}
+        return {
+            "set": set_one, "set auto": set_auto, "update": update, "get": get, "range": read_range, "bulk": bulk
+        }  # fmt: skip
 
 
 class Binding:
@@ -315,10 +324,10 @@ class Measured:
 
 
 def work_until(unit: Unit, first: int, start: float, end: float) -> int:
-    """How many times `unit` ran between two moments of the monotonic clock."""
+    """How many times `unit` ran between two moments of the monotonic clock: once at least."""
     time.sleep(max(0.0, start - time.monotonic()))
     count = 0
-    while time.monotonic() < end:
+    while not count or time.monotonic() < end:
         unit(first + count)
         count += 1
     return count
@@ -456,14 +465,21 @@ def measure(options: argparse.Namespace, places: Places, crowd: Crowd) -> Figure
                         continue
                     found = by_threads([opened[name].units()[work]], options.seconds)
                     done.add("work", work, name, found.rate(options.clock) * (BULK_ROWS if work == "bulk" else 1))
+                    if (work, name) == ("set", "sqlite"):
+                        found = by_threads([opened[name].units()["set auto"]], options.seconds)
+                        done.add("work", work, "sqlite auto", found.rate(options.clock))
         if "clients" in parts:
             for clients in CLIENTS:
                 for name in names:
                     units = [opened[name].units()["set"] for _ in range(clients)]
-                    done.add("clients", f"{clients} threads", name, by_threads(units, options.seconds).rate("wall"))
+                    found = by_threads(units, options.seconds)
+                    done.add("clients", f"{clients} threads", name, found.rate(options.clock))
                     if name != "memory":  # which one process has
                         found = crowd.measure(name, "set", clients, options.seconds)
-                        done.add("clients", f"{clients} processes", name, found.rate("wall"))
+                        done.add("clients", f"{clients} processes", name, found.rate(options.clock))
+            for name in ("lmdb", "sqlite", "process"):
+                found = crowd.measure(name, "update", CLIENTS[-1], options.seconds)
+                done.add("clients", UPDATERS, name, found.rate(options.clock))
         if "many" in parts:
             for name in volatile:
                 if name in ("process", "cluster"):
@@ -511,7 +527,22 @@ def targets(figures: Figures) -> Iterator[Target]:
     if ("many", "4 x 32", "process") in figures.rates:
         found = figures.ratio("many", "4 x 32", "process") / PROTOTYPE["4 processes"]
         yield Target("4 processes x 32 in flight, by the prototype's 4 processes", found, 2.0, "x")
+    for part, case, what in (
+        ("work", "set", "set, one client"),
+        ("work", "update", "update, one client"),
+        ("clients", f"{CLIENTS[-1]} processes", f"set, {CLIENTS[-1]} processes"),
+        ("clients", UPDATERS, f"update, {CLIENTS[-1]} processes"),
+    ):
+        if (part, case, "process") in figures.rates:
+            rivals = [name for name in ("sqlite", "sqlite auto") if (part, case, name) in figures.rates]
+            found = min(figures.ratio(part, case, "process", name) for name in rivals)
+            yield Target(f"{what}, by SQLite, not flushed", found, 1.0, "x")
     for clients in FLUSHERS:
+        case = f"{clients} threads"
+        if ("flush", case, "fsync") in figures.rates:
+            found = figures.ratio("flush", case, "fsync", "sqlite full")
+            yield Target(f"durable commits, {clients} clients, by SQLite FULL", found, 1.0, "x")
+    for clients in JUDGED_BY_DISK:
         case = f"{clients} threads"
         if ("flush", case, "fsync") in figures.rates:
             found = figures.ratio("flush", case, "fsync", "disk")

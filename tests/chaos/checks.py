@@ -65,7 +65,7 @@ MUST_FAIL = frozenset(
 )
 ANY_VALUE = frozenset({"Tally.add", "Tally.large", "Shared.add", "visit", "of-call", "of-deleted", "exec", "part", ""})
 """What depends on how long an actor had lived, or was compared by the client."""
-OWN_ROWS = frozenset({"clock", "bells", "collector", "formats", "format", "secret", "timers"})
+OWN_ROWS = frozenset({"clock", "bells", "collector", "formats", "format", "identity", "secret", "timers"})
 """Subspaces of a cluster that stay when nothing is left of its futures."""
 
 

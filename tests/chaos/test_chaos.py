@@ -10,7 +10,7 @@ from chaos.plan import Blow, plan
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seed_params(10, fresh=2, most=1000))
 def test_seeded_chaos_leaves_nothing_undecided_and_nothing_behind(shared_url: str, seed: int) -> None:
     report = run_seed(seed, url=shared_url)

@@ -117,6 +117,7 @@ class View:
 
     def __init__(self, state: dict[bytes, bytes], overlay: Overlay | None) -> None:
         self.rows: dict[bytes, bytes] = dict(state)
+        self.ghosts: set[bytes] = set()  # keys left without a value: selectors count them all the same
         self.barriers = RangeSet()
         if overlay is None:
             return
@@ -131,6 +132,8 @@ class View:
             self.rows.pop(key, None)
             if value is not None:
                 self.rows[key] = value
+            else:
+                self.ghosts.add(key)
         self.barriers = overlay.barriers()
         for key in list(self.rows):
             if key in self.barriers:
@@ -141,41 +144,61 @@ class View:
             raise ModelError(1036)
         return self.rows.get(key)
 
-    def scan(self, begin: bytes, end: bytes, reverse: bool) -> Iterator[Row]:
+    def scan(self, begin: bytes, end: bytes, reverse: bool, ghosts: bool = False) -> Iterator[Row]:
         """Rows in order; error 1036 on reaching what is unreadable."""
-        keys = sorted(key for key in self.rows if begin <= key < end)
+        known = self.ghosts.union(self.rows) if ghosts else self.rows
+        keys = sorted(key for key in known if begin <= key < end)
         walls = self.barriers.within(begin, end).ranges
         if not reverse:
             for key in keys:
                 if walls and walls[0][0] <= key:
                     raise ModelError(1036)
-                yield key, self.rows[key]
+                yield key, self.rows.get(key, b"")
         else:
             for key in reversed(keys):
                 if walls and walls[-1][1] > key:
                     raise ModelError(1036)
-                yield key, self.rows[key]
+                yield key, self.rows.get(key, b"")
         if walls:
             raise ModelError(1036)
 
     def resolve(self, selector: Selector) -> tuple[bytes, bool, bool]:
-        """The key of a selector, and whether it ran off the beginning or the end."""
+        """The key of a selector, and whether it ran off the beginning or the end.
+
+        All keys but the last that it comes to are counted, those without a value too; the last one has a value.
+        """
         base, or_equal, offset = selector
         if or_equal:
             base = after(base)
         if offset > 0:
-            for at, (key, _) in enumerate(self.scan(base, END, False), 1):
-                if at == offset:
+            for at, (key, _) in enumerate(self.scan(base, END, False, ghosts=True), 1):
+                if at >= offset and key in self.rows:
                     return key, False, False
             return END, False, True
-        for at, (key, _) in enumerate(self.scan(b"", base, True)):
-            if at == -offset:
+        for at, (key, _) in enumerate(self.scan(b"", base, True, ghosts=True)):
+            if at >= -offset and key in self.rows:
                 return key, False, False
         return b"", True, False
 
+    def border(self, selector: Selector) -> bytes:
+        """Where a range begins or ends: the key that a selector comes to, whether or not it has a value."""
+        base, or_equal, offset = selector
+        if or_equal:
+            base = after(base)
+        if offset == 1:
+            return base
+        if offset > 1:
+            for at, (key, _) in enumerate(self.scan(base, END, False, ghosts=True), 1):
+                if at == offset:
+                    return key
+            return END
+        for at, (key, _) in enumerate(self.scan(b"", base, True, ghosts=True)):
+            if at == -offset:
+                return key
+        return b""
+
     def get_range(self, begin: Selector, end: Selector, limit: int, reverse: bool) -> list[Row]:
-        low = self.resolve(begin)[0] if begin[2] != 1 else begin[0] + (b"\x00" if begin[1] else b"")
-        high = self.resolve(end)[0] if end[2] != 1 else end[0] + (b"\x00" if end[1] else b"")
+        low, high = self.border(begin), self.border(end)
         rows: list[Row] = []
         for row in self.scan(low, high, reverse):
             rows.append(row)

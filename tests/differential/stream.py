@@ -26,8 +26,16 @@ KEYS = [
     b"log/",
     b"log/" + b"\x80" * 10,
     b"log0",
+    b"m" * 505,
+    b"m" * 510,
+    b"m" * 511,
     b"m" * 600,
     b"m" * 600 + b"\x00",
+    b"m" * 1009,
+    b"m" * 1010 + b"\xff",
+    b"m" * 1100 + b"a",
+    b"m" * 1100 + b"b",
+    b"m" * 10_000,
     b"x",
     b"y",
     b"\xfe\xff",
@@ -171,7 +179,8 @@ class Stream:
     def stamp_key(self, slot: int) -> Any:
         self.stamped[slot] = True
         suffix = self.rng.choice([b"", b"/1", b"/2"])
-        key = b"log/" + STAMP + suffix + struct.pack("<i", 4)
+        prefix = b"log/" if self.rng.random() < 0.7 else b"m" * 1005
+        key = prefix + STAMP + suffix + struct.pack("<i", len(prefix))
         yield ("atomic", slot, "set_versionstamped_key", key, b"logged")
 
     def read_conflict(self, slot: int) -> Any:

@@ -142,11 +142,11 @@ def test_check_and_compact(filled: Path) -> None:
 def test_check_finds_damage(filled: Path) -> None:
     db = fdb_embedded.open(filled)
     with db.dpointer.engine.store.env.begin(write=True) as txn:
-        txn.put(b"z" * 511, b"no bucket")
+        txn.put(b"z" * 511, b"no node")
     fdb_embedded.close(db)
     result = command("check", db=filled)
     assert result.exit_code == 1
-    assert "bucket" in result.stderr
+    assert "node" in result.stderr
 
 
 def test_status_counts(filled: Path) -> None:

@@ -53,10 +53,38 @@ def test_an_id_is_found_with_its_version_and_index(opened: Callable[..., Any]) -
     assert rows(db) == [(name, version, index)]
 
 
+def test_a_few_rows_of_ids_are_read_without_a_look_at_all_that_are_on_the_log(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = opened()
+    names = [b"%016d" % number for number in range(300)]
+    for name in names:
+        commit_with(db, name, b"k")
+    unpacked = []
+    unpack = idempotency.unpack_record
+    monkeypatch.setattr(idempotency, "unpack_record", lambda data: (unpacked.append(1), unpack(data))[1])
+    keys = []
+    for reverse in (False, True):
+        tr = db.create_transaction()
+        tr.options.set_read_system_keys()
+        whole = [bytes(key) for key, _ in tr.get_range(IDS, END, reverse=reverse)]
+        assert len(whole) == len(names)
+        assert len(unpacked) < 3 * len(names)
+        unpacked.clear()
+        for limit in (1, 3):
+            assert [bytes(key) for key, _ in tr.snapshot.get_range(IDS, END, limit, reverse)] == whole[:limit]
+        middle = (IDS, whole[150]) if reverse else (whole[150], END)
+        assert bytes(next(iter(tr.snapshot.get_range(*middle, 1, reverse))).key) == whole[150 + reverse]
+        assert len(unpacked) < 20
+        unpacked.clear()
+        keys.append(whole)
+    assert keys[0] == keys[1][::-1] == sorted(keys[0])
+
+
 def test_ids_have_16_to_255_bytes(opened: Callable[..., Any]) -> None:
     db = opened()
     fdb = fdb_embedded.load()
-    for size, code in ((15, 2006), (256, 2006), (16, 0), (255, 0)):
+    for size, code in ((15, 2007), (256, 2007), (16, 0), (255, 0)):
         tr = db.create_transaction()
         tr[b"k"] = b"v"
         tr._set_option(504, b"x" * size, size)

@@ -67,7 +67,7 @@ def db() -> Iterator[Any]:
     drive = committer.drive
     here = threading.get_ident()
     # The housekeeper leads only what was interrupted, so that this thread meets every line.
-    committer.drive = lambda: drive() if threading.get_ident() == here or committer.led_by_all else None
+    committer.drive = lambda *a, **b: drive(*a, **b) if threading.get_ident() == here or committer.led_by_all else True
     committer.led_by_all = False
     yield handle
     fdb_embedded.close(handle)
@@ -181,13 +181,35 @@ def test_an_interrupt_between_taking_the_flush_lock_and_knowing_it_keeps_it_from
     fdb_embedded.close(db)
 
 
+def test_an_interrupt_as_a_write_transaction_begins_leaves_the_lock_of_writers_to_other_threads(db: Any) -> None:
+    engine = db.dpointer.engine
+    begin, here, kept = engine.store.begin_write, threading.get_ident(), []
+
+    def begun_and_interrupted() -> Any:
+        txn = begin()
+        if threading.get_ident() == here and not kept:
+            kept.append(txn)  # as a traceback that somebody keeps
+            raise KeyboardInterrupt
+        return txn
+
+    engine.store.begin_write = begun_and_interrupted
+    tr = db.create_transaction()
+    tr[b"k"] = b"v"
+    future = tr.commit()
+    with pytest.raises(KeyboardInterrupt):
+        future.wait()
+    engine.committer.led_by_all = True
+    assert code_of(future) == 0
+    assert db[b"k"] == b"v"
+
+
 def test_an_interrupt_while_the_map_grows_leaves_it_to_others(tmp_path: Path) -> None:
     db = fdb_embedded.open(tmp_path / "db")
     store = db.dpointer.engine.store
     lock = store.page.lock_map
 
-    def taken_and_interrupted() -> None:
-        lock()
+    def taken_and_interrupted(*go_on: Any) -> None:
+        lock(*go_on)
         raise KeyboardInterrupt
 
     store.page.lock_map = taken_and_interrupted

@@ -6,7 +6,6 @@ import os
 import random
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from fdb_embedded.conflict import ConflictWindow, covers, merge_ranges, pack_rec
 from fdb_embedded.errors import Code, describe, predicate
 from fdb_embedded.journal import Changes
 from fdb_embedded.options import PLAIN
-from fdb_embedded.overlay import Overlay, Stack, subtract
-from fdb_embedded.shared import SharedPage
+from fdb_embedded.overlay import Overlay, Stack
+from fdb_embedded.ranges import difference
 
 SEEDS = int(os.environ.get("MAINSPRING_SEEDS", "200"))
 KEYS = [bytes([97 + n]) for n in range(12)]
@@ -117,6 +116,54 @@ def test_a_range_read_far_back_looks_at_blocks_and_not_at_every_commit(monkeypat
     assert len(looks) < 300
 
 
+class _Compared(bytes):
+    """A key that counts how often keys are compared."""
+
+    count = 0
+    __hash__ = bytes.__hash__
+
+    def __lt__(self, other: bytes) -> bool:
+        _Compared.count += 1
+        return bytes.__lt__(self, other)
+
+    def __le__(self, other: bytes) -> bool:
+        _Compared.count += 1
+        return bytes.__le__(self, other)
+
+    def __gt__(self, other: bytes) -> bool:
+        _Compared.count += 1
+        return bytes.__gt__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        _Compared.count += 1
+        return bytes.__eq__(self, other)
+
+
+@pytest.mark.parametrize("written", ["keys", "ranges"])
+@pytest.mark.parametrize("read", ["keys", "ranges"])
+def test_each_member_of_a_batch_is_held_against_those_before_it_without_a_walk_over_all(
+    written: str, read: str
+) -> None:
+    counts = []
+    for size in (250, 500):
+        _Compared.count = 0
+        window = ConflictWindow()
+        for number in range(1, size + 1):
+            place = number * 7919 % size
+            key, end = _Compared(b"r%05d" % place), _Compared(b"r%05d/" % place)
+            reads: tuple[Any, Any] = ({key}, []) if read == "keys" else (None, [(key, end)])
+            assert window.check(0, *reads) is None
+            keys = [_Compared(b"w%05d/%d" % (place, part)) for part in range(5)]
+            if written == "keys":
+                window.add(number, keys, [])
+            else:
+                window.add(number, (), [(key, _Compared(key + b"\0")) for key in keys])
+        assert window.check(0, {b"w00007/3"}, []) is not None
+        assert window.check(0, None, [(b"w00007/3", b"w00007/30")]) is not None
+        counts.append(_Compared.count)
+    assert counts[1] < 2.9 * counts[0] + 100
+
+
 def test_a_window_that_nobody_asks_keeps_nothing() -> None:
     window = ConflictWindow()
     window.restart(1)
@@ -147,8 +194,8 @@ def test_ranges_merge_and_cover() -> None:
         False,
         False,
     ]
-    assert subtract((b"a", b"z"), b"c", b"d") == [(b"a", b"c"), (b"d", b"z")]
-    assert subtract((b"a", b"b"), b"b", b"c") == [(b"a", b"b")]
+    assert difference([(b"a", b"z")], [(b"c", b"d")]) == [(b"a", b"c"), (b"d", b"z")]
+    assert difference([(b"a", b"b")], [(b"b", b"c")]) == [(b"a", b"b")]
 
 
 # --- overlay.py ---
@@ -204,6 +251,24 @@ def test_stacks_fold_over_what_is_stored() -> None:
     assert stack.unreadable
     assert not stack.depends
     assert stack.fold(b"anything", b"0123456789") == b"0123456789"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stack_that_is_read_between_its_operations_gives_what_one_gives_that_is_not(seed: int) -> None:
+    chance = random.Random(seed)
+    stack = Stack(depends=True)
+    bases = [None, b"", b"\x01\x02", b"\xff" * 9]
+    pushed = []
+    for _ in range(40):
+        operation = chance.choice([atomics.ADD, atomics.XOR, atomics.APPEND_IF_FITS, atomics.MAX] * 5 + [atomics.SET])
+        pushed.append((operation, chance.randbytes(chance.randrange(4))))
+        stack.push(*pushed[-1])
+        fresh = Stack(depends=True)
+        for item in pushed:
+            fresh.push(*item)
+        base = chance.choice(bases)
+        assert stack.fold(base) == fresh.fold(base)
+        assert stack.fold(base, b"0123456789") == fresh.fold(base, b"0123456789")
 
 
 # --- atomics.py ---
@@ -307,31 +372,71 @@ def test_error_predicates_and_texts() -> None:
     assert describe(987654) == "UNKNOWN_ERROR"
 
 
-# --- shared.py ---
+# --- housekeeping.py ---
 
 
-def test_processes_are_woken_only_for_what_they_watch(tmp_path: Path) -> None:
-    watcher, committer = SharedPage(tmp_path / "page"), SharedPage(tmp_path / "page")
-    watcher.publish([b"a", b"k"])
-    for points, ranges, woken in (
-        ([b"b"], [], False),
-        ([b"b", b"k"], [], True),
-        ([], [(b"b", b"c")], False),
-        ([], [(b"j", b"l")], True),
-    ):
-        word = watcher.word()
-        committer.ring(points, ranges)
-        assert (watcher.word() != word) == woken, (points, ranges)
-    watcher.publish([b"%05d" % n for n in range(2000)])  # more than its region holds: told of everything
-    word = watcher.word()
-    committer.ring([b"other"], [])
-    assert watcher.word() != word
-    watcher.publish([])
-    word = watcher.word()
-    committer.ring([b"a"], [])
-    assert watcher.word() == word
-    watcher.close()
-    committer.close()
+def ticks_of(keeper: housekeeping.Housekeeper, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    tick = keeper._tick
+    monkeypatch.setattr(keeper, "_tick", lambda: (found.append(time.monotonic()), tick())[1])
+    return found
+
+
+def wait_until_parked(keeper: housekeeping.Housekeeper) -> None:
+    deadline = time.monotonic() + 60
+    while not keeper.parked:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_housekeeper_looks_a_few_times_after_a_transaction_and_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    db = fdb_embedded.open(":memory:")
+    keeper = db.dpointer.engine.housekeeper
+    db[b"k"] = b"v"
+    wait_until_parked(keeper)
+    ticks = ticks_of(keeper, monkeypatch)
+    db[b"k"] = b"w"
+    assert not keeper.parked
+    wait_until_parked(keeper)
+    assert 1 < len(ticks) <= 12
+    fdb_embedded.close(db)
+
+
+def test_a_timer_far_ahead_lets_the_housekeeper_sleep_and_one_that_is_due_wakes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    db = fdb_embedded.open(":memory:")
+    keeper = db.dpointer.engine.housekeeper
+    keeper.call_at(time.monotonic() + 600, lambda: None)
+    wait_until_parked(keeper)
+    ticks = ticks_of(keeper, monkeypatch)
+    due, after = threading.Event(), threading.Event()
+    keeper.call_at(time.monotonic() + 0.1, due.set)
+    keeper.call_at(time.monotonic() + 0.15, after.set)
+    assert due.wait(60)
+    assert after.wait(60)
+    wait_until_parked(keeper)
+    assert len(ticks) <= 14
+    assert len(keeper.timers) == 1
+    fdb_embedded.close(db)
+
+
+def test_a_short_look_wakes_no_housekeeper_and_keeps_no_page() -> None:
+    db = fdb_embedded.open(":memory:")
+    engine = db.dpointer.engine
+    db[b"k"] = b"v"
+    wait_until_parked(engine.housekeeper)
+    assert engine.store.last_version() > 0
+    assert engine.housekeeper.parked
+    assert engine.store.readers.parked
+    with engine.store.readers.reading():
+        snap = engine.snapshot()  # somebody else's, who reads on
+    assert not engine.store.readers.parked
+    assert not engine.housekeeper.parked
+    engine.release(snap)
+    wait_until_parked(engine.housekeeper)
+    assert engine.store.readers.parked
+    fdb_embedded.close(db)
 
 
 # --- commit.py ---
@@ -422,9 +527,10 @@ def test_what_begins_while_the_housekeeper_parks_is_not_forgotten(monkeypatch: p
                 self.queue.append(1)
             return found
 
-        def drive(self) -> None:
+        def drive(self, until: float) -> bool:
             self.queue.clear()
             done.set()
+            return True
 
         def checkpoint_if_due(self) -> None:
             pass

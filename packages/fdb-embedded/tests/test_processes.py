@@ -131,15 +131,15 @@ def test_a_snapshot_of_a_killed_process_does_not_keep_the_file_growing(
 ) -> None:
     db = fdb_embedded.open(tmp_path / "db")
     db[b"k"] = b"v"
-    env = db.dpointer.engine.store.env
+    readers = db.dpointer.engine.store.readers
     process = start(READ_AND_STAY)
     assert process.stdout.readline() == "reading\n"
     process.kill()
     process.wait()
-    assert str(process.pid) in env.readers()
+    assert process.pid in dict(readers.others())
     deadline = time.monotonic() + 60
     turn = 0
-    while str(process.pid) in env.readers():
+    while process.pid in dict(readers.others()):
         assert time.monotonic() < deadline, "the dead process's read transaction is still there"
         db[b"k"] = b"%d" % turn
         turn += 1
@@ -147,42 +147,52 @@ def test_a_snapshot_of_a_killed_process_does_not_keep_the_file_growing(
     fdb_embedded.close(db)
 
 
-READ_IN_TURN = """
+ATTACH = """
 import sys
 import fdb_embedded
-db = fdb_embedded.open(sys.argv[1])
-fdb = fdb_embedded.load()
+try:
+    db = fdb_embedded.open(sys.argv[1])
+except fdb_embedded.PathUnusable as error:
+    print(error, flush=True)
+    sys.exit()
 print("ready", flush=True)
 sys.stdin.readline()
-for turn in range(40):
-    while True:
-        tr = db.create_transaction()
-        try:
-            value = int.from_bytes(tr[b"total"].value or b"", "little")
-            tr[b"total"] = (value + 1).to_bytes(8, "little")
-            tr.commit().wait()
-            break
-        except fdb.FDBError as error:
-            tr.on_error(error).wait()
 """
 
 
-def test_more_processes_than_reader_slots_take_turns_and_lose_nothing(
+def test_more_processes_than_the_table_of_readers_holds_are_told_so_until_one_ends(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fdb_embedded import store
+    from fdb_embedded import files
 
-    monkeypatch.setattr(store, "MAX_READERS", 3)
+    monkeypatch.setattr(files, "MAX_READERS", 4)
+    monkeypatch.setattr(files, "LOCK_BYTES", 0)
     db = fdb_embedded.open(tmp_path / "db")  # who makes the file says how many slots it has
-    processes = [start(READ_IN_TURN) for _ in range(6)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        assert process.wait(120) == 0
-    assert number(db, b"total") == 240
+    processes = [start(ATTACH) for _ in range(6)]
+    said = [process.stdout.readline() for process in processes]
+    assert said.count("ready\n") == 3
+    assert sum("as many processes have the database open" in line for line in said) == 3
+    processes[said.index("ready\n")].kill()
+    processes[said.index("ready\n")].wait()
+    assert start(ATTACH).stdout.readline() == "ready\n"
+    fdb_embedded.close(db)
+
+
+def test_one_process_may_have_thousands_of_snapshots_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fdb_embedded import housekeeping
+
+    monkeypatch.setattr(housekeeping, "MAX_AGE", 600.0)  # however slow the machine
+    db = fdb_embedded.open(":memory:")
+    engine = db.dpointer.engine
+    seen = []
+    for number in range(3000):
+        db[b"k"] = b"%d" % number
+        seen.append(engine.snapshot())
+    for number, snap in enumerate(seen):
+        assert snap.get(b"k") == b"%d" % number
+    assert engine.store.readers.count() == 1
+    for snap in seen:
+        engine.release(snap)
     fdb_embedded.close(db)
 
 

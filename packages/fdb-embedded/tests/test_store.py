@@ -16,7 +16,7 @@ import msgpack
 import pytest
 
 import fdb_embedded
-from fdb_embedded import handles, keys, status, store
+from fdb_embedded import files, formats, handles, keys, slots, status
 
 
 def small(path: Path, map_size: int = 1 << 20) -> Any:
@@ -50,7 +50,7 @@ def test_a_foreign_lmdb_environment(tmp_path: Path) -> None:
 def test_a_newer_format(tmp_path: Path) -> None:
     fdb_embedded.close(fdb_embedded.open(tmp_path / "db"))
     with lmdb.open(str(tmp_path / "db")) as env, env.begin(write=True) as txn:
-        txn.put(keys.FORMAT, msgpack.packb({"format": store.FORMAT + 1, "also": "unknown"}))
+        txn.put(keys.FORMAT, msgpack.packb({"format": formats.FORMAT + 1, "also": "unknown"}))
     with pytest.raises(fdb_embedded.NewerFormat, match="upgrade fdb-embedded"):
         fdb_embedded.open(tmp_path / "db")
 
@@ -206,7 +206,7 @@ for number in range(10):
     thread.join(60)
     assert found, "it waits for a lock that it holds itself"
     assert found[0]["rows"] >= 10_000
-    assert engine.store.generation > generation
+    assert engine.store.generation == generation, "it has a map of its own: transactions that are open go on"
     fdb_embedded.close(db)
 
 
@@ -341,12 +341,10 @@ fdb = fdb_embedded.load()
 db = fdb_embedded.open(sys.argv[1])
 db[b"kept"] = b"v"
 engine = db.dpointer.engine
-from fdb_embedded import store
+from fdb_embedded import files
 def full(fd, offset, length):
     raise OSError(28, "No space left on device")
-store.allocate = full
-engine.store.page.set_allocated(0)
-engine.store._room = 0
+files.allocate = full
 try:
     for number in range(100000):
         tr = db.create_transaction()
@@ -361,6 +359,63 @@ except fdb.FDBError as error:
     assert done.stdout == "1510 v\n", done.stderr
     db = fdb_embedded.open(tmp_path / "db")
     assert db[b"kept"] == b"v"
+    fdb_embedded.close(db)
+
+
+def test_every_page_that_a_commit_may_write_has_blocks_on_the_disk(tmp_path: Path) -> None:
+    """LMDB writes to mapped pages: one without a block, on a full disk, is a signal that ends the process."""
+    db = small(tmp_path / "db")
+    env = db.dpointer.engine.store.env
+    sizes = set()
+    for number in range(12):
+        tr = db.create_transaction()
+        if number % 3 == 0:
+            tr[b"large%d" % number] = bytes(100_000)
+            tr.set_many([(b"%d-%04d" % (number, row), bytes(100)) for row in range(3000)])
+        elif number % 3 == 1:
+            for row in range(500):
+                stamped = b"stamped%d-%04d" % (number, row) + bytes(10)
+                tr.set_versionstamped_key(stamped + (len(stamped) - 10).to_bytes(4, "little"), bytes(3000))
+        else:
+            tr.set_many([(b"k" * 600 + b"%d-%d" % (number, row), bytes(9000)) for row in range(20)])
+        tr.commit().wait()
+        for name in ("data.mdb", "lock.mdb"):
+            found = (tmp_path / "db" / name).stat()
+            assert found.st_blocks * 512 >= found.st_size, name
+        assert (tmp_path / "db" / "shared").stat().st_blocks * 512 >= slots.AREAS
+        assert (tmp_path / "db" / "data.mdb").stat().st_size == env.info()["map_size"]
+        sizes.add(env.info()["map_size"])
+    assert len(sizes) > 3
+    db.get_and_watch(b"k")[1].cancel()  # now the process has a slot
+    assert (tmp_path / "db" / "shared").stat().st_blocks * 512 >= slots.AREAS + slots.AREA
+    fdb_embedded.close(db)
+
+
+def test_a_full_disk_leaves_a_process_without_a_slot_and_its_watches_fire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, offset: int, length: int) -> bool:
+        raise OSError(28, "No space left on device")
+
+    db = fdb_embedded.open(tmp_path / "db")
+    monkeypatch.setattr(slots, "allocate", full)
+    watch = db.get_and_watch(b"k")[1]
+    assert db.dpointer.engine.store.page.slots.own is None
+    db[b"k"] = b"v"
+    watch.wait()
+    fdb_embedded.close(db)
+
+
+def test_a_full_disk_at_opening_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, length: int) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "allocate", full)
+    with pytest.raises(fdb_embedded.PathUnusable, match="No space left"):
+        fdb_embedded.open(tmp_path / "db")
+    monkeypatch.undo()
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"k"] = b"v"
     fdb_embedded.close(db)
 
 
@@ -406,23 +461,6 @@ def test_long_and_empty_keys_keep_their_order(tmp_path: Path) -> None:
     fdb_embedded.close(db)
 
 
-def test_more_readers_than_slots_wait_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MAX_READERS", 8)
-    monkeypatch.setattr(store, "READERS_ATTEMPTS", 3)
-    db = small(tmp_path / "db")
-    fdb = fdb_embedded.load()
-    held = [db.create_transaction() for _ in range(8)]
-    for tr in held:
-        assert tr[b"k"].value is None
-    late = db.create_transaction()
-    with pytest.raises(fdb.FDBError, match="1037"):
-        late[b"k"].wait()
-    held.pop().cancel()
-    assert late[b"k"].value is None
-    fdb_embedded.close(db)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_flushes_too(tmp_path: Path) -> None:
     db = fdb_embedded.open(tmp_path / "db", durability="fsync")
     db[b"k"] = b"v"
@@ -511,4 +549,44 @@ def test_a_read_version_that_is_only_looked_at_keeps_no_pages(tmp_path: Path) ->
     tr.cancel()
     with pytest.raises(fdb.FDBError, match="1025"):
         tr.peek_read_version()
+    fdb_embedded.close(db)
+
+
+def test_a_database_whose_directory_was_removed_can_be_closed(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"k"] = b"v"
+    shutil.rmtree(tmp_path / "db")
+    fdb_embedded.close(db)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced"])
+def test_a_database_whose_directory_is_gone_says_so_and_is_not_retried(
+    tmp_path: Path, again: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fdb_embedded.engine.THERE_SECONDS", 0.0)
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"k"] = b"v"
+    (tmp_path / "db").rename(tmp_path / "away")
+    if again:
+        shutil.copytree(tmp_path / "away", tmp_path / "db")
+    for _ in range(2):
+        with pytest.raises(Exception, match="File not found") as caught:
+            db[b"k"]
+        assert caught.value.code == 1511
+    assert caplog.text.count(f"{tmp_path / 'db'} was removed or replaced") == 1
+    shutil.rmtree(tmp_path / "db", ignore_errors=True)
+    (tmp_path / "away").rename(tmp_path / "db")
+    assert db[b"k"] == b"v", "it was the same after all"
+    fdb_embedded.close(db)
+
+
+def test_a_write_that_an_interrupt_kept_from_its_end_stops_no_later_commit() -> None:
+    db = fdb_embedded.open(":memory:")
+    db[b"k"] = b"1"
+    opened = db.dpointer.engine.store
+    with opened.writer_section() as left:  # as a traceback holds it that somebody keeps
+        left.put(b"k", b"never")
+    db[b"k"] = b"2"
+    assert db[b"k"] == b"2"
+    assert left is not None
     fdb_embedded.close(db)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .request import Commit
 
 
+FEW = 3
+"""So many writes cost less one by one than sorted and in one call."""
+
+
 def apply_writes(txn: Any, member: Commit, stamp: bytes, page: SharedPage, changes: Changes | None) -> list[bytes]:
     """Write a member's overlay, noting it in `changes`; returns the keys that versionstamped keys have become."""
     overlay = member.overlay
@@ -20,18 +24,22 @@ def apply_writes(txn: Any, member: Commit, stamp: bytes, page: SharedPage, chang
         keys.delete_range(txn, begin, end)
     writes = overlay.writes
     rows: list[Change] = []
-    if len(writes) == 1:
+    if len(writes) <= FEW:
         for key, entry in writes.items():
-            rows.append((key, _put(txn, key, entry, stamp, page)))
-    elif writes:
+            if type(entry) is bytes and 0 < len(key) <= keys.DIRECT:  # as `_put`, without the calls
+                txn.put(key, entry)
+                rows.append((key, entry))
+            else:
+                rows.append((key, _put(txn, key, entry, stamp, page)))
+    else:
         order = overlay.order()
         # the empty key sorts first; it and long keys need more than a put
         if order[0] and max(map(len, order)) <= keys.DIRECT:
             rows = _put_sorted(txn, order, writes, stamp, changes is not None)
         else:
             rows = [(key, _put(txn, key, writes[key], stamp, page)) for key in order]
-    stamped = []
-    for _, parameter, value in overlay.stamped_keys:
+    stamped: list[bytes] = []
+    for _, parameter, value in overlay.stamped_keys if overlay.stamped else ():
         key = atomics.place_stamp(parameter, stamp)
         rows.append((key, _put(txn, key, value, stamp, page)))
         stamped.append(key)
@@ -68,6 +76,5 @@ def _put(txn: Any, key: bytes, entry: Entry, stamp: bytes, page: SharedPage) -> 
         return None
     if len(key) > keys.DIRECT and not page.long_keys:
         page.set_long_keys()
-        txn.put(keys.LONG_KEYS, b"1")
     keys.put(txn, key, entry)
     return entry

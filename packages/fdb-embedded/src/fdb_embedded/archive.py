@@ -4,6 +4,8 @@
 {"k": "base64", "v": "base64"}
 ...
 {"rows": N, "crc32": of all keys and values}
+
+A row whose value begins with PRIVATE is a secret of the programs that use the database. It is left out unless it is asked for.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ from .versions import last_version
 FORMAT = 1
 PAGE_ROWS = 1000
 BATCH_BYTES = 500_000
+PRIVATE = b"mainspring:private\0"
 
 
-def dump(engine: Any, begin: bytes, end: bytes, out: IO[str], progress: Callable[[int], None]) -> int:
-    """Write the rows of [begin, end) at one version; returns how many."""
+def dump(
+    engine: Any, begin: bytes, end: bytes, out: IO[str], progress: Callable[[int], None], *, private: bool = True
+) -> int:
+    """Write the rows of [begin, end) at one version, private ones too unless not `private`; returns how many."""
     rows = 0
     crc = 0
     with engine.store.reading() as txn:
@@ -32,10 +37,12 @@ def dump(engine: Any, begin: bytes, end: bytes, out: IO[str], progress: Callable
         while True:
             page = scan(txn, begin, end, PAGE_ROWS, False, engine.store.page.long_keys)
             for key, value in page:
+                if not private and value.startswith(PRIVATE):
+                    continue
+                rows += 1
                 crc = zlib.crc32(value, zlib.crc32(key, crc))
                 line = {"k": base64.b64encode(key).decode(), "v": base64.b64encode(value).decode()}
                 out.write(json.dumps(line) + "\n")
-            rows += len(page)
             progress(len(page))
             if len(page) < PAGE_ROWS:
                 break
@@ -49,7 +56,9 @@ def read(source: IO[str]) -> Iterator[tuple[bytes, bytes]]:
     first = source.readline()
     try:
         form = json.loads(first)["fdb_embedded_dump"]
-    except (ValueError, KeyError, TypeError):
+        if type(form) is not int:
+            raise TypeError("a format is a number")
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InvalidOption("the input isn't a dump: its first line doesn't say so") from None
     if form > FORMAT:
         raise InvalidOption(f"the dump has format {form}, this fdb-embedded knows {FORMAT}; upgrade fdb-embedded")
@@ -62,8 +71,8 @@ def read(source: IO[str]) -> Iterator[tuple[bytes, bytes]]:
                 if item["rows"] != rows or item["crc32"] != crc:
                     raise EmbeddedError(f"the dump is damaged: it says {item['rows']} rows, {rows} were read")
                 return
-            key, value = base64.b64decode(item["k"]), base64.b64decode(item["v"])
-        except (ValueError, KeyError, TypeError):
+            key, value = base64.b64decode(item["k"], validate=True), base64.b64decode(item["v"], validate=True)
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise EmbeddedError(f"the dump is damaged in line {number}") from None
         crc = zlib.crc32(value, zlib.crc32(key, crc))
         rows += 1

@@ -13,6 +13,8 @@ from .transaction import Transaction
 
 MAX_API_VERSION = 800
 UNLIMITED = 0
+NO_LIMIT = -1
+"""Another way to say so, which the C interface doesn't speak of and the binding lets through."""
 _MODE_BYTES = (UNLIMITED, 256, 1000, 4096, 120_000)
 _ITERATIONS = (4096, 6144, 9216, 13824, 20736, 31104, 46656, 69984, 80_000, 120_000)
 WANT_ALL_BYTES = 1 << 20
@@ -26,7 +28,7 @@ def target_bytes(mode: int, iteration: int, limit: int) -> int:
         if iteration <= 0:
             raise Code(errors.CLIENT_INVALID_OPERATION)
         return _ITERATIONS[min(iteration, len(_ITERATIONS)) - 1]
-    if mode == 0 and limit <= 0:
+    if mode == 0 and limit in (UNLIMITED, NO_LIMIT):
         raise Code(errors.EXACT_MODE_WITHOUT_LIMITS)
     if 0 <= mode <= 4:
         return _MODE_BYTES[mode]
@@ -82,7 +84,7 @@ class CApi:
         return errors.describe(code).encode()
 
     def _error_predicate(self, which: int, code: int) -> bool:
-        return errors.predicate(which, code)
+        return errors.predicate(which, code, self.api_version)
 
     def _network_set_option(self, option: int, parameter: Any, length: int) -> int:
         return 0
@@ -189,9 +191,9 @@ class CApi:
         reverse: bool,
     ) -> Future:
         try:
-            if limit < 0:
-                raise Code(errors.RANGE_LIMITS_INVALID)
             wanted = target_bytes(mode, iteration, limit)
+            if limit == NO_LIMIT:
+                limit = UNLIMITED
             rows = transaction.get_range(
                 (begin, bool(begin_equal), begin_offset),
                 (end, bool(end_equal), end_offset),
@@ -207,11 +209,15 @@ class CApi:
     def _transaction_get_estimated_range_size_bytes(
         self, transaction: Transaction, begin: bytes, begin_length: int, end: bytes, end_length: int
     ) -> Future:
+        if begin > end:
+            return failed(errors.INVERTED_RANGE)
         return _settled(locality.estimated_size, transaction, begin, end)
 
     def _transaction_get_range_split_points(
         self, transaction: Transaction, begin: bytes, begin_length: int, end: bytes, end_length: int, chunk: int
     ) -> Future:
+        if begin > end:
+            return failed(errors.INVERTED_RANGE)
         return _settled(locality.split_points, transaction, begin, end, chunk, -1)
 
     def _transaction_get_range_split_points_with_limit(
@@ -224,6 +230,8 @@ class CApi:
         chunk: int,
         limit: int,
     ) -> Future:
+        if begin > end:
+            return failed(errors.INVERTED_RANGE)
         return _settled(locality.split_points, transaction, begin, end, chunk, limit)
 
     def _transaction_get_addresses_for_key(self, transaction: Transaction, key: bytes, length: int) -> Future:

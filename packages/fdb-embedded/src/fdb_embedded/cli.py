@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from . import __version__, archive, maintenance, status
+from . import __version__, archive, maintenance, private, status
 from .binding import default_name, load
 from .errors import EmbeddedError, InvalidOption
 from .opening import close
@@ -152,16 +152,19 @@ def range_(
 def dump(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write; - for standard output.")] = "-",
     prefix: Annotated[str, typer.Option(help="Only keys that start so.")] = "",
+    private_rows: Annotated[
+        bool, typer.Option("--private", help="Rows that programs marked as secrets too; they make new ones without.")
+    ] = False,
     db: Db = None,
 ) -> None:
-    """Write all rows, at one version, as lines of JSON."""
+    """Write all rows but secrets, at one version, as lines of JSON."""
     fdb = load()
     with _database(db) as database, _progress("rows") as progress:
         low = parse(prefix, fdb.tuple)
         high = fdb.impl.strinc(low) if low.strip(b"\xff") else b"\xff"
         with contextlib.ExitStack() as stack:
-            out = sys.stdout if file == "-" else stack.enter_context(Path(file).open("w"))
-            rows = archive.dump(database.dpointer.engine, low, high, out, progress)
+            out = sys.stdout if file == "-" else stack.enter_context(private.create(Path(file)))
+            rows = archive.dump(database.dpointer.engine, low, high, out, progress, private=private_rows)
         typer.echo(f"{rows} rows", err=True)
 
 

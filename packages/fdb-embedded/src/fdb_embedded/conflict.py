@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgpack
 
+from .errors import DamagedDatabase
 from .keys import LOG, LOG_END, log_key
 
 Range = tuple[bytes, bytes]
@@ -43,15 +44,67 @@ def pack_record(points: Collection[bytes], ranges: list[Range], ids: Ids, second
     return _packer.pack((list(points), ranges, (seconds, ids)))  # type: ignore[no-any-return]
 
 
+UNCONFLICTED = b"\xff\xff\xff"
+"""Before the keys, in a record's ranges, that were written though they conflict with nobody: no key that is read begins so."""
+
+
+def unconflicted(points: Iterable[bytes], ranges: Iterable[Range]) -> list[Range]:
+    """How a record names what was written without a conflict: a reader of an old version must know of it all the same."""
+    named = [(UNCONFLICTED + key, UNCONFLICTED + key + b"\0") for key in points]
+    named += ((UNCONFLICTED + begin, UNCONFLICTED + end) for begin, end in ranges)
+    return named
+
+
+def written_ranges(ranges: list[Range]) -> list[Range]:
+    """The ranges of a record as they were written, in conflict or not."""
+    if not ranges or not any(begin.startswith(UNCONFLICTED) for begin, _ in ranges):
+        return ranges
+    size = len(UNCONFLICTED)
+    return [(b[size:], e[size:]) if b.startswith(UNCONFLICTED) else (b, e) for b, e in ranges]
+
+
 WITHOUT_IDS = 0x92  # the first bytes of records: msgpack's arrays of two, and of four
 WITH_LASTING_IDS = 0x94
 
 
 def unpack_record(data: bytes) -> tuple[list[bytes], list[Range], Ids, int]:
-    """The keys, ranges, ids and time of a commit record."""
-    fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
-    seconds, ids = fields[2] if len(fields) > 2 else (0, ())
-    return list(fields[0]), list(fields[1]), list(ids), int(seconds)
+    """The keys, ranges, ids and time of a commit record. Raises `DamagedDatabase`."""
+    fields, points, ranges = _fields(data)
+    if len(fields) == 2:
+        return points, ranges, [], 0
+    try:
+        seconds, ids = fields[2]
+        if type(ids) is not tuple or type(seconds) is not int:
+            raise TypeError("its ids aren't a list with a time")
+        for name, index, _ in ids:
+            if type(name) is not bytes or type(index) is not int:
+                raise TypeError("its ids aren't bytes and numbers")
+    except (ValueError, TypeError) as error:
+        raise _unreadable(data, error) from error
+    return points, ranges, list(ids), seconds
+
+
+def _fields(data: bytes) -> tuple[tuple[Any, ...], list[bytes], list[Range]]:
+    """All fields of a commit record; of these, the keys and ranges. Raises `DamagedDatabase`.
+
+    Each process reads every record that may conflict with what it commits, in the writer section: nothing is looked at twice.
+    """
+    try:
+        fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+        points, ranges = fields[:2]
+        if not type(fields) is type(points) is type(ranges) is tuple:
+            raise TypeError("its fields aren't lists of keys and ranges")
+        b"".join(points)  # of anything but bytes it is a TypeError
+        for begin, end in ranges:
+            if type(begin) is not bytes or type(end) is not bytes:
+                raise TypeError("its ranges aren't of bytes")
+    except (ValueError, TypeError, LookupError, RecursionError, msgpack.UnpackException) as error:
+        raise _unreadable(data, error) from error
+    return fields, list(points), list(ranges)
+
+
+def _unreadable(data: bytes, error: Exception) -> DamagedDatabase:
+    return DamagedDatabase(f"a commit record of {len(data)} bytes can't be read ({error})")
 
 
 def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
@@ -76,10 +129,16 @@ def _begin(item: Range) -> bytes:
     return item[0]
 
 
-class Record:
-    """One version's writes; the set and the sorted list of its keys are made when they are first needed."""
+def touched(ranges: list[Range], begin: bytes, end: bytes) -> bool:
+    """Whether any of sorted, disjoint ranges has a part in [begin, end)."""
+    at = bisect.bisect_left(ranges, end, key=_begin)
+    return at > 0 and begin < ranges[at - 1][1]
 
-    __slots__ = ("_set", "_sorted", "points", "ranges", "version")
+
+class Record:
+    """One version's writes; the set and the sorted lists of them are made when they are first needed."""
+
+    __slots__ = ("_merged", "_set", "_sorted", "points", "ranges", "version")
 
     def __init__(self, version: int, points: Collection[bytes], ranges: list[Range]) -> None:
         self.version = version
@@ -87,6 +146,7 @@ class Record:
         self.ranges = ranges
         self._set: AbstractSet[bytes] | None = points if isinstance(points, set) else None
         self._sorted: list[bytes] | None = None
+        self._merged: list[Range] | None = None
 
     def hit(self, points: set[bytes] | None, ranges: list[Range]) -> Range | None:
         """What was read that this commit wrote, or None."""
@@ -103,9 +163,14 @@ class Record:
         if not points.isdisjoint(written):
             key = min(points & written)
             return key, key + b"\0"
-        for begin, end in self.ranges:
+        return self.hit_within(points)
+
+    def hit_within(self, points: set[bytes]) -> Range | None:
+        """A key of `points` in a range that this commit wrote."""
+        if self.ranges:
+            merged = self._merge()
             for key in points:
-                if begin <= key < end:
+                if covers(merged, key):
                     return key, key + b"\0"
         return None
 
@@ -119,11 +184,18 @@ class Record:
                 at = bisect.bisect_left(keys, begin)
                 if at < len(keys) and keys[at] < end:
                     return begin, end
-        for begin, end in ranges:
-            for low, high in self.ranges:
-                if low < end and begin < high:
+        if self.ranges:
+            merged = self._merge()
+            for begin, end in ranges:
+                if touched(merged, begin, end):
                     return begin, end
         return None
+
+    def _merge(self) -> list[Range]:
+        merged = self._merged
+        if merged is None:
+            merged = self._merged = merge_ranges(self.ranges)
+        return merged
 
 
 class _Block:
@@ -140,7 +212,7 @@ class _Block:
         for record in records:
             points.update(record.points)
             ranges += record.ranges
-        self.merged = Record(records[-1].version, points, merge_ranges(ranges))
+        self.merged = Record(records[-1].version, points, ranges)
 
 
 class ConflictWindow:
@@ -196,6 +268,10 @@ class ConflictWindow:
                 self.restart(version)
             self.floor = self.tail = self._indexed = version
             return
+        self.add(version, points, ranges)
+
+    def add(self, version: int, points: Collection[bytes], ranges: list[Range]) -> None:
+        """Keep what directly follows the tail."""
         self._append(Record(version, points, ranges))
         self.tail = version
 
@@ -239,37 +315,37 @@ class ConflictWindow:
                 break
             recent.append(record)
             if len(recent) > FEW:
-                hit = self._check_index(version, points) if points else None
-                return self._check_blocks(version, ranges) if hit is None and ranges else hit
+                hit = self._check_points(version, points) if points else None
+                return self._check_ranges(version, ranges) if hit is None and ranges else hit
         for record in recent:
             hit = record.hit(points, ranges)
             if hit is not None:
                 return hit
         return None
 
-    def _check_blocks(self, version: int, ranges: list[Range]) -> Range | None:
-        """What of `ranges` was written since `version`."""
+    def _since(self, version: int) -> Iterator[Record]:
+        """All that was written since `version`, in as few records as can be."""
         loose, blocks = self._loose, self._blocks
         while len(loose) >= BLOCK:
             blocks.append(_Block([loose.popleft() for _ in range(BLOCK)]))
         for record in reversed(loose):
             if record.version <= version:
-                return None
-            hit = record.hit_by_ranges(ranges)
-            if hit is not None:
-                return hit
+                return
+            yield record
         for block in reversed(blocks):
             if block.merged.version <= version:
-                return None
+                return
             if block.first > version:
-                hit = block.merged.hit_by_ranges(ranges)
+                yield block.merged
             else:
-                hit = next(filter(None, (r.hit_by_ranges(ranges) for r in block.records if r.version > version)), None)
-            if hit is not None:
-                return hit
-        return None
+                yield from (record for record in block.records if record.version > version)
 
-    def _check_index(self, version: int, points: set[bytes]) -> Range | None:
+    def _check_ranges(self, version: int, ranges: list[Range]) -> Range | None:
+        """What of `ranges` was written since `version`."""
+        return next(filter(None, (record.hit_by_ranges(ranges) for record in self._since(version))), None)
+
+    def _check_points(self, version: int, points: set[bytes]) -> Range | None:
+        """What of `points` was written since `version`."""
         index = self._index
         if self._indexed < self.tail:
             fresh = []
@@ -284,14 +360,9 @@ class ConflictWindow:
         for key in points:
             if get(key, 0) > version:
                 return key, key + b"\0"
-        for record in reversed(self._ranged):
-            if record.version <= version:
-                break
-            for begin, end in record.ranges:
-                for key in points:
-                    if begin <= key < end:
-                        return key, key + b"\0"
-        return None
+        if not self._ranged or self._ranged[-1].version <= version:
+            return None
+        return next(filter(None, (record.hit_within(points) for record in self._since(version))), None)
 
 
 def read_log(txn: Any, since: int, last: int) -> list[Record]:
@@ -307,6 +378,10 @@ def read_log(txn: Any, since: int, last: int) -> list[Record]:
         if key >= stop:
             break
         if key.startswith(LOG):
-            points, ranges, _, _ = unpack_record(data)
-            found.append(Record(int.from_bytes(key[3:], "big"), points, ranges))
+            version = int.from_bytes(key[3:], "big")
+            try:
+                _, points, ranges = _fields(data)
+            except DamagedDatabase as error:
+                raise DamagedDatabase(f"commit record {version}: {error}") from error
+            found.append(Record(version, points, ranges))
     return found

@@ -1,16 +1,21 @@
 """Durability against power loss: flushes of the journal that all who wait share, checkpoints, and recovery after a reboot.
 
 A database is durable once anybody has opened it with durability `fsync`; from then on every process journals its commits,
-and those that asked for `fsync` wait for a flush before they answer. A read version is handed out only when all that it
-shows is flushed.
+and those that asked for `fsync` wait for a flush before they answer. They are handed a read version only when all that it
+shows is flushed, and it shows all that was acknowledged before, or seen by a process that doesn't wait.
+
+A flush that failed is never made good by another one: the kernel gives up what it couldn't write, and says so once. So nothing is
+acknowledged any more until a new checkpoint, which takes the place of the whole journal, is on disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,19 +24,27 @@ from typing import TYPE_CHECKING, Any
 
 import lmdb
 
-from . import idempotency, journal, keys
-from .errors import DamagedDatabase
+from . import disk, errors, idempotency, journal, keys, private, waiting
+from .checkpoints import copy_checkpoint, seal_checkpoint
+from .errors import Code, DamagedDatabase
+from .formats import FORMAT, convert, format_of
+from .private import PRIVATE_FILE
+from .shared import flushed_before
 from .versions import boot_id, last_version
+from .waiting import TO_DO, GivenUp, GoOn, Wait
 
 if TYPE_CHECKING:
     from .store import Store
 
+DATA = "data.mdb"
 BOOT = "boot"
 OPEN_LOCK = "open.lock"
 FLUSH_LOCK = "flush.lock"
 CHECKPOINT = "checkpoint.mdb"
 CHECKPOINT_LOCK = "checkpoint.lock"
 CHECKPOINT_BYTES = 64 << 20
+REPAIR_SECONDS = 1.0  # between attempts to make a checkpoint in the place of a journal that can't be flushed
+STALLED = 0.25  # seconds without progress of who leads a flush, after which others flush as well
 GATHER = 0.25  # of a flush's time is waited at most for commits that will come
 NAMES = (BOOT, OPEN_LOCK, FLUSH_LOCK, CHECKPOINT, CHECKPOINT_LOCK)
 
@@ -44,23 +57,39 @@ class Flusher:
         self.directory = directory
         self.segments = journal.Segments(directory)
         self.reading = journal.Segments(directory)  # its own descriptor: the writer may change segments meanwhile
-        self._lock_fd = os.open(directory / FLUSH_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._lock_fd = os.open(directory / FLUSH_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         self._local = threading.Lock()
         self._flush_seconds = 0.001
+        self._next_repair = 0.0
         self.keep: Callable[[Any, int], None] | None = None  # takes the read transaction of what is flushed
 
-    def wait(self, position: int) -> None:
-        """Return when everything before `position` is on disk."""
+    def wait(self, position: int, go_on: Callable[[], None] | None = None) -> None:
+        """Return when everything before `position` is on disk. Raises `Code` 1510 when that can't be had.
+
+        `go_on` is called now and then, and ends the wait by raising. A process that leads and makes no progress, because it is
+        stopped, is not waited for: two flushes at a time do no harm.
+        """
         page = self.store.page
+        reached, since = page.flushed(), time.monotonic()
         while page.flushed() < position:
+            if go_on is not None:
+                go_on()
+            if page.flushed() != reached:
+                reached, since = page.flushed(), time.monotonic()
             word = page.flush_word()
-            if self._lead(position):
+            try:
+                led = self._lead(position, time.monotonic() - since > STALLED)
+            except GivenUp:  # another process is waited for: look first whether this wait is to go on
+                continue
+            except (OSError, lmdb.Error) as error:
+                raise Code(errors.IO_ERROR) from error
+            if led:
                 page.wake_flush()  # with the locks free: of those it didn't cover, one leads next
             else:
                 page.wait_flush(word, 0.01)
 
-    def _lead(self, position: int) -> bool:
-        """Flush, unless another thread or process is at it: then False."""
+    def _lead(self, position: int, stalled: bool = False) -> bool:
+        """Flush, unless another thread or process is at it: then False. One that has `stalled` isn't heeded."""
         held: list[bool] = []
         try:
             # taken and noted in one C call, so that no signal handler comes between
@@ -71,8 +100,17 @@ class Flusher:
                 try:
                     fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
-                    return False
-                if self.store.page.flushed() < position:
+                    # From here on this process's descriptor learns of a flush that fails, also of one that another has made.
+                    at = self.store.read(journal.place, waiting.at_most(STALLED))
+                    if at is not None:
+                        self.reading.use(at[0])
+                    if not stalled or self.store.page.flush_failed():
+                        return False
+                if self.store.page.flushed() >= position:
+                    pass
+                elif self.store.page.flush_failed():
+                    self._repair()
+                else:
                     self._flush()
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # also when an interrupt hid that it was taken
@@ -83,8 +121,12 @@ class Flusher:
 
     def _flush(self) -> None:
         """Flush up to what is committed now."""
-        page = self.store.page
         self._gather()
+        with self.store.readers.holding():
+            self._flush_newest()
+
+    def _flush_newest(self) -> None:
+        page = self.store.page
         members = page.members()
         txn, at = self._newest()
         if at is None:
@@ -92,7 +134,18 @@ class Flusher:
             return
         start, end = at
         began = time.perf_counter()
-        os.fdatasync(self.reading.use(start))
+        try:
+            descriptor = self.reading.use(start)
+            try:
+                disk.flush(descriptor)
+            except OSError as error:
+                self.failed(error)
+                raise
+            if page.flush_failed():  # somebody else's, meanwhile: who knows of which pages
+                raise OSError(errno.EIO, "a flush of the journal failed")
+        except BaseException:
+            txn.abort()
+            raise
         self._flush_seconds += (time.perf_counter() - began - self._flush_seconds) / 4
         covered = members - page.flushed_members()
         arrived = page.members() - members
@@ -103,11 +156,38 @@ class Flusher:
         else:
             txn.abort()
 
+    def failed(self, error: OSError) -> None:
+        """What isn't flushed yet may be lost: nobody acknowledges anything until a new checkpoint is on disk."""
+        self.store.page.set_flush_failed(True)
+        sys.stderr.write(
+            f"fdb-embedded: {self.directory}: a flush of the journal failed ({error.strerror}): commits aren't acknowledged "
+            "until a new checkpoint is on disk\n"
+        )
+
+    def _repair(self) -> None:
+        """Put a new checkpoint in the place of a journal that a failed flush has left with holes."""
+        if time.monotonic() < self._next_repair:
+            raise OSError(errno.EIO, "the journal can't be flushed, and no new checkpoint could be made")
+        page = self.store.page
+        members = page.members()
+        try:
+            start = checkpoint(self.store, self.directory, waiting.at_most(STALLED))
+        except GivenUp:  # somebody writes, or is stopped in it: who waits for this looks whether he still wants to
+            return
+        except (OSError, lmdb.Error):
+            self._next_repair = time.monotonic() + REPAIR_SECONDS
+            raise
+        if start is None:  # another process is at a checkpoint, which may have begun before the flush failed
+            time.sleep(0.01)
+            return
+        page.set_flushed(start, members)
+        page.set_flush_failed(False)
+
     def _newest(self) -> tuple[Any, tuple[int, int] | None]:
         """A read transaction and where the journal ends in it."""
         while True:
             generation = self.store.generation
-            txn = self.store.begin_read()
+            txn = self.store.begin_read(waiting.at_most(STALLED))
             try:
                 return txn, self.store.look(txn, journal.place)
             except lmdb.Error:
@@ -126,17 +206,20 @@ class Flusher:
             time.sleep(0.00003)
 
     def close(self) -> None:
+        """Close the files, also in a forked child: what the parent has locked is to be free when the parent ends."""
         self.segments.close()
         self.reading.close()
-        os.close(self._lock_fd)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Any:
     """Hold a lock file exclusively."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        waiting.lock_file(fd, path)
         yield
     finally:
         os.close(fd)
@@ -150,12 +233,12 @@ def is_durable(directory: Path) -> bool:
 def note_boot(directory: Path) -> None:
     """Note under which boot the files are whole."""
     temporary = directory / (BOOT + ".new")
-    with temporary.open("w") as file:
+    with private.create(temporary) as file:
         file.write(boot_id())
         file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, directory / BOOT)
-    journal.sync_directory(directory)
+        disk.flush_all(file.fileno())
+    disk.replace(temporary, directory / BOOT)
+    disk.flush_directory(directory)
 
 
 def needs_recovery(directory: Path) -> bool:
@@ -166,39 +249,59 @@ def needs_recovery(directory: Path) -> bool:
 
 
 def recover(directory: Path) -> int:
-    """Build the store anew from the checkpoint and the journal; returns the version reached. Nobody may be attached."""
+    """Build the store anew from the checkpoint and the journal; returns the version reached. Nobody may be attached.
+
+    What was recovered becomes the next checkpoint, so that no journal that ends in a crash is ever continued.
+    """
     fresh = directory / "recovered"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
+    fresh.mkdir(mode=private.PRIVATE_DIRECTORY)
     checkpoint = directory / CHECKPOINT
     if not checkpoint.exists():
         raise DamagedDatabase(
             f"{directory}: {CHECKPOINT} is missing, so the database can't be recovered after the restart of the machine"
         )
-    shutil.copyfile(checkpoint, fresh / "data.mdb")
+    copy_checkpoint(checkpoint, fresh / DATA)
     try:
-        version = _replay(directory, fresh)
+        version = _replay(directory, fresh, flushed_before(directory / "shared"))
     except lmdb.Error as error:
         raise DamagedDatabase(f"{directory}: {CHECKPOINT} can't be read ({error}); restore a dump or a copy") from error
-    with (fresh / "data.mdb").open("rb") as file:
-        os.fsync(file.fileno())
+    shutil.copyfile(fresh / DATA, fresh / CHECKPOINT)
+    for path in (fresh / DATA, fresh / CHECKPOINT):
+        if path.name == CHECKPOINT:
+            seal_checkpoint(path)
+        _flush_path(path)
     for name in ("lock.mdb", "shared"):
-        with contextlib.suppress(FileNotFoundError):
-            (directory / name).unlink()
-    os.replace(fresh / "data.mdb", directory / "data.mdb")
+        disk.remove(directory / name)
+    disk.replace(fresh / DATA, directory / DATA)
+    disk.flush_directory(directory)
+    disk.replace(fresh / CHECKPOINT, checkpoint)
+    disk.flush_directory(directory)
+    for _, path in journal.segments(directory):
+        disk.remove(path)
     shutil.rmtree(fresh, ignore_errors=True)
-    journal.sync_directory(directory)
+    disk.flush_directory(directory)
     return version
 
 
-def _replay(directory: Path, fresh: Path) -> int:
-    size = (fresh / "data.mdb").stat().st_size + sum(path.stat().st_size for _, path in journal.segments(directory)) * 4
-    env = lmdb.open(str(fresh), map_size=max(1 << 30, size * 2), max_dbs=0, sync=False)
+def _flush_path(path: Path) -> None:
+    """Have a file of the store on disk, for its owner alone."""
+    with path.open("rb") as file:
+        os.fchmod(file.fileno(), PRIVATE_FILE)
+        disk.flush_all(file.fileno())
+
+
+def _replay(directory: Path, fresh: Path, flushed: int) -> int:
+    size = (fresh / DATA).stat().st_size + sum(path.stat().st_size for _, path in journal.segments(directory)) * 4
+    env = lmdb.open(str(fresh), map_size=max(1 << 30, size * 4), max_dbs=0, sync=False)
     try:
         with env.begin(write=True) as txn:
+            if format_of(txn, directory / CHECKPOINT) < FORMAT:
+                convert(txn, directory / CHECKPOINT)
             version = last_version(txn)
-        for reached, (steps, record) in journal.read(directory, version):
-            version = reached
+            _, position = journal.place(txn) or (0, 0)
+        replay = journal.Replay(directory, version, position)
+        for reached, (steps, record) in replay.records(flushed):
             with env.begin(write=True) as txn:
                 for cleared, rows, spills in steps:
                     if spills:
@@ -210,71 +313,71 @@ def _replay(directory: Path, fresh: Path) -> int:
                             keys.delete(txn, key)
                         else:
                             keys.put(txn, key, value)
-                            if len(key) > keys.DIRECT:
-                                txn.put(keys.LONG_KEYS, b"1")
-                txn.put(keys.log_key(version), record, append=True)
+                txn.put(keys.log_key(reached), record, append=True)
         with env.begin(write=True) as txn:
             # the journal goes on in a new segment behind all that exist
-            end = max((start + path.stat().st_size for start, path in journal.segments(directory)), default=0)
+            ends = (start + path.stat().st_size for start, path in journal.segments(directory))
+            end = max(replay.end, *ends, 0)
             journal.set_place(txn, end, end)
         env.sync(True)
     finally:
         env.close()
-    return version
+    return replay.version
 
 
-def checkpoint(store: Store, directory: Path) -> bool:
-    """Copy the store, so that the journal may begin anew; False when another process is at it."""
-    fd = os.open(directory / CHECKPOINT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def checkpoint(store: Store, directory: Path, go_on: GoOn | None = None) -> int | None:
+    """Copy the store, so that the journal may begin anew: returns where; None when another process is at it. `go_on` ends the wait
+    for the lock of writers by raising.
+
+    It holds all that was committed before that place, also what the journal has lost by a flush that failed.
+    """
+    fd = os.open(directory / CHECKPOINT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return False
-        start = _new_segment(store, directory)
+            return None
+        start = _new_segment(store, directory, go_on)
         copy = directory / "copying"
         shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir()
-        with store.copying:
-            store.env.copy(str(copy), compact=True)
-        with (copy / "data.mdb").open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(copy / "data.mdb", directory / CHECKPOINT)
-        journal.sync_directory(directory)
+        copy.mkdir(mode=private.PRIVATE_DIRECTORY)
+        store.copy(copy)
+        seal_checkpoint(copy / DATA)
+        _flush_path(copy / DATA)
+        disk.replace(copy / DATA, directory / CHECKPOINT)
+        disk.flush_directory(directory)
         shutil.rmtree(copy, ignore_errors=True)
         for begin, path in journal.segments(directory):
             if begin < start:
-                path.unlink(missing_ok=True)
-        return True
+                disk.remove(path)
+        return start
     finally:
         os.close(fd)
 
 
-def _new_segment(store: Store, directory: Path) -> int:
+def _new_segment(store: Store, directory: Path, go_on: GoOn | None = None) -> int:
     """Let the journal go on in a new segment; everything before is flushed first."""
-    with store.writing:
-        return _switch_segment(store, directory)
-
-
-def _switch_segment(store: Store, directory: Path) -> int:
-    txn = store.begin_write()
-    try:
+    with store.writer_section(go_on) as txn:
         at = journal.place(txn)
         start, end = at if at is not None else (0, 0)
         fresh = journal.Segments(directory)
         try:
-            if at is not None and journal.segment_path(directory, start).exists():
-                os.fdatasync(fresh.use(start))
+            broken = store.page.flush_failed()  # then the checkpoint is all that counts
+            if at is not None and not broken and journal.segment_path(directory, start).exists():
+                try:
+                    disk.flush(fresh.use(start))
+                except OSError as error:
+                    if store.flusher is not None:
+                        store.flusher.failed(error)
+                    raise
             if end != start or at is None:
-                os.fsync(fresh.use(end))
-                journal.sync_directory(directory)
+                disk.flush_all(fresh.use(end))
+                disk.flush_directory(directory)
         finally:
             fresh.close()
         journal.set_place(txn, end, end)
+        store.page.set_journaled()  # before anybody else commits: each commit behind this place is journaled
         txn.commit()
-    except BaseException:
-        txn.abort()
-        raise
     return end
 
 
@@ -289,7 +392,8 @@ def make_durable(store: Store, directory: Path) -> None:
     """Begin to journal: a first checkpoint, then the note that tells every process. Under the lock of opening."""
     # The note is the last step: whoever finds a journal without it was preceded by a process that was killed midway.
     if store.read(journal.place) is None or not is_durable(directory):
-        while not checkpoint(store, directory):
-            time.sleep(0.01)  # another process copies: its copy may have begun before the journal did
+        wait = Wait(lambda: f"{directory}: another process makes a checkpoint, and is waited for; {TO_DO}", None)
+        while checkpoint(store, directory) is None:
+            wait.pause()  # another process copies: its copy may have begun before the journal did
         note_boot(directory)
     store.page.set_journaled()

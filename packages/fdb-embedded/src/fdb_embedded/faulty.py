@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING
 from . import errors, idempotency
 from .errors import Code
 from .faults import JUMP, LATE, LATE_AFTER, NEVER, NOW, Fate, Faults
+from .futures import Future
 from .overlay import Overlay
 from .request import Commit
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .transaction import Transaction
+
+
+LANDS_WITHIN = 5.0
+"""Seconds after which a commit that is to land late doesn't, since somebody keeps this process from writing."""
 
 
 class FaultyCommits:
@@ -52,9 +57,9 @@ class FaultyCommits:
                 self.engine.housekeeper.call_at(0.0, lambda: self._lose(commit))
                 raise
 
-        def kick(block: bool) -> None:
+        def kick(waiter: Future | None) -> None:
             # signal handlers raise into the main thread, and a fate can't be taken up again halfway
-            if block and threading.current_thread() is not threading.main_thread():
+            if waiter is not None and threading.current_thread() is not threading.main_thread():
                 run()
             else:
                 self.engine.housekeeper.call_at(0.0, run)
@@ -89,9 +94,8 @@ class FaultyCommits:
                 read_at = self.engine.store.last_version()
             late = commit.again(read_at)
             late.read_from = None
+            late.deadline = time.monotonic() + LANDS_WITHIN
             if late.idempotency_id is not None:
-                point = idempotency.SELF_CONFLICT + late.idempotency_id
-                late.read_points = {point} if late.read_points is None else late.read_points | {point}
                 late.id_ends = late.id_ends and fate.code != errors.TRANSACTION_TIMED_OUT
             if fate.lands == LATE:
                 self._postpone(late, fate.after_commits)

@@ -26,13 +26,13 @@ def renew_lock() -> None:
 class Future:
     """What a C API call returns.
 
-    `kick(block)` is what moves an unfinished future along: a thread that waits calls it with True and may do the work
-    itself; with False it only asks that somebody does.
+    `kick(waiter)` is what moves an unfinished future along: a thread that waits calls it with the future it waits for, and may do
+    the work itself; with None it only asks that somebody does.
     """
 
     __slots__ = ("__weakref__", "callbacks", "direct", "done", "error", "kick", "value")
 
-    def __init__(self, kick: Callable[[bool], None] | None = None) -> None:
+    def __init__(self, kick: Callable[[Future | None], None] | None = None) -> None:
         self.value: Any = None
         self.error = 0
         self.done = False
@@ -76,7 +76,7 @@ class Future:
         self.add_callback(callback)
         kick = self.kick
         if kick is not None:
-            kick(False)
+            kick(None)
 
     def wait(self) -> None:
         """Block until done; interruptible by signals."""
@@ -84,7 +84,7 @@ class Future:
             return
         kick = self.kick
         if kick is not None:
-            kick(True)
+            kick(self)
             if self.done:
                 return
         gate = threading.Lock()
@@ -96,7 +96,7 @@ class Future:
             while not gate.acquire(timeout=LOOK_AGAIN) and not self.done:
                 kick = self.kick
                 if kick is not None:
-                    kick(True)
+                    kick(self)
         except BaseException:
             self.remove_callback(release)
             raise

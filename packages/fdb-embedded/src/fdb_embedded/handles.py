@@ -55,9 +55,11 @@ class Database:
             self.defaults = self.defaults.with_option(options.DATABASE_DEFAULTS[option], parameter)
 
     def close_collected(self) -> None:
-        """As `close`, when the handle is collected: perhaps in the middle of a commit of this very thread."""
+        """As `close`, when the handle is collected: perhaps in the middle of a commit of this very thread, or of what another thread
+        of the engine does, which closing would wait for.
+        """
         commits = self.engine.handles <= 1 or self.faulty is not None  # closing may, so it can't be done in a commit
-        if self.open and commits and self.engine.committer.lead.locked():
+        if self.open and commits and (self.engine.committer.lead.locked() or self.engine.is_own_thread()):
             self.engine.housekeeper.call_at(0.0, self.close)
         else:
             self.close()
@@ -100,7 +102,7 @@ def open_database(
         elif name is not None and name.startswith("memory:"):
             key = name
         else:
-            path = Path(name if name is not None else ".mainspring")
+            path = Path(name if name is not None else ".mainspring").absolute()  # the process may change its directory
             key = str(path.resolve())
         engine = _engines.get(key)
         if engine is None or engine.closed:

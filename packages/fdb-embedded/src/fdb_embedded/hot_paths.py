@@ -42,7 +42,11 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
         return future.value
 
     def wait_void(self: Any) -> None:
-        wait(self)
+        future = self.fpointer
+        if not future.done:
+            self.block_until_ready()
+        if future.error:
+            raise error_class(future.error)
 
     def wait_rows(self: Any) -> Any:
         rows, more = wait(self)
@@ -60,7 +64,7 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     def is_ready(self: Any) -> bool:
         future: Future = self.fpointer
         if not future.done and future.kick is not None:
-            future.kick(False)
+            future.kick(None)
         return future.done
 
     def on_ready(self: Any, callback: Callable[[Any], Any]) -> None:
@@ -101,7 +105,7 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     base.get = get
 
     def getitem(self: Any, key: Any) -> Any:
-        if isinstance(key, slice):
+        if type(key) is not bytes and isinstance(key, slice):
             return self.get_range(key.start, key.stop, reverse=(key.step == -1))
         return self.get(key)
 

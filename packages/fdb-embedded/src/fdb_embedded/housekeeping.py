@@ -14,14 +14,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .futures import run_callback
+from .snapshot import MAX_AGE
 
 if TYPE_CHECKING:
     from .engine import Engine
 
-TICK = 0.01
-IDLE_TICKS = 50
-MAX_AGE = 5.0
+TICK = 0.01  # seconds between two looks while anything is open, or was
+LONGEST_TICK = 0.16  # the same when look after look finds that nothing was; each is twice as far from the last one
+IDLE_TICKS = 5  # such looks after which the thread is parked
 LOOK_EVERY = 1.0
+PATIENCE = 0.02  # seconds that it waits to write what nobody waits for, before it looks after its other work
 
 
 class Bell:
@@ -78,11 +80,15 @@ class Housekeeper:
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
         """Run `callback` on the thread at a time of the monotonic clock."""
         with self.lock:
-            heapq.heappush(self.timers, (when, next(self.count), callback))
-        self.unpark(now=True)
+            number = next(self.count)
+            heapq.heappush(self.timers, (when, number, callback))
+            thread = self.thread
+            waited_for = self.timers[0][1] != number and thread is not None and thread.is_alive()
+        if not waited_for:  # else it wakes for an earlier one, and sees this one then
+            self.unpark(now=True)
 
     def _run(self) -> None:
-        idle = 0
+        idle, pause = 0, TICK
         while not self.stopping and self.thread is threading.current_thread():
             try:
                 busy = self._tick()
@@ -90,24 +96,27 @@ class Housekeeper:
                 sys.stderr.write("fdb-embedded: a tick of the housekeeping failed; the next one tries again\n")
                 traceback.print_exc(file=sys.stderr)
                 busy = True
-            idle = 0 if busy else idle + 1
+            idle, pause = (0, TICK) if busy else (idle + 1, min(2 * pause, LONGEST_TICK))
             if idle > IDLE_TICKS:
                 with self.lock:
-                    if not self.timers and not self.engine.busy() and not self.bell.is_set():
+                    if not self.engine.busy() and not self.bell.is_set():
                         self.parked = True
                         # Who began something since the look saw a thread that wasn't parked, and didn't wake it.
                         self.parked = not self.engine.busy()
-                self.bell.wait(None if self.parked else TICK)
-                idle = 0
+                self.bell.wait(self._pause(None if self.parked else TICK))
+                # A timer that is due wakes it to look once, and to park again unless there is more to do.
+                idle, pause = (IDLE_TICKS, LONGEST_TICK) if self.parked else (0, TICK)
             else:
-                self.bell.wait(self._pause())
+                self.bell.wait(self._pause(pause))
             self.bell.clear()
 
-    def _pause(self) -> float:
+    def _pause(self, most: float | None) -> float | None:
+        """Seconds until the first timer is due, at most `most`."""
         with self.lock:
             if self.timers:
-                return max(0.0, min(TICK, self.timers[0][0] - time.monotonic()))
-        return TICK
+                left = max(0.0, self.timers[0][0] - time.monotonic())
+                return left if most is None else min(most, left)
+        return most
 
     def _tick(self) -> bool:
         engine = self.engine
@@ -119,17 +128,20 @@ class Housekeeper:
                     break
                 _, _, callback = heapq.heappop(self.timers)
             run_callback(callback)
-            busy = True
+        if self.stopping:  # that may have closed the engine
+            return False
         if engine.committer.unsettled:
             engine.committer.settle_left()
             busy = True
         if engine.committer.queue:
-            engine.committer.drive()
+            if not engine.committer.drive(until=time.monotonic() + PATIENCE):  # the timers have to go on
+                engine.committer.tell_late()
             busy = True
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY
             engine.checkpoint_if_due()
             engine.store.forget_dead_readers()
+            engine.store.page.slots.free_dead()
         return engine.end_old_snapshots(now - MAX_AGE) or busy
 
     def stop(self) -> None:

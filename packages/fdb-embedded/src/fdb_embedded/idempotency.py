@@ -15,7 +15,9 @@ from typing import Any
 
 from . import keys
 from .conflict import WITHOUT_IDS, Range, pack_record, unpack_record
+from .errors import DamagedDatabase
 from .keys import LOG, LOG_END, Row, log_key
+from .scan import entries
 
 IDS = b"\xff\x02/idmp/"
 IDS_END = b"\xff\x02/idmp0"
@@ -43,13 +45,17 @@ def row_key(version: int, index: int) -> bytes:
 
 
 def parse_row(key: bytes, value: bytes) -> list[tuple[bytes, int, int]]:
-    """The (id, version, batch index) of a row."""
+    """The (id, version, batch index) of a row. Raises `DamagedDatabase`."""
+    if len(key) < len(IDS) + 9:
+        raise DamagedDatabase(f"{key!r:.80} is no key of a row of idempotency ids")
     version = int.from_bytes(key[len(IDS) : len(IDS) + 8], "big")
     high = key[len(IDS) + 8] << 8
     found = []
     at = 16
     while at < len(value):
         size = value[at]
+        if at + 1 + size >= len(value):
+            raise DamagedDatabase(f"the row of idempotency ids at {key!r:.80} ends within an id")
         found.append((value[at + 1 : at + 1 + size], version, high | value[at + 1 + size]))
         at += 2 + size
     return found
@@ -61,10 +67,10 @@ def spilled_to(txn: Any) -> int:
     return int.from_bytes(data, "big") if data is not None else 0
 
 
-def logged(txn: Any, since: int, until: int) -> Iterable[tuple[int, list[Id], int]]:
-    """(version, ids, seconds) of the commit records in [since, until] that carry ids."""
+def logged(txn: Any, since: int, until: int, reverse: bool = False) -> Iterator[tuple[int, list[Id], int]]:
+    """(version, ids, seconds) of the commit records in [since, until] that carry ids, the newest first with `reverse`."""
     spilled = spilled_to(txn)
-    for version, data in _records(txn, since, until):
+    for version, data in _records(txn, since, until, reverse):
         _, _, ids, seconds = unpack_record(data)
         if version <= spilled:
             ids = [item for item in ids if item[2]]
@@ -72,28 +78,26 @@ def logged(txn: Any, since: int, until: int) -> Iterable[tuple[int, list[Id], in
             yield version, ids, seconds
 
 
-def _records(txn: Any, since: int, until: int) -> Iterator[tuple[int, bytes]]:
+def _records(txn: Any, since: int, until: int, reverse: bool = False) -> Iterator[tuple[int, bytes]]:
     """(version, commit record) of those in [since, until] that carry ids."""
-    cursor = txn.cursor()
-    if not cursor.set_range(log_key(max(0, since))):
-        return
     stop = min(log_key(until) + b"\0", LOG_END) if until < 1 << 63 else LOG_END
-    for key, data in cursor.iternext(True, True):
-        if key >= stop:
-            return
-        if key.startswith(LOG) and data[0] != WITHOUT_IDS:
-            yield int.from_bytes(key[3:], "big"), data
+    for key, data in entries(txn, log_key(max(0, since)), stop, reverse):
+        if data[0] != WITHOUT_IDS:
+            yield int.from_bytes(key[len(LOG) :], "big"), data
 
 
-def log_rows(txn: Any, begin: bytes, end: bytes) -> list[Row]:
-    """The rows of [begin, end) that ids on the log stand for."""
+def log_rows(txn: Any, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Row]:
+    """The rows of [begin, end) that ids on the log stand for, from its begin or, with `reverse`, from its end: `limit` and few more."""
     low = max(begin, IDS)
     high = min(end, IDS_END)
     if low >= high:
         return []
     found: list[Row] = []
-    for version, ids, seconds in logged(txn, *_versions(low, high)):
-        found += (row for row in rows_of(version, ids, seconds) if low <= row[0] < high)
+    for version, ids, seconds in logged(txn, *_versions(low, high), reverse):
+        rows = [row for row in rows_of(version, ids, seconds) if low <= row[0] < high]
+        found += reversed(rows) if reverse else rows
+        if len(found) >= limit:
+            break
     return found
 
 
@@ -136,9 +140,11 @@ def take_from_log(txn: Any, spans: Iterable[Range]) -> None:
             continue
         for version, data in list(_records(txn, *_versions(low, high))):
             points, ranges, ids, seconds = unpack_record(data)
-            taken = [item for item in ids if low <= row_key(version, item[1]) < high]
+            taken: list[Id] = []
+            kept: list[Id] = []
+            for item in ids:
+                (taken if low <= row_key(version, item[1]) < high else kept).append(item)
             if taken:
-                kept = [item for item in ids if item not in taken]
                 txn.put(log_key(version), pack_record(points, ranges, kept, seconds))
                 _store(txn, rows_of(version, [item for item in taken if item[2] or version > spilled], seconds))
 

@@ -1,34 +1,51 @@
 """Where a FoundationDB key lives in LMDB, which takes keys of 1 to 511 bytes and no others.
 
-    key, 1 to 510 bytes          -> value                            as it is
-    key[:511]                    -> [(rest of the key, value), ...]  a bucket: all keys of 511 bytes or more so begun
+    key, 1 to 510 bytes          -> value                 as it is
+    key[:511]                    -> stem                  a node: all keys of 511 bytes or more so begun, which lie at
+    stem key[511:]               -> value                 as any other key does: of 511 bytes or more it is cut at a node
     \\xff\\xff\\x00 empty          -> value of the empty key
+    \\xff\\xff\\x00 L number(8, BE) is a stem, which one node names; behind a node is one row at the least
     \\xff\\xff\\x00 ...            -> the engine's own records (format, clock, ...)
     \\xff\\xff\\x01 version(8, BE) -> commit record; the last key of the tree, so its version is the database's
 
-Order is kept: any other key compares with a bucket as with the 511 bytes that all its members share.
+Order is kept: any other key compares with a node as with the 511 bytes that all behind it share.
 """
 
 from __future__ import annotations
 
-import bisect
-from struct import Struct
 from typing import Any
 
+from .errors import DamagedDatabase
+
 DIRECT = 510
-BUCKET = 511
+NODE = 511
 META = b"\xff\xff\x00"
 EMPTY = META + b"empty"
 FORMAT = META + b"format"
 CLOCK = META + b"clock"
-LONG_KEYS = META + b"long"
 IDENTITY = META + b"identity"
 JOURNAL = META + b"journal"
 LOG = b"\xff\xff\x01"
 LOG_END = b"\xff\xff\x02"
+STEMS = META + b"L"
+STEM = len(STEMS) + 8
+
+KEY_LIMIT = 10_000
+SYSTEM_KEY_LIMIT = 30_000
+READ_KEY_LIMIT = KEY_LIMIT + 8
+"""The client leaves room for the prefix of a tenant in keys that it reads, clears and conflicts on."""
 
 Row = tuple[bytes, bytes]
-_PAIR = Struct("<II")
+
+
+def key_limit(key: bytes) -> int:
+    """As many bytes as a key can have that is read, cleared or conflicted on."""
+    return SYSTEM_KEY_LIMIT if key.startswith(b"\xff") else READ_KEY_LIMIT
+
+
+def clipped(key: bytes) -> bytes:
+    """The end of a range, no longer than it takes to say the same of keys that can exist."""
+    return key if len(key) <= READ_KEY_LIMIT else key[: key_limit(key) + 1]
 
 
 def log_key(version: int) -> bytes:
@@ -36,76 +53,86 @@ def log_key(version: int) -> bytes:
     return LOG + version.to_bytes(8, "big")
 
 
-def pack_bucket(rows: list[Row]) -> bytes:
-    """Serialize a bucket's sorted (suffix, value) rows."""
-    out = []
-    for suffix, value in rows:
-        out.append(_PAIR.pack(len(suffix), len(value)))
-        out.append(suffix)
-        out.append(value)
-    return b"".join(out)
+def stem_of(node: bytes, value: bytes) -> bytes:
+    """The stem that is the value of a node. Raises `DamagedDatabase`."""
+    if len(value) != STEM or not value.startswith(STEMS):
+        raise DamagedDatabase(f"the node of long keys {node!r:.40} is garbled")
+    return value
 
 
-def unpack_bucket(data: bytes) -> list[Row]:
-    """The sorted (suffix, value) rows of a bucket."""
-    rows = []
-    at, end = 0, len(data)
-    while at < end:
-        n, m = _PAIR.unpack_from(data, at)
-        at += 8
-        rows.append((data[at : at + n], data[at + n : at + n + m]))
-        at += n + m
-    return rows
+def _below(txn: Any, node: bytes) -> bytes | None:
+    """The stem of the rows behind a node; None where there are none."""
+    value = txn.get(node)
+    return None if value is None else stem_of(node, value)
+
+
+def has_rows(txn: Any, stem: bytes) -> bool:
+    """Whether any key begins with `stem`."""
+    cursor = txn.cursor()
+    return cursor.set_range(stem) and cursor.key().startswith(stem)  # type: ignore[no-any-return]
+
+
+def narrowed(low: bytes, high: bytes, node: bytes, stem: bytes) -> tuple[bytes, bytes]:
+    """The part of [low, high) that lies behind a node, in the keys of its rows."""
+    return (
+        stem + low[NODE:] if low.startswith(node) else stem,
+        stem + high[NODE:] if high.startswith(node) else _following(stem),
+    )
+
+
+def _following(stem: bytes) -> bytes:
+    """The stem with the next number: the end of the keys that begin with `stem`."""
+    return STEMS + (int.from_bytes(stem[len(STEMS) :], "big") + 1).to_bytes(8, "big")
+
+
+def _unused(txn: Any) -> bytes:
+    """A stem greater than any that has rows."""
+    cursor = txn.cursor()
+    if cursor.prev() if cursor.set_range(STEMS + b"\xff" * 8) else cursor.last():
+        key: bytes = cursor.key()
+        if key.startswith(STEMS):
+            return _following(key[:STEM])
+    return STEMS + bytes(8)
 
 
 def get(txn: Any, key: bytes) -> bytes | None:
     """The value of any key of 0 to 30,000 bytes in an LMDB transaction."""
-    if 0 < len(key) <= DIRECT:
-        found: bytes | None = txn.get(key)
-        return found
-    if not key:
-        return txn.get(EMPTY)  # type: ignore[no-any-return]
-    data = txn.get(key[:BUCKET])
-    if data is not None:
-        suffix = key[BUCKET:]
-        for name, value in unpack_bucket(data):
-            if name == suffix:
-                return value
-    return None
+    while len(key) > DIRECT:
+        stem = _below(txn, key[:NODE])
+        if stem is None:
+            return None
+        key = stem + key[NODE:]
+    found: bytes | None = txn.get(key or EMPTY)
+    return found
 
 
 def put(txn: Any, key: bytes, value: bytes) -> None:
     """Store a key of any length."""
-    if 0 < len(key) <= DIRECT:
-        txn.put(key, value)
-        return
-    if not key:
-        txn.put(EMPTY, value)
-        return
-    data = txn.get(key[:BUCKET])
-    suffix = key[BUCKET:]
-    rows = [row for row in unpack_bucket(data) if row[0] != suffix] if data is not None else []
-    bisect.insort(rows, (suffix, value))
-    txn.put(key[:BUCKET], pack_bucket(rows))
+    new = b""
+    while len(key) > DIRECT:
+        node = key[:NODE]
+        stem = _below(txn, node)
+        if stem is None:
+            stem = new = _following(new) if new else _unused(txn)
+            txn.put(node, stem)
+        key = stem + key[NODE:]
+    txn.put(key or EMPTY, value)
 
 
 def delete(txn: Any, key: bytes) -> None:
     """Remove a key of any length; a missing key is fine."""
-    if 0 < len(key) <= DIRECT:
+    nodes = []
+    while len(key) > DIRECT:
+        node = key[:NODE]
+        stem = _below(txn, node)
+        if stem is None:
+            return
+        nodes.append(node)
+        key = stem + key[NODE:]
+    txn.delete(key or EMPTY)
+    while nodes and not has_rows(txn, key[:STEM]):
+        key = nodes.pop()
         txn.delete(key)
-        return
-    if not key:
-        txn.delete(EMPTY)
-        return
-    data = txn.get(key[:BUCKET])
-    if data is None:
-        return
-    suffix = key[BUCKET:]
-    rows = [row for row in unpack_bucket(data) if row[0] != suffix]
-    if rows:
-        txn.put(key[:BUCKET], pack_bucket(rows))
-    else:
-        txn.delete(key[:BUCKET])
 
 
 def delete_range(txn: Any, begin: bytes, end: bytes) -> None:
@@ -114,25 +141,21 @@ def delete_range(txn: Any, begin: bytes, end: bytes) -> None:
         return
     if not begin:
         txn.delete(EMPTY)
+    _delete_between(txn, begin or b"\x00", end)
+
+
+def _delete_between(txn: Any, low: bytes, high: bytes) -> None:
     cursor = txn.cursor()
-    if not cursor.set_range(begin[:BUCKET] or b"\x00"):
+    if not cursor.set_range(low[:NODE]):
         return
-    while True:
-        key = cursor.key()
-        if not key or key >= end:
-            return
-        if len(key) < BUCKET:
-            if not cursor.delete():
-                return
-            continue
-        rows = unpack_bucket(cursor.value())
-        kept = [row for row in rows if not begin <= key + row[0] < end]
-        if not kept:
-            if not cursor.delete():
-                return
-            continue
-        if len(kept) != len(rows):
-            txn.put(key, pack_bucket(kept))
+    while (key := cursor.key()) and key < high:
+        if len(key) == NODE:
+            stem = stem_of(key, cursor.value())
+            _delete_between(txn, *narrowed(low, high, key, stem))
             cursor.set_key(key)
-        if not cursor.next():
+            if has_rows(txn, stem):
+                if not cursor.next():
+                    return
+                continue
+        if not cursor.delete():
             return

@@ -7,71 +7,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import lmdb
-import msgpack
-
-from . import durability, journal, keys
-from .conflict import unpack_record
+from . import checking, disk, durability, journal, keys, private
 from .errors import EmbeddedError
-from .store import DATA
+from .files import DATA
 
 
 def check(engine: Any) -> dict[str, Any]:
     """Read every page and record; returns counts and the list `problems`, empty when all is well."""
     problems: list[str] = []
-    counts = {"rows": 0, "buckets": 0, "commit_records": 0, "bytes": 0}
     with engine.store.reading() as txn:
-        previous = b""
-        version = 0
-        try:
-            for key, value in txn.cursor().iternext(True, True):
-                if key <= previous:
-                    problems.append(f"keys out of order at {key!r}")
-                previous = key
-                if key.startswith(keys.LOG):
-                    counts["commit_records"] += 1
-                    version = _check_record(key, value, version, problems)
-                elif key.startswith(keys.META):
-                    counts["rows"] += key == keys.EMPTY
-                    continue
-                elif len(key) == keys.BUCKET:
-                    counts["buckets"] += 1
-                    counts["rows"] += _check_bucket(key, value, problems)
-                else:
-                    counts["rows"] += 1
-                counts["bytes"] += len(key) + len(value)
-        except lmdb.Error as error:
-            problems.append(f"the store can't be read behind {previous!r}: {error}")
+        counts = checking.check_rows(txn, problems)
         data = txn.get(keys.FORMAT)
         if data is None:
             problems.append("the format record is missing")
         at = journal.place(txn)
     if engine.path is not None and at is not None:
         _check_journal(engine.path, at, problems)
-    return {**counts, "version": version, "problems": problems}
-
-
-def _check_record(key: bytes, value: bytes, version: int, problems: list[str]) -> int:
-    found = int.from_bytes(key[len(keys.LOG) :], "big")
-    if found <= version:
-        problems.append(f"commit record {found} doesn't follow {version}")
-    try:
-        unpack_record(value)
-    except (ValueError, IndexError, TypeError, msgpack.UnpackException) as error:
-        problems.append(f"commit record {found} can't be read: {error}")
-    return found
-
-
-def _check_bucket(key: bytes, value: bytes, problems: list[str]) -> int:
-    try:
-        rows = keys.unpack_bucket(value)
-    except Exception as error:
-        problems.append(f"the bucket of long keys {key[:20]!r}... can't be read: {error}")
-        return 0
-    names = [name for name, _ in rows]
-    if names != sorted(set(names)) or not rows or keys.pack_bucket(rows) != value:
-        problems.append(f"the bucket of long keys {key[:20]!r}... is out of order or cut")
-    return len(rows)
+    return {**counts, "problems": problems}
 
 
 def _check_journal(directory: Path, at: tuple[int, int], problems: list[str]) -> None:
@@ -107,13 +59,14 @@ def compact(engine: Any) -> tuple[int, int]:
         before = (directory / DATA).stat().st_blocks * 512
         copy = directory / "compacting"
         shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir()
-        engine.store.env.copy(str(copy), compact=True)
+        copy.mkdir(mode=private.PRIVATE_DIRECTORY)
+        engine.store.copy(copy)
         with (copy / DATA).open("rb") as file:
+            os.fchmod(file.fileno(), private.PRIVATE_FILE)
             os.fsync(file.fileno())
         engine.close()
         os.replace(copy / DATA, directory / DATA)
         (directory / "lock.mdb").unlink(missing_ok=True)
         shutil.rmtree(copy, ignore_errors=True)
-        journal.sync_directory(directory)
+        disk.flush_directory(directory)
         return before, (directory / DATA).stat().st_blocks * 512

@@ -17,6 +17,10 @@ READ_YOUR_WRITES_DISABLE = 51
 ACCESS_SYSTEM_KEYS = 301
 READ_SYSTEM_KEYS = 302
 RAW_ACCESS = 303
+READ_LOCK_AWARE = 702
+LOCK_AWARE = 700
+USE_GRV_CACHE = 1101
+TRANSACTION_LOGGING = 402
 TIMEOUT = 500
 RETRY_LIMIT = 501
 MAX_RETRY_DELAY = 502
@@ -29,14 +33,18 @@ USED_DURING_COMMIT_PROTECTION_DISABLE = 701
 REPORT_CONFLICTING_KEYS = 712
 SPECIAL_KEY_SPACE_RELAXED = 713
 SPECIAL_KEY_SPACE_ENABLE_WRITES = 714
+DEBUG_IDENTIFIER = 403
+LOG_TRANSACTION = 404
+LOGGING_MAX_FIELD_LENGTH = 405
+SPAN_PARENT = 900
 TAG = 800
 AUTO_THROTTLE_TAG = 801
 BYPASS_UNREADABLE = 1100
 
 # fmt: off
 TRANSACTION_OPTIONS = frozenset({
-    10, 20, 21, 23, 30, 50, 51, 52, 110, 120, 130, 200, 201, 300, 301, 302, 303, 304, 400, 401, 402, 403, 404, 405, 406,
-    500, 501, 502, 503, 504, 505, 507, 508, 509, 510, 511, 600, 601, 700, 701, 702, 711, 712, 713, 714, 800, 801, 900,
+    10, 20, 21, 23, 30, 40, 50, 51, 52, 110, 120, 130, 200, 201, 300, 301, 302, 303, 304, 400, 401, 402, 403, 404, 405, 406,
+    500, 501, 502, 503, 504, 505, 507, 508, 509, 510, 511, 600, 601, 700, 701, 702, 710, 711, 712, 713, 714, 800, 801, 900,
     1000, 1001, 1100, 1101, 1102, 1103, 2000, 4000, 4001,
 })
 # database option -> the transaction option it is the default of
@@ -44,12 +52,19 @@ DATABASE_DEFAULTS = {
     405: 405, 500: 500, 501: 501, 502: 502, 503: 503, 504: 20, 505: 23, 506: 505, 700: 1100, 701: 701, 702: 712,
 }
 DATABASE_OPTIONS = frozenset({10, 20, 21, 22, 26, 27, 800, 900, 901}) | frozenset(DATABASE_DEFAULTS)
+WITHOUT_VALUE = frozenset({
+    10, 20, 23, 30, 40, 50, 51, 52, 200, 201, 300, 301, 302, 303, 400, 404, 406, 505, 600, 601, 700, 701, 702, 710, 711, 712, 713,
+    714, 1000, 1100, 1101, 1102,
+})
 # fmt: on
-WITHOUT_VALUE = frozenset({51, 52, 301, 302, 303, 505, 600, 601, 701, 712, 713, 714, 1100})
+SHARED_GRV_CACHE = 720
+"""The API version since which option 1101 is refused where nothing shares the cache of read versions."""
 MAX_WATCHES = 20
 DATABASE_SNAPSHOT_RYW_ENABLE = 26
 DATABASE_SNAPSHOT_RYW_DISABLE = 27
 
+MAX_DEBUG_IDENTIFIER = 100
+SPAN_BYTES = 33
 MAX_TAGS = 5
 MAX_TAG_LENGTH = 255
 MIN_ID = 16
@@ -84,6 +99,9 @@ class TransactionOptions:
     snapshot_ryw = 1
     read_system = False
     write_system = False
+    raw_access = False
+    lock_aware = False
+    read_only = False
     bypass_unreadable = False
     commit_protection_disabled = False
     report_conflicting_keys = False
@@ -96,6 +114,7 @@ class TransactionOptions:
     idempotency_id: bytes | None = None
     automatic_idempotency = False
     tags: tuple[bytes, ...] = ()
+    debug_identifier = b""
     _timed: dict[bytes | None, TransactionOptions] | None = None  # these options with a timeout, by its parameter
 
     def deadline(self, created: float) -> float:
@@ -131,10 +150,17 @@ class TransactionOptions:
             new.size_limit = integer(parameter, 32, 10_000_000)
         elif option == READ_YOUR_WRITES_DISABLE:
             new.ryw_disabled = True
-        elif option in (ACCESS_SYSTEM_KEYS, RAW_ACCESS):
-            new.read_system = new.write_system = True
+        elif option == ACCESS_SYSTEM_KEYS:
+            new.read_system = new.write_system = new.raw_access = True
         elif option == READ_SYSTEM_KEYS:
-            new.read_system = True
+            new.read_system = new.raw_access = True
+        elif option == RAW_ACCESS:
+            new.raw_access = True
+        elif option == LOCK_AWARE:
+            new.lock_aware, new.read_only = True, False
+        elif option == READ_LOCK_AWARE:
+            new.read_only = new.read_only or not new.lock_aware
+            new.lock_aware = True
         elif option == SNAPSHOT_RYW_ENABLE:
             new.snapshot_ryw += 1
         elif option == SNAPSHOT_RYW_DISABLE:
@@ -156,13 +182,28 @@ class TransactionOptions:
         elif option == AUTOMATIC_IDEMPOTENCY:
             new.automatic_idempotency = True
         elif option in (TAG, AUTO_THROTTLE_TAG):
-            tag = parameter or b""
-            if len(tag) > MAX_TAG_LENGTH:
-                raise Code(2110)
-            if tag not in new.tags:
-                if len(new.tags) >= MAX_TAGS:
-                    raise Code(2109)
-                new.tags = (*new.tags, tag)
+            if parameter is None:
+                raise Code(errors.INVALID_OPTION_VALUE)
+            if len(parameter) > MAX_TAG_LENGTH:
+                raise Code(errors.TAG_TOO_LONG)
+            if len(new.tags) >= MAX_TAGS:
+                raise Code(errors.TOO_MANY_TAGS)
+            if parameter not in new.tags:
+                new.tags = (*new.tags, parameter)
+        elif option in (DEBUG_IDENTIFIER, TRANSACTION_LOGGING):
+            if parameter is None or not 1 <= len(parameter) <= MAX_DEBUG_IDENTIFIER:
+                raise Code(errors.INVALID_OPTION_VALUE)
+            if new.debug_identifier not in (b"", parameter):
+                raise Code(errors.CLIENT_INVALID_OPERATION)
+            new.debug_identifier = parameter
+        elif option == LOG_TRANSACTION:
+            if not new.debug_identifier:
+                raise Code(errors.CLIENT_INVALID_OPERATION)
+        elif option == LOGGING_MAX_FIELD_LENGTH:
+            if integer(parameter, -1, MAX_INT) == 0:
+                raise Code(errors.INVALID_OPTION_VALUE)
+        elif option == SPAN_PARENT and (parameter is None or len(parameter) != SPAN_BYTES):
+            raise Code(errors.INVALID_OPTION_VALUE)
         return new
 
     def after_retry(self, database: Database) -> TransactionOptions:

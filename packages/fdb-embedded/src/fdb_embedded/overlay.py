@@ -3,56 +3,74 @@
 An entry of `writes` is one of
     bytes                the value is known
     None                 the key is known to be cleared
-    Stack                operations on a value that isn't known (`depends`), or unreadable because of a versionstamp
+    Stack                operations on a value that isn't known (`depends`), or that has a versionstamp
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
+import os
+import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 
-from . import atomics, errors
+from . import atomics
 from .conflict import Range, covers
-from .errors import Code
 from .keys import Row
+from .ranges import difference, insert, overlapping
+from .write_map import Operation, coalesce_over
+
+_Folded = tuple[list[tuple[int, bytes]], bytes | None, int, bytes | None]
+"""Operations, the value below them, how many of them make the value that is last."""
 
 
 class Stack:
     """Operations stacked on one key: (operation, operand), oldest first.
 
-    `depends` says that the value needs the stored one, `unknown` that a read conflicts all the same, and `hidden` that a
-    stamped key has come over the operations so far: the C client forgets them but for the commit.
+    `depends` says that the value needs the stored one, `unreadable` that it has a versionstamp, which nobody knows yet.
     """
 
-    __slots__ = ("depends", "hidden", "operations", "unknown", "unreadable")
+    __slots__ = ("_folded", "depends", "operations", "unreadable")
 
     def __init__(self, depends: bool) -> None:
+        self._folded: _Folded | None = None
         self.operations: list[tuple[int, bytes]] = []
         self.depends = depends
-        self.unreadable = self.hidden = self.unknown = False
+        self.unreadable = False
 
     def push(self, operation: int, operand: bytes) -> None:
         self.operations.append((operation, operand))
-        plain = operation in (atomics.SET, atomics.SET_VERSIONSTAMPED_VALUE)
-        if self.hidden:
-            self.hidden = False
-            self.unknown = not plain
-        elif self.unreadable and self.depends:
-            self.unknown = True  # what is unreadable keeps its first operation, and with it the conflict
-        if plain:
+        if operation in (atomics.SET, atomics.SET_VERSIONSTAMPED_VALUE):
             self.depends = False
-            del self.operations[:-1]
+            self.operations = self.operations[-1:]
         if operation == atomics.SET_VERSIONSTAMPED_VALUE:
             self.unreadable = True
 
+    def operands(self) -> list[bytes]:
+        """The operands that a commit carries: the client makes one operation of two alike, where that can be done.
+
+        Of what has no versionstamp: of the rest the client keeps more than what matters for the value (`WriteMap`).
+        """
+        stack: tuple[Operation, ...] = ()
+        for operation in self.operations:
+            stack = coalesce_over(stack, operation) if stack else (operation,)
+        return [operand or b"" for _, operand in stack]
+
     def fold(self, base: bytes | None, stamp: bytes | None = None) -> bytes | None:
         """The value over `base`; without a stamp, stamped operations count as plain sets."""
-        value = base
-        for operation, operand in self.operations:
+        operations, folded = self.operations, self._folded
+        at, value = 0, base
+        if stamp is None and folded is not None and folded[0] is operations and folded[1] == base:
+            _, _, at, value = folded  # what was read before, of which only the later operations are missing
+        later = operations[at:]
+        for operation, operand in later:
             if operation == atomics.SET_VERSIONSTAMPED_VALUE:
                 value = operand if stamp is None else atomics.place_stamp(operand, stamp)
             else:
                 value = atomics.apply(operation, value, operand)
+        if stamp is None:
+            self._folded = operations, base, at + len(later), value
         return value
 
 
@@ -62,150 +80,181 @@ Entry = bytes | Stack | None
 StampedKey = tuple[bytes, bytes, bytes]
 """`(anchor, parameter, value)`: the anchor is the parameter with the lowest stamp, where the C client keeps the write."""
 
+_changing = threading.RLock()
+"""Held while what is sorted is changed or looked at: threads may share a transaction. What sets a key alone doesn't take it,
+so `writes` may grow at any moment: it is never stepped through, but copied in one call.
+"""
+
+_new = object.__new__
+
+FEW = 16  # one part in so many of new keys is put in its place; more of them are sorted with the rest
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _changing
+    _changing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
 
 class Overlay:
-    """Uncommitted writes. `writes` wins over `clears` (sorted, disjoint); `unreadable` are ranges of stamped keys."""
+    """Uncommitted writes. `writes` wins over `clears` (sorted, disjoint). What versionstamps hide is read by way of a `ClientView`.
 
-    __slots__ = ("_fresh", "_order", "clears", "stamped_keys", "unreadable", "writes")
+    No operation costs more for what other operations have left elsewhere, but for the move of a list's end.
+    """
+
+    __slots__ = ("_anchors", "_fresh", "_order", "clears", "stamped", "writes")
 
     def __init__(self) -> None:
         self.writes: dict[bytes, Entry] = {}
         self.clears: list[Range] = []
-        self.unreadable: list[Range] = []
-        self.stamped_keys: list[StampedKey] = []
+        self.stamped: dict[int, StampedKey] = {}  # in the order in which they were written
+        self._anchors: list[tuple[bytes, int]] = []  # sorted: (anchor, key of `stamped`)
         self._order: list[bytes] | None = None
-        self._fresh = 0
+        self._fresh = 0  # how many keys are in `_order`: the first ones of `writes`
 
     def __bool__(self) -> bool:
-        return bool(self.writes or self.clears or self.unreadable)
+        return bool(self.writes or self.clears or self.stamped)
+
+    def copy(self) -> Overlay:
+        """The same writes, which no later call changes."""
+        copy = _new(Overlay)
+        with _changing:
+            copy.writes = self.writes.copy()
+            copy.clears = self.clears.copy() if self.clears else []
+            copy.stamped = self.stamped.copy() if self.stamped else {}
+            copy._anchors = self._anchors.copy() if self._anchors else []
+        copy._order = None
+        copy._fresh = 0
+        return copy
+
+    @property
+    def stamped_keys(self) -> list[StampedKey]:
+        """The stamped keys, oldest first."""
+        return list(self.stamped.values())
 
     def order(self) -> list[bytes]:
         """The written keys, sorted."""
-        order = self._order
-        if order is None or self._fresh != len(self.writes):
-            order = self._order = sorted(self.writes)
+        with _changing:
+            order = self._order
+            fresh = self._written_since() if order is not None else None
+            if order is None or fresh is None:
+                order = self._order = sorted(self.writes)
+            elif len(fresh) * FEW < len(order):
+                for key in fresh:
+                    bisect.insort(order, key)
+            else:
+                order += fresh
+                order.sort()
             self._fresh = len(order)
-        return order
+            return order
+
+    def _written_since(self) -> list[bytes] | None:
+        """The keys that are in `writes` and not in `_order`; None where another thread writes at this moment."""
+        count = len(self.writes)
+        if count <= self._fresh:
+            return [] if count == self._fresh else None
+        try:
+            fresh = list(islice(reversed(self.writes), count - self._fresh))
+        except RuntimeError:
+            return None
+        return fresh if count == len(self.writes) else None
+
+    def written_in(self, begin: bytes, end: bytes) -> list[bytes]:
+        """The written keys of [begin, end), sorted."""
+        with _changing:
+            order = self.order()
+            return order[bisect.bisect_left(order, begin) : bisect.bisect_left(order, end)]
 
     def clear_range(self, begin: bytes, end: bytes) -> list[bytes]:
         """Clear [begin, end); returns the keys whose entries it replaced."""
         gone: list[bytes] = []
-        if self.writes:
-            if len(self.writes) < 64 and self._order is None:
-                gone = [key for key in list(self.writes) if begin <= key < end]
-            else:
-                order = self.order()
-                gone = order[bisect.bisect_left(order, begin) : bisect.bisect_left(order, end)]
-            for key in gone:
-                del self.writes[key]
-            if gone:
-                self._order = None
-        if self.stamped_keys:
-            self.stamped_keys = [item for item in self.stamped_keys if not begin <= item[0] < end]
-        if self.unreadable:
-            self.unreadable = [piece for item in self.unreadable for piece in subtract(item, begin, end)]
-        clears = self.clears
-        low = bisect.bisect_left(clears, begin, key=_end)
-        high = bisect.bisect_right(clears, end, key=_begin)
-        if low < high:
-            begin = min(begin, clears[low][0])
-            end = max(end, clears[high - 1][1])
-        clears[low:high] = [(begin, end)]
+        with _changing:
+            if self.writes:
+                if len(self.writes) < 64 and self._order is None:
+                    gone = [key for key in list(self.writes) if begin <= key < end]
+                else:
+                    order = self.order()
+                    low, high = bisect.bisect_left(order, begin), bisect.bisect_left(order, end)
+                    gone = order[low:high]
+                    del order[low:high]
+                    self._fresh = len(order)
+                for key in gone:
+                    self.writes.pop(key, None)
+            self.uncover(begin, end)
+            insert(self.clears, begin, end)
         return gone
 
-    def hide(self, begin: bytes, end: bytes) -> None:
-        """Make [begin, end) unreadable, with what was written there before: a stamped key may come to lie on it."""
-        self.unreadable.append((begin, end))
-        for key in [key for key in list(self.writes) if begin <= key < end]:
-            entry = self.writes[key]
-            if not isinstance(entry, Stack):
-                stack = self.writes[key] = Stack(depends=False)
-                if entry is not None:
-                    stack.push(atomics.SET, entry)
-                entry = stack
-            entry.unreadable = entry.hidden = True
+    def uncover(self, begin: bytes, end: bytes) -> None:
+        """What is in [begin, end) is written anew: stamped keys whose place is there are gone."""
+        if self.stamped:
+            with _changing:
+                anchors = self._anchors
+                low, high = bisect.bisect_left(anchors, (begin,)), bisect.bisect_left(anchors, (end,))
+                for _, number in anchors[low:high]:
+                    self.stamped.pop(number, None)
+                del anchors[low:high]
+
+    def stamp(self, item: StampedKey) -> None:
+        """Write a stamped key."""
+        with _changing:
+            number = next(_numbers)
+            self.stamped[number] = item
+            bisect.insort(self._anchors, (item[0], number))
 
     def cleared(self, key: bytes) -> bool:
-        return covers(self.clears, key)
+        with _changing:
+            return covers(self.clears, key)
 
     def known(self, key: bytes) -> bool:
         """Whether the key's value doesn't depend on the database."""
         entry = self.writes.get(key, _MISSING)
         if entry is not _MISSING:
             return not (isinstance(entry, Stack) and entry.depends)
-        return covers(self.clears, key)
+        return self.cleared(key)
+
+    def known_before(self, end: bytes) -> bool:
+        """Whether what comes last before `end` doesn't depend on the database."""
+        if end.endswith(b"\0") and self.known(end[:-1]):
+            return True
+        with _changing:
+            at = bisect.bisect_left(self.clears, (end,)) - 1
+            return at >= 0 and self.clears[at][1] >= end
 
     def unknown_parts(self, begin: bytes, end: bytes) -> list[Range]:
         """The parts of [begin, end) whose contents depend on the database."""
-        parts = [(begin, end)]
-        clears = self.clears
-        for hidden in self.unreadable:  # a stamped key makes unknown again what was cleared where it may fall
-            clears = [part for item in clears for part in subtract(item, *hidden)]
-        low = bisect.bisect_right(clears, begin, key=_end)
-        for low_key, high_key in clears[low:]:
-            if low_key >= end:
-                break
-            tail_begin, tail_end = parts.pop()
-            if tail_begin < low_key:
-                parts.append((tail_begin, low_key))
-            if high_key < tail_end:
-                parts.append((high_key, tail_end))
-            else:
-                break
-        for anchor, _, _ in self.stamped_keys:  # a write that doesn't depend on what is stored
-            parts = [piece for part in parts for piece in subtract(part, anchor, anchor + b"\0")]
-        if not self.writes:
-            return parts
-        order = self.order()
-        out: list[Range] = []
-        for low_key, high_key in parts:
-            at = low_key
-            for key in order[bisect.bisect_left(order, low_key) : bisect.bisect_left(order, high_key)]:
-                entry = self.writes[key]
-                if isinstance(entry, Stack) and (entry.depends or entry.hidden or entry.unknown):
-                    continue
-                if at < key:
-                    out.append((at, key))
-                at = key + b"\0"
-            if at < high_key:
-                out.append((at, high_key))
+        with _changing:
+            parts = difference([(begin, end)], overlapping(self.clears, begin, end))
+            if not self.writes:
+                return parts
+            out: list[Range] = []
+            for low, high in parts:
+                at = low
+                for key in self.written_in(low, high):
+                    entry = self.writes.get(key)
+                    if at < key:
+                        out.append((at, key))
+                    at = key + b"\0"
+                    if isinstance(entry, Stack) and entry.depends:
+                        out.append((key, at))  # by itself, as the client counts it
+                if at < high:
+                    out.append((at, high))
         return out
-
-    def first_unreadable(self, begin: bytes, end: bytes, reverse: bool) -> Range | None:
-        """The first unreadable part of [begin, end) in reading order."""
-        hits = [(max(low, begin), min(high, end)) for low, high in self.unreadable if low < end and begin < high]
-        if not hits:
-            return None
-        return max(hits, key=_end) if reverse else min(hits)
 
     def merge(
         self, begin: bytes, end: bytes, reverse: bool, rows: Callable[[bytes, bytes], Iterator[Row]]
     ) -> Iterator[Row]:
-        """The rows of [begin, end) with the overlay applied to `rows(begin, end)`; raises `Code` 1036."""
-        stop: Range | None = None
-        if self.unreadable:
-            stop = self.first_unreadable(begin, end, reverse)
-            if stop is not None:
-                if reverse:
-                    begin = stop[1]
-                else:
-                    end = stop[0]
-        if begin < end:
-            yield from self._merge(begin, end, reverse, rows)
-        if stop is not None:
-            raise Code(errors.ACCESSED_UNREADABLE)
-
-    def _merge(
-        self, begin: bytes, end: bytes, reverse: bool, rows: Callable[[bytes, bytes], Iterator[Row]]
-    ) -> Iterator[Row]:
-        order = self.order() if self.writes else []
-        own = order[bisect.bisect_left(order, begin) : bisect.bisect_left(order, end)]
+        """The rows of [begin, end) with the overlay applied to `rows(begin, end)`."""
+        own = self.written_in(begin, end) if self.writes else []
+        with _changing:
+            clears = overlapping(self.clears, begin, end)
         if reverse:
             own.reverse()
         source = rows(begin, end)
         at, count = 0, len(own)
         row = next(source, None)
-        clears = self.clears
         while row is not None or at < count:
             key = own[at] if at < count else None
             if row is not None and (key is None or (row[0] > key if reverse else row[0] < key)):
@@ -221,8 +270,6 @@ class Overlay:
                 row = next(source, None)
             entry = self.writes.get(key)
             if isinstance(entry, Stack):
-                if entry.unreadable:
-                    raise Code(errors.ACCESSED_UNREADABLE)
                 entry = entry.fold(base)
             if entry is not None:
                 yield key, entry
@@ -233,24 +280,4 @@ class _Missing:
 
 
 _MISSING = _Missing()
-
-
-def _begin(item: Range) -> bytes:
-    return item[0]
-
-
-def _end(item: Range) -> bytes:
-    return item[1]
-
-
-def subtract(item: Range, begin: bytes, end: bytes) -> list[Range]:
-    """The parts of `item` outside [begin, end)."""
-    low, high = item
-    if high <= begin or end <= low:
-        return [item]
-    parts = []
-    if low < begin:
-        parts.append((low, begin))
-    if end < high:
-        parts.append((end, high))
-    return parts
+_numbers = itertools.count()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from . import errors
 from .conflict import Range
 from .futures import Future
+from .idempotency import SELF_CONFLICT
 from .overlay import Overlay
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class Commit(Future):
 
     # What few commits have lives on the class, so that making one is cheap.
     reports_conflicts = False
+    unconflicted: list[Range] | None = None  # what it writes without a conflict, as a commit record names it
+    deadline = 0.0  # when the transaction times out; 0 is never
+    blind = False  # it has read nothing: what it is validated for is its idempotency id
     writes_ids = False  # rows of idempotency ids change
     conflicts: list[Range] | None = None  # why it failed: the ranges that were read and written since
     stamps: list[Future] | None = None  # futures of its versionstamp
@@ -77,11 +81,21 @@ class Commit(Future):
         copy = Commit(
             self.overlay, self.points, self.write_ranges, self.read_points, self.read_ranges, read_at, self.read_from
         )
+        copy.deadline = self.deadline
         copy.idempotency_id = self.idempotency_id
         copy.id_ends = self.id_ends
+        copy.blind = self.blind
         copy.reports_conflicts = self.reports_conflicts
         copy.writes_ids = self.writes_ids
+        copy.unconflicted = self.unconflicted
         return copy
+
+    def validated_points(self) -> set[bytes] | None:
+        """The keys it is validated for: those it read, and its id's own, which is written by whoever ends its being in flight."""
+        name, points = self.idempotency_id, self.read_points
+        if name is None:
+            return points
+        return {SELF_CONFLICT + name} if points is None else points | {SELF_CONFLICT + name}
 
     # Each of these may be called again when an interrupt came between: what was done stays, the rest is done.
 
@@ -109,6 +123,7 @@ class Commit(Future):
                 future.set(stamp)
         if self.watches:
             self.watches[0].database.engine.watches.add(self.watches)
+            self.watches = None  # from here on a watch lives as long as somebody holds it
 
     def refuse(self, stamp_code: int, watch_code: int) -> None:
         """End what was promised with it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
-from .keys import BUCKET, EMPTY, Row, unpack_bucket
+from .keys import EMPTY, NODE, STEM, Row, narrowed, stem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,74 +15,44 @@ def scan(txn: Any, begin: bytes, end: bytes, limit: int, reverse: bool, long_key
     """At most `limit` rows of [begin, end), from its begin or, with `reverse`, from its end."""
     if begin >= end or limit <= 0:
         return []
-    if long_keys:
-        return list(islice(_expanded(txn, begin, end, reverse), limit))
-    cursor = txn.cursor()
-    if not reverse:
-        rows: list[Row] = []
-        if not begin:
-            value = txn.get(EMPTY)
-            if value is not None:
-                rows.append((b"", value))
-                limit -= 1
-            begin = b"\x00"
-        if cursor.set_range(begin):
-            # (end,) > (key, value) exactly when end > key: the comparison runs in C
-            rows += islice(takewhile((end,).__gt__, cursor.iternext(True, True)), limit)
-        return rows
-    rows = []
-    if cursor.prev() if cursor.set_range(end) else cursor.last():
-        rows = list(islice(takewhile((begin or b"\x00",).__le__, cursor.iterprev(True, True)), limit))
-    if not begin and len(rows) < limit:
+    if not begin:
         value = txn.get(EMPTY)
-        if value is not None:
-            rows.append((b"", value))
+        first = [] if value is None else [(b"", value)]
+        rest = scan(txn, b"\x00", end, limit, reverse, long_keys)
+        return (rest + first if reverse else first + rest)[:limit]
+    rows = list(islice(entries(txn, begin, end, reverse), limit))
+    if long_keys and any(len(key) == NODE for key, _ in rows):
+        return list(islice(_expanded(txn, begin, end, reverse), limit))
     return rows
 
 
-def _expanded(txn: Any, begin: bytes, end: bytes, reverse: bool) -> Iterator[Row]:
-    """The same rows, with buckets of long keys taken apart."""
+def entries(txn: Any, low: bytes, high: bytes, reverse: bool) -> Iterator[Row]:
+    """What LMDB holds of [low, high), nodes as they are; also the node behind which `low` lies."""
     cursor = txn.cursor()
-    first = begin[:BUCKET] or b"\x00"
     if not reverse:
-        if not begin:
-            value = txn.get(EMPTY)
-            if value is not None:
-                yield b"", value
-        if not cursor.set_range(first):
-            return
-        for key, value in cursor.iternext(True, True):
-            if key >= end:
+        found = cursor.set_range(low[:NODE])
+        # (high,) > (key, value) exactly when high > key: the comparison runs in C
+        return takewhile((high,).__gt__, cursor.iternext(True, True)) if found else iter(())
+    found = cursor.prev() if cursor.set_range(high) else cursor.last()
+    return takewhile((low[:NODE],).__le__, cursor.iterprev(True, True)) if found else iter(())
+
+
+def _expanded(txn: Any, low: bytes, high: bytes, reverse: bool) -> Iterator[Row]:
+    """The rows of [low, high), with those behind nodes in their places."""
+    prefix, cut = b"", 0  # a row at `key` is that of `prefix + key[cut:]`
+    opened = entries(txn, low, high, reverse)
+    above = []
+    while True:
+        for key, value in opened:
+            if len(key) < NODE:
+                yield prefix + key[cut:], value
+                continue
+            above.append((prefix, cut, low, high, opened))
+            prefix, cut = prefix + key[cut:], STEM
+            low, high = narrowed(low, high, key, stem_of(key, value))
+            opened = entries(txn, low, high, reverse)
+            break
+        else:
+            if not above:
                 return
-            if len(key) < BUCKET:
-                if key >= begin:
-                    yield key, value
-                continue
-            for suffix, member in unpack_bucket(value):
-                whole = key + suffix
-                if whole >= end:
-                    return
-                if whole >= begin:
-                    yield whole, member
-        return
-    found = cursor.set_range(end[:BUCKET])
-    if not (found and len(cursor.key()) == BUCKET and cursor.key() < end):
-        found = cursor.prev() if found else cursor.last()
-    if found:
-        for key, value in cursor.iterprev(True, True):
-            if key < first:
-                break
-            if len(key) < BUCKET:
-                if key < begin:
-                    break
-                if key < end:
-                    yield key, value
-                continue
-            for suffix, member in reversed(unpack_bucket(value)):
-                whole = key + suffix
-                if begin <= whole < end:
-                    yield whole, member
-    if not begin:
-        value = txn.get(EMPTY)
-        if value is not None:
-            yield b"", value
+            prefix, cut, low, high, opened = above.pop()

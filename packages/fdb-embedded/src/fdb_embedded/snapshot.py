@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -11,17 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import lmdb
 
 from . import errors, idempotency, keys
-from .errors import Code
+from .errors import Code, DamagedDatabase
 from .keys import Row
 from .scan import scan
 from .versions import MAX_READ_AGE, VERSIONS_PER_SECOND
+from .waiting import Waiter
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 T = TypeVar("T")
 
-MAX_AGE = MAX_READ_AGE / VERSIONS_PER_SECOND
+DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, DamagedDatabase)
+SHARED_FOR = 0.05  # seconds: those that begin while nobody commits share a snapshot as long as it is no older
+MAX_AGE = MAX_READ_AGE / VERSIONS_PER_SECOND + SHARED_FOR
 FIRST_CHUNK = 64
 LARGEST_CHUNK = 4096
 
@@ -36,22 +38,45 @@ class Snapshot:
     may; who ends a snapshot marks it as ended first, and leaves the transaction to the last reader where there is one.
     """
 
-    __slots__ = ("base", "born", "ended", "engine", "inside", "shown", "store", "txn", "users", "version")
+    __slots__ = (
+        "base",
+        "born",
+        "ended",
+        "engine",
+        "guard",
+        "inside",
+        "mark",
+        "new_until",
+        "shown",
+        "store",
+        "told",
+        "txn",
+        "users",
+        "version",
+    )
 
-    def __init__(self, engine: Engine, txn: Any, version: int, shown: int) -> None:
+    def __init__(self, engine: Engine, txn: Any, version: int, guard: int, mark: int = -1) -> None:
         self.engine = engine
-        self.store = engine.store
+        self.guard = guard  # what the process's slot of readers named when it began
+        self.store = store = engine.store
         self.inside: set[int] = set()  # threads that read in `txn` at this moment
         self.txn = txn
         self.version = version
-        self.shown = shown
-        self.born = time.monotonic()
-        self.base = engine.store.clock.base
+        self.shown = version
+        self.told = version  # the highest version that it was handed out as
+        self.born = born = time.monotonic()
+        self.new_until = born + SHARED_FOR  # who begins before may share it, and reads here for five seconds
+        self.base = store.clock.base
         self.ended = False
         self.users = 1
+        self.mark = mark  # it is the newest as long as the page's number of the last commit to begin is this one
+
+    def is_new(self) -> bool:
+        """Whether those that begin now may read here for five seconds, too."""
+        return time.monotonic() < self.new_until
 
     def young(self) -> bool:
-        """Whether it was taken less than five seconds ago, however old the newest version was then."""
+        """Whether the last to share it began less than five seconds ago, however old the newest version was then."""
         same_clock = self.base == self.engine.store.clock.base  # versions haven't jumped ahead since
         return same_clock and self.shown == self.version and time.monotonic() - self.born <= MAX_AGE
 
@@ -67,11 +92,13 @@ class Snapshot:
         self.engine.live.pop(id(self), None)
         txn, self.txn = self.txn, None
         if txn is not None:
-            with contextlib.suppress(lmdb.Error):
+            try:
                 txn.abort()
+            except lmdb.Error:  # it went with its map
+                pass
 
-    def _read(self, read: Callable[[Any], T]) -> T:
-        """What `read` gives of the LMDB transaction. Raises 1007 where the snapshot has ended."""
+    def _read(self, read: Callable[[Any], T], waiter: Waiter | None) -> T:
+        """What `read` gives of the LMDB transaction. Raises 1007 where the snapshot has ended, and what ends a wait for the map."""
         me, inside = get_ident(), self.inside
         for _ in range(8):
             try:
@@ -79,6 +106,8 @@ class Snapshot:
                 txn = self.txn
                 if not self.ended and not self.store.gate:
                     return read(txn)
+            except DAMAGE as error:
+                raise self.engine.damaged(error) from error
             except lmdb.Error:
                 pass
             finally:
@@ -88,24 +117,25 @@ class Snapshot:
             if self.ended:
                 break
             if self.store.gate:
-                self.store.await_map()
+                self.store.await_map(None if waiter is None else waiter.go_on)
             elif self.txn is txn:
-                self._renew()
+                self._renew(waiter)
         raise Code(errors.TRANSACTION_TOO_OLD)
 
-    def _renew(self) -> None:
+    def _renew(self, waiter: Waiter | None) -> None:
         """The LMDB transaction was invalidated by a growing map: take another and remember that it is later."""
         if self.ended:
             raise Code(errors.TRANSACTION_TOO_OLD)
-        txn, self.shown = self.engine.newest()
+        txn, self.shown = self.engine.newest(None if waiter is None else waiter.go_on)
         self.txn = txn
         self._left()
 
-    def _unchanged(self, begin: bytes, end: bytes) -> None:
-        if self.engine.written_between(self.version, self.shown, begin, end):
+    def _unchanged(self, begin: bytes, end: bytes, waiter: Waiter | None) -> None:
+        go_on = None if waiter is None else waiter.go_on
+        if self.engine.written_between(self.version, self.shown, begin, end, go_on):
             raise Code(errors.TRANSACTION_TOO_OLD)
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, waiter: Waiter | None = None) -> bytes | None:
         """The value of `key` at this version."""
         direct = 0 < len(key) <= keys.DIRECT
         me, inside = get_ident(), self.inside
@@ -114,26 +144,26 @@ class Snapshot:
             if self.ended or self.store.gate:
                 raise lmdb.Error("not now")
             value: bytes | None = self.txn.get(key) if direct else keys.get(self.txn, key)
-        except lmdb.Error:
+        except (lmdb.Error, DamagedDatabase):
             inside.discard(me)
-            value = self._read(lambda txn: keys.get(txn, key))
+            value = self._read(lambda txn: keys.get(txn, key), waiter)
         finally:
             inside.discard(me)
             if self.ended:
                 self._left()
         if self.shown != self.version:
-            self._unchanged(key, key + b"\0")
+            self._unchanged(key, key + b"\0", waiter)
         return value
 
-    def get_many(self, wanted: list[bytes]) -> list[bytes | None]:
+    def get_many(self, wanted: list[bytes], waiter: Waiter | None = None) -> list[bytes | None]:
         """The values of many keys of 1 to 510 bytes."""
         if self.shown == self.version:
-            found = self._read(lambda txn: list(map(txn.get, wanted)))
+            found = self._read(lambda txn: list(map(txn.get, wanted)), waiter)
             if self.shown == self.version:  # else the map grew meanwhile, and each has to be looked at
                 return found
-        return [self.get(key) for key in wanted]
+        return [self.get(key, waiter) for key in wanted]
 
-    def rows(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Row]:
+    def rows(self, begin: bytes, end: bytes, limit: int, reverse: bool, waiter: Waiter | None = None) -> list[Row]:
         """At most `limit` rows of [begin, end)."""
 
         def read(txn: Any) -> list[Row]:
@@ -142,20 +172,20 @@ class Snapshot:
                 return self._with_ids(txn, rows, begin, end, limit, reverse)
             return rows
 
-        found = self._read(read)
+        found = self._read(read, waiter)
         if self.shown != self.version:
             if not found or len(found) < limit:
-                self._unchanged(begin, end)
+                self._unchanged(begin, end, waiter)
             elif reverse:
-                self._unchanged(found[-1][0], end)
+                self._unchanged(found[-1][0], end, waiter)
             else:
-                self._unchanged(begin, found[-1][0] + b"\0")
+                self._unchanged(begin, found[-1][0] + b"\0", waiter)
         return found
 
     @staticmethod
     def _with_ids(txn: Any, found: list[Row], begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Row]:
         """The rows together with those that idempotency ids on the log stand for."""
-        virtual = idempotency.log_rows(txn, begin, end)
+        virtual = idempotency.log_rows(txn, begin, end, limit, reverse)
         if not virtual:
             return found
         merged = idempotency.merge_rows(found, virtual)
@@ -163,11 +193,13 @@ class Snapshot:
             merged.reverse()
         return merged[:limit]
 
-    def stream(self, begin: bytes, end: bytes, reverse: bool, first: int = FIRST_CHUNK) -> Iterator[Row]:
+    def stream(
+        self, begin: bytes, end: bytes, reverse: bool, first: int = FIRST_CHUNK, waiter: Waiter | None = None
+    ) -> Iterator[Row]:
         """All rows of [begin, end), read in growing chunks."""
         size = first
         while True:
-            found = self.rows(begin, end, size, reverse)
+            found = self.rows(begin, end, size, reverse, waiter)
             yield from found
             if len(found) < size:
                 return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import atomics, errors, idempotency, status
 from .conflict import Range, merge_ranges
 from .errors import Code
-from .keys import Row
+from .keys import Row, clipped
 
 if TYPE_CHECKING:
     from .reading import Reading
@@ -27,16 +27,24 @@ READ_CONFLICTS = TRANSACTION + b"read_conflict_range/"
 WRITE_CONFLICTS = TRANSACTION + b"write_conflict_range/"
 CONFLICTING = TRANSACTION + b"conflicting_keys/"
 # modules: prefix ranges that one read must not cross (unless relaxed)
-MODULES = (
-    (b"\xff\xff/cluster_file_path", b"\xff\xff/cluster_file_path\x00"),
-    (b"\xff\xff/cluster_id", b"\xff\xff/cluster_id\x00"),
-    (b"\xff\xff/connection_string", b"\xff\xff/connection_string\x00"),
-    (b"\xff\xff/error_message", b"\xff\xff/error_message\x00"),
-    (b"\xff\xff/management/", b"\xff\xff/management0"),
-    (b"\xff\xff/metrics/", b"\xff\xff/metrics0"),
-    (b"\xff\xff/status/json", b"\xff\xff/status/json\x00"),
-    (TRANSACTION, b"\xff\xff/transaction0"),
-    (b"\xff\xff/worker_interfaces/", b"\xff\xff/worker_interfaces0"),
+MODULES = tuple(
+    (b"\xff\xff/" + name, b"\xff\xff/" + (name[:-1] + b"0" if name.endswith(b"/") else name + b"\x00"))
+    for name in (
+        b"actor_lineage/",
+        b"actor_profiler_conf/",
+        b"cluster_file_path",
+        b"cluster_id",
+        b"configuration/",
+        b"connection_string",
+        b"error_message",
+        b"global_config/",
+        b"management/",
+        b"metrics/",
+        b"status/json",
+        b"tracing/",
+        b"transaction/",
+        b"worker_interfaces/",
+    )
 )
 
 
@@ -57,18 +65,32 @@ def _boundaries(prefix: bytes, ranges: list[Range]) -> list[Row]:
 
 
 def read_conflicts(transaction: Reading) -> list[Range]:
-    """What the transaction has read, as ranges."""
-    return [*transaction.read_ranges, *((key, key + b"\0") for key in transaction.read_points or ())]
+    """What the transaction has read, as ranges. They are told once all its reads have ended, and well."""
+    transaction._expire()
+    if transaction.dead or transaction.read_error:
+        raise Code(transaction.dead or transaction.read_error)
+    return [*transaction.read_ranges, *((key, key + b"\0") for key in list(transaction.read_points or ()))]
 
 
 def write_conflicts(transaction: Reading) -> list[Range]:
     """What the transaction writes, as ranges; a stamped key stands for all keys that it may become."""
-    ranges = [*transaction.write_ranges, *((key, key + b"\0") for key in transaction.written_points())]
-    lowest = transaction.lowest_stamp() if transaction.overlay.stamped_keys else b""
-    for _, parameter, _ in transaction.overlay.stamped_keys:
+    if transaction.history is not None and not transaction.options.ryw_disabled:
+        ranges = transaction._client_view().write_conflicts(BEGIN)
+    else:
+        points = list(transaction.written_points(transaction.overlay.writes))
+        ranges = [*transaction.write_ranges, *((key, key + b"\0") for key in points)]
+    stamp = transaction.stamp
+    parameters = list(transaction.stamped_parameters or ())
+    lowest = transaction.lowest_stamp() if parameters else b""
+    for parameter in parameters:
         at = atomics.stamp_offset(parameter)
         head, tail = parameter[:at], parameter[at + 10 : -4]
-        ranges.append((head + lowest + tail, head + b"\xff" * 10 + tail + b"\0"))
+        if stamp is not None:
+            ranges.append((head + stamp + tail, head + stamp + tail + b"\0"))
+            continue
+        high = min(head + b"\xff" * 10 + tail + b"\0", transaction._limit_key())
+        if head + lowest + tail < high:
+            ranges.append((head + lowest + tail, high))
     return ranges
 
 
@@ -94,16 +116,16 @@ _ANSWERS: tuple[tuple[bytes, Callable[[Reading], list[Row]]], ...] = (
 def _rows(transaction: Reading, begin: bytes, end: bytes) -> list[Row]:
     found: list[Row] = []
     for prefix, answer in _ANSWERS:
-        if prefix < end and begin < prefix + b"\xff\xff\xff":
+        if prefix < end and begin < prefix + b"\xff\xff":
             found += (row for row in answer(transaction) if begin <= row[0] < end)
     return sorted(found)
 
 
 def get(transaction: Reading, key: bytes) -> bytes | None:
     """The value of a key under `\\xff\\xff`; raises `Code` 2113 where there is none to ask."""
-    if _module(key) is None:
-        raise Code(errors.SPECIAL_KEYS_NO_MODULE_FOUND)
-    rows = _rows(transaction, key, key + b"\0")
+    if key == BEGIN:
+        return None
+    rows = get_range(transaction, (key, False, 1), (key + b"\0", False, 1), 0, False)
     return rows[0][1] if rows else None
 
 
@@ -115,32 +137,57 @@ def get_range(
     reverse: bool,
 ) -> list[Row]:
     """The rows between two selectors under `\\xff\\xff`."""
-    module = _module(begin[0])
+    (begin_key, begin_equal, begin_offset), (end_key, end_equal, end_offset) = begin, end
+    begin_key, end_key = clipped(begin_key), clipped(end_key)
+    # As in the client, no key comes after the first of these.
+    begin_key += b"\0" if begin_equal and begin_key != BEGIN else b""
+    end_key += b"\0" if end_equal and end_key != BEGIN else b""
+    if begin_offset >= end_offset and begin_key >= end_key:
+        return []
+    edges = BEGIN, END
     if not transaction.options.special_relaxed:
+        module = _module(begin_key)
+        if not (module or _gap(begin_key))[0] <= end_key <= (module or _gap(begin_key))[1]:
+            raise Code(errors.SPECIAL_KEYS_CROSS_MODULE_READ)
         if module is None:
             raise Code(errors.SPECIAL_KEYS_NO_MODULE_FOUND)
-        if not module[0] <= end[0] <= module[1]:
-            raise Code(errors.SPECIAL_KEYS_CROSS_MODULE_READ)
-    low_edge, high_edge = module if module is not None else (BEGIN, END)
-    if transaction.options.special_relaxed:
-        low_edge, high_edge = BEGIN, END
-    known = [key for key, _ in _rows(transaction, low_edge, high_edge)]
-
-    def resolve(selector: tuple[bytes, bool, int]) -> bytes:
-        key, or_equal, offset = selector
-        if or_equal:
-            key += b"\0"
-        if offset == 1:
-            return key
-        at = sum(1 for name in known if name < key) + offset - 1
-        if at < 0:
-            return low_edge
-        return known[at] if at < len(known) else high_edge
-
-    rows = _rows(transaction, resolve(begin), resolve(end))
+        edges = module
+    low, low_offset = _place(transaction, begin_key, begin_offset, *edges)
+    high, high_offset = _place(transaction, end_key, end_offset, *edges)
+    if (low_offset >= high_offset and low >= high) or low == edges[1] or high == edges[0]:
+        return []
+    rows = _rows(transaction, low, high)
     if reverse:
         rows.reverse()
     return rows[:limit] if limit else rows
+
+
+def _gap(key: bytes) -> Range:
+    """The range between two modules in which `key` lies."""
+    low = max((end for _, end in MODULES if end <= key), default=BEGIN)
+    return low, min((begin for begin, _ in MODULES if begin > key), default=END)
+
+
+def _place(transaction: Reading, key: bytes, offset: int, low_edge: bytes, high_edge: bytes) -> tuple[bytes, int]:
+    """A selector's key, and what is left of its offset at an edge: one place after another is asked, as far as need be."""
+    if offset < 1:
+        for prefix, answer in reversed(_ANSWERS):
+            if not low_edge <= prefix < key:
+                continue
+            rows = [name for name, _ in answer(transaction) if name < key]
+            if len(rows) >= 1 - offset:
+                return rows[offset - 1], 1
+            offset += len(rows)
+        return low_edge, offset
+    for prefix, answer in _ANSWERS:
+        if offset == 1 or not prefix < high_edge or key >= prefix + b"\xff\xff":
+            continue
+        rows = [name for name, _ in answer(transaction) if name >= key]
+        if len(rows) >= offset:
+            return rows[offset - 1], 1
+        offset -= len(rows)
+        key = rows[-1] + b"\0" if rows else key
+    return (key, 1) if offset == 1 else (high_edge, offset)
 
 
 def set(transaction: Writing, key: bytes, value: bytes) -> None:
@@ -150,7 +197,8 @@ def set(transaction: Writing, key: bytes, value: bytes) -> None:
 
 def clear(transaction: Writing, begin: bytes, end: bytes) -> None:
     """Nothing under `\\xff\\xff` can be cleared here."""
-    _refuse(transaction)
+    if begin < end or not transaction.options.special_writes:
+        _refuse(transaction)
 
 
 def _refuse(transaction: Writing) -> None:
@@ -161,6 +209,6 @@ def _refuse(transaction: Writing) -> None:
 def system_get(transaction: Reading, key: bytes) -> tuple[bytes | None] | None:
     """The answer for a system key that isn't (only) stored, in a tuple; None when the key is like any other."""
     if key.startswith(idempotency.IDS):
-        rows = transaction._begin().rows(key, key + b"\0", 1, False)
+        rows = transaction._begin().rows(key, key + b"\0", 1, False, transaction)
         return (rows[0][1] if rows else None,)
     return None

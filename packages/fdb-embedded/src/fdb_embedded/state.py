@@ -5,31 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from . import errors
 from .conflict import Range
 from .errors import Code
 from .futures import Future
-from .overlay import Overlay
+from .overlay import Entry, Overlay
 from .request import Commit, refuse
 from .snapshot import Snapshot
+from .write_map import CONFLICT_COST, MUTATION_COST
 
 if TYPE_CHECKING:
+    from .client_view import ClientView, Write
     from .engine import Engine
     from .handles import Database
     from .watches import Watch
 
-KEY_LIMIT = 10_000
-SYSTEM_KEY_LIMIT = 30_000
+T = TypeVar("T")
+
 VALUE_LIMIT = 100_000
 METADATA_VERSION = b"\xff/metadataVersion"
 METADATA_OPERAND = b"\0" * 14
 FIRST_BACKOFF = 0.0002
 NO_STAMP_AT_READ_VERSION = 730
 """Clients after 7.3 know that a stamp is higher than the read version; 7.3 takes it to be possibly the same."""
-CONFLICT_COST = 25
-MUTATION_COST = 28
+SET_COST = MUTATION_COST + CONFLICT_COST + 1
 
 
 class TransactionState:
@@ -38,18 +39,30 @@ class TransactionState:
     # What most transactions never set lives on the class, so that creating one is cheap.
     snap: Snapshot | None = None
     wanted_version: int | None = None
-    read_version: int | None = None
+    read_version: int | None = None  # as it was told
+    shown_version: int | None = None  # of a snapshot that was given back
     dead = 0
     deferred = 0
     read_error = 0  # of the first read that failed: the commit waits for all, and fails as it did
-    committing = False
+    committing = False  # set by the one call of `commit` that goes on
     plain = True
     no_write_conflict = False
     commit_future: Future | None = None  # of the commit, or of the pause before another attempt
     attempt: Commit | None = None
+    unconflicted_clears: list[Range] | None = None  # ranges that were cleared without a conflict
     watches: list[Watch] | None = None  # these two pass to the commit
     stamp_futures: list[Future] | None = None
+    read_points: set[bytes] | None = None
+    write_points: set[bytes] | None = None
+    unconflicted: set[bytes] | None = None
     read_ranges: list[Range]
+    approximate = 0  # bytes of all operations so far, as the client counts them: each, whatever becomes of it
+    uncounted = 0  # bytes of the commit that it doesn't count
+    seen: list[bytes | Range] | None = None  # what was read of the snapshot: keys and ranges
+    history: list[Write] | None = None  # writes in their order, once reads depend on it
+    view: ClientView | None = None
+    asked = False  # something else was read, which is neither in `seen` nor in `view`
+    cut = False  # an explicit write conflict has cut the segments that the client counts
     given_id: bytes | None = None
     automatic_id = False
 
@@ -60,39 +73,62 @@ class TransactionState:
         self.retries = 0
         self.backoff = FIRST_BACKOFF
         self.options = database.defaults
+        self.snap = None
         self._fresh()
 
     @property
     def committed_version(self) -> int:
-        """The version of this transaction's commit; -1 while there is none, and for one that only read."""
+        """The version of the last commit that succeeded, also after a reset; -1 where there is none, or it only read."""
         attempt = self.attempt
-        return -1 if attempt is None else attempt.version
+        return self.earlier_version if attempt is None or attempt.version < 0 else attempt.version
+
+    earlier_version = -1  # of a commit before `on_error` or a reset
+
+    first_stamp: bytes | None = None  # of the first commit since the creation or a reset; empty where it failed
+    earlier_conflicts: list[Range] | None = None  # of a commit before `on_error` or a reset
+    stamped_parameters: list[bytes] | None = None  # of all stamped keys, those too that were cleared since
+
+    @property
+    def stamp(self) -> bytes | None:
+        """The versionstamp of the first commit since the transaction was created or reset, as its client shows it."""
+        attempt = self.attempt
+        if self.first_stamp is None and attempt is not None and attempt.done:
+            stamp = max(0, attempt.version).to_bytes(8, "big") + attempt.index.to_bytes(2, "big")
+            self.first_stamp = stamp if attempt.version >= 0 else b""
+        return self.first_stamp or None
 
     @property
     def conflicts(self) -> list[Range] | None:
         """Why the commit failed: the ranges that were read and written since."""
         attempt = self.attempt
-        return None if attempt is None else attempt.conflicts
+        return self.earlier_conflicts if attempt is None or attempt.conflicts is None else attempt.conflicts
 
-    def written_points(self) -> Iterable[bytes]:
-        """The keys that conflict as written."""
-        points: Iterable[bytes] = self.overlay.writes
+    def written_points(self, writes: dict[bytes, Entry]) -> Iterable[bytes]:
+        """The keys that conflict as written, where `writes` are set or cleared."""
+        points: Iterable[bytes] = writes
         if self.unconflicted:
-            points = [key for key in points if key not in self.unconflicted]
+            points = [key for key in list(writes) if key not in self.unconflicted]
         if self.write_points:
             points = self.write_points.union(points)
         return points
 
+    def _own(self, name: str, first: T) -> T:
+        """The value of a field that is made when it is first needed: `first`, or what another thread made meanwhile."""
+        return self.__dict__.setdefault(name, first)  # type: ignore[no-any-return]
+
     def _fresh(self) -> None:
-        self.overlay = Overlay()
-        self.writes = self.overlay.writes
-        self.read_points: set[bytes] | None = None
+        # The first three are changed by who has found them so, without a call in between: no other thread comes there.
+        # As they are the instance's from the beginning, that is one store. It costs less than `_own`.
+        self.committing = False
+        self.read_points = None
+        self.seen = None
+        # What each transaction looks at is found sooner in the instance than in the class.
+        self.deferred = self.dead = self.approximate = 0
+        self.plain = True
+        self.overlay = overlay = Overlay()
+        self.writes = overlay.writes
         self.read_ranges = []
         self.write_ranges: list[Range] = []
-        self.write_points: set[bytes] | None = None
-        self.unconflicted: set[bytes] | None = None
-        self.watches = None
-        self.stamp_futures = None
 
     def _check(self) -> None:
         """Raise what a read or a commit of this transaction must raise."""
@@ -111,19 +147,23 @@ class TransactionState:
     def _expire(self) -> None:
         """End the transaction if its time is over: a timeout that has passed isn't taken back."""
         deadline = self.options.deadline(self.created)
-        if deadline and not self.dead and not self.committing and time.monotonic() >= deadline:
+        if deadline and not self.dead and time.monotonic() >= deadline:
             self.fail(errors.TRANSACTION_TIMED_OUT)
 
-    def _check_special(self) -> None:
-        """What reads of special keys check: a commit doesn't stop them."""
-        if self.deferred:
-            raise Code(self.deferred)
+    def go_on(self) -> None:
+        """Raise when a read that waits has nothing to wait for any more."""
+        self._expire()
         if self.dead:
             raise Code(self.dead)
 
+    def _check_special(self) -> None:
+        """What reads of special keys check: neither a commit nor the transaction's end stops them."""
+        if self.deferred:
+            raise Code(self.deferred)
+
     def _used_during_commit(self) -> None:
-        future = self.commit_future
-        if future is not None and not future.done and not self.options.commit_protection_disabled:
+        self._expire()
+        if not self.dead and not self.options.commit_protection_disabled:
             self.fail(errors.USED_DURING_COMMIT)
 
     def _defer(self, code: int) -> None:
@@ -131,32 +171,36 @@ class TransactionState:
             self.deferred = code
         self.plain = False
 
-    def fail(self, code: int) -> None:
+    def fail(self, code: int, stamp_code: int | None = None) -> None:
         """End everything that is pending with `code`; later reads and commits get it too."""
+        stamp_code = stamp_code or code
         if not self.dead:
             self.dead = code
         self.plain = False
         future = self.commit_future
         if future is not None and not future.done and future.set(None, code) and isinstance(future, Commit):
-            future.refuse(code, code)
-        self._fail_pending(code, code)
+            future.refuse(stamp_code, code)
+        self._fail_pending(stamp_code, code)
 
     def _fail_pending(self, stamp_code: int, watch_code: int) -> None:
         """End what was promised with a commit that nobody has asked for."""
-        refuse(self.stamp_futures, self.watches, stamp_code, watch_code)
-        self.stamp_futures = self.watches = None
+        own = self.__dict__
+        refuse(own.pop("stamp_futures", None), own.pop("watches", None), stamp_code, watch_code)
 
     def _release(self) -> None:
-        snap, self.snap = self.snap, None
+        snap, self.snap = self.snap, None  # by one thread: there is no call in between
         if snap is not None:
-            self.read_version = snap.version
+            self.shown_version = snap.version
             self.engine.release(snap)
 
     def _restart(self) -> None:
         self._release()
+        if self.attempt is not None:
+            self.earlier_version = self.committed_version
         for name in (
             "wanted_version",
             "read_version",
+            "shown_version",
             "dead",
             "deferred",
             "read_error",
@@ -165,8 +209,20 @@ class TransactionState:
             "no_write_conflict",
             "commit_future",
             "attempt",
+            "unconflicted_clears",
+            "approximate",
+            "uncounted",
+            "history",
+            "stamped_parameters",
+            "view",
+            "asked",
+            "cut",
             "given_id",
             "automatic_id",
+            "write_points",
+            "unconflicted",
+            "watches",
+            "stamp_futures",
         ):
             self.__dict__.pop(name, None)
         self._fresh()
@@ -174,8 +230,7 @@ class TransactionState:
     def __del__(self) -> None:
         snap = self.snap
         if snap is not None:
-            self.snap = None
-            self.engine.release(snap)
+            self.engine.leave(snap)
         attempt = self.attempt
         unsent = attempt is not None and not attempt.done and attempt.kick is None  # `commit` was interrupted
         if unsent or self.stamp_futures or self.watches:

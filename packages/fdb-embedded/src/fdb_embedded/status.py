@@ -54,7 +54,7 @@ def measure(engine: Engine) -> dict[str, Any]:
         "bytes_used": used,
         "bytes_file": info["last_pgno"] * page + page,
         "bytes_map": info["map_size"],
-        "readers": info["num_readers"],
+        "readers": store.readers.count(),
         "log_seconds": (version - oldest) / 1e6,
         "ids_on_log": ids,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
+import logging
 import os
 import shutil
 import tempfile
@@ -13,35 +13,44 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import get_ident
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
-import msgpack
 
-from . import conflict, durability, errors, journal, keys
+from . import checking, conflict, durability, files, journal, keys, locks, readers, seal
 from .durability import Flusher
-from .errors import Code, DamagedDatabase, NewerFormat, NotADatabase, PathUnusable
+from .errors import DamagedDatabase, EngineClosed, NewerFormat, NotADatabase, PathUnusable
+from .files import ATTACHED, DATA, LOCK, PAGE, WRITER
+from .formats import FORMAT, convert, format_of, note_format
 from .journal import Changes
-from .shared import SIZE, SharedPage, allocate
-from .versions import Clock, last_version
+from .private import PRIVATE_FILE
+from .readers import Readers
+from .shared import SharedPage
+from .slots import LAYOUT, SIZE
+from .versions import Clock, boot_id, last_version
+from .waiting import Caller, GoOn, acquire
+from .writer_lock import WriterLock
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 T = TypeVar("T")
 
-FORMAT = 1
-MAP_SIZE = 128 << 20  # to begin with; it doubles when it is full
-MAX_READERS = 1024
-READERS_ATTEMPTS = 5000
+
+class _NoTransaction:
+    def abort(self) -> None:
+        pass
+
+
+_NONE = _NoTransaction()
+log = logging.getLogger("fdb_embedded")
+
+MAP_SIZE = 16 << 20  # to begin with, and what a full map grows by at least; all of it has blocks on the disk
+MEMORY_MAP_SIZE = 128 << 20  # of a database in memory, which takes what is used of it only
+GROWTH = 8  # a map grows by one part in so many
 LONGEST_READ = 10.0
-ROOM_BYTES = 8 << 20
-ROOM_SHARE = 256  # pages that a process may use before it looks again
-PROCESSES = 4  # that are expected to use theirs at one time
-DATA = "data.mdb"
-LOCK = "lock.mdb"
-PAGE = "shared"
-ATTACHED = "attached.lock"
+ATTEMPTS = 1000  # to begin, while the map goes on changing
 
 
 class Store:
@@ -53,11 +62,12 @@ class Store:
     def __init__(self, path: Path | None, *, durable: bool = False, map_size: int = MAP_SIZE) -> None:
         self.path = path
         self.durable = durable and path is not None
+        self.waits_for_flushes = self.durable  # before a commit is acknowledged
         self.flusher: Flusher | None = None
+        self._forked = False  # the page may be used by the parent of this process
         self._data_fd = -1
         self._attached_fd = -1
-        self._room = 0
-        self.map_size = map_size
+        self.map_size = map_size if path is not None else max(map_size, MEMORY_MAP_SIZE)
         self._locks()
         self._memory: tuple[int, int, int] | None = None
         if path is None:
@@ -68,128 +78,225 @@ class Store:
             )
             os.ftruncate(self._memory[2], SIZE)
         else:
-            _check_directory(path)
-        self.env: Any = None
+            files.check_directory(path)
+        self.env: Any = None  # writes; its table of readers is the one that the slots of `readers` are in
+        self.reads: Any = None  # reads, without LMDB's table
+        self.readers: Readers
+        self.writer: WriterLock
+        self._seal: seal.Seal | None = None  # that the data file had
+        self._sound = False  # it may be sealed when it is closed
         self.page: SharedPage
         self.clock: Clock
         if path is None:
-            self._attach(again=False)
+            self._attach()
             return
         with durability.locked(path / durability.OPEN_LOCK):
+            unsure = False
             if durability.is_durable(path) and durability.needs_recovery(path):
                 durability.recover(path)
                 durability.note_boot(path)
-            self._attach(again=False)
+                (path / seal.SEAL).unlink(missing_ok=True)
+            elif seal.is_alone(path / ATTACHED):
+                self._seal, unsure = seal.take(path, DATA, _text(path / ATTACHED))
+            self._attach()
+            if unsure:
+                self._look_through()
+            self._sound = True
             if self.durable:
                 durability.make_durable(self, path)
 
     def _locks(self) -> None:
-        self.writing = threading.RLock()  # held while this process is in the writer section: the map must not change
+        self._jumps = 0
+        # They are taken in this order. Who waits for another process holds none but the first two, which are waited for with a limit.
+        self.turn = threading.Lock()  # held by who takes the lock of writers, until it is given up
+        self._changing = threading.Lock()  # held by who is to change the map, together with the map's lock
+        self.writing = threading.RLock()  # held while this process has a write transaction: the map must not change
         self.growing = threading.Lock()  # held while the map changes
         self.generation = 0  # raised before the map changes, which ends all transactions of this process
-        self.copying = threading.Lock()  # held during long reads of everything
         self.gate = False  # set while the map is to change: nobody may begin to read
+        self.closed = False  # then the gate stays shut
+        self.last_write: Any = _NONE  # the write transaction begun last, by this process
         self.inside: set[int] = set()  # threads that begin or read at this moment, those in snapshots apart
         self.snapshots: dict[int, Snapshot] = {}
 
-    def _attach(self, again: bool) -> None:
-        directory = self.path
-        if self._memory is not None:
-            directory = Path(tempfile.mkdtemp(prefix="fdb-embedded-"))
+    def _guards(self) -> list[int]:
+        """The numbers that protect the snapshots which are open."""
+        snapshots = self.snapshots
+        return [snap.guard for snap in list(snapshots.values())] if snapshots else []
+
+    def _newest_number(self) -> int:
+        while True:
+            try:
+                return self.look(self.reads, _last_number)
+            except lmdb.InvalidParameterError:
+                self.await_map()
+
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[Path]:
+        """Where LMDB finds the files."""
+        if self._memory is None:
+            assert self.path is not None
+            yield self.path
+            return
+        directory = Path(tempfile.mkdtemp(prefix="fdb-embedded-"))
+        try:
             os.symlink(f"/proc/self/fd/{self._memory[0]}", directory / DATA)
             os.symlink(f"/proc/self/fd/{self._memory[1]}", directory / LOCK)
-        assert directory is not None
-        self.page = SharedPage(None, self._memory[2]) if self._memory is not None else SharedPage(directory / PAGE)
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _attach(self) -> None:
+        with self._directory() as directory:
+            self._attach_to(directory)
+
+    def _attach_to(self, directory: Path) -> None:
+        map_size = self.map_size
+        attached = False
         try:
-            with _forget_open_environments(again):
-                try:
-                    self.page.lock_map()
-                    self.env = lmdb.open(
-                        str(directory),
-                        map_size=self._initial_map_size(directory),
-                        max_dbs=0,
-                        max_readers=MAX_READERS,
-                        sync=False,
-                        writemap=True,
-                        max_spare_txns=8,
-                    )
-                finally:
-                    self.page.unlock_map()
+            if self._memory is not None:
+                self.page = SharedPage(None, self._memory[2])
+                writer = locks.reopen(self._memory[0])
+            else:
+                self.page = SharedPage(directory / PAGE)
+                writer = os.open(directory / WRITER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+            self.writer = WriterLock(writer, self.page, str(self.path or "a database in memory"))
+        except OSError as error:
+            raise PathUnusable(f"can't open the database in {directory}: {error.strerror}") from error
+        try:
+            try:
+                self.page.lock_map()
+                if self.path is not None:
+                    map_size = files.allocate_files(self.path, map_size)
+                self.env = files.open_writer(directory, map_size)
+                self.reads = files.open_reader(directory, map_size)
+                self.readers = Readers(directory / LOCK, self._newest_number, self._guards)
+                self.readers.claim()
+                attached = True
+            finally:
+                self.page.unlock_map()
         except lmdb.VersionMismatchError as error:
             raise NewerFormat(f"{directory}: {DATA} was written by another version of LMDB: {error}") from error
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError) as error:
             raise DamagedDatabase(
                 f"{directory}: {DATA} is damaged ({error}); restore it from a dump or a copy"
             ) from error
+        except lmdb.ReadersFullError as error:
+            raise PathUnusable(f"{directory}: {readers.FULL}") from error
         except (lmdb.LockError, lmdb.DiskError, lmdb.ReadonlyError) as error:
             raise PathUnusable(f"can't open the database in {directory}: {error}") from error
         except lmdb.Error as error:
             raise PathUnusable(f"can't open the database in {directory}: {error}") from error
+        except OSError as error:
+            raise PathUnusable(f"no room for the database in {directory}: {error.strerror}") from error
         finally:
-            if self.env is None or (again and self.env is _inherited[-1][0]):
+            if not attached:
+                self.writer.close()
                 self.page.close()
-            if self._memory is not None:
-                shutil.rmtree(directory, ignore_errors=True)
         try:
             if self.path is not None:
                 self.flusher = Flusher(self, self.path)
-                self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
                 fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
+                os.pwrite(self._attached_fd, boot_id().encode(), 0)
                 self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
+                self.page.read_unflushed(not self.waits_for_flushes)
             self.page_size = self.env.stat()["psize"]
             self._prepare()
         except BaseException:
             self.close()
             raise
 
-    def _initial_map_size(self, directory: Path) -> int:
-        with contextlib.suppress(OSError):
-            return max(self.map_size, (directory / DATA).stat().st_size)
-        return self.map_size
+    def _look_through(self) -> None:
+        """Read everything: the machine has restarted since the file was used, and may have lost some of what was written."""
+        problems: list[str] = []
+        self.read(lambda txn: checking.check_rows(txn, problems))
+        if problems:
+            self._close()
+            raise DamagedDatabase(
+                f"{self.path}: {DATA} is damaged, probably by the restart of the machine while it was open: {problems[0]}; restore it "
+                "from a dump or a copy"
+            )
+        log.warning(
+            "%s was open in durability `process` when the machine restarted: its pages and records are whole, but commits of the last "
+            "seconds may be missing",
+            self.path,
+        )
 
     def _prepare(self) -> None:
         """Check the format, create what a new database has, learn the clock."""
+        while True:
+            try:
+                self.forget_dead_readers()
+                with self.writer_section() as txn:
+                    self._prepare_in(txn)
+                    txn.commit()
+                return
+            except lmdb.MapFullError:
+                self._make_room_to_convert()
+            except lmdb.Error as error:
+                raise DamagedDatabase(f"{self.path}: {DATA} can't be read ({error})") from error
+
+    def _make_room_to_convert(self) -> None:
         try:
-            self.env.reader_check()
-            with self.writing, self.begin_write() as txn:
-                data = txn.get(keys.FORMAT)
-                if data is None:
-                    if txn.stat()["entries"]:
-                        raise NotADatabase(f"{self.path}: an LMDB environment of another program, not a database")
-                    txn.put(keys.FORMAT, msgpack.packb({"format": FORMAT}))
-                    txn.put(keys.IDENTITY, os.urandom(16))
-                    txn.put(b"\xff/keyServers/", b"")  # one shard: what `locality.get_boundary_keys` reads
-                    self.clock = Clock.open(txn)
-                    txn.put(keys.log_key(self.clock.now()), conflict.pack_record((), [], [], 0))
-                else:
-                    try:
-                        found = msgpack.unpackb(data)["format"]
-                    except Exception as error:
-                        raise DamagedDatabase(f"{self.path}: the format record can't be read") from error
-                    if found > FORMAT:
-                        raise NewerFormat(
-                            f"{self.path}: the database has format {found}, this fdb-embedded knows {FORMAT}; "
-                            "upgrade fdb-embedded"
-                        )
-                    self.clock = Clock.open(txn)
-                if txn.get(keys.LONG_KEYS) is not None:
-                    self.page.set_long_keys()
-                if journal.place(txn) is not None:
-                    self.page.set_journaled()
-        except lmdb.Error as error:
-            raise DamagedDatabase(f"{self.path}: {DATA} can't be read ({error})") from error
+            self.grow()
+        except OSError as error:
+            raise PathUnusable(
+                f"no room to convert the database in {self.path} to format {FORMAT}: {error.strerror}"
+            ) from error
+
+    def _prepare_in(self, txn: Any) -> None:
+        found = format_of(txn, self.path)
+        if not found:
+            if txn.stat()["entries"]:
+                raise NotADatabase(f"{self.path}: an LMDB environment of another program, not a database")
+            note_format(txn)
+            txn.put(keys.IDENTITY, os.urandom(16))
+            txn.put(b"\xff/keyServers/", b"")  # one shard: what `locality.get_boundary_keys` reads
+        elif found < FORMAT:
+            if not self.alone():
+                raise PathUnusable(
+                    f"{self.path} is open in a process of an earlier release of fdb-embedded: stop that first"
+                )
+            log.info("%s is converted from format %d to %d", self.path, found, FORMAT)
+            convert(txn, self.path)
+        self.clock = Clock.open(txn)
+        if not found:
+            txn.put(keys.log_key(self.clock.now()), conflict.pack_record((), [], [], 0))
+        if not self._forked and (self.path is None or self.alone()):
+            self.page.slots.start_afresh()
+        elif self.page.slots.layout() != LAYOUT:
+            raise PathUnusable(f"{self.path} is open in a process of another release of fdb-embedded: stop that first")
+        # The page may be older, or another's: this is the writer section, where all is known.
+        self.page.take_back_version(txn.id())
+        self.page.give_version(last_version(txn))
+        self._jumps = self.page.jumps()
+        if keys.has_rows(txn, keys.STEMS):
+            self.page.set_long_keys()
+        at = journal.place(txn)
+        if at is not None:
+            self.page.set_journaled()
+            if not self.waits_for_flushes:
+                self.page.set_acknowledged(at[1])  # it sees all of this from now on
 
     # --- transactions ---
 
-    def begin_read(self) -> Any:
-        """An LMDB read transaction: the snapshot itself."""
-        try:
-            return self._begin()
-        except lmdb.Error:
-            return self._begin_read_again()
+    def begin_read(self, go_on: GoOn | None = None) -> Any:
+        """An LMDB read transaction: the snapshot itself. The caller is in `readers.reading` or `readers.holding`, or has an older one.
+
+        `go_on` ends the wait for a map that changes by raising.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                return self._begin()
+            except lmdb.MapResizedError:
+                self.adopt_map(go_on)
+            except lmdb.InvalidParameterError:
+                self.await_map(go_on)
+        return self._begin()
 
     def _begin(self) -> Any:
-        return self.look(self.env, lmdb.Environment.begin)
+        return self.look(self.reads, lmdb.Environment.begin)
 
     def look(self, subject: Any, read: Callable[[Any], T]) -> T:
         """What `read` gives of an open read transaction, or of the environment; the map stays meanwhile. Raises lmdb.Error
@@ -206,22 +313,47 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Any]:
-        """A read transaction for long work of maintenance; the map can't change meanwhile."""
-        while True:
-            generation = self.generation
-            txn = self.begin_read()  # not under `copying`: it may have to follow a map that another process has grown
-            with self.copying:
+        """A read transaction for long work of maintenance, in an environment of its own: the map of the others may change meanwhile."""
+        with self.readers.holding(), self._directory() as directory:
+            while True:
+                env = files.open_reader(directory, self._file_size())
                 try:
-                    if generation == self.generation:
+                    try:
+                        txn = env.begin()
+                    except lmdb.MapResizedError:  # since its size was read
+                        continue
+                    with txn:
                         yield txn
-                        return
+                    return
                 finally:
-                    txn.abort()
+                    env.close()
 
-    def await_map(self) -> None:
-        """Return when the map that is to change has changed."""
-        with self.growing:
-            pass
+    def copy(self, folder: Path) -> None:
+        """Copy the store to a folder, without what is free in it. The map may change meanwhile."""
+        with self.readers.holding(), self._directory() as directory:
+            while True:
+                env = files.open_reader(directory, self._file_size())
+                try:
+                    env.copy(str(folder), compact=True)
+                    return
+                except lmdb.MapResizedError:  # since its size was read
+                    (folder / DATA).unlink(missing_ok=True)
+                finally:
+                    env.close()
+
+    def await_map(self, go_on: GoOn | None = None) -> None:
+        """Return when the map that is to change has changed. Raises `EngineClosed` where it never will."""
+        while True:
+            self.check_open()
+            held: list[bool] = []
+            try:
+                acquire(self.growing, held, go_on)
+            finally:
+                if held and held[-1]:
+                    self.growing.release()
+            if not self.gate:
+                return
+            time.sleep(0.0001)
 
     def _shut_gate(self) -> None:
         """Return when no thread of this process touches the map, and none begins to until the gate is opened. LMDB reads
@@ -235,114 +367,160 @@ class Store:
                 return
             time.sleep(0.00005)
 
-    def _begin_read_again(self) -> Any:
-        for attempt in itertools.count():
-            try:
-                return self._begin()
-            except lmdb.MapResizedError:
-                self.adopt_map()
-            except lmdb.InvalidParameterError:
-                self._while_growing(attempt)
-            except lmdb.ReadersFullError:
-                # slots of dead processes come free at once, those of the living within five seconds
-                if not self.env.reader_check():
-                    if attempt >= READERS_ATTEMPTS:
-                        raise Code(errors.PROCESS_BEHIND) from None
-                    time.sleep(0.001)
-        raise AssertionError
-
     def forget_dead_readers(self) -> None:
-        """End the read transactions that killed processes left open: no page that they show could be used again."""
-        with contextlib.suppress(lmdb.Error):
-            self.env.reader_check()
+        """Give up what killed processes had open: no page that they show could be used again."""
+        self.readers.forget_dead()
+
+    def advance_readers(self) -> None:
+        """Let the others use again what no transaction of this process shows any more."""
+        if not self.readers.parked:
+            with contextlib.suppress(lmdb.Error):
+                self.readers.advance(self.look(self.reads, _last_number))
+
+    @contextlib.contextmanager
+    def writer_section(self, go_on: GoOn | None = None) -> Iterator[Any]:
+        """A write transaction, which the caller commits or gives up; until then nobody else writes, in any process.
+
+        `go_on` ends the wait for it by raising.
+        """
+        held: list[bool] = []
+        try:
+            acquire(self.turn, held, go_on)
+            try:
+                self.writer.take(None if go_on is None else Caller(go_on))
+                for _ in range(ATTEMPTS):
+                    with self.writing:
+                        try:
+                            txn = self.begin_write()
+                            if txn is not None:
+                                yield txn
+                                return
+                        finally:
+                            self.last_write.abort()  # by the thread that began it, to which LMDB's lock belongs
+                    self.adopt_map(go_on)
+                raise lmdb.Error("the map of the store goes on changing")
+            finally:
+                self.writer.leave()
+        finally:
+            if held and held[-1]:
+                self.turn.release()
 
     def begin_write(self) -> Any:
-        """An LMDB write transaction; waits for the writer lock. The caller holds `writing` until it has ended."""
-        for attempt in itertools.count():
+        """An LMDB write transaction, or None where the map has to be adopted first. The caller has the lock of writers and `writing`; he
+        calls `last_write.abort` before he gives up either, whatever comes.
+        """
+        self.check_open()
+        try:
+            txn = self.last_write = self.env.begin(write=True)
+        except (lmdb.MapResizedError, lmdb.InvalidParameterError):
+            return None
+        return txn
+
+    def adopt_map(self, go_on: GoOn | None = None) -> None:
+        """Another process has grown the map: follow it. Read transactions of this process end. Not under `writing`.
+
+        `go_on` ends the wait for another process by raising.
+        """
+        self._change_map(False, go_on)
+
+    def grow(self, go_on: GoOn | None = None) -> None:
+        """Make the map larger. Read transactions of this process end; snapshots take theirs again when they are used. Not under `writing`.
+
+        The file gets blocks for all of it first: LMDB writes within its map, so a full disk is this call's `OSError` and never the
+        signal that ends a process which writes to a mapped page without a block.
+        """
+        self._change_map(True, go_on)
+
+    def _change_map(self, grow: bool, go_on: GoOn | None) -> None:
+        held: list[bool] = []
+        try:
+            acquire(self._changing, held, go_on)
+            self.check_open()
             try:
-                return self.env.begin(write=True)
-            except lmdb.MapResizedError:
-                self.adopt_map()
-            except lmdb.InvalidParameterError:
-                self._while_growing(attempt)
-        raise AssertionError
-
-    def _while_growing(self, attempt: int) -> None:
-        """A transaction couldn't begin because another thread changes the map: wait. Called in an except clause."""
-        if attempt >= 1000:
-            raise  # noqa: PLE0704 - the error being handled
-        with self.growing:
-            pass
-        time.sleep(0.0001)
-
-    def adopt_map(self) -> None:
-        """Another process has grown the map: follow it. Read transactions of this process end."""
-        self._change_map(factor=1)
-
-    def grow(self) -> None:
-        """Double the map. Read transactions of this process end; snapshots take theirs again when they are used."""
-        self._change_map(factor=2)
-
-    def _change_map(self, factor: int) -> None:
-        with self.writing, self.copying, self.growing:
-            try:
-                self._shut_gate()
-                self.page.lock_map()
-                self.generation += 1
-                size = self.env.info()["map_size"] * factor if factor > 1 else 0
-                self.env.set_mapsize(max(size, self._file_size()))
+                self.page.lock_map(go_on)  # with the gate open: meanwhile all that is open can be read
+                with self.writing, self.growing:
+                    try:
+                        self.check_open()
+                        self._shut_gate()
+                        self.generation += 1
+                        size = self._file_size()
+                        mapped = self.env.info()["map_size"]
+                        if grow and size <= mapped:  # nobody else has grown it meanwhile
+                            size = mapped + max(
+                                min(mapped, MAP_SIZE), mapped // GROWTH // self.page_size * self.page_size
+                            )
+                            if self._data_fd >= 0:
+                                files.allocate_to(self._data_fd, 0, size)
+                        self.env.set_mapsize(size)
+                        self.reads.set_mapsize(size)
+                    finally:
+                        self.gate = self.closed
             finally:
                 self.page.unlock_map()
-                self.gate = False
+        finally:
+            if held and held[-1]:
+                self._changing.release()
+
+    @property
+    def data_fd(self) -> int:
+        """The data file, for reading."""
+        return self._memory[0] if self._memory is not None else self._data_fd
 
     def _file_size(self) -> int:
         """Bytes of the data file, which has the size of the largest map: a smaller one would cut it."""
-        return os.fstat(self._memory[0] if self._memory is not None else self._data_fd).st_size
+        return os.fstat(self.data_fd).st_size
 
-    def make_room(self, pages: int) -> None:
-        """Have disk blocks for what a commit may write, before it writes: a full disk is an error, not a signal.
+    def next_version(self, txn: Any, number: int, last: int) -> int:
+        """The version of the commit that the write transaction `txn`, of LMDB's `number`, makes; `last` is the newest one's."""
+        page, clock = self.page, self.clock
+        jumps = page.begin_version(number)
+        if jumps != self._jumps:
+            self._jumps = jumps
+            clock.reload(txn)
+        version = clock.base + monotonic_ns() // 1000  # as `clock.now`
+        if version <= last:
+            version = last + 1
+        page.give_version(version)
+        return version
 
-        Only in the writer section. Raises `OSError` when the disk is full.
-        """
-        self._room -= pages
-        if self._room >= 0 or self._data_fd < 0:
-            return
-        info = self.env.info()
-        size = self.page_size
-        end = (info["last_pgno"] + 1 + pages + ROOM_SHARE * PROCESSES) * size
-        if end > self.page.allocated():
-            wanted = min(end + ROOM_BYTES, info["map_size"])
-            start = self.page.allocated()
-            if wanted > start:
-                allocate(self._data_fd, start, wanted - start)
-                self.page.set_allocated(wanted)
-        self._room = ROOM_SHARE
+    def abort_write(self, txn: Any, number: int) -> None:
+        """Give up a write transaction, of LMDB's `number`, that was, or may have been, given a version."""
+        self.page.take_back_version(number)
+        txn.abort()
 
-    def write_record(self, txn: Any, last: int, version: int, record: bytes, steps: list[Changes]) -> int:
-        """Put the commit record of `version` and, under a journal, journal it; returns the journal's new end."""
+    def write_record(self, txn: Any, last: int, version: int, record: bytes, steps: list[Changes] | None) -> int:
+        """Put the commit record of `version` and, under a journal, journal it with the `steps`; returns the journal's new end."""
         txn.put(keys.log_key(version), record, append=True)
-        if not self.page.journaled or self.flusher is None:
+        if steps is None or self.flusher is None or not self.page.journaled:
             return 0
         at = journal.place(txn)
         if at is None:
             return 0
         start, end = at
-        end = self.flusher.segments.append(start, end, journal.pack(last, version, steps, record))
+        data = journal.pack(last, version, steps, record, end, self.page.flushed())
+        try:
+            end = self.flusher.segments.append(start, end, data)
+        except journal.FlushFailed as error:
+            self.flusher.failed(error)
+            raise
         journal.set_place(txn, start, end)
+        if not self.waits_for_flushes or self.page.others_read_unflushed():
+            self.page.set_acknowledged(end)  # a process that doesn't wait may see it now, and tell
         return end
 
-    def read(self, function: Callable[[Any], T]) -> T:
+    def read(self, function: Callable[[Any], T], go_on: GoOn | None = None) -> T:
         """What `function` gives of a read transaction; it is called again if the map changed meanwhile."""
         while True:
             generation = self.generation
-            txn = self.begin_read()
-            try:
-                return self.look(txn, function)
-            except lmdb.Error:
-                if generation == self.generation:
-                    raise
-            finally:
-                txn.abort()
+            with self.readers.reading():
+                txn = self.begin_read(go_on)
+                try:
+                    return self.look(txn, function)
+                except lmdb.Error:
+                    if generation == self.generation:
+                        raise
+                finally:
+                    txn.abort()
 
     def last_version(self) -> int:
         """The version of the newest commit."""
@@ -352,9 +530,23 @@ class Store:
 
     def reattach(self) -> None:
         """In a forked child: take the files again; nothing of the parent's LMDB environment may be touched."""
-        _inherited.append((self.env, self.page, self.flusher))
+        self._forked = True
+        with durability.locked(self.path / durability.OPEN_LOCK) if self.path is not None else contextlib.nullcontext():
+            self._attach()
+
+    def after_fork(self) -> None:
+        """In a child: nothing of the parent's LMDB may be touched, and none of its locks be kept beyond its end."""
+        _inherited.append((self.env, self.reads, self.readers, self.page, self.flusher))
+        self.readers.abandon()
+        self.page.abandon()
+        if self.flusher is not None:
+            self.flusher.close()
+        self.writer.close()
+        for descriptor in (self._attached_fd, self._data_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._attached_fd = self._data_fd = -1
         self._locks()
-        self._attach(again=True)
 
     def alone(self) -> bool:
         """Whether no other process is attached. Under the lock of opening, so that none comes."""
@@ -363,22 +555,66 @@ class Store:
         try:
             fcntl.flock(self._attached_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
             return False
+        finally:
+            fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
         return True
 
+    def note_damage(self) -> None:
+        """The file is never sealed as it is."""
+        self._sound = False
+
+    def check_open(self) -> None:
+        """Raises `EngineClosed` where this process has detached."""
+        if self.closed:
+            raise EngineClosed(f"the database {self.path or 'in memory'} was closed")
+
     def close(self) -> None:
-        self._shut_gate()  # for good
+        """Detach; the last process to do so seals the file. A thread that writes ends that first."""
+        with self.writing:  # LMDB can't be closed under a write transaction of another thread
+            self.closed = True
+            self._shut_gate()  # for good
+            with self._leaving() as last:
+                self._close()
+                if last and self.path is not None:
+                    with contextlib.suppress(OSError):
+                        seal.write(self.path, DATA, self._seal)
         if self._attached_fd >= 0:
             os.close(self._attached_fd)
             self._attached_fd = -1
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[bool]:
+        """Whether this process is the last that is attached; nobody comes meanwhile. False where that can't be said."""
+        if self.path is None or not self._sound:
+            yield False
+            return
+        try:
+            fd = os.open(self.path / durability.OPEN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+        except FileNotFoundError:  # the database was removed meanwhile
+            yield False
+            return
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # somebody opens it, or compacts it
+                yield False
+                return
+            yield self.alone()
+        finally:
+            os.close(fd)
+
+    def _close(self) -> None:
         if self.flusher is not None:
             self.flusher.close()
         if self._data_fd >= 0:
             os.close(self._data_fd)
             self._data_fd = -1
+        self.writer.close()
         self.page.close()
+        self.reads.close()
         self.env.close()
+        self.readers.close()
         if self._memory is not None:
             for descriptor in self._memory:
                 os.close(descriptor)
@@ -388,44 +624,12 @@ class Store:
 _inherited: list[Any] = []  # environments of a parent process: closing or collecting them would free its reader slots
 
 
-@contextlib.contextmanager
-def _forget_open_environments(again: bool) -> Iterator[None]:
-    """py-lmdb refuses to open a file twice in a process and takes a forked child for the process that opened it."""
-    if not again:
-        yield
-        return
-    try:
-        import lmdb._envid as registry
-    except ImportError:
-        yield
-        return
-    known = registry.env_keys
-    registry.env_keys = lambda *_: ()
-    try:
-        yield
-    finally:
-        registry.env_keys = known
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text()
+    return ""
 
 
-def _check_directory(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise NotADatabase(f"{path} is a file; a database is a directory")
-    if path.is_dir():
-        # One listing decides: another process may be making the database here at this moment.
-        names = {entry.name for entry in path.iterdir()}
-        strange = sorted(names - {LOCK, PAGE, ATTACHED, *durability.NAMES})
-        if strange and DATA not in names:
-            raise NotADatabase(
-                f"{path} isn't a database: it holds {', '.join(strange[:3])}"
-                f"{' and more' if len(strange) > 3 else ''} and no {DATA}; give an empty or a new directory"
-            )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PathUnusable(f"can't create the database directory {path}: {error.strerror}") from error
-    if (path / DATA).exists():
-        size = (path / DATA).stat().st_size
-        if 0 < size < 8192:
-            raise DamagedDatabase(f"{path}: {DATA} is cut off after {size} bytes; restore it from a dump or a copy")
-    if not os.access(path, os.W_OK):
-        raise PathUnusable(f"can't write in the database directory {path}: permission denied")
+def _last_number(env: Any) -> int:
+    number: int = env.info()["last_txnid"]
+    return number

@@ -8,10 +8,12 @@ import time
 import weakref
 
 from . import errors, idempotency, options
+from .conflict import unconflicted
 from .errors import Code
 from .futures import Future, failed, ready
+from .keys import KEY_LIMIT, SYSTEM_KEY_LIMIT
 from .request import Commit, refuse
-from .state import FIRST_BACKOFF, KEY_LIMIT, METADATA_VERSION, SYSTEM_KEY_LIMIT
+from .state import FIRST_BACKOFF, METADATA_VERSION
 from .watches import Watch
 from .writing import Writing
 
@@ -21,38 +23,50 @@ class Transaction(Writing):
 
     def cancel(self) -> None:
         """End the transaction: whatever is pending and whatever comes gets 1025."""
+        self._expire()
         if self.dead == 0 or (self.commit_future is not None and not self.commit_future.done):
             self.fail(errors.TRANSACTION_CANCELLED)
         self._release()
 
     def reset(self) -> None:
         """Start afresh, as if newly created."""
-        self.fail(errors.TRANSACTION_CANCELLED)
+        self._expire()
+        self.fail(errors.TRANSACTION_CANCELLED, errors.BROKEN_PROMISE)
         self.created = time.monotonic()
         self.retries = 0
         self.backoff = FIRST_BACKOFF
         self.options = self.database.defaults
+        self.first_stamp = None
+        self.earlier_conflicts = self.conflicts
         self._restart()
 
     def set_option(self, option: int, parameter: bytes | None) -> None:
         """Set a transaction option; an unknown one raises `Code` 2007 at once, a bad value is deferred."""
-        if option == options.IDEMPOTENCY_ID and not self.committing:
-            self.set_idempotency_id(parameter)
-            return
-        if option == options.AUTOMATIC_IDEMPOTENCY and not self.committing:
-            self.automatic_id = True
-            return
         options.check_transaction_option(option)
-        if self.committing:
-            self._defer(errors.USED_DURING_COMMIT)
+        if self.deferred:
+            return
+        if option == options.IDEMPOTENCY_ID:
+            self.set_idempotency_id(parameter)
             return
         if option == options.NEXT_WRITE_NO_WRITE_CONFLICT_RANGE:
             self.no_write_conflict = True
             self.plain = False
             return
         try:
-            if option == options.READ_YOUR_WRITES_DISABLE and (self.overlay or self.read_points or self.read_ranges):
-                raise Code(errors.CLIENT_INVALID_OPERATION)
+            if parameter and option in options.WITHOUT_VALUE:
+                raise Code(errors.INVALID_OPTION_VALUE)
+            if option == options.USE_GRV_CACHE and self.database.api_version >= options.SHARED_GRV_CACHE:
+                raise Code(errors.INVALID_OPTION)  # it is for clients of several versions in one process
+            if option == options.READ_YOUR_WRITES_DISABLE:
+                written = self.overlay or self.write_ranges or self.write_points
+                read = self.seen or self.view is not None or self.asked or self.read_error
+                if read or (written and not self.options.ryw_disabled):
+                    raise Code(errors.CLIENT_INVALID_OPERATION)
+                if not self.options.ryw_disabled:  # the client forgets what read conflicts were added before
+                    self.read_ranges, self.read_points = [], None
+                self.plain = False
+            elif option == options.AUTOMATIC_IDEMPOTENCY:
+                self.automatic_id = True
             if option == options.TIMEOUT:
                 self._expire()
             self.options = self.options.with_option(option, parameter)
@@ -64,8 +78,11 @@ class Transaction(Writing):
 
     def set_idempotency_id(self, name: bytes | None, automatic: bool = False) -> None:
         """Options 504 and, with `automatic`, 505 in one call."""
-        if name is None or not options.MIN_ID <= len(name) <= options.MAX_ID:
+        if name is None:
             self._defer(errors.INVALID_OPTION_VALUE)
+            return
+        if not options.MIN_ID <= len(name) <= options.MAX_ID:
+            self._defer(errors.INVALID_OPTION)
             return
         self.given_id = name
         self.automatic_id = automatic
@@ -91,9 +108,7 @@ class Transaction(Writing):
         except Code as error:
             return failed(error.code)
         self._arm_timeout()
-        if self.watches is None:
-            self.watches = []
-        self.watches.append(watch)
+        (self.watches or self._own("watches", list[Watch]())).append(watch)
         self.plain = False
         return watch
 
@@ -102,15 +117,14 @@ class Transaction(Writing):
         if self.deferred:
             return failed(self.deferred)
         if self.committing:
+            self._used_during_commit()
             return failed(errors.USED_DURING_COMMIT)
         self._expire()
         if self.dead:
             return failed(self.dead)
         future = Future()
         self._arm_timeout()
-        if self.stamp_futures is None:
-            self.stamp_futures = []
-        self.stamp_futures.append(future)
+        (self.stamp_futures or self._own("stamp_futures", list[Future]())).append(future)
         return future
 
     def _arm_timeout(self) -> None:
@@ -142,25 +156,30 @@ class Transaction(Writing):
                 if error.code == self.deferred:  # no commit of this transaction can come any more
                     self._fail_pending(errors.TRANSACTION_INVALID_VERSION, error.code)
                 return failed(error.code)
+        if self.committing:  # another thread's commit, which has come since; from here to the mark there is no call
+            return failed(errors.USED_DURING_COMMIT)
         self.committing = True
         self.plain = False
+        overlay = self.overlay
         if self.read_error:
             return self._refused(self.read_error)
-        if self.read_only:
+        if not overlay.writes and self.read_only:
             return self._finish_read_only()
+        if self.options.read_only:
+            return self._refused(errors.TRANSACTION_READ_ONLY)
         limit = self.options.size_limit
-        count = len(self.writes) + len(self.read_ranges) + (len(self.read_points) if self.read_points else 0)
-        small = count < 80 and limit >= 10_000_000  # 80 of the largest rows and keys fit
-        if not small and self.size() > limit:
+        # What the commit holds is less than twice what the operations counted.
+        if (limit < 10_000_000 or self.approximate + self.uncounted > 4_000_000) and self.size() > limit:
             return self._refused(errors.TRANSACTION_TOO_LARGE)
         commit = self._prepare_commit()
         self.commit_future = self.attempt = commit
-        if self.overlay is not commit.overlay:  # another thread has reset the transaction meanwhile
+        if self.options.timeout:
+            commit.deadline = self.options.deadline(self.created)
+        if self.overlay is not overlay:  # another thread has reset the transaction meanwhile
             commit.set(None, errors.TRANSACTION_CANCELLED)
         if self.stamp_futures is not None or self.watches is not None:
-            commit.stamps = self.stamp_futures
-            commit.watches = self.watches
-            self.stamp_futures = self.watches = None
+            commit.stamps = self.__dict__.pop("stamp_futures", None)
+            commit.watches = self.__dict__.pop("watches", None)
         if self.database.faulty is not None:
             self.database.faulty.submit(self, commit)
         else:
@@ -181,44 +200,61 @@ class Transaction(Writing):
 
     def _prepare_commit(self) -> Commit:
         """What is committed: no later call changes it. Fixes what it is validated at, and the idempotency id."""
+        overlay = self.overlay.copy()
         snap = self.snap
         read_at = self.wanted_version if snap is None else snap.version
         automatic = self.automatic_id or self.options.automatic_idempotency
         name: bytes | None = None
         if automatic or self.given_id is not None:
             name = self.given_id or os.urandom(16)
-            point = idempotency.SELF_CONFLICT + name
-            if self.read_points is None:
-                self.read_points = {point}
-            else:
-                self.read_points.add(point)
             if not automatic:
                 # two transactions in flight with one id of a caller's exclude each other; automatic ids are never shared
+                point = idempotency.SELF_CONFLICT + name
                 self.write_points = {point} if self.write_points is None else self.write_points | {point}
-        if read_at is None and (self.read_points or self.read_ranges):
-            # a blind write is validated too, against what fences it from now on: any later version is higher
-            read_at = self.engine.store.clock.now() - 1
+        read_points = self.read_points
+        if read_points is not None:
+            read_points = read_points.copy()  # other threads may be reading still
+        blind = read_at is None
+        if blind and (name is not None or read_points or self.read_ranges):
+            # a blind write is validated too, against what fences it from now on
+            read_at = self.engine.store.page.settled_version()
+        writes = overlay.writes
         commit = Commit(
-            self.overlay, self.written_points(), self.write_ranges, self.read_points, self.read_ranges, read_at, snap
+            overlay,
+            self.written_points(writes) if self.unconflicted or self.write_points else writes,
+            self.write_ranges,
+            read_points,
+            self.read_ranges,
+            read_at,
+            snap,
         )
+        if blind:
+            commit.blind = True
         if name is not None:
             commit.idempotency_id = name
             commit.id_ends = automatic
+        if self.unconflicted or self.unconflicted_clears:
+            commit.unconflicted = unconflicted(
+                (self.unconflicted or set()).copy(), (self.unconflicted_clears or []).copy()
+            )
         options = self.options
         if options.report_conflicting_keys:
             commit.reports_conflicts = True
         if options.write_system:
             commit.writes_ids = self.writes_ids()
-        self._release()
+        if self.snap is not None:
+            self._release()
         return commit
 
     def _finish_read_only(self) -> Future:
+        self.earlier_version = -1
         if self.stamp_futures:
-            refuse(self.stamp_futures, None, errors.NO_COMMIT_VERSION, 0)
-            self.stamp_futures = None
+            refuse(self.__dict__.pop("stamp_futures", None), None, errors.NO_COMMIT_VERSION, 0)
+        if self.first_stamp is None:
+            self.first_stamp = b""
         if self.watches:
             self.engine.watches.add(self.watches)
-            self.watches = None
+            self.__dict__.pop("watches", None)  # afterwards: an interrupt leaves none that nobody ends
         future = self.commit_future = ready()
         self._release()
         return future
@@ -236,7 +272,7 @@ class Transaction(Writing):
         self.retries += 1
         if code == 0:
             code = errors.CLIENT_INVALID_OPERATION
-        if hit or code not in errors.RETRYABLE_ON_ERROR:
+        if hit or not errors.retryable(code, self.database.api_version):
             self.dead = errors.TRANSACTION_CANCELLED
             self.plain = False
             self._fail_pending(errors.TRANSACTION_CANCELLED, errors.TRANSACTION_CANCELLED)
@@ -245,16 +281,16 @@ class Transaction(Writing):
             return failed(code)
         delay = self.backoff * random.random()
         self.backoff = min(self.options.max_retry_delay, self.backoff * 2)
-        self._fail_pending(errors.TRANSACTION_CANCELLED, errors.TRANSACTION_CANCELLED)
+        self._fail_pending(errors.BROKEN_PROMISE, errors.TRANSACTION_CANCELLED)
         self._release()
         return self._retry_after(delay, deadline)
 
     def _retry_after(self, delay: float, deadline: float) -> Future:
         due = time.monotonic() + delay
 
-        def kick(block: bool) -> None:
+        def kick(waiter: Future | None) -> None:
             now = time.monotonic()
-            if block:
+            if waiter is not None:
                 until = min(due, deadline) if deadline else due
                 if until > now:
                     future.wait_until(until - now)
@@ -277,8 +313,12 @@ class Transaction(Writing):
 
     def _restart_for_retry(self) -> None:
         self.options = self.options.after_retry(self.database)
+        self.first_stamp = self.stamp or b""  # the client doesn't ask for another one
+        self.earlier_conflicts = self.conflicts
         self._restart()
 
     def approximate_size(self) -> int:
-        self._check()
-        return self.size()
+        """Bytes of all operations so far, whatever came of them; it is answered in any state but after an error."""
+        if self.deferred:
+            raise Code(self.deferred)
+        return self.approximate

@@ -1,0 +1,62 @@
+"""Who may see a database: files that only their owner may open, in a directory that only he may enter.
+
+A database holds whatever its programs store, secrets and output among it, and whoever may open one of its files may hold a lock on
+it (`flock` asks for no right to write) and stop everybody. So all is made 0600 and 0700 whatever the umask, files that were
+made otherwise are mended by their owner when he opens the database, and a directory that others may enter is told of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import IO, Final
+
+PRIVATE_FILE: Final = 0o600
+PRIVATE_DIRECTORY: Final = 0o700
+_OTHERS: Final = 0o077
+
+log = logging.getLogger("fdb_embedded")
+_told: set[Path] = set()
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory of a database, or look at one that exists. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=PRIVATE_DIRECTORY, parents=True)
+        return
+    mode = path.stat().st_mode
+    if mode & _OTHERS and _within_reach(path) and path not in _told:
+        _told.add(path)
+        may = "change" if mode & 0o022 and not mode & stat.S_ISVTX else "look into"
+        log.warning(
+            "%s: others may %s this directory of a database (mode %04o); give it to its owner alone: chmod 700 %s",
+            *(path, may, stat.S_IMODE(mode), path),
+        )
+
+
+def _within_reach(path: Path) -> bool:
+    """Whether others than the owner can get to a directory at all."""
+    with contextlib.suppress(OSError):
+        return all(parent.stat().st_mode & 0o011 for parent in path.resolve().parents)
+    return True
+
+
+def close_to_others(path: Path) -> None:
+    """Take a file of a database, which an earlier release or another hand made, from everybody but its owner."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_mode & _OTHERS and found.st_uid == os.geteuid():
+            path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+
+
+def create(path: Path) -> IO[str]:
+    """Open a file of text for writing, anew; only its owner may read it, also where it was there before."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+    with contextlib.suppress(OSError):
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            os.fchmod(descriptor, PRIVATE_FILE)
+    return os.fdopen(descriptor, "w")

@@ -1,0 +1,240 @@
+"""What a snapshot shows is what its version says, and all that was acknowledged before it was taken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fdb_embedded
+from fdb_embedded import handles
+
+
+class _Stale:
+    """A read transaction whose number is of an earlier one than it shows, as LMDB's may be when two commits come while it begins."""
+
+    def __init__(self, txn: Any, number: int) -> None:
+        self._txn = txn
+        self._number = number
+
+    def id(self) -> int:
+        return self._number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+
+class _Environment:
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.number: int | None = None
+
+    def begin(self, *args: Any, **named: Any) -> Any:
+        txn = self._env.begin(*args, **named)
+        if named.get("write"):
+            return txn
+        if self.number is None:
+            self.number = txn.id()
+        return _Stale(txn, self.number)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+
+def test_the_version_of_a_snapshot_is_that_of_its_data() -> None:
+    db = fdb_embedded.open(":memory:")
+    engine = db.dpointer.engine
+    db[b"k"] = b"1"
+    store = engine.store
+    name = "reads" if hasattr(store, "reads") else "env"
+    environment = _Environment(getattr(store, name))
+    setattr(store, name, environment)
+    try:
+        before = engine.snapshot()
+        tr = db.create_transaction()
+        tr[b"k"] = b"2"
+        tr.commit().wait()
+        after = engine.snapshot()
+        assert (before.get(b"k"), after.get(b"k")) == (b"1", b"2")
+        assert before.version < after.version == tr.get_committed_version()
+        for snap in (before, after):
+            engine.release(snap)
+    finally:
+        setattr(store, name, environment._env)
+    fdb_embedded.close(db)
+
+
+WRITE = """
+import sys
+import fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+for line in sys.stdin:
+    db[b"k"] = line.strip().encode()
+    print("acknowledged", flush=True)
+"""
+
+
+def test_a_transaction_that_waits_for_flushes_sees_what_was_acknowledged_without_one(tmp_path: Path) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"own"] = b"1"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITE, str(tmp_path / "db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    try:
+        for number in range(30):
+            assert db[b"own"] == b"1"
+            writer.stdin.write(f"{number}\n")
+            writer.stdin.flush()
+            assert writer.stdout.readline() == "acknowledged\n"
+            assert db[b"k"] == b"%d" % number
+    finally:
+        writer.stdin.close()
+        assert writer.wait(60) == 0
+        writer.stdout.close()
+    fdb_embedded.close(db)
+
+
+WRITES = {
+    "set": lambda tr: tr.set(b"k", b"2"),
+    "clear": lambda tr: tr.clear(b"k"),
+    "clear_range": lambda tr: tr.clear_range(b"a", b"z"),
+    "add": lambda tr: tr.add(b"k", b"1"),
+    "long": lambda tr: tr.set(b"k" * 600, b"2"),
+}
+
+
+def write_without_conflict(db: Any, kind: str) -> None:
+    tr = db.create_transaction()
+    tr.options.set_next_write_no_write_conflict_range()
+    WRITES[kind](tr)
+    tr.set(b"other", b"1")
+    tr.commit().wait()
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_version_that_is_gone_is_told_from_what_was_written_and_not_from_what_conflicts(kind: str) -> None:
+    fdb = fdb_embedded.load()
+    db = fdb_embedded.open(":memory:")
+    key = b"k" * 600 if kind == "long" else b"k"
+    db[key] = b"1"
+    version = db.create_transaction().get_read_version().wait()
+    write_without_conflict(db, kind)
+    db.dpointer.engine.pinned.clear()
+    for read in (lambda tr: tr[key].wait(), lambda tr: list(tr.get_range(b"", b"\xff"))):
+        tr = db.create_transaction()
+        tr.set_read_version(version)
+        with pytest.raises(fdb.FDBError, match="1007"):
+            read(tr)
+    tr = db.create_transaction()
+    tr.set_read_version(version)
+    assert tr[b"~nobody wrote"].value is None
+    fdb_embedded.close(db)
+
+
+def test_a_write_without_a_conflict_still_conflicts_with_nobody() -> None:
+    db = fdb_embedded.open(":memory:")
+    db[b"k"] = b"1"
+    for kind in ("set", "clear", "clear_range", "add"):
+        tr = db.create_transaction()
+        tr.get_range(b"a", b"o").to_list()
+        tr[b"mine"] = b"1"
+        write_without_conflict(db, kind)
+        tr.commit().wait()
+        assert db[b"mine"] == b"1"
+    fdb_embedded.close(db)
+
+
+def test_a_grown_map_shows_no_later_write_that_had_no_conflict_under_an_open_snapshot(tmp_path: Path) -> None:
+    fdb = fdb_embedded.load()
+    db = fdb.impl.Database(handles.open_database(str(tmp_path / "db"), 730, map_size=1 << 20))
+    db[b"k"] = b"1"
+    reader = db.create_transaction()
+    assert reader[b"else"].value is None
+    write_without_conflict(db, "set")
+    db.dpointer.engine.store.grow()
+    with pytest.raises(fdb.FDBError, match="1007"):
+        reader[b"k"].wait()
+    assert db[b"k"] == b"2"
+    fdb_embedded.close(db)
+
+
+SLOW = """
+import sys
+import fdb_embedded
+from fdb_embedded import disk
+db = fdb_embedded.open(sys.argv[1], durability="fsync")
+flush = disk.flush
+def slow(fd):
+    print("flushing", flush=True)
+    sys.stdin.readline()
+    flush(fd)
+disk.flush = slow
+db[b"k"] = b"new"
+"""
+READ = """
+import sys
+import fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+print("ready", flush=True)
+for _ in sys.stdin:
+    print(bytes(db[b"k"]).decode(), flush=True)
+"""
+
+
+def test_a_transaction_that_waits_for_flushes_sees_what_another_process_saw_before_the_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"k"] = b"old"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READ, str(tmp_path / "db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "ready\n"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(tmp_path / "db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    try:
+        assert writer.stdout.readline() == "flushing\n"
+        reader.stdin.write("\n")
+        reader.stdin.flush()
+        assert reader.stdout.readline() == "new\n"  # it doesn't wait: committed, and not yet on disk
+        engine = db.dpointer.engine
+        waits_or_is_done = threading.Event()
+        seen: list[bytes] = []
+
+        wait = engine._await_flush
+
+        def await_flush(at: tuple[int, int], go_on: Any = None) -> None:
+            waits_or_is_done.set()
+            wait(at, go_on)
+
+        def read() -> None:
+            seen.append(bytes(db[b"k"]))
+            waits_or_is_done.set()
+
+        monkeypatch.setattr(engine, "_await_flush", await_flush)
+        later = threading.Thread(target=read)
+        later.start()
+        assert waits_or_is_done.wait(60)
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        later.join(60)
+        assert seen == [b"new"]
+    finally:
+        for process in (reader, writer):
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(60) == 0
+            assert process.stdout is not None
+            process.stdout.close()
+    fdb_embedded.close(db)

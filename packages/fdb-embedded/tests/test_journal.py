@@ -1,0 +1,237 @@
+"""The journal: what was acknowledged is found behind whatever a crash or a failed flush leaves, and damage is reported."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fdb_embedded
+from fdb_embedded import disk, durability, journal
+from fdb_embedded.journal import Changes
+from fdb_embedded.versions import last_version
+
+
+def after_power_loss(directory: Path, image: Path, *, page: bool = False) -> Path:
+    """A copy of the directory as after a restart; the data file is garbage, since nothing ever flushed it."""
+    left_out = ("data.mdb",) if page else ("data.mdb", "shared")
+    shutil.copytree(directory, image, ignore=shutil.ignore_patterns(*left_out))
+    (image / "data.mdb").write_bytes(bytes(65536))
+    (image / "boot").write_text("another boot")
+    return image
+
+
+def numbers(db: Any) -> list[int]:
+    return [int(row.value) for row in db.get_range(b"n", b"o")]
+
+
+def write(db: Any, *which: int) -> None:
+    for number in which:
+        db[b"n%03d" % number] = b"%d" % number
+
+
+def recovered(image: Path) -> list[int]:
+    db = fdb_embedded.open(image, durability="fsync")
+    try:
+        return numbers(db)
+    finally:
+        fdb_embedded.close(db)
+
+
+def append_and_die(db: Any, number: int) -> None:
+    """What a process leaves that is killed between its record in the journal and its commit."""
+    store = db.dpointer.engine.store
+    with store.writer_section() as txn:
+        last = last_version(txn)
+        changes = Changes()
+        changes.rows.append((b"n%03d" % number, b"%d" % number))
+        store.write_record(txn, last, store.clock.now(), b"\x92\x90\x90", [changes])
+
+
+def test_a_record_of_a_killed_process_hides_nothing_in_the_next_segment(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, 0, 1)
+    append_and_die(db, 500)
+    durability._new_segment(db.dpointer.engine.store, path)  # a checkpoint begins, and isn't finished
+    write(db, 2, 3)
+    image = after_power_loss(path, tmp_path / "image")
+    fdb_embedded.close(db)
+    assert recovered(image) == [0, 1, 2, 3]
+
+
+def test_a_segment_that_nobody_came_to_use_ends_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, 0, 1)
+    _, end = db.dpointer.engine.store.read(journal.place)
+    journal.segment_path(path, end).touch()  # of a process that was killed before it told the others
+    write(db, 2, 3)
+    image = after_power_loss(path, tmp_path / "image")
+    fdb_embedded.close(db)
+    assert recovered(image) == [0, 1, 2, 3]
+
+
+def record_ends(path: Path) -> list[int]:
+    data = path.read_bytes()
+    ends = [0]
+    while (found := journal.unpack(data, ends[-1])) is not None:
+        ends.append(found[3])
+    return ends
+
+
+@pytest.mark.parametrize("which", [0, 3, 8])
+@pytest.mark.parametrize("where", ["head", "body"])
+def test_a_damaged_record_with_whole_ones_behind_is_reported_with_its_place(
+    tmp_path: Path, which: int, where: str
+) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, *range(10))
+    image = after_power_loss(path, tmp_path / "image")
+    fdb_embedded.close(db)
+    (segment,) = (path for _, path in journal.segments(image))
+    begin, end = record_ends(segment)[which : which + 2]
+    data = bytearray(segment.read_bytes())
+    data[begin + 1 if where == "head" else end - 2] ^= 4
+    segment.write_bytes(data)
+    with pytest.raises(fdb_embedded.DamagedDatabase, match=rf"{segment.name} is damaged or cut at byte {begin}\b"):
+        fdb_embedded.open(image)
+
+
+def test_a_cut_behind_the_last_known_flush_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, *range(10))
+    image = after_power_loss(path, tmp_path / "image", page=True)
+    fdb_embedded.close(db)
+    (segment,) = (path for _, path in journal.segments(image))
+    ends = record_ends(segment)
+    segment.write_bytes(segment.read_bytes()[: ends[-2]])
+    with pytest.raises(fdb_embedded.DamagedDatabase, match=rf"at byte {ends[-2]}\b"):
+        fdb_embedded.open(image)
+
+
+def test_whole_records_behind_a_torn_one_that_nobody_flushed_are_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    fdb_embedded.close(fdb_embedded.open(path, durability="fsync"))
+    db = fdb_embedded.open(path)  # doesn't wait for flushes
+    write(db, *range(10))
+    image = after_power_loss(path, tmp_path / "image", page=True)
+    fdb_embedded.close(db)
+    (segment,) = (path for _, path in journal.segments(image))
+    begin, end = record_ends(segment)[4:6]
+    data = segment.read_bytes()
+    segment.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
+    assert recovered(image) == [0, 1, 2, 3]
+    assert recovered(image) == [0, 1, 2, 3]
+
+
+def test_a_damaged_checkpoint_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, *range(10))
+    durability.checkpoint(db.dpointer.engine.store, path)
+    image = after_power_loss(path, tmp_path / "image")
+    fdb_embedded.close(db)
+    checkpoint = image / durability.CHECKPOINT
+    data = bytearray(checkpoint.read_bytes())
+    at = data.index(b"n007") + 4
+    data[at] ^= 1  # in a value: the pages are as whole as before
+    checkpoint.write_bytes(data)
+    with pytest.raises(fdb_embedded.DamagedDatabase, match=r"checkpoint\.mdb is damaged"):
+        fdb_embedded.open(image)
+
+
+class BrokenDisk:
+    """Flushes of the journal fail and lose what they should have written, as a kernel loses it: it is said once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures = 0
+        self.good: dict[str, bytes] = {}
+        self.flush, self.flush_all = disk.flush, disk.flush_all
+        monkeypatch.setattr(disk, "flush", lambda fd: self.flushed(fd, self.flush))
+        monkeypatch.setattr(disk, "flush_all", lambda fd: self.flushed(fd, self.flush_all))
+
+    def flushed(self, fd: int, flush: Any) -> None:
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if "journal-" in name and self.failures:
+            self.failures -= 1
+            before = self.good.get(name, b"")
+            os.pwrite(fd, before.ljust(os.fstat(fd).st_size, b"\0"), 0)
+            raise OSError(errno.EIO, "Input/output error")
+        flush(fd)
+        if "journal-" in name:
+            self.good[name] = Path(name).read_bytes()
+
+
+def test_nothing_is_acknowledged_on_top_of_what_a_failed_flush_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fdb = fdb_embedded.load()
+    path = tmp_path / "db"
+    broken = BrokenDisk(monkeypatch)
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, 0, 1, 2)
+    broken.failures = 1
+    tr = db.create_transaction()
+    tr[b"n003"] = b"3"
+    with pytest.raises(fdb.FDBError) as told:
+        tr.commit().wait()
+    assert told.value.code == 1021
+    write(db, 4, 5, 6)  # a new checkpoint is on disk before the first of them is acknowledged
+    image = after_power_loss(path, tmp_path / "image", page=True)
+    assert numbers(db) == [0, 1, 2, 3, 4, 5, 6]
+    fdb_embedded.close(db)
+    assert recovered(image) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_while_no_checkpoint_can_be_made_after_a_failed_flush_reads_and_commits_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fdb = fdb_embedded.load()
+    path = tmp_path / "db"
+    broken = BrokenDisk(monkeypatch)
+    monkeypatch.setattr(durability, "REPAIR_SECONDS", 0.0)
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, 0)
+    broken.failures = 3
+    codes = []
+    for number in (1, 2, 3, 4):
+        tr = db.create_transaction()
+        tr.options.set_retry_limit(0)
+        tr[b"n%03d" % number] = b"%d" % number
+        try:
+            tr.commit().wait()
+        except fdb.FDBError as error:
+            codes.append(error.code)
+    assert codes == [1021, 1021, 1021]
+    image = after_power_loss(path, tmp_path / "image", page=True)
+    fdb_embedded.close(db)
+    assert recovered(image) == [0, 1, 2, 3, 4]
+
+
+def test_commits_that_are_made_while_the_database_becomes_durable_are_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path)
+    write(db, 0, 1)
+    note_boot = durability.note_boot
+
+    def note_boot_late(directory: Path) -> None:
+        write(db, 2, 3)  # behind the copy of the checkpoint, before anybody says that the database is durable
+        note_boot(directory)
+
+    monkeypatch.setattr(durability, "note_boot", note_boot_late)
+    again = fdb_embedded.open(path, durability="fsync")
+    monkeypatch.undo()
+    write(again, 4)
+    image = after_power_loss(path, tmp_path / "image")
+    for handle in {id(handle): handle for handle in (db, again)}.values():
+        fdb_embedded.close(handle)
+    assert recovered(image) == [0, 1, 2, 3, 4]
