@@ -8,8 +8,9 @@ import pytest
 from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
-from fdb_datamodel import FutureSpec, actors
+from fdb_datamodel import FutureSpec, actors, codec
 from fdb_datamodel.actors import ActorHost, CallOutcome
+from fdb_datamodel.space import ARGS, OPTIONS, encode_id, layout_of
 
 
 def start(lab: Lab, port: int = 1, max_restarts: int = 0, name: str = "") -> tuple[dm.WorkerId, ActorHost]:
@@ -213,3 +214,16 @@ def test_a_call_that_was_deleted_before_it_ended_stays_deleted(memory_lab: Lab) 
     with pytest.raises(dm.FutureDeletedError):
         lab.info(call)
     assert lab.validate() == []
+
+
+def test_a_recorded_call_with_a_damaged_row_fails_and_the_others_are_made(broken_lab: Lab) -> None:
+    lab = broken_lab
+    _, host = start(lab)
+    calls = [record(lab, host) for _ in range(4)]
+    keys = layout_of(lab.space)
+    bad_options = codec.pack_options(FutureSpec(call_options=b"\xc1", name="Counter.incr"))
+    lab.set_row(keys.future(encode_id(calls[1]), OPTIONS), bad_options)
+    lab.set_row(keys.future(encode_id(calls[2]), ARGS), b"\xc1")
+    found, cursor = dm.run_apart(lab.db, lab.space, actors.recorded_calls, lab.space, host)
+    assert ([call.id for call in found], cursor) == ([calls[0], calls[3]], b"")
+    assert [lab.state(call) for call in calls[1:3]] == ["failed", "failed"]

@@ -12,7 +12,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Claim, Collected, FutureResult, WorkerId
-from fdb_schema import put_blob, unpin_blob
+from fdb_schema import LEASE_PIN, put_blob, unpin_blob
 from idempotent_txn import run
 
 GRACE = 100.0
@@ -274,6 +274,17 @@ def test_uploads_of_a_dead_session_go_and_those_of_a_living_one_stay(lab: Lab, c
     found = cleaner.collect()
     assert (found.pins, found.code) == (1, 1)
     assert len({row[1] for row in lab.rows() if row[0] == "blobs"}) == 2
+
+
+def test_an_upload_pinned_by_a_session_of_leases_goes_once_its_rows_are_gone(lab: Lab, cleaner: Cleaner) -> None:
+    session = os.urandom(16)
+    row = lab.space["lease"].pack(("s", session))
+    lab.db[row] = b"its record"
+    put_blob(run, lab.db, lab.space, b"a" * 200_000, session=LEASE_PIN + session)
+    assert not cleaner.collect().pins
+    del lab.db[row]
+    assert (cleaner.collect().pins, cleaner.collect().pins) == (1, 0)
+    assert not any(key[0] == "blobs" for key in lab.rows())
 
 
 def test_code_goes_once_no_future_and_no_session_needs_it(lab: Lab, cleaner: Cleaner) -> None:

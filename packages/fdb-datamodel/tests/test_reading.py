@@ -40,6 +40,25 @@ def test_every_future_appears_once_in_pages(lab: Lab) -> None:
     assert len(done) == 20
 
 
+def test_pages_of_the_newest_first_hold_the_same_futures_the_other_way_round(lab: Lab) -> None:
+    worker = lab.worker()
+    lab.submit(*(lab.spec(args=b"x", name="task") for _ in range(40)))
+    lab(dm.realize_futures, [(claim, b"r") for claim in lab.claim(worker, 15)])
+
+    def all_of(state: FutureState | None, **order: bool) -> list[bytes]:
+        found: list[bytes] = []
+        after: bytes | None = None
+        while True:
+            page, after = lab(dm.list_futures, after, 7, state, **order)
+            found += [info.id for info in page]
+            if after is None:
+                return found
+
+    for state in (None, FutureState.realized):
+        assert all_of(state, newest_first=True) == all_of(state)[::-1]
+    assert len(all_of(None)) == 40
+
+
 def test_show_says_why(lab: Lab) -> None:
     assert "no live worker" in lab.info(lab.submit(lab.spec())[0]).reason
     worker = lab.worker(total=Requirements(cpu=2, ram="4GiB"))

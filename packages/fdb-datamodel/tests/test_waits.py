@@ -122,3 +122,14 @@ def test_of_two_that_close_a_cycle_together_one_is_told(lab: Lab) -> None:
     assert fdb_error_code(conflict.value) == 1020
     assert lab(dm.begin_wait, claims[b.id], [a.id]) == (b.id, a.id, b.id)
     lab(dm.end_wait, claims[a.id])
+
+
+def test_a_cycle_through_a_claim_made_ahead_is_found(lab: Lab) -> None:
+    worker = lab.worker()
+    waiter, head = lab.spec(), lab.spec()
+    link = lab.spec(dependencies=(head.id,))
+    lab.submit(waiter, head, link)
+    first, second, ahead = lab.claim(worker, 10, dm.Capacity(ahead=10))
+    assert [claim.id for claim in (first, second, ahead)] == [waiter.id, head.id, link.id]
+    assert lab(dm.begin_wait, first, [link.id]) == ()
+    assert lab(dm.begin_wait, second, [waiter.id]) == (head.id, waiter.id, link.id, head.id)

@@ -7,6 +7,7 @@ from .collector import GRACE_SECONDS, PASS_SECONDS, TOMBSTONE_SECONDS, Collected
 from .errors import (
     AddressInUseError,
     ClaimLostError,
+    DamagedFutureError,
     FutureDeletedError,
     FutureStateError,
     OversizeError,
@@ -16,6 +17,7 @@ from .errors import (
 from .ids import as_id, id_for_key, new_future_id, new_future_ids
 from .invariants import INVARIANTS
 from .liveness import Observer
+from .quarantine import quarantine_future, run_apart, set_apart
 from .reading import describe_future, get_future_state, get_future_states, list_downstreams, list_futures
 from .records import (
     NO_SESSION,
@@ -120,6 +122,7 @@ __all__ = [
     "Collected",
     "Collector",
     "Counted",
+    "DamagedFutureError",
     "Failure",
     "FutureDeletedError",
     "FutureInfo",
@@ -192,6 +195,7 @@ __all__ = [
     "pool_bell",
     "put_code",
     "put_realized_future",
+    "quarantine_future",
     "read_mailbox",
     "read_output",
     "read_results",
@@ -208,11 +212,13 @@ __all__ = [
     "relinquish_claim",
     "resubmit_future",
     "ring_session",
+    "run_apart",
     "see_turn",
     "session_bell",
     "session_lives",
     "session_referrer",
     "session_sightings",
+    "set_apart",
     "sightings",
     "submit_claimed",
     "submit_future",

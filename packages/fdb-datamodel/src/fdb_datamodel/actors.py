@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, RecordError, Transaction
 
 from . import codec
 from .changes import Changes, Ended, FutureRows
 from .endings import fail_for_good, finish
-from .errors import ClaimLostError
+from .errors import ClaimLostError, DamagedFutureError
 from .ids import show_id
 from .placement import clear_edges
 from .records import Failure, FutureResult, FutureSpec, MailEntry, WorkerId
 from .space import (
     ALLOW_RECONSTRUCTION,
-    ARGS,
     CLAIM,
     CODE,
     DELETED,
@@ -97,8 +96,8 @@ def create_actor(tr: Transaction, space: ClusterSpace, spec: FutureSpec, name: s
     ch = Changes(tr, space)
     if name:
         known = ch.get_many([ch.keys.actor_name(name)])[0]
-        if known is not None and not _ended(ch, codec.unpack(known)):
-            return bytes(codec.unpack(known))
+        if known is not None and not _ended(ch, codec.unpack_bytes(known)):
+            return codec.unpack_bytes(known)
     submit_futures(tr, space, [spec])
     if name:
         tr.set(ch.keys.actor_name(name), codec.pack(spec.id))
@@ -110,9 +109,9 @@ def named_actor(tr: Transaction, space: ClusterSpace, name: str) -> bytes | None
     """The id of the actor of that name; None if there is none, or it ended."""
     ch = Changes(tr, space)
     known = ch.get_many([ch.keys.actor_name(name)])[0]
-    if known is None or _ended(ch, codec.unpack(known)):
+    if known is None or _ended(ch, codec.unpack_bytes(known)):
         return None
-    return bytes(codec.unpack(known))
+    return codec.unpack_bytes(known)
 
 
 def _ended(ch: Changes, actor: bytes) -> bool:
@@ -186,13 +185,15 @@ def recorded_calls(
         f = ch.load(decode_id(key[len(prefix) :]))
         if not _is_call(f, host.id):
             continue  # something that waits for the actor's end
-        start, method = codec.unpack(f.option("call_options"))[:2]
+        try:
+            start, method = codec.unpack(f.option("call_options"))[:2]
+        except (RecordError, TypeError, ValueError) as error:
+            raise DamagedFutureError(f.id, f"call_options: {error}") from error
         if start < host.start:
             fail_for_good(ch, f, lost_call(f.id, host.id, "the process it was sent to died; it may have run"))
             continue
-        session = codec.unpack_code(f.rows[CODE])[0]
-        args, dependencies = codec.unpack_args(f.rows.get(ARGS))
-        found.append(RecordedCall(f.id, session, method, args, dependencies[1:], f.option("name")))
+        args, dependencies = f.arguments
+        found.append(RecordedCall(f.id, f.session, method, args, dependencies[1:], f.option("name")))
     finish(ch)
     return found, rows[-1][0][len(prefix) :] + b"\x00" if len(rows) == CALLS_PER_PAGE else b""
 
@@ -201,7 +202,7 @@ def _is_call(f: FutureRows, actor: bytes) -> bool:
     """Whether a future that waits for the actor is a call of it that hasn't ended."""
     if f.ended or f.dependencies[:1] != (actor,) or not f.option("call_options"):
         return False
-    return not codec.unpack_code(f.rows[CODE])[1]
+    return not f.code
 
 
 def orphaned_calls(

@@ -6,15 +6,18 @@ import dataclasses
 
 from . import codec
 from .changes import Changes, FutureRows
-from .endings import fail_for_good, place
+from .endings import fail_for_good, place, timed_out
 from .placement import release_claim, set_timer
-from .records import Failure
+from .records import SHORTAGE, Failure
 from .requirements import Requirements
-from .space import DUE, LATEST_EXCEPTION, REQUIREMENTS, UNCHARGED
+from .space import DUE, LATE, LATEST_EXCEPTION, REQUIREMENTS, UNCHARGED
 from .states import FutureState
 
 #: Reasons that no retry can mend.
 PERMANENT_REASONS = frozenset({"unpickle", "result-pickle", "oversize"})
+
+#: Seconds before an attempt that a shortage of its host ended is tried again: the first time, and at most.
+_SHORTAGE_PAUSE, _SHORTAGE_MOST = 0.5, 30.0
 
 
 def end_attempt(
@@ -34,7 +37,8 @@ def end_attempt(
     attempt. `requirements`: what the retry
     needs instead.
     """
-    lost, oom, given_back = f.uncharged
+    lost, oom, given_back = before = f.uncharged
+    never_begun = f.never_begun
     once = f.max_retries == 0 and f.option("max_worker_losses") == 0 and f.option("max_oom") == 0
     if failure.reason == "worker-lost":
         lost += 1
@@ -45,19 +49,23 @@ def end_attempt(
     elif returned:
         # What counts its restarts has lost its state by any end of an attempt that started.
         given_back += 0 if started and f.option("max_restarts") is not None else 1
+        never_begun += 0 if started else 1
         over = False
     else:
         over = f.charged > f.max_retries
     if (restarts := f.option("max_restarts")) is not None:
         over = over or f.attempts - f.attempts_before_epoch - given_back > restarts
-    if (lost, oom, given_back) != f.uncharged:
-        ch.put(f, UNCHARGED, codec.pack((lost, oom, given_back)))
+    if (lost, oom, given_back) != before:
+        ch.put(f, UNCHARGED, codec.pack((lost, oom, given_back, never_begun)))
     claim = f.claim
     failure = dataclasses.replace(
         failure, attempt=f.attempts, epoch=f.epoch, wall_us=ch.wall_us, token=claim[0] if claim else b""
     )
-    if not returned:
+    if not returned or failure.reason == SHORTAGE:
         ch.put(f, LATEST_EXCEPTION, codec.pack_failure(failure))
+    if returned and LATE in f.rows and not f.begun:
+        fail_for_good(ch, f, timed_out(f, "queue"))
+        return FutureState.failed
     if permanently or over or failure.reason in PERMANENT_REASONS or (once and started):
         fail_for_good(ch, f, failure)
         return FutureState.failed
@@ -65,7 +73,10 @@ def end_attempt(
     if requirements is not None:
         _, priority, locality = f.placement
         ch.put(f, REQUIREMENTS, codec.pack_requirements(requirements.shape, priority, locality))
-    pause = 0.0 if returned or failure.reason == "worker-lost" else backoff_seconds(f)
+    if failure.reason == SHORTAGE:
+        pause = min(_SHORTAGE_MOST, _SHORTAGE_PAUSE * 2.0 ** min(given_back - 1, 16))
+    else:
+        pause = 0.0 if returned or failure.reason == "worker-lost" else backoff_seconds(f)
     if pause > 0:
         ch.put(f, DUE, codec.pack(set_timer(ch, f.e, "backoff", pause)))
         return FutureState.waiting
@@ -79,7 +90,10 @@ def backoff_seconds(f: FutureRows) -> float:
     if backoff is None or backoff.initial <= 0:
         return 0.0
     failures = max(1, f.charged + f.uncharged[1])
-    return float(min(backoff.maximum, backoff.initial * backoff.factor ** min(failures - 1, 64)))
+    try:
+        return float(min(backoff.maximum, backoff.initial * backoff.factor ** min(failures - 1, 64)))
+    except OverflowError:
+        return float(backoff.maximum)
 
 
 def state_after_placing(ch: Changes, f: FutureRows) -> FutureState:

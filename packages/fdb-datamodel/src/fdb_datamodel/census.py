@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, Transaction
 
-from . import codec
 from .changes import Changes, FutureRows
+from .errors import DamagedFutureError
 from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, decode_id, encode_id, split_id
 from .states import FutureState
 
@@ -64,23 +64,28 @@ def recount(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes]) -> list[
 def _count(ch: Changes, futures: Sequence[FutureRows]) -> list[Counted]:
     counted = []
     for f in futures:
-        if CODE not in f.rows:
-            continue
-        submitted = codec.unpack_code(f.rows[CODE])[2]
-        claim = f.claim
-        started = claim[2] if claim is not None else 0
-        if f.failed:
-            failure = f.failure
-            counted.append(Counted(f.id, FutureState.failed, submitted, started, failure.wall_us if failure else 0))
-        elif f.realized:
-            result = f.result
-            counted.append(Counted(f.id, FutureState.realized, submitted, started, result.wall_us if result else 0))
-        elif f.claimed:
-            counted.append(Counted(f.id, FutureState.claimed, submitted, started, 0))
-        else:
-            waits = f.backing_off or (bool(f.dependencies) and _has_edges(ch, f.e))
-            counted.append(Counted(f.id, FutureState.waiting if waits else FutureState.unclaimed, submitted, 0, 0))
+        if CODE in f.rows:
+            try:
+                counted.append(_count_one(ch, f))
+            except DamagedFutureError:  # it is failed where somebody meets it who may write
+                counted.append(Counted(f.id, FutureState.failed, f.submitted, 0, 0))
     return counted
+
+
+def _count_one(ch: Changes, f: FutureRows) -> Counted:
+    submitted = f.submitted
+    claim = f.claim
+    started = claim[2] if claim is not None else 0
+    if f.failed:
+        failure = f.failure
+        return Counted(f.id, FutureState.failed, submitted, started, failure.wall_us if failure else 0)
+    if f.realized:
+        result = f.result
+        return Counted(f.id, FutureState.realized, submitted, started, result.wall_us if result else 0)
+    if f.claimed:
+        return Counted(f.id, FutureState.claimed, submitted, started, 0)
+    waits = f.backing_off or (bool(f.dependencies) and _has_edges(ch, f.e))
+    return Counted(f.id, FutureState.waiting if waits else FutureState.unclaimed, submitted, 0, 0)
 
 
 def _has_edges(ch: Changes, e: bytes) -> bool:

@@ -12,13 +12,13 @@ from fdb_schema import add_read_conflict_keys, read_range
 
 from .changes import Changes, FutureRows
 from .records import Claim, WorkerId
-from .requirements import Shape
+from .requirements import Capacity, Shape
 from .space import EDGE, decode_id, encode_id, split_id
 from .starts import Chosen, start
 
 
-def claim_ahead(ch: Changes, worker: WorkerId, claims: Sequence[Claim], free: Shape, most: int) -> list[Claim]:
-    """Claim up to `most` futures along the chains that begin at `claims` (just made), each after what it waits for.
+def claim_ahead(ch: Changes, worker: WorkerId, claims: Sequence[Claim], free: Shape, capacity: Capacity) -> list[Claim]:
+    """Claim up to `capacity.ahead` futures, of `ahead_seconds`, along the chains that begin at `claims` (just made), each after what it waits for.
 
     A chain goes on while its last future has one dependent, which waits for it alone and fits what is free beside it. All
     is read by snapshot; the two ends of each edge are read-conflict keys, since whatever takes a future out of Waiting
@@ -27,13 +27,18 @@ def claim_ahead(ch: Changes, worker: WorkerId, claims: Sequence[Claim], free: Sh
     chosen: list[Chosen] = []
     expected: set[bytes] = set()
     conflicts: list[bytes] = []
+    left = capacity.ahead_seconds
     for head in claims:
         at = head.id if head.listened else None
-        while at is not None and len(chosen) < most:
+        while at is not None and len(chosen) < capacity.ahead:
             found = _follower(ch, worker, at, free)
             if found is None:
                 break
             down, edges = found
+            cost = capacity.cost(down.code)
+            if cost > left:
+                break
+            left -= cost
             for key in edges:
                 ch.clear(key)
             conflicts += edges

@@ -7,13 +7,23 @@ same transaction did, and the order in which they say things doesn't matter.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from fdb_schema import ClusterSpace, Transaction, clear_many, get_many, read_ahead, read_range, read_version, set_many
+from fdb_schema import (
+    ClusterSpace,
+    RecordError,
+    Transaction,
+    clear_many,
+    get_many,
+    read_ahead,
+    read_range,
+    read_version,
+    set_many,
+)
 
 from . import codec
-from .errors import FutureDeletedError, UnknownFutureError, WorkerFencedError
+from .errors import DamagedFutureError, FutureDeletedError, UnknownFutureError, WorkerFencedError
 from .ids import show_id
 from .records import NO_SESSION, Failure, FutureResult, Locality, WorkerId
 from .requirements import Shape
@@ -43,6 +53,10 @@ _ONE = (1).to_bytes(8, "little")
 _MAIL_ROW_BYTES = 80_000
 # Rows kept back are looked through at every read; when that many were, they are handed to the transaction instead.
 _LOOKED_THROUGH = 20_000
+
+
+_T = TypeVar("_T")
+_A = TypeVar("_A")
 
 
 class FutureRows:
@@ -99,8 +113,7 @@ class FutureRows:
 
     @property
     def allow_reconstruction(self) -> bool:
-        value = self.rows.get(ALLOW_RECONSTRUCTION)
-        return True if value is None else bool(codec.unpack(value))
+        return bool(self._read(ALLOW_RECONSTRUCTION, codec.unpack, True))
 
     @property
     def epoch(self) -> int:
@@ -113,11 +126,19 @@ class FutureRows:
     @property
     def uncharged(self) -> tuple[int, int, int]:
         """(lost with workers, out of memory, given back) of this epoch."""
-        value = self.rows.get(UNCHARGED)
-        if value is None:
-            return 0, 0, 0
-        fields = codec.unpack(value)
+        fields = self._read(UNCHARGED, _three, (0, 0, 0))
         return fields[0], fields[1], fields[2]
+
+    @property
+    def never_begun(self) -> int:
+        """Of those given back, how many didn't begin to run."""
+        fields: tuple[int, ...] = self._read(UNCHARGED, _three, ())
+        return fields[3] if len(fields) > 3 else 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether an attempt may have begun to run, the one that holds the claim now included."""
+        return self.attempts > self.never_begun
 
     @property
     def charged(self) -> int:
@@ -126,22 +147,51 @@ class FutureRows:
 
     @property
     def session(self) -> bytes:
-        value = self.rows.get(CODE)
-        return NO_SESSION if value is None else codec.unpack_code(value)[0]
+        return self._read(CODE, codec.unpack_code, (NO_SESSION, b"", 0))[0]
+
+    @property
+    def code(self) -> bytes:
+        """What to run, or its digest."""
+        return self._read(CODE, codec.unpack_code, (NO_SESSION, b"", 0))[1]
+
+    @property
+    def due(self) -> int | None:
+        """When its back-off ends, by the cluster clock."""
+        return self._read(DUE, codec.unpack_int, None)
+
+    @property
+    def submitted(self) -> int:
+        """When it was submitted, in µs of wall time; 0: that can't be told."""
+        try:
+            return int(self._read(CODE, codec.unpack_code, (b"", b"", 0))[2])
+        except DamagedFutureError:
+            return 0
+
+    @property
+    def arguments(self) -> tuple[bytes, tuple[bytes, ...]]:
+        """(pickled arguments or their digest, dependencies)."""
+        return self._read(ARGS, codec.unpack_args, (b"", ()))
 
     @property
     def dependencies(self) -> tuple[bytes, ...]:
-        return codec.unpack_args(self.rows.get(ARGS))[1]
+        return self.arguments[1]
+
+    @property
+    def ending(self) -> bytes:
+        """The row that says how a future which ended did so."""
+        name, decode = (FAILURE, codec.unpack_failure) if self.failed else (LATEST_RESULT, codec.unpack_latest_result)
+        self._read(name, decode, None)
+        return self.rows[name]
 
     @property
     def placement(self) -> tuple[Shape, int, Locality | None]:
         """(shape, priority, locality)."""
-        return codec.unpack_requirements(self.rows.get(REQUIREMENTS))
+        return self._read(REQUIREMENTS, codec.unpack_requirements, ((0, 0, 0), 0, None))
 
     @property
     def options(self) -> dict[str, Any]:
         if self._options is None:
-            self._options = codec.unpack_options(self.rows.get(OPTIONS))
+            self._options = self._read(OPTIONS, codec.unpack_options, {})
         return self._options
 
     def option(self, name: str) -> Any:
@@ -150,34 +200,77 @@ class FutureRows:
     @property
     def claim(self) -> tuple[bytes, WorkerId, int, int] | None:
         """(token, worker, wall_us, attempt), also of the attempt that realized it."""
-        value = self.rows.get(CLAIM)
-        return None if value is None else codec.unpack_claim(value)
+        return self._read(CLAIM, codec.unpack_claim, None)
 
     @property
     def result(self) -> FutureResult | None:
-        value = self.rows.get(LATEST_RESULT)
-        return None if value is None else codec.unpack_latest_result(value)
+        return self._read(LATEST_RESULT, codec.unpack_latest_result, None)
 
     @property
     def failure(self) -> Failure | None:
-        value = self.rows.get(FAILURE)
-        return None if value is None else codec.unpack_failure(value)
+        return self._read(FAILURE, codec.unpack_failure, None)
 
     @property
     def last_failure(self) -> Failure | None:
-        value = self.rows.get(LATEST_EXCEPTION)
-        return None if value is None else codec.unpack_failure(value)
+        return self._read(LATEST_EXCEPTION, codec.unpack_failure, None)
 
     def _int(self, name: bytes, default: int) -> int:
-        value = self.rows.get(name)
-        return default if value is None else int(codec.unpack(value))
+        return self._read(name, codec.unpack_int, default)
 
     def _epoch(self) -> tuple[int, int]:
-        value = self.rows.get(EPOCH)
-        if value is None:
-            return 0, 0
-        fields = codec.unpack(value)
+        fields = self._read(EPOCH, _two, (0, 0))
         return fields[0], fields[1]
+
+    def _read(self, name: bytes, decode: Callable[[bytes], _T], absent: _A) -> _T | _A:
+        """What a row says. Raises `DamagedFutureError`."""
+        value = self.rows.get(name)
+        if value is None:
+            return absent
+        try:
+            return decode(value)
+        except RecordError as error:
+            raise DamagedFutureError(self.id, str(error)) from error
+
+    def check_program(self) -> None:
+        """Raises `DamagedFutureError` unless what is to run, and with what, can be read."""
+        self._read(CODE, codec.unpack_code, None)
+        self._read(ARGS, codec.unpack_args, None)
+
+    def check(self) -> dict[bytes, str]:
+        """What is wrong with the rows: by name of the row."""
+        wrong: dict[bytes, str] = {}
+        for name, decode in _DECODERS.items():
+            try:
+                self._read(name, decode, None)
+            except DamagedFutureError as error:
+                wrong[name] = error.why
+        return wrong
+
+
+def _two(value: bytes) -> tuple[int, ...]:
+    return codec.unpack_ints(value, 2)
+
+
+def _three(value: bytes) -> tuple[int, ...]:
+    return codec.unpack_ints(value, 3)
+
+
+_DECODERS: dict[bytes, Callable[[bytes], Any]] = {
+    CODE: codec.unpack_code,
+    ARGS: codec.unpack_args,
+    CLAIM: codec.unpack_claim,
+    NUM_ATTEMPTS: codec.unpack_int,
+    LATEST_RESULT: codec.unpack_latest_result,
+    LATEST_EXCEPTION: codec.unpack_failure,
+    FAILURE: codec.unpack_failure,
+    MAX_RETRIES: codec.unpack_int,
+    ALLOW_RECONSTRUCTION: codec.unpack,
+    REQUIREMENTS: codec.unpack_requirements,
+    OPTIONS: codec.unpack_options,
+    EPOCH: _two,
+    UNCHARGED: _three,
+    DUE: codec.unpack_int,
+}
 
 
 class Ended(NamedTuple):

@@ -1,5 +1,8 @@
 """How each value is stored: msgpack arrays whose first fields never move, written and read without intermediate objects.
 
+Readers take nothing that isn't of the type their field has, and raise `RecordError` for it and nothing else: a damaged row is
+noticed where it is read, and harms the future it belongs to (`fdb_datamodel.quarantine`).
+
 `token` is the first field of `claim` and `latest_result`, so that "this result is of this claim" is a comparison of
 twelve bytes (`same_token`). Readers take fields by position, give absent trailing ones their default and ignore more.
 """
@@ -7,10 +10,12 @@ twelve bytes (`same_token`). Readers take fields by position, give absent traili
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import msgpack
+
+from fdb_schema import RecordError
 
 from .records import (
     Backoff,
@@ -28,8 +33,92 @@ from .requirements import Requirements, Shape
 pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
+_T = TypeVar("_T")
+_V = TypeVar("_V", bytes, bytes | None)
+_WRONG = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, msgpack.UnpackException)
+
+
 def unpack(value: bytes) -> Any:
-    return msgpack.unpackb(value, use_list=False, raw=False)
+    """Any value, with tuples for arrays. Raises `RecordError`."""
+    try:
+        return msgpack.unpackb(value, use_list=False, raw=False)
+    except _WRONG as error:
+        raise _damaged("msgpack", value, error) from error
+
+
+def unpack_int(value: bytes) -> int:
+    """Raises `RecordError`."""
+    found = unpack(value)
+    if type(found) is not int:
+        raise _damaged("a number", value, f"it holds {type(found).__name__}")
+    return found
+
+
+def unpack_bytes(value: bytes) -> bytes:
+    """Raises `RecordError`."""
+    found = unpack(value)
+    if type(found) is not bytes:
+        raise _damaged("bytes", value, f"it holds {type(found).__name__}")
+    return found
+
+
+def unpack_ints(value: bytes, count: int) -> tuple[int, ...]:
+    """At least `count` numbers. Raises `RecordError`."""
+    found = unpack(value)
+    if type(found) is not tuple or len(found) < count or any(type(one) is not int for one in found):
+        raise _damaged(f"{count} numbers", value, f"it holds {found!r:.60}")
+    return found
+
+
+def _damaged(what: str, value: bytes | None, error: object) -> RecordError:
+    return RecordError(f"{len(value or b'')} bytes aren't {what} ({error}): {(value or b'')[:40]!r}")
+
+
+def _reader(what: str) -> Callable[[Callable[[_V], _T]], Callable[[_V], _T]]:
+    """Of a function that reads `what` from a row: it raises `RecordError` for anything else."""
+
+    def wrap(function: Callable[[_V], _T]) -> Callable[[_V], _T]:
+        @wraps(function)
+        def read(value: _V) -> _T:
+            try:
+                return function(value)
+            except RecordError:
+                raise
+            except _WRONG as error:
+                raise _damaged(what, value, error) from error
+
+        return read
+
+    return wrap
+
+
+def _typed(fields: Any, *types: tuple[type, ...]) -> None:
+    """Raises TypeError unless the first fields have these types; later ones may be absent."""
+    if type(fields) is not tuple:
+        raise TypeError(f"it holds {type(fields).__name__}, not fields")
+    for at, (field, wanted) in enumerate(zip(fields, types, strict=False)):
+        if type(field) not in wanted:
+            raise TypeError(f"field {at} is {field!r:.60}")
+
+
+_BYTES, _STR, _INT, _BOOL, _TUPLE = (bytes,), (str,), (int,), (bool,), (tuple,)
+_NONE = type(None)
+_MAYBE_BYTES, _MAYBE_TUPLE = (bytes, _NONE), (tuple, _NONE)
+_NUMBER = (int, float, _NONE)
+_MOST_AMOUNT = 1 << 60  # of a resource: what `Requirements` takes
+_MOST_SECONDS = 1e12  # in µs of the cluster clock a number of eight bytes
+
+
+def _bounded(name: str, number: int | float) -> None:
+    """Raises ValueError for seconds that no timer can count: what is no number, or without end."""
+    if not -_MOST_SECONDS < number < _MOST_SECONDS:
+        raise ValueError(f"{name} is {number!r:.60}")
+
+
+def _ids(found: Any) -> tuple[bytes, ...]:
+    if type(found) is not tuple or any(type(one) is not bytes or len(one) != 16 for one in found):
+        raise TypeError("its dependencies aren't ids")
+    return found
 
 
 def _at(fields: tuple[Any, ...], index: int, default: Any) -> Any:
@@ -49,7 +138,10 @@ def pack_worker(worker: WorkerId | None) -> bytes:
 
 
 def worker_from(fields: tuple[Any, ...] | None) -> WorkerId | None:
-    return None if fields is None else _worker(fields[:3])
+    if fields is None:
+        return None
+    _typed(fields, _STR, _INT, _BYTES)
+    return _worker(fields[:3])
 
 
 @lru_cache(maxsize=1024)
@@ -74,8 +166,10 @@ def pack_worker_info(incarnation: bytes, info: WorkerInfo) -> bytes:
     )
 
 
+@_reader("what a worker says of itself")
 def unpack_worker_info(value: bytes) -> tuple[bytes, WorkerInfo]:
     f = unpack(value)
+    _typed(f, _BYTES, _INT, _TUPLE, _INT, _INT, _STR, _STR, _INT, _INT)
     total = Requirements.from_shape(_at(f, 2, (0, 0, 0)))
     info = WorkerInfo(
         _at(f, 1, 1), total, _at(f, 3, 0), _at(f, 4, 0), _at(f, 5, ""), _at(f, 6, ""), _at(f, 7, 0), _at(f, 8, 0)
@@ -104,8 +198,10 @@ def pack_heartbeat(beat: Heartbeat) -> bytes:
     )
 
 
+@_reader("a heartbeat")
 def unpack_heartbeat(value: bytes) -> Heartbeat:
     f = unpack(value)
+    _typed(f, _INT, _INT, _INT, _TUPLE, _INT, _TUPLE, _INT, _INT, _INT)
     return Heartbeat(
         f[0],
         _at(f, 1, 0),
@@ -117,6 +213,14 @@ def unpack_heartbeat(value: bytes) -> Heartbeat:
         _at(f, 7, 0),
         _at(f, 8, 0),
     )
+
+
+@_reader("a session")
+def unpack_session(value: bytes) -> tuple[int, int, str, int]:
+    """(counter, wall_us, host, pid)."""
+    f = unpack(value)
+    _typed(f, _INT, _INT, _STR, _INT)
+    return f[0], f[1], f[2], f[3]
 
 
 # --- claims
@@ -131,14 +235,24 @@ def claim_head(worker: WorkerId, token: bytes, wall_us: int) -> bytes:
     return b"\x96" + pack(token) + pack(worker.ip) + pack(worker.port) + pack(worker.incarnation) + pack(wall_us)
 
 
+@_reader("a claim")
 def unpack_claim(value: bytes) -> tuple[bytes, WorkerId, int, int]:
     """(token, worker, wall_us, attempt)."""
     f = unpack(value)
+    _typed(f, _BYTES, _STR, _INT, _BYTES, _INT, _INT)
     return f[0], WorkerId(f[1], f[2], f[3]), f[4], f[5]
 
 
 def pack_claim_row(worker: WorkerId, token: bytes) -> bytes:
     return pack((token, worker.incarnation))
+
+
+@_reader("a worker's claim")
+def unpack_claim_row(value: bytes) -> tuple[bytes, bytes]:
+    """(token, incarnation)."""
+    f = unpack(value)
+    _typed(f, _BYTES, _BYTES)
+    return f[0], f[1]
 
 
 # --- results
@@ -158,8 +272,10 @@ def pack_latest_result(result: FutureResult, token: bytes, wall_us: int) -> byte
     )
 
 
+@_reader("a result")
 def unpack_latest_result(value: bytes) -> FutureResult:
     f = unpack(value)
+    _typed(f, _BYTES, _MAYBE_BYTES, _INT, _STR, _MAYBE_TUPLE, _INT)
     return FutureResult(f[1], f[2], f[3], worker_from(f[4]), f[0], f[5])
 
 
@@ -176,10 +292,25 @@ def pack_result_row(result: FutureResult, token: bytes, wall_us: int) -> bytes:
     )
 
 
+@_reader("a copy of a result")
 def unpack_result_row(value: bytes) -> tuple[FutureResult, bool]:
     """A copy (without the inline bytes) and whether it is inline."""
     f = unpack(value)
+    _typed(f, _BYTES, _INT, _STR, _MAYBE_TUPLE, _INT, _BOOL)
     return FutureResult(None, f[1], f[2], worker_from(f[3]), f[0], f[4]), bool(f[5])
+
+
+@_reader("mail")
+def unpack_mail(value: bytes) -> list[tuple[bytes, str, bytes | None, int]]:
+    """Entries: (future, kind, value, epoch)."""
+    entries: list[tuple[bytes, str, bytes | None, int]] = []
+    for entry in unpack(value):
+        _typed(entry, _BYTES, _STR, _MAYBE_BYTES, _INT)
+        future_id, kind, what, epoch = entry
+        if len(future_id) != 16:
+            raise TypeError("an entry names no future")
+        entries.append((future_id, kind, what, epoch))
+    return entries
 
 
 # --- failures
@@ -203,8 +334,10 @@ def pack_failure(failure: Failure) -> bytes:
     )
 
 
+@_reader("a failure")
 def unpack_failure(value: bytes) -> Failure:
     f = unpack(value)
+    _typed(f, _STR, _STR, _BYTES, _STR, _TUPLE, _INT, _INT, _BYTES, _INT, _STR)
     return Failure(*f[:10])
 
 
@@ -215,9 +348,11 @@ def pack_code(session: bytes, code: bytes, wall_us: int) -> bytes:
     return pack((session, bytes(code), isinstance(code, CodeDigest), wall_us))
 
 
+@_reader("code")
 def unpack_code(value: bytes) -> tuple[bytes, bytes, int]:
     """(session, code or its digest, wall_us)."""
     f = unpack(value)
+    _typed(f, _BYTES, _BYTES, _BOOL, _INT)
     return f[0], (CodeDigest(f[1]) if f[2] else f[1]), f[3]
 
 
@@ -230,12 +365,14 @@ def pack_args(args: bytes, dependencies: tuple[bytes, ...]) -> bytes | None:
     return pack((args,)) if args else None
 
 
+@_reader("arguments")
 def unpack_args(value: bytes | None) -> tuple[bytes, tuple[bytes, ...]]:
     """(payload or its digest, dependency ids)."""
     if value is None:
         return b"", ()
     f = unpack(value)
-    return (CodeDigest(f[0]) if _at(f, 2, False) else f[0]), _at(f, 1, ())
+    _typed(f, _BYTES, _TUPLE, _BOOL)
+    return (CodeDigest(f[0]) if _at(f, 2, False) else f[0]), _ids(_at(f, 1, ()))
 
 
 def pack_requirements(shape: Shape, priority: int, locality: Locality | None) -> bytes | None:
@@ -249,22 +386,38 @@ def pack_requirements(shape: Shape, priority: int, locality: Locality | None) ->
     return pack(shape) if any(shape) else None
 
 
+@_reader("requirements")
 def unpack_requirements(value: bytes | None) -> tuple[Shape, int, Locality | None]:
     if value is None:
         return (0, 0, 0), 0, None
     f = unpack(value)
+    _typed(f, _INT, _INT, _INT, _INT, _MAYBE_TUPLE)
+    if not all(0 <= one < _MOST_AMOUNT for one in f[:3]):
+        raise ValueError(f"it needs {f[:3]!r:.60}")
     where = _at(f, 4, None)
+    if where is not None:
+        _typed(where, _STR, _INT, _BYTES, _MAYBE_BYTES, _BOOL, _NUMBER)
+        if not where[4]:  # who is pinned waits for no timer
+            _bounded("a wait", where[5])
     locality = where and Locality(WorkerId(where[0], where[1], where[2]), where[3], where[4], where[5])
     return (f[0], f[1], f[2]), _at(f, 3, 0), locality
+
+
+@_reader("a shape")
+def unpack_shape(value: bytes) -> Shape:
+    f = unpack_ints(value, 3)
+    return f[0], f[1], f[2]
 
 
 def pack_assignment(locality: Locality, shape: Shape) -> bytes:
     return pack((locality.worker.incarnation, locality.reason, locality.pinned, *shape))
 
 
+@_reader("an assignment")
 def unpack_assignment(value: bytes) -> tuple[bytes, bytes | None, bool, Shape]:
     """(incarnation, reason, pinned, shape)."""
     f = unpack(value)
+    _typed(f, _BYTES, _MAYBE_BYTES, _BOOL, _INT, _INT, _INT)
     return f[0], f[1], f[2], (f[3], f[4], f[5])
 
 
@@ -285,6 +438,25 @@ _OPTION_DEFAULTS: dict[str, Any] = {
 }
 
 
+_COUNT = (int, _NONE)
+_OPTION_TYPES: dict[str, tuple[type, ...]] = {
+    "max_worker_losses": _COUNT,
+    "max_oom": _COUNT,
+    "max_reconstructions": _COUNT,
+    "queue_timeout": _NUMBER,
+    "run_timeout": _NUMBER,
+    "total_timeout": _NUMBER,
+    "unschedulable_timeout": _NUMBER,
+    "name": (str, _NONE),
+    "call_options": _MAYBE_BYTES,
+    "keep": (bool, _NONE),
+    "parent": _MAYBE_BYTES,
+    "ttl": _NUMBER,
+    "max_restarts": _COUNT,
+    "backoff": _MAYBE_TUPLE,
+}
+
+
 def pack_options(spec: FutureSpec) -> bytes | None:
     """None where all are the default."""
     options = {name: value for name, default in _OPTION_DEFAULTS.items() if (value := getattr(spec, name)) != default}
@@ -293,9 +465,22 @@ def pack_options(spec: FutureSpec) -> bytes | None:
     return pack(options) if options else None
 
 
+@_reader("options")
 def unpack_options(value: bytes | None) -> dict[str, Any]:
     """What was stored; take absent ones from `option`."""
     options: dict[str, Any] = {} if value is None else unpack(value)
+    if type(options) is not dict:
+        raise TypeError(f"it holds {type(options).__name__}, not names and values")
+    for name, wanted in _OPTION_TYPES.items():
+        if name in options and type(options[name]) not in wanted:
+            raise TypeError(f"{name} is {options[name]!r:.60}")
+        if wanted is _NUMBER and options.get(name) is not None:
+            _bounded(name, options[name])
+    if options.get("backoff") is not None:
+        _typed(options["backoff"], *((int, float),) * 3)
+        for number in options["backoff"][:3]:
+            _bounded("backoff", number)
+        Backoff(*options["backoff"])
     return options
 
 

@@ -15,6 +15,7 @@ from fdb_schema import ClusterSpace, Database
 from idempotent_txn import run
 
 from .liveness import Observer
+from .quarantine import run_apart
 from .transitions import collect as steps
 from .transitions.sessions import SESSION_TTL_SECONDS, SessionSighting, declare_session_dead, session_sightings
 
@@ -87,7 +88,7 @@ class Collector:
             found.sessions = self.look_at_sessions()
         if self._steps is None and begun >= self._next_pass:
             self._next_pass = begun + self._interval / 4
-            if run(self._db, steps.begin_pass, self._space, self._interval):
+            if run_apart(self._db, self._space, steps.begin_pass, self._space, self._interval):
                 self._steps, self._busy = self._pass(), 0.0
         if self._steps is not None:
             self._go_on(begun, seconds, found)
@@ -104,7 +105,7 @@ class Collector:
         self._steps = None
         self._busy += self._clock() - begun
         if self._busy * _PAUSE > self._interval:
-            run(self._db, steps.put_off_pass, self._space, self._busy * _PAUSE)
+            run_apart(self._db, self._space, steps.put_off_pass, self._space, self._busy * _PAUSE)
 
     def look_at_sessions(self) -> int:
         """Look at every session once; how many were declared dead. Only who looks every few seconds can judge."""
@@ -130,21 +131,21 @@ class Collector:
                 after = page.after
                 yield page.done
 
-        for done in pages(lambda at: run(db, steps.references_page, space, at)):
+        for done in pages(lambda at: run_apart(db, space, steps.references_page, space, at)):
             yield Collected(references=done)
-        for done in pages(lambda at: run(db, steps.mark_page, space, at, self._tombstones, codes)):
+        for done in pages(lambda at: run_apart(db, space, steps.mark_page, space, at, self._tombstones, codes)):
             yield Collected(tombstones=done)
         after: bytes | None = b""
         while after is not None:
-            page, shed = run(db, steps.sweep_page, space, after, self._grace)
+            page, shed = run_apart(db, space, steps.sweep_page, space, after, self._grace)
             after = page.after
             yield Collected(futures=page.done, results=shed)
         for step in (steps.mail_page, steps.bells_page):
-            for done in pages(lambda at, step=step: run(db, step, space, at)):  # type: ignore[misc]
+            for done in pages(lambda at, step=step: run_apart(db, space, step, space, at)):  # type: ignore[misc]
                 yield Collected(mailboxes=done)
         after = b""
         while after is not None:
-            page, dropped = run(db, steps.blobs_page, space, after, codes)
+            page, dropped = run_apart(db, space, steps.blobs_page, space, after, codes)
             after = page.after
             yield Collected(pins=page.done, code=dropped)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from . import codec
 from .attempts import state_after_placing
 from .changes import Changes, FutureRows
-from .endings import forget_results, lose_result, place
+from .endings import fail_for_good, forget_results, lose_result, place, timed_out
 from .ids import show_id
 from .placement import add_edges, release_claim, set_timer
 from .records import Failure, FutureResult, WorkerId
-from .space import CLAIM, DUE, EPOCH, FAILURE, LATEST_RESULT, UNCHARGED
+from .space import CLAIM, DUE, EPOCH, FAILURE, LATE, LATEST_RESULT, UNCHARGED
 from .states import FutureState
 
 UNREACHABLE_PAUSE = 0.25  # seconds
@@ -134,7 +134,10 @@ def miss_inputs(
     for upstream in dict.fromkeys(lost):
         unreachable |= bool(recover(ch, ch.load(upstream)))
     lost_before, oom, given_back = f.uncharged
-    ch.put(f, UNCHARGED, codec.pack((lost_before, oom, given_back + 1)))
+    ch.put(f, UNCHARGED, codec.pack((lost_before, oom, given_back + 1, f.never_begun + 1)))
+    if LATE in f.rows and not f.begun:
+        fail_for_good(ch, f, timed_out(f, "queue"))
+        return FutureState.failed
     release_claim(ch, f)
     waits, failure = add_edges(ch, f, f.dependencies)
     if failure is None and not waits and unreachable:

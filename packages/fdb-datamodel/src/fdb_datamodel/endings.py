@@ -10,6 +10,7 @@ import dataclasses
 
 from . import codec
 from .changes import Changes, Ended, FutureRows
+from .ids import show_id
 from .placement import add_edges, clear_edges, enqueue, upstream_failure, withdraw
 from .records import Failure, FutureResult
 from .space import (
@@ -42,6 +43,13 @@ def fail_for_good(ch: Changes, f: FutureRows, failure: Failure, *, tell_worker: 
     if running_on is not None and tell_worker:
         ch.send(running_on.incarnation, f.id, "cancel", None, f.epoch)
     write_failure(ch, f, failure)
+
+
+def timed_out(f: FutureRows, kind: str) -> Failure:
+    """What a future fails with whose `queue_timeout` or `total_timeout` has passed."""
+    seconds = f.option(kind + "_timeout")
+    what = "it was not started" if kind == "queue" else "it did not end"
+    return Failure("timeout", f"future {show_id(f.id)} timed out: {what} within {kind}_timeout={seconds} s")
 
 
 def write_failure(ch: Changes, f: FutureRows, failure: Failure) -> None:

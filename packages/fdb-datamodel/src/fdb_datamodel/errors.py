@@ -5,11 +5,14 @@ Every message names the future or the worker, the state that was found, and what
 
 from __future__ import annotations
 
-from fdb_schema import MainspringError, OversizeError
+from uuid import UUID
+
+from fdb_schema import MainspringError, OversizeError, RecordError
 
 __all__ = [
     "AddressInUseError",
     "ClaimLostError",
+    "DamagedFutureError",
     "FutureDeletedError",
     "FutureStateError",
     "OversizeError",
@@ -36,6 +39,17 @@ class UnknownFutureError(MainspringError, LookupError):
 
 class FutureDeletedError(MainspringError, LookupError):
     """The future was deleted; only its tombstone is left."""
+
+
+class DamagedFutureError(RecordError):
+    """A row of a future isn't what its key says: `quarantine_future` fails that one, and everything else goes on."""
+
+    def __init__(self, future_id: bytes, why: str, key: bytes | None = None) -> None:
+        """key: of the row, where it isn't among those of the future itself."""
+        super().__init__(f"a row of future {UUID(bytes=future_id)} is damaged: {why}")
+        self.id = future_id
+        self.why = why
+        self.key = key
 
 
 class FutureStateError(MainspringError):

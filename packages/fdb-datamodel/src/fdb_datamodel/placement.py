@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
-from fdb_schema import read_clock
+from fdb_schema import RecordError, read_clock
 
 from . import codec
 from .changes import Changes, FutureRows
+from .errors import DamagedFutureError
 from .ids import show_id
 from .records import Failure, Locality, WorkerId
 from .space import (
@@ -81,7 +83,10 @@ def near_inputs(ch: Changes, f: FutureRows) -> Locality | None:
     largest: dict[WorkerId, tuple[int, bytes]] = {}
     values = ch.get_many([ch.keys.future(encode_id(one), LATEST_RESULT) for one in upstreams], snapshot=True)
     for upstream, value in zip(upstreams, values, strict=True):
-        result = codec.unpack_latest_result(value) if value is not None else None
+        result = None
+        if value is not None:
+            with suppress(RecordError):  # whoever takes it as its input meets it again
+                result = codec.unpack_latest_result(value)
         if result is not None and result.inline is None and result.worker is not None:
             held[result.worker] = held.get(result.worker, 0) + result.size
             largest[result.worker] = max(largest.get(result.worker, (0, b"")), (result.size, upstream))
@@ -98,7 +103,10 @@ def has_room(ch: Changes, worker: WorkerId) -> bool:
     row = ch.get_many([ch.keys.incarnation(worker.ip, worker.port)], snapshot=True)[0]
     if row is None:
         return False
-    slots = codec.unpack_worker_info(row)[1].slots
+    try:
+        slots = codec.unpack_worker_info(row)[1].slots
+    except RecordError:  # it is the worker's row that is damaged, and no future's
+        return False
     prefix = ch.keys.assignment_rows(worker.ip, worker.port)
     return len(ch.read(prefix, prefix + b"\xff", limit=slots, snapshot=True)) < slots
 
@@ -197,7 +205,7 @@ def clear_edges(ch: Changes, f: FutureRows) -> bool:
 
 def is_call_of(f: FutureRows, actor: bytes) -> bool:
     """Whether it is a call of that actor, recorded before it ran: it has no code, and depends on the actor first."""
-    if f.dependencies[:1] != (actor,) or codec.unpack_code(f.rows[CODE])[1]:
+    if f.dependencies[:1] != (actor,) or f.code:
         return False
     return bool(f.option("call_options"))
 
@@ -208,7 +216,10 @@ def upstream_failure(f: FutureRows, upstream: bytes, cause: Failure) -> Failure:
     A call fails with its actor as one does that was never recorded.
     """
     if is_call_of(f, upstream):
-        sent_to = codec.unpack(f.option("call_options"))[0]  # the start that it was recorded for
+        try:
+            sent_to = int(codec.unpack(f.option("call_options"))[0])  # the start that it was recorded for
+        except (RecordError, TypeError, ValueError, LookupError) as error:
+            raise DamagedFutureError(f.id, f"what a call is sent with can't be read: {error}") from error
         ran = "; the call may have run" if sent_to <= cause.attempt else ""
         text = f"actor {show_id(upstream)} is no more ({cause.reason}): {cause.message}{ran}"
         return Failure("actor-died", text, cause.payload, cause.traceback)

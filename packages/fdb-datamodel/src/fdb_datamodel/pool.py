@@ -8,10 +8,11 @@ free may fit all the same: its exact needs are in its value, and a bounded page 
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import NamedTuple
 
-from fdb_schema import read_range
+from fdb_schema import RecordError, read_range
 
 from . import codec
 from .changes import Changes
@@ -183,7 +184,10 @@ class _Scan:
                 return
 
     def _take_entry(self, key: bytes, value: bytes, shape: Shape, at: int) -> bool:
-        exact: Shape = codec.unpack(value) if value else shape
+        exact = shape
+        if value:
+            with contextlib.suppress(RecordError):  # then what the key has, which is rounded up
+                exact = codec.unpack_shape(value)
         free = self.free
         if exact[0] > free[0] or exact[1] > free[1] or exact[2] > free[2]:
             return False

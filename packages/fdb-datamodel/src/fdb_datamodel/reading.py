@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, RecordError, Transaction
+from fdb_schema.bulk import read_range
 
 from . import codec
 from .changes import Changes, FutureRows
 from .ids import as_id, show_id
-from .records import CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
+from .records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
 from .requirements import Requirements
 from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, decode_id, encode_id, split_id
 from .states import FutureState
@@ -72,10 +74,12 @@ def describe_future(tr: Transaction, space: ClusterSpace, future_id: UUID | byte
     waiting_on = _upstreams(ch, f)
     prefix = ch.keys.results + f.e
     rows = ch.read(prefix, prefix + b"\xff", limit=_SHOWN, snapshot=True)
-    info = _describe(f, waiting_on, tuple(codec.unpack_result_row(value)[0] for _, value in rows))
-    if info.state is FutureState.unclaimed and info.worker is None:
-        return _with_reason(info, why_unclaimed(info.requirements, list_workers(tr, space)))
-    return info
+    copies = []
+    for _, value in rows:
+        with contextlib.suppress(RecordError):
+            copies.append(codec.unpack_result_row(value)[0])
+    info = _describe(f, waiting_on, tuple(copies))
+    return with_reason(info, list_workers(tr, space)) if _in_pool(info) else info
 
 
 def why_unclaimed(needs: Requirements, workers: Sequence[WorkerStatus]) -> str:
@@ -94,16 +98,24 @@ def list_futures(
     after: bytes | None = None,
     limit: int = 100,
     state: FutureState | None = None,
+    *,
+    newest_first: bool = False,
 ) -> tuple[list[FutureInfo], bytes | None]:
     """A page of futures in the order of their ids, and where the next page starts (None: that was the last).
 
-    `state` filters; a page may then be short though more follow. `reason` is left brief. By snapshot.
+    Ids begin with a time: the oldest come first, or the newest with `newest_first`; `after` goes on in the same order.
+    `state` filters; a page may then be short though more follow. `reason` is left brief: `with_reason` says why a future
+    of the pool isn't run. By snapshot.
     """
     ch = Changes(tr, space)
     base = ch.keys.futures
-    begin = base + encode_id(after) + b"\xff" if after is not None else base
+    begin, end = base, base + b"\xff"
+    if after is not None and newest_first:
+        end = base + encode_id(after)
+    elif after is not None:
+        begin = base + encode_id(after) + b"\xff"
     page = min(_PAGE_ROWS, 16 * limit)
-    rows = ch.read(begin, base + b"\xff", limit=page, snapshot=True)
+    rows = read_range(tr, begin, end, limit=page, reverse=newest_first, snapshot=True)
     grouped: dict[bytes, dict[bytes, bytes]] = {}
     for key, value in rows:
         e, name = split_id(key, len(base))
@@ -141,6 +153,16 @@ def _upstreams(ch: Changes, f: FutureRows) -> tuple[bytes, ...]:
 
 
 def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[FutureResult, ...]) -> FutureInfo:
+    try:
+        return _describe_whole(f, waiting_on, copies)
+    except RecordError as error:  # it keeps nobody from seeing the others
+        rows = {name: value for name, value in f.rows.items() if name not in f.check()}
+        rows.setdefault(CODE, codec.pack_code(NO_SESSION, b"", 0))
+        info = _describe_whole(FutureRows(f.id, f.e, rows), waiting_on, copies)
+        return replace(info, reason=f"a row of it is damaged: {error}"[:500], details={**info.details, "damaged": True})
+
+
+def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[FutureResult, ...]) -> FutureInfo:
     shape, priority, locality = f.placement
     claim = f.claim
     failure, last_failure = f.failure, f.last_failure
@@ -196,5 +218,13 @@ def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[Future
     )
 
 
-def _with_reason(info: FutureInfo, why: str) -> FutureInfo:
+def with_reason(info: FutureInfo, workers: Sequence[WorkerStatus]) -> FutureInfo:
+    """A row of `list_futures` with the reason why nobody runs it, as `describe_future` has it."""
+    if not _in_pool(info):
+        return info
+    why = why_unclaimed(info.requirements, workers)
     return replace(info, reason=info.reason.replace("in the pool", why, 1))
+
+
+def _in_pool(info: FutureInfo) -> bool:
+    return info.state is FutureState.unclaimed and info.worker is None

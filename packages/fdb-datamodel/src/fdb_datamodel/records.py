@@ -12,6 +12,7 @@ from .requirements import NOTHING, Requirements, Shape
 from .states import FutureState
 
 NO_SESSION = bytes(16)
+SHORTAGE = "shortage"  # the reason of a failure that says what the host of a worker was short of
 
 
 class CodeDigest(bytes):
@@ -27,6 +28,11 @@ class WorkerId:
     ip: str
     port: int
     incarnation: bytes
+
+    @property
+    def address(self) -> tuple[str, int, bytes]:
+        """By which others dial it: this start, and no other at its place."""
+        return self.ip, self.port, self.incarnation
 
     def __str__(self) -> str:
         return f"{self.ip}:{self.port}/{self.incarnation.hex()[:8]}"
@@ -54,7 +60,7 @@ class Failure:
     """Why an attempt, or the future for good, failed.
 
     reason: "error" (the code raised), "crash" (its child process died), "worker-lost", "oom", "cancelled", "timeout",
-    "upstream", "object-lost", "actor-died", "unpickle", "result-pickle", "oversize", "unschedulable", or a caller's own word.
+    "shortage", "upstream", "object-lost", "actor-died", "unpickle", "result-pickle", "oversize", "unschedulable", or a caller's own word.
     message: one line for people. payload: the pickled exception (opaque here). traceback: the remote traceback's text.
     chain: ids from the direct upstream to the cause (reason "upstream"; of a long chain the middle is left out). epoch: of
     the cause. attempt: which start. cause: the message of the future that failed first, where that isn't this one.
@@ -183,6 +189,7 @@ class Claims(list[Claim]):
     blocked: shapes that fit the worker's total but not what is free now, or were passed over. more: the pool holds more that fits.
     stale: ids of outcomes whose claim was lost (somebody else decided; drop them). retried: ids whose failure leaves them
     unfinished. unsettled: edges or timers are left over: call `advance`. passed: the scan passed entries that don't fit.
+    cut: what comes next fits, but would take longer than `Capacity.seconds` allows.
     """
 
     blocked: tuple[Requirements, ...] = ()
@@ -191,6 +198,7 @@ class Claims(list[Claim]):
     stale: tuple[bytes, ...] = ()
     retried: tuple[bytes, ...] = ()
     unsettled: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +239,11 @@ class Outcome:
         return cls(claim, "relinquish_claim", None, Failure(reason), started=started)
 
     @classmethod
+    def short(cls, claim: Claim, message: str, payload: bytes = b"", started: bool = False) -> Outcome:
+        """The worker's host was short of something: charged nothing, and tried again after a pause that grows."""
+        return cls(claim, "relinquish_claim", None, Failure(SHORTAGE, message, payload), started=started)
+
+    @classmethod
     def missed_inputs(
         cls, claim: Claim, lost: Iterable[bytes], absent: Iterable[tuple[bytes, WorkerId]] = ()
     ) -> Outcome:
@@ -242,9 +255,9 @@ class Outcome:
 
 
 class MailEntry(NamedTuple):
-    """One message of a mailbox. To a client: a future ended. To a worker: `kind` "cancel" or "free".
+    """One message of a mailbox. To a client: a future ended. To a worker: `kind` "cancel", "free" or "late".
 
-    kind: "realized" | "failed" | "cancel" | "free". result: with "realized" and "free" (what to free).
+    kind: "realized" | "failed" | "cancel" | "free" | "late" (its queue timeout passed: give it back unless it began). result: with "realized" and "free" (what to free).
     """
 
     id: bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _UNITS = {"": 1, "b": 1}
@@ -115,6 +116,7 @@ class Requirements:
 
 
 NOTHING = Requirements()
+_NO_LIMIT = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,11 @@ class Capacity:
     another one of this worker's claims. wary: the claim before `passed` entries that don't fit: look at a few of what comes
     first before a page of it is read. survey: also name, as blocked, the shapes of the pool that weren't looked at because
     enough was found before them.
+
+    seconds: of work that may be claimed, by `pace`: what a run of each code (as `Claim.code`) takes, those missing in it
+    `unknown` seconds. The first `at_once` claims and the `wanted` ones are made whatever they take, and are counted; the first
+    other one that would take more than what is left ends the claiming (`Claims.cut`), so that no lesser one overtakes it.
+    ahead_seconds: the same of what is claimed behind other claims.
     """
 
     free: Requirements = NOTHING
@@ -143,3 +150,12 @@ class Capacity:
     ahead: int = 0
     survey: bool = False
     wary: bool = False
+    seconds: float = _NO_LIMIT
+    at_once: int = 0
+    pace: Mapping[bytes, float] = field(default_factory=dict)
+    unknown: float = 0.0
+    ahead_seconds: float = _NO_LIMIT
+
+    def cost(self, code: bytes) -> float:
+        """Seconds that a run of this code is expected to take."""
+        return self.pace.get(code, self.unknown)

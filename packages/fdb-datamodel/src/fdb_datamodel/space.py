@@ -55,9 +55,10 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
         "futures",
         "(id, 'uncharged')",
-        "lost, out of memory, given back",
-        "attempts of this epoch that max_retries doesn't count; absent: 0, 0, 0",
+        "lost, out of memory, given back, of these never begun",
+        "attempts of this epoch that max_retries doesn't count; absent: 0, 0, 0, 0",
     ),
+    KeyDoc("futures", "(id, 'late')", "empty", "its queue_timeout passed while a worker held its first claim"),
     KeyDoc("futures", "(id, 'due')", "cluster clock in µs", "set while Waiting for a back-off"),
     KeyDoc("futures", "(id, 'listeners')", "empty", "a hint: subspace listeners has, or had, rows of this future"),
     KeyDoc(
@@ -158,6 +159,7 @@ REQUIREMENTS = _name("requirements")
 OPTIONS = _name("options")
 EPOCH = _name("epoch")
 UNCHARGED = _name("uncharged")
+LATE = _name("late")
 DUE = _name("due")
 LISTENERS = _name("listeners")
 DELETED = _name("deleted")

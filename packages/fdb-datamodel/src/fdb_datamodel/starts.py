@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
+from fdb_schema import RecordError
+
 from . import codec
 from .changes import Changes, FutureRows
 from .endings import place
+from .errors import DamagedFutureError
 from .records import Claim, FutureResult, WorkerId
-from .requirements import Shape
-from .space import ARGS, CLAIM, CODE, EPOCH, LATEST_RESULT, LISTENERS, NUM_ATTEMPTS, OPTIONS, encode_id
+from .requirements import Capacity, Shape
+from .space import ARGS, CLAIM, CODE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, NUM_ATTEMPTS, OPTIONS, encode_id
 
 _ROWS_PER_FUTURE = 12  # more than a future has; bounds the one read that covers a dense batch
+_NO_LIMIT = float("inf")
 _ONE_ATTEMPT = codec.pack(1)
 _NO_INPUTS: Mapping[bytes, FutureResult] = MappingProxyType({})
 
@@ -32,10 +36,17 @@ class Chosen(NamedTuple):
     reason: bytes | None = None
 
 
-def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen], expected: Set[bytes] = frozenset()) -> list[Claim]:
+def start(
+    ch: Changes,
+    worker: WorkerId,
+    chosen: Sequence[Chosen],
+    expected: Set[bytes] = frozenset(),
+    found: dict[bytes, bytes] | None = None,
+) -> list[Claim]:
     """Write the claim rows of futures that hold no place any more; the claims, in order.
 
-    `expected`: inputs that this worker is about to realize itself; a claim's `inputs` lacks them.
+    `expected`: inputs that this worker is about to realize itself; a claim's `inputs` lacks them. `found`: what `read_rows`
+    gave for these.
 
     The caller has read the worker's incarnation, and each future's entry or edge serializably: whatever else changes a
     future's rows writes that too, so they are read by snapshot; the inputs' results are read serializably. A future whose
@@ -45,7 +56,8 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen], expected: Set
         return []
     keys = ch.keys
     futures = keys.futures
-    found = _read_rows(ch, [one for one in chosen if one.rows is None])
+    if found is None:
+        found = read_rows(ch, chosen)
     get = found.get
     token = ch.token
     head = codec.claim_head(worker, token, ch.wall_us)
@@ -61,30 +73,33 @@ def start(ch: Changes, worker: WorkerId, chosen: Sequence[Chosen], expected: Set
         attempts = options = epoch = None
         if rows is None:
             prefix = futures + e
-            code, args, listened = get(prefix + CODE), get(prefix + ARGS), False
+            code, args, listened, failed = get(prefix + CODE), get(prefix + ARGS), False, False
             if not plain:
                 attempts, options, epoch = get(prefix + NUM_ATTEMPTS), get(prefix + OPTIONS), get(prefix + EPOCH)
-                listened = prefix + LISTENERS in found
+                listened, failed = prefix + LISTENERS in found, prefix + FAILURE in found
         else:
             of = rows.rows.get
             code, args, attempts, options, epoch = of(CODE), of(ARGS), of(NUM_ATTEMPTS), of(OPTIONS), of(EPOCH)
-            listened = rows.listened
-        if code is None:
-            continue  # an entry without a future; validate names it
-        if code != code_seen:  # a batch's futures seldom differ in it
-            session, program, _ = codec.unpack_code(code)
-            code_seen = code
-        payload, dependencies = codec.unpack_args(args) if args is not None else (b"", ())
-        attempt = 1 if attempts is None else codec.unpack(attempts) + 1
+            listened, failed = rows.listened, rows.failed
+        if code is None or failed:
+            continue  # an entry without a future, or of one that was quarantined; validate names it
+        try:
+            if code != code_seen:  # a batch's futures seldom differ in it
+                session, program, _ = codec.unpack_code(code)
+                code_seen = code
+            payload, dependencies = codec.unpack_args(args) if args is not None else (b"", ())
+            attempt = 1 if attempts is None else codec.unpack_int(attempts) + 1
+            generation = 0 if epoch is None else codec.unpack_ints(epoch, 2)[0]
+            unpacked = None if options is None else codec.unpack_options(options)
+        except RecordError as error:
+            raise DamagedFutureError(future_id, str(error)) from error
         claim = Claim(future_id, worker, token, attempt, 0, session, program, payload, dependencies, _NO_INPUTS, shape)
         claim.listened = listened
         if assigned:
             claim.assigned = True
             claim.reason = reason
-        if epoch is not None:
-            claim.epoch = codec.unpack(epoch)[0]
-        if options is not None:
-            unpacked = codec.unpack_options(options)
+        claim.epoch = generation
+        if unpacked is not None:
             claim.run_timeout = unpacked.get("run_timeout")
             claim.name = unpacked.get("name", "")
             claim.call_options = unpacked.get("call_options", b"")
@@ -116,8 +131,38 @@ def _is_plain(found: dict[bytes, bytes]) -> bool:
     return all(key.endswith(ARGS) for key in keys[::2]) and all(key.endswith(CODE) for key in keys[1::2])
 
 
-def _read_rows(ch: Changes, chosen: Sequence[Chosen]) -> dict[bytes, bytes]:
-    """Every row of these futures by key: by one read where they lie close together, else one read each."""
+def affordable(
+    ch: Changes, chosen: Sequence[Chosen], found: Mapping[bytes, bytes], capacity: Capacity, at_once: int
+) -> int:
+    """How many of these, from the first on, take no longer together than `capacity` allows; at least `at_once`."""
+    if capacity.seconds == _NO_LIMIT:
+        return len(chosen)
+    futures = ch.keys.futures
+    left, last, cost = capacity.seconds, b"", 0.0
+    for count, one in enumerate(chosen):
+        code = one.rows.rows.get(CODE) if one.rows is not None else found.get(futures + one.e + CODE)
+        if code is not None and code != last:  # a batch's futures seldom differ in it
+            try:
+                cost, last = capacity.cost(codec.unpack_code(code)[1]), code
+            except RecordError as error:
+                raise DamagedFutureError(one.id, str(error)) from error
+        if count >= at_once and cost > left:
+            return count
+        left -= cost
+    return len(chosen)
+
+
+def result_of(future_id: bytes, value: bytes) -> FutureResult:
+    """The stored result of a future. Raises `DamagedFutureError`."""
+    try:
+        return codec.unpack_latest_result(value)
+    except RecordError as error:
+        raise DamagedFutureError(future_id, str(error)) from error
+
+
+def read_rows(ch: Changes, chosen: Sequence[Chosen]) -> dict[bytes, bytes]:
+    """Every row of those futures that came without, by key: by one read where they lie close together, else one each."""
+    chosen = [one for one in chosen if one.rows is None]
     if not chosen:
         return {}
     futures = ch.keys.futures
@@ -142,11 +187,10 @@ def _fill_inputs(ch: Changes, starting: Sequence[tuple[Chosen, Claim]], expected
     """Put the dependencies' results into claims; the ids of futures that lack one and were put back."""
     wanted = list(dict.fromkeys(up for _, claim in starting for up in claim.dependencies if up not in expected))
     values = ch.get_many([ch.keys.future(encode_id(upstream), LATEST_RESULT) for upstream in wanted])
-    inputs: dict[bytes, FutureResult] = {
-        upstream: codec.unpack_latest_result(value)
-        for upstream, value in zip(wanted, values, strict=True)
-        if value is not None
-    }
+    inputs: dict[bytes, FutureResult] = {}
+    for upstream, value in zip(wanted, values, strict=True):
+        if value is not None:
+            inputs[upstream] = result_of(upstream, value)
     lacking: set[bytes] = set()
     for _, claim in starting:
         if all(upstream in inputs or upstream in expected for upstream in claim.dependencies):

@@ -13,6 +13,7 @@ never written, and those whose holder is gone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, Transaction
@@ -123,16 +124,27 @@ def read_items(
     return StreamPage(items, made, _state(f), f.epoch)
 
 
-def has_readers(tr: Transaction, space: ClusterSpace, future_id: bytes) -> bool:
-    """Whether anybody may still read what a future yields, by snapshot: it is kept, or a session or another future holds it."""
+class Readers(StrEnum):
+    """Who may still read what a future yields."""
+
+    some = "some"  # it is kept, or a session or another future holds it
+    let_go = "let go"  # nobody: its submitter lives, and let it go
+    gone = "gone"  # nobody: its submitter is gone, and may come back
+
+
+def readers_of(tr: Transaction, space: ClusterSpace, future_id: bytes) -> Readers:
+    """Whether anybody may still read what a future yields, by snapshot."""
     ch = Changes(tr, space)
     f = ch.load_existing(future_id, snapshot=True)
     if f.option("keep") or f.session == NO_SESSION:
-        return True
-    if ch.get_many([ch.keys.session(f.session)], snapshot=True)[0] is not None:
-        return True
+        return Readers.some
     prefix = ch.keys.references + f.e
-    return bool(ch.read(prefix, prefix + b"\xff", limit=1, snapshot=True))
+    if ch.read(prefix, prefix + b"\xff", limit=1, snapshot=True):
+        return Readers.some
+    session, mark = ch.get_many([ch.keys.session(f.session), ch.keys.garbage + f.e], snapshot=True)
+    if session is None:
+        return Readers.gone
+    return Readers.let_go if mark is not None and codec.unpack(mark)[0] else Readers.some
 
 
 def lost_items(tr: Transaction, space: ClusterSpace, future_id: bytes, start: int, limit: int) -> list[int]:

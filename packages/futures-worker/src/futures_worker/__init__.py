@@ -7,6 +7,7 @@ from futures_worker.client import (
     Dataset,
     DoneAndNotDone,
     Future,
+    LargeArgumentWarning,
     LongWaitWarning,
     ResultStream,
     Status,
@@ -14,6 +15,7 @@ from futures_worker.client import (
     as_completed,
     current_client,
     gather,
+    submit_options,
     wait,
 )
 from futures_worker.errors import (
@@ -35,6 +37,7 @@ from futures_worker.errors import (
     UnschedulableError,
     UpstreamDependencyFailedException,
     WorkerLostError,
+    WrongClusterError,
 )
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "FutureDeletedError",
     "FutureFailedError",
     "FutureTimeoutError",
+    "LargeArgumentWarning",
     "LongWaitWarning",
     "MainspringError",
     "NoWorkerError",
@@ -66,8 +70,10 @@ __all__ = [
     "UpstreamDependencyFailedException",
     "WorkerLostError",
     "WorkerPoolShell",
+    "WrongClusterError",
     "as_completed",
     "current_client",
     "gather",
+    "submit_options",
     "wait",
 ]

@@ -15,6 +15,7 @@ resource tracker removes segments that other processes still need.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import itertools
 import mmap
@@ -33,8 +34,10 @@ MAPPED_BYTES_KEPT: Final = 256 << 20
 """Of the mappings of a process that writes objects; the one used longest ago goes first."""
 
 
-def map_shared(path: Path | str, size: int | None = None) -> memoryview:
+def map_shared(path: Path | str, size: int | None = None, *, own: bool = False) -> memoryview:
     """A read-only view of an object's file (of its first `size` bytes), shared with every process that maps it.
+
+    `own`: the view can be written to; pages that are become this process's own copies, the others stay shared.
 
     The file may be deleted meanwhile, and isn't used again before the view is gone. Raises OSError if it is gone already.
     """
@@ -46,11 +49,42 @@ def map_shared(path: Path | str, size: int | None = None) -> memoryview:
             raise FileNotFoundError(f"{path} was used again for another object")
         if found.st_size == 0:
             return memoryview(b"")
-        # mmap duplicates the descriptor, and with it keeps the lock for as long as the mapping lives.
-        view = memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
+        view = _map(descriptor, found.st_size, own)
         return view if size is None else view[:size]
     finally:
         os.close(descriptor)
+
+
+def _map(descriptor: int, size: int, own: bool) -> memoryview:
+    """A view, to be written to if it is `own`, that keeps no descriptor: the kernel keeps the open file, and its lock, meanwhile.
+
+    `mmap.mmap` would keep a duplicate of the descriptor, and a process could map no more files than it may open. So the file
+    takes the place of anonymous memory, which that object unmaps when the last view of it is gone.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    place = ctypes.c_char.from_buffer(memory)
+    address = ctypes.addressof(place)
+    del place
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if own else mmap.PROT_READ
+    sharing = mmap.MAP_PRIVATE if own else mmap.MAP_SHARED
+    if _libc_mmap(address, size, protection, sharing | _MAP_FIXED, descriptor, 0) != address:
+        error = ctypes.get_errno()
+        memory.close()
+        raise OSError(error, os.strerror(error))
+    return memoryview(memory) if own else memoryview(memory).toreadonly()
+
+
+_MAP_FIXED: Final = 0x10
+_libc_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_libc_mmap.restype = ctypes.c_void_p
+_libc_mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 
 
 class FreeFiles:
@@ -147,7 +181,7 @@ class ArenaWriter:
 
     def write(self, path: Path | str, segments: Iterable[Buffer], size: int) -> int:
         """Writes an object of `size` bytes into a file that has room for it; returns the size. Raises OSError."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             found = os.fstat(descriptor)
             if found.st_size < size:

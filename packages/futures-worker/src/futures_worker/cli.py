@@ -15,6 +15,7 @@ from fdb_schema.keyspace import DEFAULT_CLUSTER
 from futures_worker.commands.acting import cancel, retry
 from futures_worker.commands.listing import ls, show, workers
 from futures_worker.commands.output import logs
+from futures_worker.commands.secrets import secret_app
 from futures_worker.commands.timeline import timeline
 from futures_worker.commands.top import top
 from futures_worker.liveness import TTL_SECONDS
@@ -27,8 +28,16 @@ def run(
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     address: Annotated[
-        str, typer.Option(help="Address to listen on; other processes reach the worker there.")
+        str, typer.Option(help="Address to listen on; other processes reach the worker there, or at --advertise.")
     ] = "127.0.0.1",
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP",
+            help="Address by which others reach the worker, where that isn't --address.",
+            show_default="--address",
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 0,
     slots: Annotated[int | None, typer.Option(min=1, help="Tasks at a time.", show_default="as many as --cpus")] = None,
     cpus: Annotated[float | None, typer.Option(min=0, help="Cpus offered.", show_default="all of this machine")] = None,
@@ -87,6 +96,7 @@ def run(
         url=db,
         cluster=cluster,
         address=address,
+        advertise=advertise,
         port=port,
         slots=slots if slots is not None else max(1, int(offered)),
         total=total,
@@ -101,6 +111,8 @@ def run(
     )
     serve(config, as_json=as_json)
 
+
+app.add_typer(secret_app, name="secret")
 
 for command in (ls, show, workers, top, logs, cancel, retry, timeline):
     app.command(command.__name__)(command)

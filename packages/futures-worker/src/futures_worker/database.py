@@ -15,6 +15,9 @@ T = TypeVar("T")
 _LATE: Final = 0.5  # seconds past a deadline that a process which runs doesn't take to notice it
 _TRIES: Final = 3
 
+FILE_NOT_FOUND: Final = 1511
+"""The code of a database that is there no more: nothing mends that in this process."""
+
 DATABASE_SECONDS: Final = 10.0
 """Seconds that a database may give no answer, or only refusals worth a retry, before whoever waits is told."""
 
@@ -29,7 +32,7 @@ def ask(
 ) -> T:
     """`idempotent_txn.run` for at most `seconds` (default `DATABASE_SECONDS`).
 
-    Raises DatabaseUnreachableError then, and at once what no retry can mend.
+    Raises DatabaseUnreachableError then, and where the database's disk refuses or is gone; at once what no retry can mend.
     """
     limit = DATABASE_SECONDS if seconds is None else seconds
     left = _TRIES
@@ -45,6 +48,19 @@ def ask(
                 f"the database gave no answer for {limit:g} s: check that it runs and can be reached; what was submitted is "
                 f"kept, and waiting again goes on where this wait ended ({error})"
             ) from error
+        except Exception as error:
+            why = _DISK.get(fdb_error_code(error) or 0)
+            if why is None:
+                raise
+            raise DatabaseUnreachableError(f"the database refuses ({error}): {why}") from error
+
+
+_DISK: Final = {
+    1510: "its disk is full, or fails: free some space on it (what the database writes to its log names the place); what was "
+    "submitted is kept, and waiting again goes on where this wait ended",
+    FILE_NOT_FOUND: "its directory was removed, or replaced by another, while it was open: restore a dump or a copy, and begin "
+    "again in a new process",
+}
 
 
 def is_database_trouble(error: BaseException) -> bool:
@@ -52,4 +68,5 @@ def is_database_trouble(error: BaseException) -> bool:
     if isinstance(error, DatabaseUnreachableError):
         return True
     code = fdb_error_code(error)
-    return code is not None and not 2000 <= code < 3000  # those are of the transaction itself: too large, a bad key
+    # 2000 and on: of the transaction itself, which is too large, or names a bad key.
+    return code is not None and code != FILE_NOT_FOUND and not 2000 <= code < 3000

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from fdb_datamodel import AddressInUseError, ClaimLostError, FutureDeletedError, UnknownFutureError
 from fdb_schema import MainspringError, OversizeError
+from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
 
 __all__ = [
     "ActorDiedError",
@@ -28,6 +29,7 @@ __all__ = [
     "UpstreamDependencyFailedException",
     "WireError",
     "WorkerLostError",
+    "WrongClusterError",
 ]
 
 
@@ -98,6 +100,12 @@ class UpstreamDependencyFailedException(FutureFailedError):
         self.epoch = epoch
 
 
+class AddressUnknownError(MainspringError):
+    """A worker would be known by an address that nobody can dial."""
+
+    exit_code = EXIT_USAGE
+
+
 class NoWorkerError(MainspringError):
     """The cluster has no live worker that could take an object."""
 
@@ -115,3 +123,9 @@ def _rebuild(kind: type[FutureFailedError], args: tuple[object, ...], state: dic
     error.args = args
     error.__dict__.update(state)
     return error
+
+
+class WrongClusterError(MainspringError):
+    """A handle of one cluster where another one's was needed, or whose own cluster can't be found. Nothing was created."""
+
+    exit_code = EXIT_NOT_FOUND

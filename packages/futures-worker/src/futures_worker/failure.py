@@ -1,24 +1,26 @@
 """Exceptions across processes: the original type is raised again, with the remote traceback attached.
 
-A failure carries text that any reader can show (type, message, traceback) and, where the exception pickles and loads
-again, the exception itself. Nothing is lost on the way: an exception that doesn't pickle becomes a FutureFailedError that
-carries all of the text.
+A failure carries text that any reader can show (type, message, traceback) and, where the exception pickles, the exception
+itself: its type, its `args`, its attributes and so its text, whatever its `__init__` takes. One that is very large keeps its
+type, and both ends of what is long. Nothing is lost on the way: an exception that holds what doesn't pickle becomes a
+FutureFailedError that carries all of the text.
 """
 
 from __future__ import annotations
 
 import pickle
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import cloudpickle
 import msgpack
 
+from fdb_schema import RecordError
+from futures_worker import value_pickler
 from futures_worker.errors import FutureFailedError
 
 FAILURE_FORMAT: Final = 1
-MAX_PICKLED_BYTES: Final = 32_768  # of one exception; a larger one is carried as text
+MAX_PICKLED_BYTES: Final = 32_768  # of one exception; of a larger one what is long is cut short
 MAX_TEXT_CHARS: Final = 12_000  # of the message and of the traceback each; both ends of a longer one are kept
 
 
@@ -36,11 +38,25 @@ class Failure:
         packed: bytes = msgpack.packb([FAILURE_FORMAT, self.error_type, self.message, self.traceback, self.pickled])
         return packed
 
+    def untraced(self) -> Failure:
+        """Itself without the traceback, which the future's row holds as text for everybody to read."""
+        return replace(self, traceback="")
+
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Failure:
-        """The failure of `to_bytes`; fields that a newer release appended are ignored."""
-        fields = msgpack.unpackb(data)
-        return cls(*fields[1:5])
+        """The failure of `to_bytes`; fields that a newer release appended are ignored. Raises `RecordError`."""
+        try:
+            fields = msgpack.unpackb(data)
+            kind, error_type, message, text, pickled = fields[:5]
+        except (ValueError, TypeError, LookupError, RecursionError, msgpack.UnpackException) as error:
+            raise RecordError(f"{len(data)} bytes are no failure ({error}): {bytes(data[:40])!r}") from error
+        if (
+            type(kind) is not int
+            or {type(error_type), type(message), type(text)} != {str}
+            or type(pickled) is not bytes
+        ):
+            raise RecordError(f"{len(data)} bytes are no failure: its fields have other types")
+        return cls(error_type, message, text, pickled)
 
 
 class RemoteTraceback(Exception):
@@ -59,13 +75,21 @@ def dump_exception(error: BaseException, *, skip_frames: int = 0) -> Failure:
     frames = error.__traceback__
     for _ in range(skip_frames):
         frames = frames.tb_next if frames is not None and frames.tb_next is not None else frames
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames))
+    except Exception as reason:  # what it says of itself can't be shown
+        text = "".join(traceback.format_tb(frames)) + f"{_type_name(error)} (can't be shown: {type(reason).__name__})"
     return Failure(
-        error_type=_type_name(error),
+        error_type=_storable(_type_name(error)),
         message=_shortened(_message(error)),
         traceback=_shortened(text),
         pickled=_pickled(error),
     )
+
+
+def text_of(error: BaseException, limit: int = 500) -> str:
+    """What an exception says of itself, in at most `limit` characters that UTF-8 has. Never raises."""
+    return _storable(_message(error))[:limit]
 
 
 def load_exception(failure: Failure) -> BaseException:
@@ -95,8 +119,7 @@ def dump_retry_on(kinds: tuple[type[BaseException], ...]) -> bytes:
         return b""
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         raise TypeError(f"retry_on takes exception classes, found {kinds!r}")
-    data: bytes = cloudpickle.dumps(tuple(kinds), protocol=5)
-    return data
+    return value_pickler.dumps(tuple(kinds))
 
 
 def may_retry(retry_on: bytes, error: BaseException) -> bool:
@@ -123,42 +146,156 @@ def _as_text(failure: Failure, cause: RemoteTraceback | None, why: str) -> Futur
 
 
 def _pickled(error: BaseException) -> bytes:
-    """The exception and its cause, if they pickle, load again as the same type, and are small; else as much as does."""
-    cause = error.__cause__
-    for candidate in [(error, cause), (error, None)] if cause is not None else [(error, None)]:
-        data = _round_trip(candidate)
-        if data:
-            return data
-    return b""
+    """The exception and its cause as bytes that load as what they are; empty where the exception doesn't."""
+    try:
+        whole = _carried(error, MAX_PICKLED_BYTES)
+        if whole is None:
+            return b""
+        room = MAX_PICKLED_BYTES - len(_dumps((whole, None)))
+        return _dumps((whole, None if error.__cause__ is None else _carried(error.__cause__, room)))
+    except Exception:  # one that contains itself
+        return b""
 
 
-def _round_trip(pair: tuple[BaseException, BaseException | None]) -> bytes:
-    data = b""
-    for dumps in (pickle.dumps, cloudpickle.dumps):
+def _carried(error: BaseException, most: int) -> object | None:
+    """What to pickle, in at most `most` bytes, so that an exception of the same type and text is loaded; None: nothing.
+
+    The exception itself, if it loads as it was; else what it is made of, put together without its `__init__`, which may
+    take something else than `args`; else that with what is long cut short.
+    """
+    too_large = False
+    args, attributes = _made_of(error)
+    for candidate in (error, _Parts(type(error), args, attributes)):
         try:
-            data = dumps(pair, protocol=5)
-            loaded, _ = pickle.loads(data)
-            same = type(loaded) is type(pair[0]) and len(loaded.args) == len(pair[0].args)
+            data = _dumps(candidate)
+            if _alike(pickle.loads(data), error):
+                if len(data) <= most:
+                    return candidate
+                too_large = True
         except Exception:
             continue
-        if same and len(data) <= MAX_PICKLED_BYTES:
-            return data
-    return b""
+    if too_large:
+        for limit in (MAX_TEXT_CHARS, MAX_TEXT_CHARS // 10, MAX_TEXT_CHARS // 100):
+            shorter = _Parts(
+                type(error),
+                tuple(_shorter(one, limit) for one in args),
+                {name: _shorter(value, limit) for name, value in attributes.items()},
+            )
+            try:
+                data = _dumps(shorter)
+                str(pickle.loads(data))
+            except Exception:
+                return None
+            if len(data) <= most:
+                return shorter
+    return None
+
+
+class _Parts:
+    """What an exception is made of; pickles as that exception."""
+
+    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> None:
+        self._parts = kind, args, dict(attributes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _put_together, self._parts
+
+
+def _made_of(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the built-in class that it derives from takes, and its attributes."""
+    reduced: Any = _built_in(type(error)).__reduce__(error)
+    attributes = reduced[2] if len(reduced) > 2 and reduced[2] else {}
+    return tuple(map(_inner, reduced[1])), {name: _inner(value) for name, value in attributes.items()}
+
+
+def _inner(value: Any) -> Any:
+    """What to pickle for an exception inside another one (of a group)."""
+    if isinstance(value, BaseException):
+        return _carried(value, MAX_PICKLED_BYTES) or value
+    return [_inner(one) for one in value] if type(value) is list else value
+
+
+def _built_in(kind: type[BaseException]) -> type[BaseException]:
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
+
+
+def _put_together(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    base = _built_in(kind)
+    error: BaseException = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
+def _dumps(value: object) -> bytes:
+    try:
+        data = pickle.dumps(value, 5)
+        pickle.loads(data)
+    except Exception:
+        return value_pickler.dumps(value)
+    return data
+
+
+def _alike(loaded: BaseException, error: BaseException) -> bool:
+    return (
+        type(loaded) is type(error)
+        and _message(loaded) == _message(error)
+        and len(loaded.args) == len(error.args)
+        and all(map(_equal, loaded.args, error.args))
+        and loaded.__dict__.keys() == error.__dict__.keys()
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether they are equal; also where they can't be compared but by identity."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, BaseException):
+        return _alike(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if getattr(type(one), "__eq__", None) is object.__eq__:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # arrays
+        return True
+
+
+def _shorter(value: Any, limit: int) -> Any:
+    if isinstance(value, str):
+        return _cut(value, limit)
+    try:
+        if len(_dumps(value)) <= limit:
+            return value
+    except Exception:
+        pass
+    return _cut(repr(value), limit)
 
 
 def _type_name(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def _message(error: BaseException) -> Any:
+def _message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as reason:  # a __str__ of the user's that raises
-        return f"<its __str__ raised {type(reason).__name__}: {reason}>"
+        return f"<its __str__ raised {type(reason).__name__}: {_message(reason)}>"
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= MAX_TEXT_CHARS:
+    return _cut(_storable(text), MAX_TEXT_CHARS)
+
+
+def _storable(text: str) -> str:
+    """Text that UTF-8 has: half a surrogate pair, as of a file's name that isn't UTF-8, is written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
         return text
-    half = MAX_TEXT_CHARS // 2
-    return f"{text[:half]}\n[... {len(text) - MAX_TEXT_CHARS} characters left out ...]\n{text[-half:]}"
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - limit} characters left out ...]\n{text[-half:]}"

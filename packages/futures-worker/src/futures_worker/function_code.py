@@ -1,52 +1,53 @@
 """Functions as content-addressed code: what is sent of a function, and when it has to be pickled again.
 
-A function of an importable module is sent by reference (module and name); any other function (of `__main__`, a
-lambda, a closure, a module that a test runner or notebook made) by value. The bytes start with a small msgpack header,
-so that a reader can name the function and the Python that pickled it without unpickling anything:
+**What is sent.** A function of an importable module goes by reference (module and name); any other function (of `__main__`,
+a lambda, a closure, of a module that a test runner or notebook made, or one given to `register_pickle_by_value`) by value:
+its bytecode, defaults, closure and the globals it uses (`value_pickler`). The bytes start with a small msgpack header, so
+that a reader can name the function, the Python that pickled it and the files it needs without unpickling anything:
 
-    uint16 big endian: length of the header | msgpack [format, "3.11.7", "module.qualname"] | pickle
+    uint16 big endian: length of the header | msgpack [format, "3.11.7", "module.qualname", [[module, version], ...]] | pickle
+
+**The key** of code is the SHA-256 of these bytes. So functions have one key if they have the same name, the same Python, the
+same pickle, and if the files outside the installation that they need (`code_files`) have the same content: what behaves
+otherwise has another key, and the same source in another process has the same. (Sets of texts in closures and globals are
+pickled in the order in which a process iterates over them, which costs a second copy and nothing else.)
 
 **Guarantee.** What runs is the function as it was when `dump_code` was called. A function is pickled once for as long
 as it provably can't have changed: it is still the attribute of its module that its reference names, or its code,
-defaults, closure cells and the globals it uses are the same objects and immutable. A function that reaches
-anything mutable (a list in its closure, a class of `__main__`) is pickled at every call; equal bytes still share one
-blob.
+defaults, closure cells and the globals it uses are the same objects and immutable; and its files are what they were,
+which is looked at once a second. A function that reaches anything mutable (a list in its closure, a class of `__main__`) is
+pickled at every call; equal bytes still share one blob.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
-import os
 import pickle
 import platform
 import struct
-import sys
-import sysconfig
 import threading
-import types
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import cloudpickle
 import msgpack
 
+from futures_worker import value_pickler
+from futures_worker.code_files import LOOK_SECONDS, needed_files
+from futures_worker.code_modules import followed, modules
 from futures_worker.errors import OversizeError, TaskUnpickleError
+from futures_worker.failure import text_of
+from futures_worker.function_changes import unchanged_check
 
 CODE_FORMAT: Final = 1
 DIGEST_BYTES: Final = 32  # sha256
 MAX_CODE_BYTES: Final = 64 << 20
 CACHED_FUNCTIONS: Final = 4096
 PYTHON_VERSION: Final = platform.python_version()
-
-_IMPORT_SYSTEM: Final = ("_frozen_importlib_external", "_frozen_importlib", "zipimport")
-_INSTALLED: Final = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
-_ATOMS: Final = (type(None), bool, int, float, complex, str, bytes, type(...), range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,109 +57,94 @@ class Code:
     digest: bytes  # sha256 of data
     data: bytes  # header and pickle
     name: str  # module.qualname, for people
+    named: frozenset[str] = frozenset()  # modules that the pickle names, which may have files to follow
 
 
-class _ByValueModules:
-    """Modules whose names mean nothing to another process, so that what they define is sent by value.
+class _Entry(NamedTuple):
+    """Code that was pickled, and how to know that it needn't be again."""
 
-    That is every module that the import system of Python didn't load. cloudpickle is told of them. `markers` are their
-    names as they would appear in a pickle that refers to them.
-    """
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-        self._count = 0
-        self.markers: tuple[bytes, ...] = (b"__main__",)
-
-    def refresh(self) -> None:
-        if len(sys.modules) == self._count:
-            return
-        self._count = len(sys.modules)
-        for name, module in list(sys.modules.items()):
-            if name in self._seen or module is None:
-                continue
-            self._seen.add(name)
-            if name != "__main__" and _made_outside_the_import_system(module):
-                cloudpickle.register_pickle_by_value(module)
-                self.markers = (*self.markers, name.encode())
-
-
-def _made_outside_the_import_system(module: types.ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    loader = getattr(getattr(module, "__spec__", None), "loader", None)
-    if not isinstance(module, types.ModuleType) or file is None or loader is None or file.startswith(_INSTALLED):
-        return False
-    kind = loader if isinstance(loader, type) else type(loader)
-    return not any(base.__module__ in _IMPORT_SYSTEM for base in kind.__mro__)
-
-
-_by_value: Final = _ByValueModules()
-
-
-def refers_to_local_module(data: bytes) -> bool:
-    """Whether a plain pickle may name a module that only this process has (a false alarm is harmless)."""
-    _by_value.refresh()
-    return any(marker in data for marker in _by_value.markers)
+    function: weakref.ref[Any]
+    unchanged: Callable[[], bool]
+    registered: set[str]  # modules that went by value then
+    code: Code
+    looked: float  # at its files
 
 
 class CodeCache:
     """Pickles functions, each once for as long as it can't have changed. Thread-safe."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Any], Callable[[], bool], Code]] = {}
+        self._entries: dict[tuple[int, frozenset[str]], _Entry] = {}
         self._lock = threading.Lock()
 
-    def dump(self, function: Callable[..., Any]) -> Code:
-        """The function's code. Raises TypeError if it isn't callable or can't be pickled, OversizeError over 64 MiB."""
-        entry = self._entries.get(id(function))
-        if entry is not None and entry[0]() is function and entry[1]():
-            return entry[2]
-        unchanged = _unchanged_check(function)
-        code = dump_code(function)
+    def dump(self, function: Callable[..., Any], also: frozenset[str] = frozenset()) -> Code:
+        """The function's code; `also`: modules that its arguments name, whose files it needs too.
+
+        Raises TypeError if it isn't callable or can't be pickled, OversizeError over 64 MiB.
+        """
+        key = (id(function), also)
+        entry = self._entries.get(key)
+        if (
+            entry is not None
+            and entry.function() is function
+            and entry.unchanged()
+            and cloudpickle.list_registry_pickle_by_value() == entry.registered
+            and (not entry.code.named or time.monotonic() - entry.looked < LOOK_SECONDS)
+        ):
+            return entry.code
+        unchanged = unchanged_check(function)
+        code = dump_code(function, also)
         if unchanged is not None:
-            key = id(function)
             reference = weakref.ref(function, functools.partial(_forget, self._entries, key))
+            registered = cloudpickle.list_registry_pickle_by_value()
             with self._lock:
                 if len(self._entries) >= CACHED_FUNCTIONS:  # a recursive closure keeps itself alive through its cell
                     self._entries.clear()
-                self._entries[key] = (reference, unchanged, code)
+                self._entries[key] = _Entry(reference, unchanged, registered, code, time.monotonic())
         return code
 
 
-def _forget(entries: dict[int, tuple[weakref.ref[Any], Callable[[], bool], Code]], key: int, dead: object) -> None:
+def _forget(entries: dict[tuple[int, frozenset[str]], _Entry], key: tuple[int, frozenset[str]], dead: object) -> None:
     entry = entries.get(key)
-    if entry is not None and entry[0] is dead:  # the id may belong to a newer function by now
+    if entry is not None and entry.function is dead:  # the id may belong to a newer function by now
         entries.pop(key, None)
 
 
-def dump_code(function: Callable[..., Any]) -> Code:
-    """Pickle a function now, whatever was pickled before."""
+def dump_code(function: Callable[..., Any], also: Iterable[str] = ()) -> Code:
+    """Pickle a function now, whatever was pickled before. `also`: modules that its arguments name."""
     if not callable(function):
         raise TypeError(f"submit needs a function, found {function!r} of type {type(function).__name__}")
-    _by_value.refresh()
+    modules.refresh()
     name = function_name(function)
+    names: set[str] = set(also)
     try:
-        pickled = cloudpickle.dumps(function, protocol=5)
+        pickled = value_pickler.dumps(function, needs=names)
     except Exception as error:
         raise TypeError(
             f"the function {name} can't be pickled: {error}. Something that it refers to (its closure, defaults or "
             "globals) has no meaning in another process, such as an open file, a lock or a connection: create it "
             "inside the function"
         ) from error
-    header = msgpack.packb([CODE_FORMAT, PYTHON_VERSION, name])
+    named = followed(names)
+    fields: list[Any] = [CODE_FORMAT, PYTHON_VERSION, name]
+    if named:
+        fields.append(needed_files(named))
+    header = msgpack.packb(fields)
     data = struct.pack(">H", len(header)) + header + pickled
     if len(data) > MAX_CODE_BYTES:
         raise OversizeError(
             f"the function {name} pickles to {len(data)} bytes, over the limit of {MAX_CODE_BYTES}: pass large "
             "objects as arguments (or client.put them) instead of capturing them"
         )
-    return Code(hashlib.sha256(data).digest(), data, name)
+    return Code(hashlib.sha256(data).digest(), data, name, named)
 
 
 def load_code(data: bytes) -> Callable[..., Any]:
     """The function of `dump_code`'s bytes. Raises TaskUnpickleError naming the missing module and both Pythons."""
     python, name, pickled = _split(data)
     try:
+        if python.rpartition(".")[0] != value_pickler.PYTHON_MINOR and b"CodeType" in data:
+            raise value_pickler.ForeignBytecodeError("it is a function by value of another minor version")
         return pickle.loads(pickled)  # type: ignore[no-any-return]
     except BaseException as error:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -176,6 +162,13 @@ def code_python(data: bytes) -> str:
     return _split(data)[0]
 
 
+def code_needs(data: bytes) -> list[tuple[str, bytes]]:
+    """(module, version of its file) of all files outside the installation that the function needs, read from the header."""
+    (length,) = struct.unpack_from(">H", data)
+    fields = msgpack.unpackb(data[2 : 2 + length])
+    return [(module, version) for module, version in fields[3]] if len(fields) > 3 else []
+
+
 def unpickle_error(what: str, error: BaseException, pickled_by: str) -> TaskUnpickleError:
     """The permanent failure for code or arguments that this process can't load."""
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -184,7 +177,7 @@ def unpickle_error(what: str, error: BaseException, pickled_by: str) -> TaskUnpi
             f"cloudpickle.register_pickle_by_value({error.name.split('.')[0]})"
         )
     else:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {text_of(error)}"
     versions = f"pickled by Python {pickled_by}, loaded by Python {PYTHON_VERSION}"
     return TaskUnpickleError(f"{what} can't be unpickled on this worker: {reason} ({versions})")
 
@@ -207,104 +200,3 @@ def _split(data: bytes) -> tuple[str, str, memoryview]:
             f"{CODE_FORMAT}: upgrade the worker"
         )
     return python, name, memoryview(data)[2 + length :]
-
-
-# --- whether a function can have changed since it was pickled ---------------------------------------------------------
-
-
-def _unchanged_check(function: Any) -> Callable[[], bool] | None:
-    """A cheap check that the function is still what it is now; None if nothing cheap can prove it."""
-    if not isinstance(function, (types.FunctionType, types.BuiltinFunctionType, type)):
-        return None
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    name = function.__qualname__
-    by_reference = (
-        module is not None
-        and module.__name__ != "__main__"
-        and "." not in name
-        and getattr(module, name, None) is function
-        and module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-        and not _made_outside_the_import_system(module)
-    )
-    if by_reference:
-        namespace = module.__dict__
-        identity = id(function)  # the caller compares with the very function; keep no reference to it
-        return lambda: id(namespace.get(name)) == identity
-    if not isinstance(function, types.FunctionType):
-        return None
-    reached = list(_reached_by(function, {}))
-    if any(not constant for _, _, constant in reached):
-        return None
-    sources = [(source, value) for source, value, _ in reached]
-    return lambda: all(source() is value for source, value in sources)
-
-
-def _reached_by(
-    function: types.FunctionType, seen: dict[int, types.FunctionType]
-) -> Iterator[tuple[Callable[[], Any], Any, bool]]:
-    """(how to look the value up again, the value, whether it can't change in place) for all that pickling would copy."""
-    if id(function) in seen:
-        return
-    seen[id(function)] = function
-    if function.__dict__:
-        yield (lambda: None, None, False)
-        return
-    weak = weakref.ref(function)
-    lookups = [functools.partial(_attribute, weak, name) for name in ("__code__", "__defaults__", "__kwdefaults__")]
-    lookups += [functools.partial(_cell_contents, cell) for cell in function.__closure__ or ()]
-    lookups += [functools.partial(function.__globals__.get, name) for name in sorted(_global_names(function.__code__))]
-    for look in lookups:
-        value = look()
-        if isinstance(value, types.FunctionType) and not _found_by_name(value):
-            yield (look, value, True)
-            yield from _reached_by(value, seen)
-        else:
-            yield (look, value, _constant(value))
-
-
-_EMPTY_CELL: Final = object()
-
-
-def _attribute(function: weakref.ref[types.FunctionType], name: str) -> Any:
-    return getattr(function(), name, None)
-
-
-def _cell_contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _EMPTY_CELL
-
-
-def _global_names(code: types.CodeType) -> set[str]:
-    names = {
-        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL")
-    }
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
-    return names
-
-
-def _found_by_name(value: types.FunctionType | type) -> bool:
-    module = sys.modules.get(value.__module__ or "")
-    return (
-        module is not None
-        and module.__name__ != "__main__"
-        and module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-        and getattr(module, value.__qualname__, None) is value
-    )
-
-
-def _constant(value: Any) -> bool:
-    if isinstance(value, (tuple, frozenset)) and type(value) in (tuple, frozenset):
-        return all(_constant(item) for item in value)
-    if isinstance(value, type):
-        return _found_by_name(value)
-    if isinstance(value, types.ModuleType):
-        return value.__name__ not in cloudpickle.list_registry_pickle_by_value()
-    if isinstance(value, types.BuiltinFunctionType):  # a bound method of a list changes with its list
-        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    if isinstance(value, types.FunctionType):
-        return _found_by_name(value)
-    return type(value) in _ATOMS or type(value) is types.CodeType or value is _EMPTY_CELL

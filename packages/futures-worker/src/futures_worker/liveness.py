@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from fdb_datamodel import (
     ClusterSpace,
+    DamagedFutureError,
     Observer,
     WorkerId,
     WorkerInfo,
@@ -21,6 +22,7 @@ from fdb_datamodel import (
     declare_dead,
     list_workers,
     reap,
+    set_apart,
 )
 from fdb_schema import boot_id, pid_namespace, process_gone
 from futures_worker.database import ask
@@ -57,11 +59,19 @@ def find_dead(observer: WorkerObserver, seen: Sequence[WorkerStatus], now: float
     return [sighting for sighting in sighted if sighting in stopped or sighting in gone]
 
 
+def _reap(db: Any, space: ClusterSpace) -> bool:
+    try:
+        return ask(db, reap, space)
+    except DamagedFutureError as error:
+        set_apart(db, space, error)
+        return True
+
+
 def reap_dead(db: Any, space: ClusterSpace, observer: WorkerObserver, now: float) -> list[WorkerId]:
     """Look at every worker once, fence the dead and give back what they held; whom this call declared dead."""
     seen = ask(db, list_workers, space, count=False, strategy="off")
     dead = find_dead(observer, seen, now)
     declared = [sighting.id for sighting in dead if ask(db, declare_dead, space, sighting)]
-    while ask(db, reap, space):  # also what another observer declared dead and didn't finish
+    while _reap(db, space):  # also what another observer declared dead and didn't finish
         pass
     return declared

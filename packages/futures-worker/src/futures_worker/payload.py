@@ -19,16 +19,21 @@ A result without large buffers is the pickle alone, which starts with 0x80; the 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import pickle
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
-import cloudpickle
-
-from futures_worker.errors import OversizeError, ResultPickleError
+from fdb_schema import Origin
+from futures_worker import value_pickler
+from futures_worker.code_modules import followed, follows_files, refers_to_local_module
+from futures_worker.errors import OversizeError, ResultPickleError, WrongClusterError
 from futures_worker.failure import (
     Failure,
     RemoteTraceback,
@@ -36,6 +41,7 @@ from futures_worker.failure import (
     dump_retry_on,
     load_exception,
     may_retry,
+    text_of,
 )
 from futures_worker.function_code import (
     MAX_CODE_BYTES,
@@ -43,10 +49,10 @@ from futures_worker.function_code import (
     Code,
     CodeCache,
     code_name,
+    code_needs,
     code_python,
     dump_code,
     load_code,
-    refers_to_local_module,
     unpickle_error,
 )
 
@@ -60,7 +66,9 @@ __all__ = [
     "PickledTask",
     "RemoteTraceback",
     "ResultPayload",
+    "arguments_digest",
     "code_name",
+    "code_needs",
     "code_python",
     "dump_args",
     "dump_call",
@@ -72,6 +80,7 @@ __all__ = [
     "load_call",
     "load_code",
     "load_exception",
+    "load_own",
     "load_result",
     "may_retry",
     "reference_to",
@@ -101,25 +110,35 @@ class PickledTask:
 
 class _Context(threading.local):
     found: dict[bytes, int] | None = None  # set while arguments are pickled: the futures met so far
-    contained: dict[bytes, None] | None = None  # set while a result is pickled: the futures inside it
+    origin: Origin | None = None  # beside `found`: the cluster of the client that submits
+    contained: dict[bytes, bytes] | None = None  # set while a result is pickled: futures inside it -> their clusters
     values: Sequence[Any] | None = None  # set while arguments are unpickled: what the references stand for
 
 
 _context: Final = _Context()
 
 
-def reference_to(future_id: bytes) -> tuple[Callable[[int], Any], tuple[int]] | None:
-    """For a future's `__reduce__`: what stands for it in the arguments being pickled; None outside `dump_args`."""
+def reference_to(future_id: bytes, origin: Origin | None = None) -> tuple[Callable[[int], Any], tuple[int]] | None:
+    """For a future's `__reduce__`: what stands for it in the arguments being pickled; None outside `dump_args`.
+
+    Raises WrongClusterError if it is of another cluster than the call.
+    """
     found = _context.found
     if found is None:
         return None
+    here = _context.origin
+    if here is not None and origin is not None and here.identity != origin.identity:
+        raise WrongClusterError(
+            f"future {UUID(bytes=future_id)} is of {origin}, and can't be waited for by a task of {here}: pass its "
+            ".result(), or submit to the client of its own cluster"
+        )
     return _resolve_reference, (found.setdefault(future_id, len(found)),)
 
 
-def note_contained(future_id: bytes) -> None:
-    """For a future's `__reduce__`: it is pickled as itself; into a result, it lives as long as that."""
+def note_contained(future_id: bytes, origin: Origin | None = None) -> None:
+    """For a future's `__reduce__`: it is pickled as itself; into a result of its cluster, it lives as long as that."""
     if _context.contained is not None:
-        _context.contained[future_id] = None
+        _context.contained[future_id] = b"" if origin is None else origin.identity
 
 
 def _resolve_reference(index: int) -> Any:
@@ -129,39 +148,79 @@ def _resolve_reference(index: int) -> Any:
     return values[index]
 
 
-def dump_args(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bytes, tuple[bytes, ...]]:
-    """Pickle a call's arguments: (bytes, ids of the futures found among them).
+def dump_args(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin | None = None
+) -> tuple[bytes, tuple[bytes, ...]]:
+    """Pickle a call's arguments: (bytes, ids of the futures found among them, which have to be of the cluster `origin`).
 
     C pickle where it is enough; cloudpickle where it fails, or where the arguments name a module that only this process
-    has (`__main__`). Raises TypeError for what can't be pickled, OversizeError over 64 MiB.
+    has (`__main__`). Raises TypeError for what can't be pickled, WrongClusterError, OversizeError over 64 MiB.
     """
+    data, dependencies, _ = dump_args_and_names(args, kwargs, origin)
+    return data, dependencies
+
+
+def dump_args_and_names(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin | None = None
+) -> tuple[bytes, tuple[bytes, ...], frozenset[str]]:
+    """As `dump_args`, and the modules named by the bytes whose files are to be followed (`code_files`)."""
     if not args and not kwargs:
-        return b"", ()
+        return b"", (), frozenset()
+    names: set[str] = set()
     call = (args, dict(kwargs))
     found: dict[bytes, int] = {}
-    outer = _context.found
-    _context.found = found
+    outer = _context.found, _context.origin
+    _context.found, _context.origin = found, origin
     try:
         try:
-            data = pickle.dumps(call, 5)
+            data = _dumps_noting(call, names) if follows_files() else pickle.dumps(call, 5)
         except Exception:
             data = b""
         if not data or refers_to_local_module(data):
             found.clear()
-            data = cloudpickle.dumps(call, protocol=5)
+            names.clear()
+            data = value_pickler.dumps(call, needs=names)
+    except WrongClusterError:
+        raise
     except Exception as error:
         raise TypeError(
             f"the arguments {_which(args, kwargs)} can't be pickled: {error}. Pass what it is made from (a path, an "
             "address) and open it inside the function"
         ) from error
     finally:
-        _context.found = outer
+        _context.found, _context.origin = outer
     if len(data) > MAX_ARGS_BYTES:
         raise OversizeError(
             f"the arguments pickle to {len(data)} bytes, over the limit of {MAX_ARGS_BYTES}: "
             "put large objects with client.put(obj) and pass the future"
         )
-    return data, tuple(found)
+    return data, tuple(found), followed(names) if names else frozenset()
+
+
+def _dumps_noting(call: Any, names: set[str]) -> bytes:
+    with io.BytesIO() as file:
+        value_pickler.ReferencePickler(file, names).dump(call)
+        return file.getvalue()
+
+
+def arguments_digest(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Names these arguments: equal ones made in the same way have the same name. Raises as `dump_args`."""
+    data, dependencies = dump_args(args, kwargs)
+    if not dependencies:
+        plain = io.BytesIO()
+        pickler = pickle.Pickler(plain, 5)
+        pickler.fast = True  # without a memo: whether two equal parts are one object makes no difference
+        with contextlib.suppress(Exception):  # what contains itself
+            pickler.dump((args, sorted(kwargs.items())))
+            if not refers_to_local_module(plain.getvalue()):  # what goes by value is named by its content
+                data = plain.getvalue()
+    return hashlib.sha256(b"".join((data, *dependencies))).hexdigest()[:32]
+
+
+class Joined(tuple[Any, ...]):
+    """Results of several futures as one; where arguments are loaded, they stand in its place."""
+
+    __slots__ = ()
 
 
 def dump_call(
@@ -172,8 +231,8 @@ def dump_call(
     cache: CodeCache | None = None,
 ) -> PickledTask:
     """Pickle a call; `cache` makes the same function be pickled once (see `function_code` for what is guaranteed)."""
-    code = cache.dump(function) if cache is not None else dump_code(function)
-    data, dependencies = dump_args(args, kwargs or {})
+    data, dependencies, names = dump_args_and_names(args, kwargs or {})
+    code = cache.dump(function, names) if cache is not None else dump_code(function, names)
     return PickledTask(code, data, dependencies)
 
 
@@ -187,6 +246,8 @@ def load_args(
     if not data:
         return (), {}
     outer = _context.values
+    if any(type(value) is Joined for value in values):
+        values = [one for value in values for one in (value if type(value) is Joined else (value,))]
     _context.values = values
     try:
         args, kwargs = pickle.loads(data)
@@ -211,7 +272,7 @@ def _which(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     named = [(f"number {i + 1}", value) for i, value in enumerate(args)] + [(repr(k), v) for k, v in kwargs.items()]
     for label, value in named:
         try:
-            cloudpickle.dumps(value, protocol=5)
+            value_pickler.dumps(value)
         except Exception:
             return f"(argument {label}, a {type(value).__module__}.{type(value).__qualname__})"
     return ""
@@ -227,6 +288,13 @@ class ResultPayload:
     pickled: bytes
     buffers: tuple[memoryview, ...] = ()  # flat bytes, each over OUT_OF_BAND_BYTES, in the order of the pickle
     contained: tuple[bytes, ...] = ()  # ids of the futures inside
+    clusters: tuple[bytes, ...] = ()  # identities of their clusters, in the same order; b"": not known
+
+    def contained_in(self, identity: bytes) -> tuple[bytes, ...]:
+        """The futures inside that are of the cluster with this identity."""
+        return tuple(
+            one for one, cluster in zip(self.contained, self.clusters, strict=True) if cluster in (b"", identity)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -270,7 +338,7 @@ class ResultPayload:
 def dump_result(value: Any) -> ResultPayload:
     """Pickle what a task returned. Raises ResultPickleError (permanent: another attempt would fail in the same way)."""
     buffers: list[memoryview] = []
-    contained: dict[bytes, None] = {}
+    contained: dict[bytes, bytes] = {}
     outer, _context.contained = _context.contained, contained
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -290,15 +358,16 @@ def dump_result(value: Any) -> ResultPayload:
             pickled = b""
         if not pickled or refers_to_local_module(pickled):
             buffers.clear()
-            pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=keep_in_band)
+            contained.clear()
+            pickled = value_pickler.dumps(value, buffer_callback=keep_in_band, begin_again=buffers.clear)
     except Exception as error:
         raise ResultPickleError(
             f"the task returned a {type(value).__module__}.{type(value).__qualname__}, which can't be pickled: "
-            f"{type(error).__name__}: {error}. Return plain data, or what the object is made from"
+            f"{type(error).__name__}: {text_of(error)}. Return plain data, or what the object is made from"
         ) from error
     finally:
         _context.contained = outer
-    return ResultPayload(pickled, tuple(buffers), tuple(contained))
+    return ResultPayload(pickled, tuple(buffers), tuple(contained), tuple(contained.values()))
 
 
 def load_result(data: bytes | bytearray | memoryview) -> Any:
@@ -319,6 +388,12 @@ def load_result(data: bytes | bytearray | memoryview) -> Any:
             f"the result can't be unpickled by this process{missing}: {type(error).__name__}: {error} (Python "
             f"{PYTHON_VERSION})"
         ) from error
+
+
+def load_own(data: bytes | bytearray | memoryview) -> Any:
+    """As `load_result`, and arrays can be written to whatever their size: what is read-only is copied first."""
+    framed = data[:1] != b"\x80"
+    return load_result(bytearray(data) if framed and memoryview(data).readonly else data)
 
 
 def _split_frame(data: memoryview) -> tuple[memoryview, list[memoryview]]:

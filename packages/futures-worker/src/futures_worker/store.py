@@ -9,7 +9,7 @@
         parcels/<name>      arguments too large for a message to a child; the child removes what it has read
         full                there while memory is over its limit: whoever stores an object now writes it to disk
     <memory root>/futures-worker-<uid>-<pid>-<random>.lock      held (flock) for as long as the worker lives
-    <spill root>/futures-worker-<uid>-<pid>-<random>/           objects that left memory, same names
+    <spill root>/futures-worker-<uid>-<pid>-<random>-spill-<random>/    objects that left memory, same names
 
 A worker that is killed leaves its directories; whoever starts next on this host removes directories whose lock nobody
 holds. An object's name is unique to one attempt, so a name is never written twice with different content.
@@ -23,6 +23,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import threading
 from collections import OrderedDict
@@ -30,6 +31,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fdb_schema.private_files import make_private_directory
 from futures_worker.arena import Buffer, FreeFiles, make_file, map_shared
 from futures_worker.errors import ObjectLostError, OversizeError
 
@@ -38,6 +40,8 @@ INLINE_LIMIT = 16_000
 
 SMALL = 1 << 16
 """Bytes below which an object is stored in memory even while that is over its limit."""
+MOST_TRIES = 1000
+"""Names tried for the directory of a worker, should somebody take each of them at once."""
 FREE_PART = 4
 """Files of deleted objects may keep the memory limit's such part."""
 
@@ -56,6 +60,22 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of an object: letters, digits, '.', '_' and '-', at most 128")
     return name
+
+
+def check_offered(path: str, name: str) -> None:
+    """Whether a path that a peer names can be that of the object `name`: a file of this user's. Raises PermissionError."""
+    where = Path(path)
+    found = os.lstat(path)
+    if where.name != name or not where.is_absolute() or not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"a peer names {path!r} as the file of object {name}, which it can't be")
+
+
+def check_granted(path: str, name: str) -> None:
+    """Whether a path that a peer grants can be that of the object `name`, to be written. Raises PermissionError."""
+    where = Path(path)
+    check_offered(path, f"{check_name(name)}.new")
+    if where.parent.name != "objects" or not _DIRECTORY.fullmatch(where.parent.parent.name) or ".." in where.parts:
+        raise PermissionError(f"a peer grants {path!r} for object {name}, which lies in no worker's directory")
 
 
 def write_file(path: Path | str, segments: Iterable[Buffer]) -> int:
@@ -86,23 +106,91 @@ class WorkDirectory:
 
     def __init__(self, spill: Path | None = None, root: Path | None = None) -> None:
         root = root or memory_root()
-        spill_root = spill or Path(tempfile.gettempdir())
-        spill_root.mkdir(parents=True, exist_ok=True)
+        spill_root = (spill or Path(tempfile.gettempdir())).absolute()
+        make_private_directory(spill_root)
         remove_abandoned(root)
-        name = f"futures-worker-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._lock_path = root / f"{name}.lock"
-        self._lock = _hold_lock(self._lock_path)
-        self.path = root / name
+        self._lock_path, self._lock, self.path = _make_locked(root)
         self.objects = self.path / "objects"
         self.free = self.path / "free"
         self.full = self.path / "full"
         self.code = self.path / "code"
         self.parcels = self.path / "parcels"
         self.logs = self.path / "logs"
-        self.spill = spill_root / (name if spill_root != root else f"{name}-spill")
-        for directory in (self.path, self.objects, self.free, self.code, self.parcels, self.logs, self.spill):
+        self.spill = self._spill_in(spill_root)
+        self._folders = (self.path, self.objects, self.free, self.code, self.parcels, self.logs)
+        for directory in (*self._folders[1:], self.spill):
             directory.mkdir(mode=0o700)
         (self.path / "spill").symlink_to(self.spill)
+        self._spill_lock = self._hold_spill()
+        self.made_anew = 0  # how often any of it was, and what was in it is lost
+
+    def _spill_in(self, root: Path) -> Path:
+        """Another user may read the names in memory's root: none of them tells what the spill directory will be called."""
+        return root / f"{self.path.name}-spill-{secrets.token_hex(8)}"
+
+    def _hold_spill(self) -> int:
+        """What cleans directories for temporary files by their age passes over one that is locked, or should."""
+        descriptor = os.open(self.spill, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+
+    def renew_spill(self) -> bool:
+        """Another spill directory, if somebody removed the one in use or put another in its place; whether that was so.
+
+        It has another name: who made a directory of the old name could put what he likes in the place of results.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            found, held = os.lstat(self.spill), os.fstat(self._spill_lock)
+            if (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino):
+                return False
+        make_private_directory(self.spill.parent)
+        self.spill = self._spill_in(self.spill.parent)
+        self.spill.mkdir(mode=0o700)
+        self._link_spill()
+        former, self._spill_lock = self._spill_lock, self._hold_spill()
+        os.close(former)
+        self.made_anew += 1
+        return True
+
+    def _link_spill(self) -> None:
+        link = self.path / "spill.new"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.spill)
+        os.rename(link, self.path / "spill")
+
+    def renew(self) -> bool:
+        """Makes anew what somebody removed of the directory in memory; whether anything was missing.
+
+        What cleans up after a user's last session may remove it. Raises PermissionError if somebody else's is in its place.
+        """
+        held = self._holds_lock()
+        if held and self._is_whole():
+            return False
+        if not held:
+            former, self._lock = self._lock, _hold_lock(self._lock_path, wait=False)
+            os.close(former)
+        for folder in self._folders:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            found = os.lstat(folder)
+            if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+                raise PermissionError(f"{folder} was removed, and what is there now is somebody else's")
+        self._link_spill()
+        self.made_anew += 1
+        return True
+
+    def _holds_lock(self) -> bool:
+        try:
+            return os.path.samestat(os.lstat(self._lock_path), os.fstat(self._lock))
+        except FileNotFoundError:
+            return False
+
+    def _is_whole(self) -> bool:
+        try:
+            own = os.lstat(self.path).st_uid == os.geteuid()
+            return own and all(map(os.path.isdir, self._folders)) and (self.path / "spill").is_symlink()
+        except FileNotFoundError:
+            return False
 
     def remove(self) -> None:
         """Removes everything; idempotent."""
@@ -111,13 +199,40 @@ class WorkDirectory:
             self._lock_path.unlink()
         if self._lock >= 0:
             os.close(self._lock)
+            os.close(self._spill_lock)
             self._lock = -1
 
 
-def _hold_lock(path: Path) -> int:
+def _make_locked(root: Path) -> tuple[Path, int, Path]:
+    """A new directory, and the lock that was held before anybody could take it for abandoned.
+
+    The lock's name tells the directory's, and another user who watches `root` may make that first: then another name is tried.
+    """
+    for left in range(MOST_TRIES, 0, -1):
+        path = root / f"futures-worker-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
+        lock_path = root / f"{path.name}.lock"
+        lock = _hold_lock(lock_path)
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                lock_path.unlink()
+            os.close(lock)
+            if isinstance(error, FileExistsError) and left > 1:
+                continue
+            raise
+        return lock_path, lock, path
+    raise AssertionError
+
+
+def _hold_lock(path: Path, *, wait: bool = True) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
         # Someone who cleans up may have unlinked the file between open and flock.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
@@ -126,9 +241,16 @@ def _hold_lock(path: Path) -> int:
 
 
 def _remove_directory(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        shutil.rmtree((path / "spill").resolve(), ignore_errors=True)
+    remove_spill(path)
     shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_spill(path: Path) -> None:
+    """Removes the spill directory of a worker's directory; a link that is in its place, whoever put it there, isn't followed."""
+    with contextlib.suppress(OSError):
+        spill = os.readlink(path / "spill")
+        if os.path.isabs(spill) and os.lstat(path).st_uid == os.geteuid():  # else somebody put it in the place of ours
+            shutil.rmtree(spill, ignore_errors=True)
 
 
 def remove_abandoned(root: Path) -> list[Path]:
@@ -218,7 +340,10 @@ class ObjectStore:
         """Stores an object of a known size (bytes) that comes in pieces; returns the size. Raises `OversizeError`."""
         check_name(name)
         for directory in self._places(size):
-            room = os.statvfs(directory)
+            try:
+                room = os.statvfs(directory)
+            except FileNotFoundError:  # it is made anew in a moment
+                continue
             if size <= room.f_bavail * room.f_frsize:
                 write_file(directory / name, pieces)
                 return self.adopt(name, size)
@@ -321,7 +446,12 @@ class ObjectStore:
             entry = self._entries.get(name)
             if entry is None:
                 return None
-            descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # somebody removed it from the spill directory
+                self._forget(self._entries.pop(name))
+                self._spare.pop(name, None)
+                return None
             fcntl.flock(
                 descriptor, fcntl.LOCK_SH
             )  # whatever becomes of the object, its file isn't used again meanwhile
@@ -331,6 +461,28 @@ class ObjectStore:
         """Names of all objects held, oldest first."""
         with self._lock:
             return list(self._entries)
+
+    def drop_removed(self, *, memory: bool = False) -> list[str]:
+        """Forgets spilled objects whose files somebody else removed; their names. The files of the others are touched.
+
+        `memory`: also those in memory.
+        """
+        with self._lock:
+            looked_at = [(name, entry) for name, entry in self._entries.items() if entry.spilled or memory]
+        lost = []
+        for name, entry in looked_at:
+            try:
+                if entry.spilled and entry.path.parent != self.directory.spill:
+                    raise FileNotFoundError
+                os.utime(entry.path)  # what cleans by age takes it for new
+            except FileNotFoundError:
+                with self._lock:
+                    if self._entries.get(name) is not entry:
+                        continue
+                    self._forget(self._entries.pop(name))
+                    self._spare.pop(name, None)
+                lost.append(name)
+        return lost
 
     def delete(self, name: str) -> bool:
         """Removes an object; whether it was there. Readers that opened it keep their view."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ from fdb_schema import boot_id
 from futures_worker import wire
 from futures_worker.arena import RECYCLED_FROM, ArenaWriter, Buffer, map_shared
 from futures_worker.errors import AuthenticationError, ObjectLostError, WireError
-from futures_worker.store import write_file
+from futures_worker.handshake import MisdirectedError, Secrets, as_secrets
+from futures_worker.store import check_granted, check_offered, write_file
 
 SPREAD_FROM = 1 << 20
 """Bytes from which readers on other hosts spread over all copies of a result."""
@@ -22,6 +22,10 @@ MAX_IDLE_CONNECTIONS = 4
 """Authenticated connections kept per worker for the next request."""
 MAX_IDLE_WORKERS = 64
 """Workers to which connections are kept: in a long life any number comes and goes."""
+
+
+Address = tuple[str, int] | tuple[str, int, bytes]
+"""IP address, port, and the incarnation of the worker where it is known."""
 
 
 class ObjectAbsentError(ObjectLostError):
@@ -33,23 +37,30 @@ class ObjectBusyError(ObjectLostError):
 
 
 class ObjectFetcher:
-    """Fetches objects by (address, name). Connections are kept and reused; safe for use by several threads."""
+    """Fetches objects by (address, name). Connections are kept and reused; safe for use by several threads.
 
-    def __init__(self, secret: bytes, *, timeout: float = 30.0, max_object: int = wire.MAX_BODY) -> None:
-        """`timeout` limits connecting and each read, in seconds; `max_object` the size of an object, in bytes."""
-        self._secret = secret
+    An address may have an incarnation as its third part: another start of a worker at that address then doesn't count.
+    """
+
+    def __init__(
+        self, secret: bytes | Secrets, *, timeout: float = 30.0, max_object: int = wire.MAX_BODY, own: bool = False
+    ) -> None:
+        """`timeout` limits connecting and each read, in seconds; `max_object` the size of an object, in bytes.
+
+        `own`: what `fetch` returns can be written to, as this process's own.
+        """
+        self._own = own
+        self._secret = as_secrets(secret)
         self._timeout = timeout
         self._max_object = max_object
         self._boot = boot_id()
-        self._idle: dict[tuple[str, int], list[wire.Connection]] = {}
+        self._idle: dict[Address, list[wire.Connection]] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._arena = ArenaWriter()
 
-    def fetch(
-        self, address: tuple[str, int], name: str, *, by_file: bool = True, timeout: float | None = None
-    ) -> memoryview:
-        """The object's bytes: a shared read-only mapping on the same host (zero-copy), else a copy from the network.
+    def fetch(self, address: Address, name: str, *, by_file: bool = True, timeout: float | None = None) -> memoryview:
+        """The object's bytes: a shared mapping on the same host (zero-copy), else a copy from the network.
 
         `timeout`: seconds, where they are less than this fetcher's.
 
@@ -64,7 +75,8 @@ class ObjectFetcher:
             if not isinstance(path, str):
                 return body
             try:
-                return map_shared(path, int(answer["size"]))
+                check_offered(path, name)
+                return map_shared(path, int(answer["size"]), own=self._own)
             except OSError:
                 pass  # moved to disk in between, or another file system namespace: ask for the bytes
         answer, body = self._request(address, {"op": "get", "name": name}, timeout=timeout)
@@ -72,7 +84,7 @@ class ObjectFetcher:
             raise ObjectAbsentError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
         return body
 
-    def fetch_file(self, address: tuple[str, int], name: str, target: Path | str, *, yielding: bool = False) -> int:
+    def fetch_file(self, address: Address, name: str, target: Path | str, *, yielding: bool = False) -> int:
         """Makes the object the file `target` (a link where holder and reader share a file system); returns its bytes.
 
         `yielding`: a holder that is busy with others may say so. Raises as `fetch` does, and `ObjectBusyError` then.
@@ -85,29 +97,31 @@ class ObjectFetcher:
             if not isinstance(path, str):
                 return write_file(target, [body])
             try:
+                check_offered(path, name)
                 os.link(path, target)
                 return int(answer["size"])
             except OSError:
                 pass  # another file system, or moved in between
             with contextlib.suppress(OSError):
+                check_offered(path, name)
                 return write_file(target, [map_shared(path, int(answer["size"]))])
         answer, body = self._request(address, header)
         self._check_answer(address, name, answer)
         return write_file(target, [body])
 
     @staticmethod
-    def _check_answer(address: tuple[str, int], name: str, answer: wire.Header) -> None:
+    def _check_answer(address: Address, name: str, answer: wire.Header) -> None:
         if answer.get("ok"):
             return
         if answer.get("reason") == "busy":
             raise ObjectBusyError(f"worker {address[0]}:{address[1]} sends object {name} to others now")
         raise ObjectAbsentError(f"worker {address[0]}:{address[1]} no longer holds object {name}")
 
-    def put(self, address: tuple[str, int], name: str, data: Buffer) -> int:
+    def put(self, address: Address, name: str, data: Buffer) -> int:
         """Stores an object on a worker; returns its size in bytes. Raises as `put_parts`."""
         return self.put_parts(address, name, lambda: [data], memoryview(data).nbytes)
 
-    def put_parts(self, address: tuple[str, int], name: str, parts: Callable[[], Iterable[Buffer]], size: int) -> int:
+    def put_parts(self, address: Address, name: str, parts: Callable[[], Iterable[Buffer]], size: int) -> int:
         """Stores an object of `size` bytes, which `parts` gives piece by piece; returns the size.
 
         On the same host it is copied once, into memory of the worker's; to other hosts it is streamed. Raises
@@ -121,9 +135,7 @@ class ObjectFetcher:
             raise ObjectLostError(f"worker {address[0]}:{address[1]} refused object {name}: {answer.get('reason')}")
         return int(answer["size"])
 
-    def _put_by_file(
-        self, address: tuple[str, int], name: str, parts: Callable[[], Iterable[Buffer]], size: int
-    ) -> bool:
+    def _put_by_file(self, address: Address, name: str, parts: Callable[[], Iterable[Buffer]], size: int) -> bool:
         """Writes the object into a file that the worker grants; False if it grants none, or none that can be written here."""
         with self._connected(address, name) as connection:
             connection.send({"op": "grant", "name": name, "size": size, "boot": self._boot})
@@ -132,6 +144,7 @@ class ObjectFetcher:
             if not answer.get("ok") or not isinstance(path, str):
                 return False
             try:
+                check_granted(path, name)
                 self._arena.write(path, parts(), size)
             except OSError:
                 return False  # another file system namespace: the worker takes the file back with the connection
@@ -140,11 +153,10 @@ class ObjectFetcher:
             return bool(answer.get("ok"))
 
     @contextlib.contextmanager
-    def _connected(self, address: tuple[str, int], name: str) -> Iterator[wire.Connection]:
+    def _connected(self, address: Address, name: str) -> Iterator[wire.Connection]:
         """A connection of its own for an exchange of several requests. Raises `ObjectLostError`, `AuthenticationError`."""
         try:
-            connection = wire.connect(address, self._secret, timeout=self._timeout, max_body=self._max_object)
-            with connection:
+            with self._connect(address, self._timeout) as connection:
                 yield connection
         except (AuthenticationError, ObjectLostError):
             raise
@@ -153,18 +165,22 @@ class ObjectFetcher:
                 f"worker {address[0]}:{address[1]} can't be reached for object {name}: {exc}"
             ) from exc
 
-    def delete(self, address: tuple[str, int], name: str) -> bool:
+    def delete(self, address: Address, name: str) -> bool:
         """Removes an object from a worker; whether it was there."""
         answer, _ = self._request(address, {"op": "delete", "name": name})
         return bool(answer.get("ok"))
 
-    def hello(self, address: tuple[str, int]) -> dict[str, Any]:
+    def hello(self, address: Address) -> dict[str, Any]:
         """What the worker at an address says of itself: incarnation, pid, objects held."""
         return self._request(address, {"op": "hello"})[0]
 
-    def open_line(self, address: tuple[str, int]) -> socket.socket:
+    def runs(self, address: Address, future_id: bytes) -> bool:
+        """Whether the worker runs the task of a future now. Raises `ObjectLostError`, `AuthenticationError`."""
+        return bool(self._request(address, {"op": "runs", "id": future_id})[0].get("runs"))
+
+    def open_line(self, address: Address) -> wire.Connection:
         """A connection for lone requests. Raises `WireError` if the worker has none to give, OSError, `AuthenticationError`."""
-        connection = wire.connect(address, self._secret, timeout=min(self._timeout, wire.HANDSHAKE_TIMEOUT))
+        connection = self._connect(address, min(self._timeout, wire.HANDSHAKE_TIMEOUT))
         try:
             connection.send({"op": "push"})
             answer, _ = connection.receive()
@@ -175,7 +191,7 @@ class ObjectFetcher:
             if isinstance(exc, EOFError):
                 raise WireError(f"worker {address[0]}:{address[1]} takes no requests by line") from exc
             raise
-        return connection.sock
+        return connection
 
     def close(self) -> None:
         """Closes idle connections."""
@@ -187,8 +203,18 @@ class ObjectFetcher:
         for connection in connections:
             connection.close()
 
+    def _connect(self, address: Address, timeout: float) -> wire.Connection:
+        """Raises `ObjectAbsentError` where another worker answers than the one that is meant: its objects went with it."""
+        incarnation = address[2] if len(address) == 3 else b""
+        try:
+            return wire.connect(
+                address[:2], self._secret, incarnation=incarnation, timeout=timeout, max_body=self._max_object
+            )
+        except MisdirectedError as error:
+            raise ObjectAbsentError(f"worker {address[0]}:{address[1]} is another one by now: {error}") from error
+
     def _request(
-        self, address: tuple[str, int], header: dict[str, Any], body: Buffer = b"", timeout: float | None = None
+        self, address: Address, header: dict[str, Any], body: Buffer = b"", timeout: float | None = None
     ) -> tuple[wire.Header, memoryview]:
         limit = self._timeout if timeout is None else max(0.001, min(timeout, self._timeout))
         with self._lock:
@@ -205,9 +231,9 @@ class ObjectFetcher:
             except (EOFError, WireError, OSError):
                 pass  # the worker restarted since: a fresh connection decides
         try:
-            connection = wire.connect(address, self._secret, timeout=limit, max_body=self._max_object)
+            connection = self._connect(address, limit)
             return self._exchange(address, connection, header, body)
-        except AuthenticationError:
+        except (AuthenticationError, ObjectLostError):
             raise
         except (EOFError, WireError, OSError) as exc:
             raise ObjectLostError(
@@ -215,7 +241,7 @@ class ObjectFetcher:
             ) from exc
 
     def _exchange(
-        self, address: tuple[str, int], connection: wire.Connection, header: dict[str, Any], body: Buffer
+        self, address: Address, connection: wire.Connection, header: dict[str, Any], body: Buffer
     ) -> tuple[wire.Header, memoryview]:
         try:
             connection.send(header, body)

@@ -10,6 +10,7 @@ Requests and answers are frames of `futures_worker.wire`:
                                                -> {"ok": false, "reason": str}
     {"op": "adopt", "name": str, "size": int}  -> {"ok": bool, "size": int}                  it is written
     {"op": "delete", "name": str}              -> {"ok": bool}
+    {"op": "runs", "id": bytes}                -> {"ok": true, "runs": bool}                 whether that future's task began
     {"op": "push"}                             -> {"ok": true}, then the connection is a line: `futures_worker.line`
     {"op": "hello"}                            -> {"ok": true, "incarnation": bytes, "pid": int, "objects": int, ...}
 """
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +26,9 @@ from typing import Any
 
 from fdb_schema import boot_id
 from futures_worker import wire
+from futures_worker.acceptor import Acceptor
 from futures_worker.errors import AddressInUseError, MainspringError, ObjectLostError, OversizeError, WireError
+from futures_worker.handshake import Identity, Secrets
 from futures_worker.store import ObjectStore, check_name
 from futures_worker.store_client import SPREAD_FROM
 
@@ -34,8 +36,6 @@ MAX_CONNECTIONS = 256
 """Connections served at once; for a further one the one that asked for nothing for the longest is closed."""
 MOST_SENDING = 2
 """Large objects sent to other hosts at the same time; who may be put off is, and finds another copy meanwhile."""
-CROWDED_SECONDS = 0.5
-"""Between two looks for a place, while all are taken and none is idle."""
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -61,94 +61,82 @@ class StoreServer:
     def __init__(
         self,
         sock: socket.socket,
-        secret: bytes,
+        secret: bytes | Secrets,
         store: ObjectStore,
         about: Callable[[], dict[str, Any]],
-        on_push: Callable[[socket.socket], None] | None = None,
+        on_push: Callable[[wire.Connection], None] | None = None,
+        runs: Callable[[bytes], bool] = lambda _: False,
+        *,
+        identity: Identity | None = None,
     ) -> None:
-        """`on_push` is given the socket of each client that asks for a line, to keep."""
+        """`on_push` is given the connection of each client that asks for a line, to keep. `runs`: whether a future runs now.
+
+        `identity`: whom clients mean by this server; None: objects at the address of the socket.
+        """
+        self._runs = runs
         self._on_push = on_push
         self._sock = sock
-        self._secret = secret
         self._store = store
         self._about = about
         self._boot = boot_id()
-        self._slots = threading.Semaphore(MAX_CONNECTIONS)
+        self._acceptor = Acceptor(sock, secret, self._admit, identity=identity, name="object-server")
         self._sending = threading.Semaphore(MOST_SENDING)
         self._connections: set[socket.socket] = set()
         self._idle: dict[socket.socket, None] = {}  # those that wait for a request, longest first
         self._lock = threading.Lock()
         self._closing = False
-        self._thread = threading.Thread(target=self._accept_loop, name="object-server", daemon=True)
 
     def start(self) -> None:
         """Starts to accept connections."""
-        self._thread.start()
+        self._acceptor.start()
 
     def close(self) -> None:
         """Stops accepting and cuts every connection."""
         with self._lock:
             self._closing = True
             connections = list(self._connections)
-        # shutdown wakes the thread in accept(); close alone would leave it there.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._acceptor.close()
         self._sock.close()
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._slots.release()
-        if self._thread.is_alive():
-            self._thread.join(5)
 
-    def _accept_loop(self) -> None:
-        while not self._closing:
-            if not self._slots.acquire(blocking=False) and not self._make_room():
-                continue
-            try:
-                peer, _ = self._sock.accept()
-            except OSError:
-                self._slots.release()
-                if self._closing:
-                    return
-                continue  # the peer gave up while it waited in the queue
-            with self._lock:
-                if self._closing:
-                    peer.close()
-                    return
-                self._connections.add(peer)
-            threading.Thread(target=self._serve, args=(peer,), name="object-peer", daemon=True).start()
-
-    def _make_room(self) -> bool:
-        """While every place is taken: wait for a peer, then close an idle connection for it. Whether a place is taken for it.
+    def _admit(self, connection: wire.Connection) -> bool:
+        """Give a proven peer a thread; False while every place is taken: an idle connection is closed for it.
 
         Clients keep connections open for their next request, and open a new one where that was closed.
         """
-        waiting = select.poll()
-        try:
-            waiting.register(self._sock, select.POLLIN)
-            came = waiting.poll(CROWDED_SECONDS * 1000)
-        except (OSError, ValueError):  # closed
-            return False
-        if came:
-            with self._lock:
+        with self._lock:
+            if self._closing:
+                connection.close()
+                return True
+            if len(self._connections) >= MAX_CONNECTIONS:
                 longest = next(iter(self._idle), None)
                 if longest is not None:
                     del self._idle[longest]
                     with contextlib.suppress(OSError):
                         longest.shutdown(socket.SHUT_RDWR)
-        return bool(came) and self._slots.acquire(timeout=CROWDED_SECONDS)
-
-    def _serve(self, peer: socket.socket) -> None:
-        granted: set[str] = set()
+                return False
+            self._connections.add(connection.sock)
         try:
-            with wire.accept(peer, self._secret) as connection:
+            threading.Thread(target=self._serve, args=(connection,), name="object-peer", daemon=True).start()
+        except BaseException:
+            with self._lock:
+                self._connections.discard(connection.sock)
+            raise
+        return True
+
+    def _serve(self, connection: wire.Connection) -> None:
+        granted: set[str] = set()
+        peer = connection.sock
+        try:
+            with connection:
                 while True:
                     if not granted:  # else it writes into what it was granted
                         with self._lock:
                             self._idle[peer] = None
                     self._answer(connection, granted)
-        except (EOFError, WireError, OSError):
+        except (EOFError, WireError, OSError, MemoryError):
             pass  # the peer left or broke the protocol: its connection ends, nobody else's
         finally:
             peer.close()
@@ -157,7 +145,7 @@ class StoreServer:
             with self._lock:
                 self._connections.discard(peer)
                 self._idle.pop(peer, None)
-            self._slots.release()
+            self._acceptor.poke()
 
     def _answer(self, connection: wire.Connection, granted: set[str]) -> None:
         header, size = connection.receive_header()
@@ -176,9 +164,12 @@ class StoreServer:
             connection.send({"ok": self._store.delete(_name(header))})
         elif op == "hello" and size == 0:
             connection.send({"ok": True, **self._about()})
+        elif op == "runs" and size == 0:
+            wanted = header.get("id")
+            connection.send({"ok": True, "runs": isinstance(wanted, bytes) and self._runs(wanted)})
         elif op == "push" and size == 0 and self._on_push is not None:
             connection.send({"ok": True})
-            self._on_push(connection.sock.dup())
+            self._on_push(connection.dup())
             raise EOFError("the connection goes on as a line")
         else:
             raise WireError(f"the peer asked for {op!r}, which this version doesn't know")

@@ -18,9 +18,9 @@ class StreamedItems:
     count: int
 
     def __iter__(self) -> Iterator[Any]:
-        from futures_worker.client.ambient import current_client
+        from futures_worker.client.ambient import worker_client
 
-        return iter(current_client().get_future(self.id).stream())
+        return iter(worker_client().get_future(self.id).stream())
 
     def __len__(self) -> int:
         return self.count

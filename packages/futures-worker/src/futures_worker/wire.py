@@ -1,20 +1,13 @@
-"""Frames between processes over TCP, and the proof that both ends know the cluster's secret before any frame is read.
+"""Frames between processes over TCP, after both ends have proved who they are (`futures_worker.handshake`).
 
-Handshake, 8-byte magic first, all sizes fixed, so that a stranger costs a few hundred bytes and never a parser:
-
-    server -> client   MAGIC (8) | server nonce (32)
-    client -> server   MAGIC (8) | client nonce (32) | HMAC-SHA256(secret, "client" | server nonce | client nonce) (32)
-    server -> client   HMAC-SHA256(secret, "server" | client nonce | server nonce) (32)
-
-A frame is `header length (4, big endian) | body length (8, big endian) | header (msgpack map) | body (raw bytes)`. Headers
-are metadata and never pickled; a body is whatever the two ends agreed on. Both lengths are checked against limits before
-anything is allocated. The channel is authenticated at its start, not encrypted: it listens on loopback by default.
+A frame is `header length (4, big endian) | body length (8, big endian) | header (msgpack map) | tag | body`, and a body is
+pieces of a MiB (the last one is shorter), each with its tag behind it (`futures_worker.sealing`). Headers are metadata and never
+pickled; a body is whatever the two ends agreed on. Both lengths are checked against limits before anything is allocated, and
+a header's tag before it is parsed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import secrets
 import socket
@@ -26,13 +19,24 @@ from typing import Any
 import msgpack
 
 from futures_worker.errors import AuthenticationError, WireError
+from futures_worker.handshake import (
+    GREETING_BYTES,
+    HELLO_BYTES,
+    MAGIC,
+    OBJECTS,
+    REFUSED,
+    SECRET_BYTES,
+    ClientHandshake,
+    Destination,
+    Identity,
+    MisdirectedError,
+    Secrets,
+    ServerHandshake,
+    UnknownSecretError,
+    as_secrets,
+)
+from futures_worker.sealing import HEADER, PIECE, TAG_BYTES, Halves, Records
 
-MAGIC = b"mspring1"
-NONCE_BYTES = 32
-REFUSED = (
-    b"refused." * 4
-)  # in the place of a proof: without it, a peer that dies meanwhile would look like one that refuses
-SECRET_BYTES = 32
 HANDSHAKE_TIMEOUT = 5.0
 """Seconds a peer has to prove itself before the connection is dropped."""
 KEEPALIVE_SECONDS = 60
@@ -41,6 +45,8 @@ MAX_HEADER = 64 << 10
 """Bytes of a frame's header."""
 MAX_BODY = 64 << 30
 """Bytes of a frame's body, unless the caller sets a smaller limit."""
+PIECE_BYTES = 1 << 20
+"""Bytes of a body that have a tag of their own; the last piece of a body has fewer."""
 
 _LENGTHS = struct.Struct(">IQ")
 
@@ -50,10 +56,6 @@ Header = dict[str, Any]
 def new_secret() -> bytes:
     """A fresh cluster secret: 32 random bytes."""
     return secrets.token_bytes(SECRET_BYTES)
-
-
-def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
-    return hmac.new(secret, role + first + second, hashlib.sha256).digest()
 
 
 def _receive_exactly(sock: socket.socket, size: int, deadline: float | None = None) -> bytes:
@@ -86,8 +88,9 @@ def _receive_into(sock: socket.socket, view: memoryview) -> None:
 class Connection:
     """One authenticated connection: frames in, frames out. Not safe for use by several threads at once."""
 
-    def __init__(self, sock: socket.socket, *, max_body: int = MAX_BODY) -> None:
+    def __init__(self, sock: socket.socket, halves: Halves, *, max_body: int = MAX_BODY) -> None:
         self.sock = sock
+        self.halves = halves
         self.max_body = max_body
 
     def send(self, header: Mapping[str, Any], body: bytes | bytearray | memoryview = b"") -> None:
@@ -96,23 +99,32 @@ class Connection:
         view = memoryview(body).cast("B")
         if len(packed) > MAX_HEADER:
             raise WireError(f"header of {len(packed)} bytes is over the limit of {MAX_HEADER}")
-        prefix = _LENGTHS.pack(len(packed), len(view)) + packed
-        if len(view) <= 64 << 10:
-            self.sock.sendall(prefix + bytes(view))
-        else:
-            self.sock.sendall(prefix)
-            self.sock.sendall(view)
+        out = self._head(packed, len(view))
+        for at in range(0, len(view), PIECE_BYTES):
+            if len(out) > 64 << 10:
+                self.sock.sendall(out)
+                out.clear()
+            out += b"".join(self.halves.sending.seal(PIECE, view[at : at + PIECE_BYTES]))
+        self.sock.sendall(out)
 
     def send_file(self, header: Mapping[str, Any], descriptor: int, size: int) -> None:
-        """Sends one frame whose body is the first `size` bytes of an open file, without copying them through Python."""
-        packed: bytes = msgpack.packb(header)
-        self.sock.sendall(_LENGTHS.pack(len(packed), size) + packed)
+        """Sends one frame whose body is the first `size` bytes of an open file."""
+        out = self._head(msgpack.packb(header), size)
+        piece = memoryview(bytearray(min(size, PIECE_BYTES)))
         offset = 0
         while offset < size:
-            sent = os.sendfile(self.sock.fileno(), descriptor, offset, min(size - offset, 1 << 30))
-            if sent == 0:
-                raise WireError(f"object file ended at byte {offset} of {size}")
-            offset += sent
+            part = piece[: min(size - offset, PIECE_BYTES)]
+            if os.preadv(descriptor, [part], offset) != len(part):
+                raise WireError(f"object file ended before byte {size}")
+            out += b"".join(self.halves.sending.seal(PIECE, part))
+            self.sock.sendall(out)
+            out.clear()
+            offset += len(part)
+        self.sock.sendall(out)
+
+    def _head(self, packed: bytes, body: int) -> bytearray:
+        lengths = _LENGTHS.pack(len(packed), body)
+        return bytearray(lengths + b"".join(self.halves.sending.seal(HEADER, packed, lengths)))
 
     def receive_header(self) -> tuple[Header, int]:
         """Reads a frame's header; returns it and the size of the body that follows, which the caller must read.
@@ -132,24 +144,39 @@ class Connection:
             raise WireError(f"the peer announced a header of {header_size} bytes, over the limit of {MAX_HEADER}")
         if body_size > self.max_body:
             raise WireError(f"the peer announced a body of {body_size} bytes, over the limit of {self.max_body}")
+        packed = bytearray(_receive_exactly(self.sock, header_size + TAG_BYTES))
+        tag = bytes(packed[header_size:])
+        del packed[header_size:]
+        self.halves.receiving.open(HEADER, memoryview(packed), tag, first)
         try:
-            header = msgpack.unpackb(_receive_exactly(self.sock, header_size))
-        except (ValueError, msgpack.UnpackException) as exc:
+            header = msgpack.unpackb(packed)
+        except (ValueError, RecursionError, msgpack.UnpackException) as exc:
             raise WireError(f"the peer sent a header that is no msgpack: {exc}") from exc
         if not isinstance(header, dict):
             raise WireError(f"the peer sent a header that is no map but {type(header).__name__}")
         return header, body_size
 
     def receive_into(self, view: memoryview) -> None:
-        """Reads exactly `len(view)` bytes of a body into `view`."""
-        _receive_into(self.sock, view)
+        """Reads the next `len(view)` bytes of a body into `view`: whole pieces, but for the end of the body."""
+        for at in range(0, len(view), PIECE_BYTES):
+            piece = view[at : at + PIECE_BYTES]
+            _receive_into(self.sock, piece)
+            self.halves.receiving.open(PIECE, piece, _receive_exactly(self.sock, TAG_BYTES))
 
     def receive(self) -> tuple[Header, bytearray]:
         """Reads a whole frame."""
         header, size = self.receive_header()
         body = bytearray(size)
-        _receive_into(self.sock, memoryview(body))
+        self.receive_into(memoryview(body))
         return header, body
+
+    def records(self) -> Records:
+        """For a connection that goes on as a stream: no frame is sent or received any more."""
+        return Records(self.halves)
+
+    def dup(self) -> Connection:
+        """The same connection under another descriptor; only one of the two is used from now on."""
+        return Connection(self.sock.dup(), self.halves, max_body=self.max_body)
 
     def close(self) -> None:
         self.sock.close()
@@ -161,64 +188,111 @@ class Connection:
         self.close()
 
 
-def accept(sock: socket.socket, secret: bytes, *, max_body: int = MAX_BODY) -> Connection:
-    """The server's half of the handshake on a fresh socket; the socket blocks without limit afterwards.
-
-    Raises `AuthenticationError` if the peer does not know the secret, `WireError` if it speaks something else.
-    """
-    deadline = time.monotonic() + HANDSHAKE_TIMEOUT
-    sock.settimeout(HANDSHAKE_TIMEOUT)
-    try:
+def prepare(sock: socket.socket) -> None:
+    """Options of an accepted socket."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A peer whose host vanished says nothing for ever: its connection must not hold a place for good.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * KEEPALIVE_SECONDS)
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        sock.sendall(MAGIC + nonce)
-        reply = _receive_exactly(sock, len(MAGIC) + NONCE_BYTES + 32, deadline)
-        if not reply.startswith(MAGIC):
+
+
+def identity_of(sock: socket.socket, role: str = OBJECTS) -> Identity:
+    """Of a process that is known by the address it listens on."""
+    name = sock.getsockname()
+    return Identity(role, *(name[:2] if isinstance(name, tuple) else ("", 0)))
+
+
+def accept(
+    sock: socket.socket, secret: bytes | Secrets, *, identity: Identity | None = None, max_body: int = MAX_BODY
+) -> Connection:
+    """The server's half of the handshake on a fresh socket; the socket blocks without limit afterwards.
+
+    identity: who this process is; None: objects at the address of the socket. Raises `AuthenticationError` if the peer does
+    not know the secret or dialled another process, `WireError` if it speaks something else.
+    """
+    deadline = time.monotonic() + HANDSHAKE_TIMEOUT
+    sock.settimeout(HANDSHAKE_TIMEOUT)
+    known = as_secrets(secret)
+    try:
+        prepare(sock)
+        shake = ServerHandshake(known, identity or identity_of(sock))
+        sock.sendall(shake.greeting)
+        start = _receive_exactly(sock, len(MAGIC), deadline)
+        if start != MAGIC:
             raise WireError("the peer speaks another protocol")
-        peer_nonce = reply[len(MAGIC) : len(MAGIC) + NONCE_BYTES]
-        if not hmac.compare_digest(reply[-32:], _proof(secret, b"client", nonce, peer_nonce)):
-            sock.sendall(REFUSED)
-            raise AuthenticationError("the peer does not know this cluster's secret")
-        sock.sendall(_proof(secret, b"server", peer_nonce, nonce))
+        hello = start + _receive_exactly(sock, HELLO_BYTES - len(MAGIC), deadline)
+        try:
+            greeted = shake.answer(hello)
+        except UnknownSecretError:
+            if not known.refresh():
+                sock.sendall(REFUSED)
+                raise
+            greeted = shake.answer(hello)
+        sock.sendall(greeted.reply)
     except (TimeoutError, ConnectionError) as exc:
         raise WireError(f"the peer left during the handshake: {exc}") from exc
+    if greeted.halves is None:
+        raise greeted.error or AuthenticationError("the peer does not know this cluster's secret")
     sock.settimeout(None)
-    return Connection(sock, max_body=max_body)
+    return Connection(sock, greeted.halves, max_body=max_body)
 
 
 def connect(
-    address: tuple[str, int], secret: bytes, *, timeout: float = HANDSHAKE_TIMEOUT, max_body: int = MAX_BODY
+    address: tuple[str, int],
+    secret: bytes | Secrets,
+    *,
+    role: str = OBJECTS,
+    incarnation: bytes = b"",
+    timeout: float = HANDSHAKE_TIMEOUT,
+    max_body: int = MAX_BODY,
 ) -> Connection:
-    """Connects to a worker and proves knowledge of the secret, the worker's as well as ours.
+    """Connects to a process of the cluster and proves knowledge of the secret, its as well as ours, and that it is the one.
 
-    `timeout` (seconds) limits connecting with the proof, and each later read or write. Raises `AuthenticationError` if the other end does
-    not know the secret, `WireError` if it is no worker or dies meanwhile, `OSError` if nobody listens there.
+    `role` and `incarnation` (b"": any) say whom at that address. `timeout` (seconds) limits connecting with the proof, and each
+    later read or write. Raises `AuthenticationError` if the other end does not know the secret, `MisdirectedError` if it is
+    another process of the cluster, `WireError` if it is no process of one or dies meanwhile, `OSError` if nobody listens there.
     """
-    where = f"{address[0]}:{address[1]}"
+    known = as_secrets(secret)
+    destination = Destination(role, *address[:2], incarnation)
+    try:
+        return _connect(destination, known, timeout, max_body)
+    except MisdirectedError:
+        raise
+    except AuthenticationError:
+        if not known.refresh():
+            raise
+        return _connect(destination, known, timeout, max_body)
+
+
+def _connect(destination: Destination, known: Secrets, timeout: float, max_body: int) -> Connection:
+    where = f"{destination.ip}:{destination.port}"
+    shake = ClientHandshake(known, destination)
     deadline = time.monotonic() + timeout
-    sock = socket.create_connection(address, timeout)
+    sock = socket.create_connection((destination.ip, destination.port), timeout)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting = _receive_exactly(sock, len(MAGIC) + NONCE_BYTES, deadline)
-        if not greeting.startswith(MAGIC):
-            raise WireError(f"{where} is no worker of this version: it speaks another protocol")
-        peer_nonce = greeting[len(MAGIC) :]
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        sock.sendall(MAGIC + nonce + _proof(secret, b"client", peer_nonce, nonce))
+        greeting = _receive_exactly(sock, GREETING_BYTES, deadline)
         try:
-            answer = _receive_exactly(sock, 32, deadline)
+            sock.sendall(shake.hello(greeting))
+        except WireError as exc:
+            raise WireError(f"{where} is no worker of this version: {exc}") from exc
+        try:
+            answer = _receive_exactly(sock, shake.reply_bytes, deadline)
+            if answer == REFUSED:
+                raise AuthenticationError(f"{where} refused this cluster's secret: is it a worker of another cluster?")
+            more = _receive_exactly(sock, shake.more_bytes, deadline) if shake.more_bytes else b""
+        except AuthenticationError:
+            raise
         except (WireError, ConnectionError) as exc:
             raise WireError(f"{where} left during the handshake: {exc}") from exc
-        if answer == REFUSED:
-            raise AuthenticationError(f"{where} refused this cluster's secret: is it a worker of another cluster?")
-        if not hmac.compare_digest(answer, _proof(secret, b"server", nonce, peer_nonce)):
-            raise AuthenticationError(f"{where} does not know this cluster's secret")
+        try:
+            halves = shake.finish(answer, more)
+        except AuthenticationError as exc:
+            raise type(exc)(f"{where}: {exc}") from exc
         sock.settimeout(timeout)
-        return Connection(sock, max_body=max_body)
+        return Connection(sock, halves, max_body=max_body)
     except BaseException:
         sock.close()
         raise

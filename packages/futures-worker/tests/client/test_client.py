@@ -16,7 +16,7 @@ from fdb_datamodel import FutureState, WorkerId, new_incarnation, read_mailbox, 
 from fdb_datamodel.space import FORMAT
 from fdb_schema import ClusterSpace, MainspringError, NewerFormatError, open_database
 from fdb_schema.records import pack
-from futures_worker import Client, Status, as_completed, wait
+from futures_worker import Client, Status, UpstreamDependencyFailedException, as_completed, wait
 from futures_worker.client import waiting
 from idempotent_txn import run
 
@@ -205,3 +205,17 @@ def test_a_cluster_that_a_newer_release_wrote_is_refused(any_db: Any) -> None:
         Client(any_db, "test")
     with pytest.raises(NewerFormatError):
         run(any_db, register_worker, space, WorkerId("127.0.0.1", 1, new_incarnation()))
+
+
+def test_a_call_takes_any_number_of_futures(client: Client, any_db: Any) -> None:
+    many = client.map(abs, range(4_500))
+    total = client.submit(
+        lambda *parts: [sum(parts[0]), len(parts[0]), parts[1], parts[2]["last"]], many, 7, {"last": many[-1]}
+    )
+    assert total.result(WAIT) == [sum(range(4_500)), 4_500, 7, 4_499]
+
+
+def test_a_failure_among_very_many_inputs_is_told(client: Client) -> None:
+    many = [*client.map(abs, range(1_500)), client.submit(divmod, 1, 0, max_retries=0)]
+    with pytest.raises(UpstreamDependencyFailedException, match="division"):
+        client.submit(sum, many).result(WAIT)

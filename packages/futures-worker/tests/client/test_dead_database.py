@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_schema import DatabaseUnreachableError
+from fdb_schema import DatabaseUnreachableError, open_database
 from futures_worker import Client, as_completed, database, wait
 from idempotent_txn import TransactionTimedOut
 
@@ -179,3 +179,18 @@ def test_a_process_that_stood_still_past_the_deadline_asks_again(
         answer = str(error)
     assert len(runs) == asked
     assert answer == "answered" if asked == 2 else "gave no answer for 10 s" in answer
+
+
+@pytest.mark.parametrize(("code", "text"), [(1510, "disk is full"), (1511, "was removed")])
+def test_what_the_disk_refuses_is_told_with_what_to_do(code: int, text: str) -> None:
+    class FDBError(Exception):
+        def __init__(self) -> None:
+            super().__init__(f"error ({code})")
+            self.code = code
+
+    def refused(tr: Any) -> None:
+        raise FDBError
+
+    with pytest.raises(DatabaseUnreachableError, match=text) as caught:
+        database.ask(open_database("memory:refusing"), refused)
+    assert database.is_database_trouble(caught.value.__cause__ or caught.value) == (code == 1510)

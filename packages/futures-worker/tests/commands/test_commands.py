@@ -20,10 +20,14 @@ from typing import Any
 import pytest
 from support.trace_format import check_schema
 
-from fdb_schema import open_database
+import fdb_datamodel as dm
+from fdb_schema import ClusterSpace, open_database
 from fdb_schema.metrics import Metric, MetricsServer, render
 from futures_worker.cli import main
+from futures_worker.commands import output as output_command
+from futures_worker.commands import timeline as timeline_command
 from futures_worker.commands.opening import dashed, size
+from idempotent_txn import run
 
 WAIT = 60.0
 
@@ -95,6 +99,30 @@ def where(demo: Any) -> tuple[str, ...]:
     return "--db", demo.url, "--cluster", demo.name
 
 
+def raises() -> None:
+    raise ValueError("on purpose")
+
+
+def test_what_a_task_printed_commands_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = "50 %\r100 %\r\nred \x1b[31mtext\x1b[0m\ttitle \x1b]0;owned\x07 back\x08\x9b2J end\n"
+    output = dm.TaskOutput(1, printed.encode(), len(printed.encode()))
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown, piped = Terminal(), io.StringIO()
+    for stream in (shown, piped):
+        monkeypatch.setattr(sys, "stdout", stream)
+        output_command._show_new(output, {})
+    monkeypatch.undo()
+    assert piped.getvalue() == printed
+    text = shown.getvalue()
+    assert text.startswith("50 %\n100 %\nred ")
+    assert not any((ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 for one in text)
+    assert "owned" in text
+
+
 def test_logs_are_kept_and_followed(demo: Any, tmp_path: Path) -> None:
     client = demo.client()
     gate = tmp_path / "gate"
@@ -143,7 +171,9 @@ def test_a_tasks_output_is_bounded(demo: Any) -> None:
     assert "no longer kept" in shown.stderr
     pid = demo.workers[0].pid
     (folder,) = Path("/dev/shm").glob(f"futures-worker-{os.getuid()}-{pid}-*/logs")
-    assert [path for path in folder.iterdir() if path.suffix == ".done"] == []
+    until(
+        lambda: not [path for path in folder.iterdir() if path.suffix == ".done"]
+    )  # removed once it is in the database
 
 
 def test_cancel_retry_and_why(demo: Any, tmp_path: Path) -> None:
@@ -165,7 +195,13 @@ def test_cancel_retry_and_why(demo: Any, tmp_path: Path) -> None:
     assert str(huge.id) in as_json("show", str(waits.id), *where(demo))["reason"]
     assert as_json("show", str(huge.id), *where(demo))["named_by"] == [str(waits.id)]
     text = command("show", str(bad.id), *where(demo)).stdout
-    assert text.count("invalid literal") == 1, "nothing is said twice"
+    assert "(times that its result was lost and computed again)" in text
+    assert "(that count against max_retries)" in text
+    assert "(futures that have it as an argument)" in command("show", str(huge.id), *where(demo)).stdout
+    newest_first = [row["id"] for row in as_json("ls", "--newest", *where(demo))]
+    assert newest_first == [row["id"] for row in as_json("ls", *where(demo))][::-1]
+    assert text.count("invalid literal") == 2, "once as the reason, once as the traceback's last line"
+    assert "invalid literal" in text.rstrip().splitlines()[-1]
     for one in (huge, running):
         assert as_json("cancel", str(one.id), *where(demo)) == [
             {"id": str(one.id), "state": "failed", "cancelled": True}
@@ -177,6 +213,18 @@ def test_cancel_retry_and_why(demo: Any, tmp_path: Path) -> None:
     assert "isn't failed" in command("retry", str(ended.id), *where(demo), code=1).stdout
     assert command("cancel", "01890000-0000-7000-8000-000000000000", *where(demo), code=3).stderr.startswith("error: ")
     demo.check()
+
+
+def test_a_failed_task_s_traceback_is_shown_and_raised(demo: Any) -> None:
+    bad = demo.client().submit(raises, max_retries=0)
+    error = bad.exception(WAIT)
+    shown = as_json("show", str(bad.id), *where(demo))
+    assert shown["traceback"].startswith("Traceback (most recent call last)")
+    assert "in raises" in shown["traceback"]
+    assert shown["ended"] is not None
+    assert command("show", str(bad.id), *where(demo)).stdout.rstrip().endswith("ValueError: on purpose")
+    assert isinstance(error, ValueError)
+    assert "in raises" in str(error.__cause__), "the caller has it too"
 
 
 def test_top_workers_and_timeline(own: Any, tmp_path: Path) -> None:
@@ -197,6 +245,43 @@ def test_top_workers_and_timeline(own: Any, tmp_path: Path) -> None:
     summary = as_json("timeline", "-o", str(target), *where(own))
     assert summary["futures"] == 21 and summary["events"] == len(json.loads(target.read_text())["traceEvents"])
     assert command("timeline", "-o", str(tmp_path / "no" / "where"), *where(own), code=1).stderr.startswith("error: ")
+
+
+def test_a_timeline_of_many_futures_tells_how_far_it_is_and_reads_no_more_than_its_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    db, space = open_database("memory:"), ClusterSpace("demo")
+    specs = [dm.FutureSpec(code=b"x", name=str(at)) for at in range(1_200)]
+    for begin in range(0, len(specs), 200):
+        run(db, dm.submit_futures, space, specs[begin : begin + 200])
+    told: list[str] = []
+    pages: list[int] = []
+
+    class Status:
+        def __enter__(self) -> Status:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def update(self, text: str) -> None:
+            told.append(text)
+
+    class Quiet:
+        def __init__(self, **_: object) -> None: ...
+
+        def status(self, text: str) -> Status:
+            return Status()
+
+    def listed(tr: Any, space: Any, after: Any, limit: int, **options: Any) -> Any:
+        pages.append(limit)
+        return dm.list_futures(tr, space, after, limit, **options)
+
+    monkeypatch.setattr(timeline_command, "Console", Quiet)
+    monkeypatch.setattr(timeline_command, "list_futures", listed)
+    found = timeline_command._newest(db, space, 700)
+    assert [info.name for info in found] == [str(at) for at in range(500, 1_200)]
+    assert told[-1] == "reading futures: 700"
+    assert len(told) == len(pages) > 1
 
 
 def test_a_worker_has_metrics(own: Any) -> None:

@@ -22,6 +22,7 @@ from futures_worker import ActorDiedError, ObjectLostError
 from futures_worker.client import actor_link
 from futures_worker.client.actor_link import ActorLink
 from futures_worker.client.calls import Call
+from futures_worker.sealing import Half, Halves, Records
 from futures_worker.wire import Connection
 from futures_worker.worker import actor_host
 
@@ -217,10 +218,11 @@ def test_no_call_is_sent_before_the_hello() -> None:
 
     link._sending = _Spy(link._sending, in_between)  # type: ignore[assignment]
     with ours, theirs:
-        link._begin(Connection(ours), 1)
+        link._begin(Connection(ours, Halves(Half(b"a" * 32, False), Half(b"b" * 32, False))), 1)
         assert submitted
         unpacker = msgpack.Unpacker()
-        unpacker.feed(theirs.recv(1 << 16))
+        records = Records(Halves(Half(b"b" * 32, False), Half(b"a" * 32, False)))
+        unpacker.feed(b"".join(records.feed(theirs.recv(1 << 16))))
         said = [(message[0], message[1]) for message in unpacker]
     assert said == [("hello", b"a" * 16), ("call", bytes([1]) * 16), ("call", bytes([2]) * 16)]
 

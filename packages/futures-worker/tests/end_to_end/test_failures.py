@@ -346,3 +346,26 @@ def test_bad_databases_and_names(tmp_path: Path) -> None:
     (tmp_path / "something").write_text("else")
     with pytest.raises(NotADatabaseError):
         Client(f"embedded:{tmp_path / 'something'}")
+
+
+class Speaker:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def fails_in_half_a_surrogate_pair(self) -> None:
+        self.calls += 1
+        raise ValueError("caf\udce9")
+
+    def count(self) -> int:
+        return self.calls
+
+
+def test_text_that_utf8_hasnt_costs_neither_the_child_nor_an_actor(shared_cluster: Callable[..., Any]) -> None:
+    client = shared_cluster(workers=2).client()
+    with pytest.raises(ValueError, match="caf\udce9"):
+        client.submit(fails, ValueError("caf\udce9"), max_retries=0).result(WAIT)
+    speaker = client.actor(Speaker)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="caf\udce9"):
+            speaker.fails_in_half_a_surrogate_pair().result(WAIT)
+    assert speaker.count().result(WAIT) == 2

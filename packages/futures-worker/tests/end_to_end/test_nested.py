@@ -84,6 +84,18 @@ def test_recursion_goes_deep_not_broad(cluster: Cluster) -> None:
     demo.check()
 
 
+def test_a_task_that_submits_and_waits_costs_a_handful_of_commits(cluster: Cluster) -> None:
+    demo = cluster(1, 1)
+    client = demo.client()
+    client.submit(fib, 5).result(WAIT)
+    page = client._db.dpointer.engine.store.page
+    before, tasks = page.commits(), 25  # calls of fib(6)
+    assert client.submit(fib, 6).result(WAIT) == 8
+    # A turn or two of the worker, half a submit, what a wait that lasts records and takes back; the rest are signs of life.
+    assert page.commits() - before <= 6 * tasks
+    demo.check()
+
+
 def test_a_chain_of_waits_forty_deep(shared_cluster: Cluster) -> None:
     demo = shared_cluster(1, 1)
     assert demo.client().submit(descend, 40).result(WAIT) == 40

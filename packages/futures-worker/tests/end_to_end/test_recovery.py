@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fdb_schema import DatabaseUnreachableError
 from futures_worker import Client, OversizeError
 
 WAIT = 90.0
@@ -114,3 +115,20 @@ def await_connection(ip: str, port: int, pid: int) -> None:
     while not any(remote == line.split()[2] for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.embedded_only("a directory is removed")
+def test_a_worker_whose_database_was_removed_ends_and_its_clients_are_told(cluster: Callable[..., Any]) -> None:
+    demo = cluster(1, 1)
+    client = demo.client()
+    assert client.submit(abs, -1).result(WAIT) == 1
+    path = Path(demo.url.removeprefix("embedded:"))
+    away = path.with_name("away")
+    path.rename(away)
+    try:
+        assert demo.workers[0].process.wait(WAIT) != 0
+        with pytest.raises(DatabaseUnreachableError, match="was removed"):  # noqa: PT012
+            while True:  # it is looked for once a second
+                client.submit(abs, -2).result(0.2)
+    finally:
+        away.rename(path)

@@ -26,6 +26,7 @@ from fdb_datamodel import (
     get_future_state,
     hold_futures,
     register_worker,
+    release_futures,
     submit_futures,
 )
 from fdb_schema import ClusterSpace, open_database
@@ -88,32 +89,51 @@ def test_the_result_of_a_stream_comes_in_time_or_not_at_all(shared_cluster: Call
     assert future.result(WAIT) == list(range(12))
 
 
-def test_a_stream_that_nobody_is_left_to_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+class Unread:
+    """A generator that waits for readers, of a client that lives until `leave`."""
+
+    def __init__(self, name: str) -> None:
+        self.db, self.space = open_database(f"memory:{name}"), ClusterSpace("test")
+        self.session = os.urandom(16)
+        worker = self.run(register_worker, WorkerId("127.0.0.1", 1, os.urandom(16)))
+        self.id = os.urandom(16)
+        self.run(beat_session, self.session, 1)
+        self.run(submit_futures, [FutureSpec(b"code", session=self.session, id=self.id)])
+        assert len(self.run(finish_turn, worker, [], Capacity(), 1)) == 1
+        self.writer = object.__new__(_ItemWriter)
+        self.writer._session = SimpleNamespace(db=self.db, space=self.space)  # type: ignore[assignment]
+        self.writer._task = SimpleNamespace(id=self.id)  # type: ignore[assignment]
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return run(self.db, fn, self.space, *args, **kwargs)
+
+    def look(self, seconds_without: float) -> FutureState:
+        self.writer._look_at, self.writer._read_at = 0.0, time.monotonic() - seconds_without
+        self.writer._look_for_readers()
+        return self.run(get_future_state, self.id)  # type: ignore[no-any-return]
+
+
+def test_a_stream_that_nobody_is_left_to_read_ends() -> None:
     """Its process would wait for ever: the worker would have one more for each client that dies."""
-    db, space = open_database("memory:nobody-reads"), ClusterSpace("test")
-    session = os.urandom(16)
-    worker = run(db, register_worker, space, WorkerId("127.0.0.1", 1, os.urandom(16)))
-    spec = FutureSpec(b"code", session=session)
-    run(db, beat_session, space, session, 1)
-    run(db, submit_futures, space, [spec])
-    assert len(run(db, finish_turn, space, worker, [], Capacity(), 1)) == 1
-    writer = object.__new__(_ItemWriter)
-    writer._session = SimpleNamespace(db=db, space=space)  # type: ignore[assignment]
-    writer._task = SimpleNamespace(id=spec.id)  # type: ignore[assignment]
-    monkeypatch.setattr("futures_worker.worker.streaming.READERS_SECONDS", 0.0)
+    unread = Unread("nobody-reads")
+    assert unread.look(7200.0) == FutureState.claimed, "its client lives"
+    unread.run(close_session, unread.session)
+    assert unread.look(600.0) == FutureState.claimed, "not so soon: a client may come back"
+    unread.run(hold_futures, [unread.id], outer=os.urandom(16))
+    assert unread.look(7200.0) == FutureState.claimed, "a result refers to it"
+    unread.run(release_all, unread.id)
+    assert unread.look(7200.0) == FutureState.failed
 
-    def look(seconds_without: float) -> FutureState:
-        writer._look_at, writer._read_at = 0.0, time.monotonic() - seconds_without
-        writer._look_for_readers()
-        return run(db, get_future_state, space, spec.id)
 
-    assert look(7200.0) == FutureState.claimed, "its client lives"
-    run(db, close_session, space, session)
-    assert look(60.0) == FutureState.claimed, "not so soon: a client may come back"
-    run(db, hold_futures, space, [spec.id], outer=os.urandom(16))
-    assert look(7200.0) == FutureState.claimed, "a result refers to it"
-    run(db, release_all, space, spec.id)
-    assert look(7200.0) == FutureState.failed
+def test_a_stream_that_its_reader_let_go_ends_soon() -> None:
+    """`for item in f.stream(): break` leaves a handle that goes, and a client that lives on."""
+    unread = Unread("let-go")
+    unread.run(release_futures, unread.session, [unread.id])
+    assert unread.look(30.0) == FutureState.claimed, "it may be taken up again"
+    unread.run(hold_futures, [unread.id], session=unread.session)
+    assert unread.look(7200.0) == FutureState.claimed, "it was"
+    unread.run(release_futures, unread.session, [unread.id])
+    assert unread.look(60.0) == FutureState.failed
 
 
 def release_all(tr: Any, space: ClusterSpace, future_id: bytes) -> None:

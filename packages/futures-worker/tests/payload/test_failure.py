@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import traceback
 
+import numpy as np
 import pytest
 
 from futures_worker import payload
@@ -12,11 +14,46 @@ from futures_worker.errors import FutureFailedError, UpstreamDependencyFailedExc
 
 
 class WithArguments(Exception):
-    """Pickles, but doesn't load: its __init__ takes what its args don't keep."""
+    """Its __init__ takes what its args don't keep."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{reason} ({code})")
         self.code = code
+
+
+class Status(Exception):
+    """Its __init__ would make another text of its args."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"status {code}")
+
+
+class Named(Exception):
+    def __init__(self, *, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"no {self.path}"
+
+
+class Refused(OSError):
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(111, f"refused by {host}", host)
+        self.port = port
+
+
+class TwoInNew(Exception):
+    def __new__(cls, one: int, two: int) -> TwoInNew:
+        return super().__new__(cls, one + two)
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one + two)
+
+
+class HoldsAnArray(Exception):
+    def __init__(self, array: object) -> None:
+        super().__init__("shape", array)
 
 
 class Unpicklable(Exception):
@@ -74,7 +111,35 @@ def test_a_cause_that_doesnt_pickle_costs_only_itself() -> None:
     assert "Unpicklable: inner" in failure.traceback
 
 
-@pytest.mark.parametrize("error", [WithArguments(7, "broken"), Unpicklable("broken")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        WithArguments(7, "broken"),
+        Status(503),
+        Named(path="/data"),
+        Refused("db", 1),
+        TwoInNew(3, 4),
+        HoldsAnArray(np.arange(3)),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        StopIteration(7),
+        BaseExceptionGroup("both", [Status(1), KeyError("x")]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_type_text_and_attributes_are_kept_whatever_the_constructor_takes(error: BaseException) -> None:
+    error.__cause__ = Status("of the cause")
+    _, back = carried(error)
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert [repr(one) for one in back.args] == [repr(one) for one in error.args]
+    assert back.__dict__ == error.__dict__
+    assert back.__cause__ is not None
+    assert str(back.__cause__.__cause__) == "status of the cause"
+    again = pickle.loads(payload.dump_exception(back).pickled)[0]
+    assert (type(again), str(again)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize("error", [Unpicklable("broken")])
 def test_what_doesnt_pickle_is_carried_as_text(error: Exception) -> None:
     _, back = carried(error)
     assert type(back) is FutureFailedError
@@ -91,13 +156,51 @@ def test_an_exception_without_text() -> None:
     assert type(back) is BadText
 
 
-def test_huge_exceptions_keep_both_ends() -> None:
-    failure, back = carried(ValueError("begin" + "x" * 1_000_000 + "end"))
-    assert len(failure.to_bytes()) < 60_000
-    assert type(back) is FutureFailedError
-    assert failure.message.startswith("begin")
-    assert failure.message.endswith("end")
-    assert "characters left out" in failure.message
+class Response(Exception):
+    def __init__(self, code: int, body: str) -> None:
+        super().__init__(f"{code}: {body}")
+        self.code, self.body = code, body
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("begin" + "x" * 1_000_000 + "end"),
+        ValueError(*["begin" + "x" * 100_000 + "end"] * 9),
+        Response(503, "begin" + "x" * 50_000 + "end"),
+        KeyError("begin" + "\udcff" * 100_000 + "end"),
+    ],
+    ids=["one text", "many", "with attributes", "surrogates"],
+)
+def test_huge_exceptions_keep_their_type_and_both_ends(error: Exception) -> None:
+    failure, back = carried(error)
+    assert len(failure.to_bytes()) < 80_000
+    assert type(back) is type(error)
+    for text in (failure.message, str(back)):
+        assert "begin" in text[:20]
+        assert "end" in text[-20:]
+        assert "characters left out" in text
+    if isinstance(back, Response):
+        assert back.code == 503
+
+
+def test_an_exception_that_contains_itself_is_told_as_text() -> None:
+    error = ValueError("round")
+    error.args = ("round", [error])
+    failure, back = carried(error)
+    assert "round" in failure.message
+    assert "round" in str(back)
+
+
+def test_text_that_utf8_hasnt_is_told_with_escapes() -> None:
+    failure, back = carried(FileNotFoundError(2, "no such file", "caf\udce9"))
+    assert isinstance(back, FileNotFoundError)
+    assert back.filename == "caf\udce9"
+    assert r"caf\udce9" in failure.message
+    assert failure.message.encode()
+    unpicklable, told = carried(Unpicklable("half \ud800"))
+    assert r"half \ud800" in unpicklable.message
+    assert r"half \ud800" in str(told)
 
 
 def test_groups_and_base_exceptions() -> None:

@@ -10,12 +10,11 @@ import time
 from typing import Any
 from uuid import uuid4
 
-import cloudpickle
 import msgpack
 import numpy as np
 import pytest
 
-from futures_worker import payload
+from futures_worker import payload, value_pickler
 from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
 
 
@@ -149,15 +148,15 @@ def test_a_missing_module_is_named_with_both_pythons(tmp_path: Any, monkeypatch:
 
 @pytest.fixture
 def dumps(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What was pickled with cloudpickle, in order."""
+    """What was pickled by value, in order."""
     calls: list[object] = []
-    real = cloudpickle.dumps
+    real = value_pickler.dumps
 
     def counting(obj: object, *args: Any, **kwargs: Any) -> bytes:
         calls.append(obj)
         return real(obj, *args, **kwargs)
 
-    monkeypatch.setattr(cloudpickle, "dumps", counting)
+    monkeypatch.setattr(value_pickler, "dumps", counting)
     return calls
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from futures_worker import store as store_module
 from futures_worker.arena import map_shared
 from futures_worker.errors import ObjectLostError, OversizeError
 from futures_worker.store import ObjectStore, WorkDirectory, remove_abandoned, write_file
+from futures_worker.worker.spill_watch import SpillWatch
 
 PATIENCE = 60.0
 
@@ -177,3 +182,154 @@ def test_a_full_memory_sends_what_comes_to_disk_and_tells_children(
     assert not full.exists()
     store.add_stream("e", 100_000, [bytes(100_000)])
     assert store.used() == (201_000, 100_000)
+
+
+def test_what_took_the_place_of_a_spill_directory_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    directory = WorkDirectory(tmp_path / "spill", tmp_path / "memory")
+    directory.spill.rmdir()
+    directory.spill.symlink_to(precious)
+    directory.remove()
+    assert (precious / "file").exists()
+    assert not directory.path.exists()
+
+
+def test_a_spill_directory_is_locked_against_those_that_clean(directory: WorkDirectory) -> None:
+    descriptor = os.open(directory.spill, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_spill_directory_may_be_given_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory").mkdir()
+    monkeypatch.chdir(tmp_path)
+    directory = WorkDirectory(Path("spill"), tmp_path / "memory")
+    (directory.path / "spill" / "object").touch()
+    directory.remove()
+    assert not list((tmp_path / "spill").iterdir())
+
+
+def test_a_spill_directory_that_somebody_removes_is_made_anew_and_only_what_was_there_is_lost(
+    store: ObjectStore, directory: WorkDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = SpillWatch(store)
+    assert store.add("a", [bytes(900)]) == 900
+    assert store.add("b", [bytes(800)]) == 800
+    await_used(store, (800, 900))
+    assert watch.tick() == []
+    removed = directory.spill
+    shutil.rmtree(removed)
+    removed.mkdir(mode=0o777)  # somebody else's, of the same name
+    assert watch.tick() == ["a"]
+    assert store.open("a") is None
+    assert read(store, "b") == bytes(800)
+    assert directory.spill != removed
+    assert (directory.path / "spill").readlink() == directory.spill
+    assert directory.spill.stat().st_mode & 0o777 == 0o700
+    assert store.add("c", [bytes(700)]) == 700
+    await_used(store, (700, 800))
+    assert list(removed.iterdir()) == []
+    assert read(store, "b") == bytes(800)
+    assert "somebody removed the spill directory" in caplog.text
+    assert "1 spilled objects" in caplog.text
+    spill = directory.spill
+    directory.remove()
+    assert not spill.exists()
+
+
+def test_a_directory_in_memory_that_somebody_removes_is_made_anew_and_stays_the_workers(
+    store: ObjectStore, directory: WorkDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What cleans up after the last session of a user (systemd-logind) removes it under a worker that goes on."""
+    watch = SpillWatch(store)
+    store.add("a", [bytes(900)])
+    store.add("b", [bytes(800)])
+    await_used(store, (800, 900))
+    assert watch.tick() == []
+    spill = directory.spill
+    shutil.rmtree(directory.path)
+    Path(f"{directory.path}.lock").unlink()
+    assert watch.tick() == ["b"]
+    assert (store.open("b"), store.used()) == (None, (0, 900))
+    assert (read(store, "a"), directory.spill) == (bytes(900), spill)
+    assert (directory.path / "spill").readlink() == spill
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+    assert store.add("c", [bytes(700)]) == 700
+    assert read(store, "c") == bytes(700)
+    assert "RemoveIPC" in caplog.text
+    assert remove_abandoned(tmp_path / "memory") == [], "its lock is held again"
+    assert watch.tick() == []
+
+
+def test_a_directory_that_is_another_users_now_ends_the_worker_and_removes_nothing(
+    store: ObjectStore, directory: WorkDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    ends: list[str] = []
+    watch = SpillWatch(store, lambda: ends.append("it ends"))
+    (directory.path / "spill").unlink()
+    (directory.path / "spill").symlink_to(precious)
+    real = os.lstat
+
+    def theirs(path: Any, **options: Any) -> os.stat_result:
+        found = real(path, **options)
+        if str(path) != str(directory.path):
+            return found
+        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:]))
+
+    monkeypatch.setattr(os, "lstat", theirs)
+    assert [watch.tick(), watch.tick()] == [[], []]
+    assert ends == ["it ends"]
+    directory.remove()
+    assert precious.is_dir()
+
+
+def test_a_spilled_object_that_somebody_removes_is_absent_and_the_others_look_new(
+    store: ObjectStore, directory: WorkDirectory
+) -> None:
+    for name in ("a", "b", "c"):
+        store.add(name, [bytes(900)])
+    await_used(store, (900, 1800))
+    for path in (directory.spill, directory.spill / "b"):
+        os.utime(path, (1, 1))
+    (directory.spill / "a").unlink()
+    assert store.open("a") is None
+    assert store.names() == ["b", "c"]
+    assert store.used() == (900, 900)
+    assert SpillWatch(store).tick() == []
+    assert min(path.stat().st_mtime for path in (directory.spill, directory.spill / "b")) > 1_000_000
+
+
+def test_who_watches_for_the_directories_of_a_worker_and_makes_them_first_does_not_keep_it_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, met = store_module._hold_lock, []
+
+    def watched(path: Path) -> int:
+        held = hold(path)
+        met.append(path)
+        (tmp_path / "spill" / path.stem).mkdir()
+        if len(met) < 5:
+            path.with_suffix("").mkdir()
+        return held
+
+    monkeypatch.setattr(store_module, "_hold_lock", watched)
+    directory = WorkDirectory(tmp_path / "spill", tmp_path)
+    try:
+        assert len(met) == 5
+        assert [path.exists() for path in met] == [False] * 4 + [True]
+        assert directory.path == met[-1].with_suffix("")
+        assert directory.spill.parent == tmp_path / "spill"
+        assert directory.spill.name != directory.path.name
+        assert directory.objects.is_dir()
+    finally:
+        directory.remove()

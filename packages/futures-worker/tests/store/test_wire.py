@@ -18,6 +18,7 @@ import pytest
 from fdb_schema import boot_id
 from futures_worker import store_client, wire
 from futures_worker.errors import AddressInUseError, AuthenticationError, ObjectLostError, OversizeError, WireError
+from futures_worker.sealing import HEADER
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.store_client import ObjectFetcher
 from futures_worker.store_server import StoreServer, listen
@@ -151,9 +152,8 @@ def test_strangers_are_cut_off_before_a_frame_is_read(address: tuple[str, int], 
     [
         (struct.pack(">IQ", wire.MAX_HEADER + 1, 0), "header of 65537 bytes, over the limit"),
         (struct.pack(">IQ", 10, 1001), "body of 1001 bytes, over the limit of 1000"),
-        (struct.pack(">IQ", 1, 0) + b"\xc1", "no msgpack"),
-        (struct.pack(">IQ", 1, 0) + b"\x01", "no map but int"),
         (struct.pack(">IQ", 5, 0) + b"\x80", "in the middle of a message"),
+        (struct.pack(">IQ", 1, 0) + b"\x80" + bytes(16), "isn't what the peer sent"),
     ],
 )
 def test_bad_frames_are_errors_that_say_what_was_found(frame: bytes, message: str) -> None:
@@ -161,6 +161,18 @@ def test_bad_frames_are_errors_that_say_what_was_found(frame: bytes, message: st
     with server, client:
         client.sock.sendall(frame)
         client.sock.shutdown(socket.SHUT_WR)
+        with pytest.raises(WireError, match=message):
+            server.receive()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"), [(b"\xc1", "no msgpack"), (b"\x01", "no map but int"), (b"\x91" * 5000, "no msgpack")]
+)
+def test_bad_headers_of_a_proven_peer_are_errors_that_say_what_was_found(header: bytes, message: str) -> None:
+    server, client = handshake(SECRET, SECRET)
+    with server, client:
+        lengths = struct.pack(">IQ", len(header), 0)
+        client.sock.sendall(lengths + b"".join(client.halves.sending.seal(HEADER, header, lengths)))
         with pytest.raises(WireError, match=message):
             server.receive()
 

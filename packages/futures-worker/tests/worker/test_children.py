@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
+import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,9 +32,9 @@ PATIENCE = 60.0
 class Pool:
     """A template and its children, with the waiting that a worker's loop does."""
 
-    def __init__(self, directory: WorkDirectory) -> None:
+    def __init__(self, directory: WorkDirectory, files: int = 0) -> None:
         self.directory = directory
-        self.processes = ChildProcesses(str(directory.path), "memory:", "test")
+        self.processes = ChildProcesses(str(directory.path), "memory:", "test", files)
         self.processes.wait_ready()
         self.seq = 0
 
@@ -46,8 +49,9 @@ class Pool:
         packed, _ = payload.dump_args(args, {})
         return [self.seq, self.code(function), packed, None, self.seq.to_bytes(16, "big"), 0, 1, options]
 
-    def send(self, child: ChildProcess, *tasks: list[Any]) -> None:
-        assert child.send(msgpack.packb(list(tasks)))
+    def send(self, child: ChildProcess, *tasks: list[Any], at: float = math.inf) -> None:
+        """One packet; the first of it counts as begun `at`, by default never."""
+        assert child.send(msgpack.packb([at, *tasks]))
 
     def hear(self, child: ChildProcess, count: int = 1) -> list[Any]:
         heard: list[Any] = []
@@ -109,7 +113,7 @@ def test_what_a_child_has_not_begun_can_be_taken_back_and_is_never_run(pool: Poo
     pool.send(child, pool.task(double, 2))
     pool.send(child, pool.task(double, 3))
     _await_file(flag)
-    back = [task[0] for packet in child.take_back() for task in msgpack.unpackb(packet)]
+    back = [task[0] for packet in child.take_back() for task in msgpack.unpackb(packet)[1:]]
     assert back == [2, 3]
     (pool.directory.path / "go").touch()
     assert pool.hear(child)[0][:2] == [messages.RESULT, 1]
@@ -126,6 +130,51 @@ def test_a_killed_child_takes_its_whole_session_along(pool: Pool) -> None:
     _await_gone(grandchild)
 
 
+def test_a_process_that_left_the_session_ends_with_the_child_all_the_same(pool: Pool) -> None:
+    child, other = pool.processes.spawn(0), pool.processes.spawn(1)
+    pids = []
+    for one in (child, other):
+        pool.send(one, pool.task(_start_daemon))
+        pids.append(payload.load_result(pool.hear(one)[0][3]))
+    pool.processes.kill(child)
+    pool.ended(child)
+    _await_gone(pids[0])
+    assert Path(f"/proc/{pids[1]}").exists(), "it is another child's"
+    pool.processes.close()
+    _await_gone(pids[1])
+
+
+def test_tasks_do_not_see_what_the_environment_holds_for_other_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAINSPRING_DASHBOARD_TOKEN", "secret")
+    monkeypatch.setenv("FOR_TASKS", "open")
+    directory = WorkDirectory(tmp_path / "spill", tmp_path)
+    pool = Pool(directory)
+    try:
+        child = pool.processes.spawn(0)
+        for process in ("self", str(pool.processes._template.pid)):
+            pool.send(child, pool.task(_environment_of, process))
+            found = payload.load_result(pool.hear(child)[0][3])
+            assert b"secret" not in found
+            assert b"FOR_TASKS=open" in found
+    finally:
+        pool.processes.close()
+        directory.remove()
+
+
+def test_tasks_have_the_limit_of_files_that_the_worker_was_started_with(tmp_path: Path) -> None:
+    directory = WorkDirectory(tmp_path / "spill", tmp_path)
+    pool = Pool(directory, files=321)
+    try:
+        child = pool.processes.spawn(0)
+        pool.send(child, pool.task(resource.getrlimit, resource.RLIMIT_NOFILE))
+        assert payload.load_result(pool.hear(child)[0][3])[0] == 321
+    finally:
+        pool.processes.close()
+        directory.remove()
+
+
 def test_a_crash_tells_how_it_ended_and_leaves_the_others_alone(pool: Pool) -> None:
     first, second = pool.processes.spawn(0), pool.processes.spawn(1)
     pool.send(first, pool.task(os._exit, 3), pool.task(double, 1))
@@ -136,12 +185,23 @@ def test_a_crash_tells_how_it_ended_and_leaves_the_others_alone(pool: Pool) -> N
     assert os.waitstatus_to_exitcode(pool.ended(second).status) == -signal.SIGABRT
 
 
+def test_the_rest_of_a_packet_is_not_begun_after_a_long_task(pool: Pool) -> None:
+    child = pool.processes.spawn(0)
+    flag = pool.directory.path / "flag"
+    rest = pool.task(_touch, str(flag)), pool.task(double, 3)
+    pool.send(child, pool.task(time.sleep, 2 * messages.PACKET_SECONDS), *rest, at=time.monotonic())
+    pool.send(child, pool.task(double, 4))
+    said = pool.hear(child, 4)
+    assert [message[0] for message in said] == [messages.RESULT, messages.SKIPPED, messages.SKIPPED, messages.RESULT]
+    assert not flag.exists()
+
+
 def test_packets_a_dead_child_never_read_are_still_there(pool: Pool) -> None:
     child = pool.processes.spawn(0)
     pool.send(child, pool.task(os._exit, 1))
     pool.send(child, pool.task(double, 1))
     pool.ended(child)
-    assert [task[0] for packet in child.take_back() for task in msgpack.unpackb(packet)] == [2]
+    assert [task[0] for packet in child.take_back() for task in msgpack.unpackb(packet)[1:]] == [2]
 
 
 def test_a_child_ends_by_itself_when_the_worker_hangs_up(pool: Pool) -> None:
@@ -193,6 +253,23 @@ def test_a_missing_module_is_permanent_and_named_with_both_pythons(pool: Pool) -
     assert "'nowhere_to_be_found'" in message
     assert "3.9.1" in message
     assert ".".join(map(str, sys.version_info[:3])) in message
+
+
+@pytest.mark.parametrize("lost", ["code", "arguments", "inputs", "input"])
+def test_what_somebody_removed_of_a_task_is_charged_to_nobody(pool: Pool, lost: str) -> None:
+    child = pool.processes.spawn(0)
+    task = pool.task(double, 3)
+    gone = str(pool.directory.parcels / "gone")
+    if lost == "code":
+        shutil.rmtree(pool.directory.code)
+    elif lost == "arguments":
+        task[2] = gone
+    else:
+        task[2], task[3] = _args_with_reference(), gone if lost == "inputs" else [gone]
+    pool.send(child, task)
+    ((kind, _, _, failed, failure),) = pool.hear(child)
+    assert (kind, failed) == (messages.FAILED, messages.FAIL_SHORT)
+    assert "somebody removed" in payload.Failure.from_bytes(failure).message
 
 
 def test_large_results_become_objects_and_large_inputs_come_as_files(pool: Pool) -> None:
@@ -280,6 +357,10 @@ def test_everything_dies_and_is_removed_with_a_worker_that_is_killed(tmp_path: P
 # --- what the tasks above do ------------------------------------------------------------------------------------------
 
 
+def _touch(flag: str) -> None:
+    Path(flag).touch()
+
+
 def _touch_and_wait(flag: str, go: str) -> None:
     Path(flag).touch()
     _await_file(Path(go))
@@ -287,6 +368,25 @@ def _touch_and_wait(flag: str, go: str) -> None:
 
 def _start_process() -> int:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
+
+
+def _start_daemon() -> int:
+    """A daemon as they are made: the parent of it ends, and it leads a session of its own."""
+    read, write = os.pipe()
+    first = os.fork()
+    if first == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            os.write(write, str(os.getpid()).encode())
+            time.sleep(1000)
+        os._exit(0)
+    os.waitpid(first, 0)
+    return int(os.read(read, 100))
+
+
+def _environment_of(process: str) -> bytes:
+    return Path(f"/proc/{process}/environ").read_bytes()
 
 
 def _raise_value_error() -> None:
@@ -348,3 +448,45 @@ def test_what_is_no_message_ends_the_child_and_not_the_worker(pool: Pool, garbag
     pool.processes.kill(child)
     pool.ended(child)
     child.close()
+
+
+def test_the_process_that_forks_children_imports_nothing_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    here.chmod(0o777)
+    for name in ("msgpack", "gc", "shutil", "futures_worker"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(here)
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    children = ChildProcesses(str(directory), "memory:", "test")
+    children.wait_ready()
+    children.close()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_every_child_would_find_out_is_known_before_it_is_forked() -> None:
+    from fdb_embedded import readers
+    from futures_worker.worker.template import load_engine
+
+    readers.layout.cache_clear()
+    load_engine("embedded:nowhere")
+    assert readers.layout.cache_info().currsize == 1
+    assert not Path("nowhere").exists()
+
+
+def test_what_a_task_prints_where_there_is_no_room_is_lost_and_the_task_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    script = (
+        "import os, sys\nfrom futures_worker.worker.output import ChildOutput\n"
+        f"answer = os.dup(1)\noutput = ChildOutput({str(tmp_path)!r})\nprint('kept é')\n"
+        "full = os.open('/dev/full', os.O_WRONLY)\nos.dup2(full, 1)\nos.dup2(full, 2)\n"
+        "print('lost ' * 10000)\nsys.stderr.write('lost too\\n')\nsys.stdout.flush()\n"
+        "os.write(answer, b'went on')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (0, b"went on"), ran.stderr
+    (out,) = (tmp_path / "logs").glob("*.out")
+    assert out.read_text() == "kept é\n"

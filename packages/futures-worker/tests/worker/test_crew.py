@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +102,37 @@ def test_a_template_that_does_not_come_up_is_replaced(crew: Crew, monkeypatch: p
     assert crew._processes is not second
     monkeypatch.undo()
     assert listen_until(crew, ChildStarted(1))[-1] == ChildStarted(1)
+
+
+def test_a_template_that_the_host_has_no_room_for_is_started_later(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, refused = subprocess.Popen, [errno.EMFILE, errno.ENOMEM, errno.EAGAIN]
+
+    def popen(*args: Any, **kwargs: Any) -> Any:
+        if refused:
+            number = refused.pop()
+            raise OSError(number, os.strerror(number))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    open_before = len(os.listdir("/proc/self/fd"))
+    os.kill(crew._processes._template.pid, signal.SIGKILL)
+    events: list[Event] = []
+    deadline = time.monotonic() + PATIENCE
+    while crew._processes.ready:
+        assert time.monotonic() < deadline
+        crew.listen(crew._processes.control.fileno(), events)
+    assert crew.carry_out(SpawnChild(1)) == []
+    assert crew.carry_out(SpawnChild(2)) == []
+    assert crew.carry_out(KillChild(2)) == [ChildEnded(2, "it was not begun")]
+    crew.look(events)
+    assert len(refused) == 2, "not at once"
+    monkeypatch.setattr("futures_worker.worker.crew.TEMPLATE_PAUSE", 0.0)
+    crew._start_at = 1.0
+    while crew._start_at:
+        assert len(os.listdir("/proc/self/fd")) <= open_before
+        crew.look(events)
+    assert not refused
+    assert listen_until(crew, ChildStarted(1))[-1] == ChildStarted(1)
+    assert caplog.text.count("this host is short: the process that forks children can't be started") == 3

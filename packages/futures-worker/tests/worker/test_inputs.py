@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +15,13 @@ import pytest
 
 from fdb_datamodel import Claim, CodeDigest, FutureResult, WorkerId, put_code
 from fdb_schema import ClusterSpace
-from futures_worker.store import ObjectStore, WorkDirectory
+from futures_worker.store import ObjectStore, WorkDirectory, write_file
 from futures_worker.store_client import ObjectFetcher
 from futures_worker.store_server import StoreServer, listen
 from futures_worker.worker import inputs as inputs_module
 from futures_worker.worker.inputs import Inputs
-from futures_worker.worker.instructions import Event, InputsBroken, InputsLost, InputsReady
-from futures_worker.worker.messages import PARCEL_BYTES
+from futures_worker.worker.instructions import Event, InputsBroken, InputsLost, InputsReady, InputsShort
+from futures_worker.worker.messages import PARCEL_BYTES, code_on_disk
 from futures_worker.worker.tasks import Task
 from idempotent_txn import run
 
@@ -98,6 +100,32 @@ def test_code_is_written_once_for_children_to_read(site: Site) -> None:
     assert site.parcels() == 0
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_code_is_written_again_where_somebody_removed_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    def write(path: Path, segments: Any) -> int:
+        if full and Path(path).parent == site.store.directory.code:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_file(path, segments)
+
+    monkeypatch.setattr(inputs_module, "write_file", write)
+    directory = site.store.directory
+    task = site.task()
+    site.prepare(task)
+    shutil.rmtree(directory.spill if full else directory.path)
+    if full:
+        refused = site.prepare(site.task(code=b"other code"))
+        assert isinstance(refused, InputsShort), "the directory is made anew in a moment"
+        assert directory.renew_spill()
+    else:
+        assert directory.renew()
+    again = site.task()
+    assert site.prepare(again) == InputsReady([again])
+    place = directory.spill / code_on_disk(again.digest) if full else directory.code / again.digest.hex()
+    assert place.read_bytes() == CODE
+
+
 def test_code_in_the_database_is_fetched_and_missing_code_is_a_permanent_failure(site: Site) -> None:
     digest = run(site.db, put_code, SPACE, b"large code")
     task = site.task(code=digest)
@@ -107,6 +135,14 @@ def test_code_in_the_database_is_fetched_and_missing_code_is_a_permanent_failure
     assert isinstance(broken, InputsBroken)
     assert broken.reason == "unpickle"
     assert "is not in the database" in broken.message
+
+
+def test_code_whose_row_is_damaged_fails_its_task_alone(site: Site) -> None:
+    code = run(site.db, put_code, SPACE, b"large code" * 10_000, b"r")
+    site.db[SPACE.blobs[bytes(code)].pack(("manifest",))] = b"\xff junk"
+    broken = site.prepare(site.task(code=code))
+    assert isinstance(broken, InputsBroken)
+    assert "can't be read" in broken.message
 
 
 def test_large_arguments_travel_as_a_file_that_is_removed_with_the_task(site: Site) -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from support.clusters import ClusterFactory, LocalCluster
 from fdb_datamodel import FutureState, list_workers, read_results
 from fdb_schema import ClusterSpace, open_database
 from futures_worker import (
+    Client,
     FutureFailedError,
     FutureTimeoutError,
     OutOfMemoryError,
@@ -30,8 +32,10 @@ from futures_worker import (
     wait,
 )
 from futures_worker.cli import main
+from futures_worker.errors import AddressUnknownError
 from futures_worker.store_client import ObjectFetcher
 from futures_worker.store_secret import cluster_secret
+from futures_worker.worker.service import advertised
 from idempotent_txn import run
 
 PATIENCE = 60.0
@@ -548,3 +552,29 @@ def test_workers_of_another_cluster_do_not_touch_the_work(cluster: ClusterFactor
         with pytest.raises(TimeoutError):
             f.result(timeout=1.0)
     assert not issubclass(FutureFailedError, TimeoutError)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_a_worker_is_not_known_by_an_address_that_nobody_can_dial(address: str) -> None:
+    assert advertised("0.0.0.0", "10.1.2.3", "0.0.0.0") == "10.1.2.3"
+    assert advertised("localhost", None, "127.0.0.1") == "127.0.0.1"
+    with pytest.raises(AddressUnknownError, match="--advertise"):
+        advertised(address, None, address)
+    with pytest.raises(AddressUnknownError, match="IP address"):
+        advertised(address, "host.example", address)
+
+
+def test_a_worker_that_listens_everywhere_is_reached_where_it_says(tmp_path: Path) -> None:
+    url = f"embedded:{tmp_path / 'db'}"
+    base = [sys.executable, "-m", "futures_worker", "run", "--db", url, "--slots", "1", "--address", "0.0.0.0"]
+    refused = subprocess.run(base, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode == 2
+    assert "--advertise" in refused.stderr
+    with subprocess.Popen([*base, "--advertise", "127.0.0.1"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("ready: worker 127.0.0.1:")
+            with Client(url) as client:
+                assert client.submit(bytes, 100_000).result(60) == bytes(100_000)
+        finally:
+            process.terminate()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, Transaction
 
 from .. import codec
 from ..changes import Changes, Ended, FutureRows
-from ..endings import enqueue_or_fail, fail_for_good, finish
-from ..ids import show_id
+from ..endings import enqueue_or_fail, fail_for_good, finish, timed_out
+from ..ids import as_id, show_id
 from ..placement import set_timer
 from ..records import Failure
 from ..requirements import Requirements
-from ..space import DUE, FAILURE, LATEST_RESULT, decode_id, span
+from ..space import DUE, LATE, decode_id, span
 from .assign import is_unclaimed, relocate
 from .workers import list_workers
 
@@ -39,7 +40,14 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
     rows = ch.read(begin, end, limit=limit + 1)
     next_due: int | None = None
     for key, _ in rows[:limit]:
-        due, future_id, kind = space["timers"].unpack(key)
+        try:
+            due, future_id, kind = space["timers"].unpack(key)
+            future_id = as_id(future_id)
+            if type(due) is not int:
+                raise TypeError(f"a timer is due at {due!r}")
+        except (ValueError, IndexError, TypeError, struct.error):  # no future of the cluster wrote it
+            ch.clear(key)
+            continue
         if due > now_us:
             next_due = due
             break
@@ -60,8 +68,7 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
 def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
     """One due timer of an unfinished future; 1 if the future changed. Stale ones change nothing."""
     if kind == "backoff":
-        row = f.rows.get(DUE)
-        if row is None or codec.unpack(row) != due:
+        if f.due != due:
             return 0
         ch.put(f, DUE, None)
         if not ch.has_dependencies(f.e):
@@ -73,14 +80,24 @@ def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
             return 0
         relocate(ch, f, None)
         return 1
-    if kind == "queue" and f.attempts > 0:
-        return 0
     if kind == "unschedulable":
         return _check_schedulable(ch, f)
-    seconds = f.option(kind + "_timeout")
-    what = "it was not started" if kind == "queue" else "it did not end"
-    failure = Failure("timeout", f"future {show_id(f.id)} timed out: {what} within {kind}_timeout={seconds} s")
-    fail_for_good(ch, f, failure, tell_worker=True)
+    if kind == "queue" and f.begun:
+        return _ask_whether_begun(ch, f)
+    fail_for_good(ch, f, timed_out(f, kind), tell_worker=True)
+    return 1
+
+
+def _ask_whether_begun(ch: Changes, f: FutureRows) -> int:
+    """The queue timeout of a future whose first claim may wait in its worker's line: only the worker knows.
+
+    It gives back what it hasn't begun, which then fails by its mark.
+    """
+    claim = f.claim
+    if claim is None or not f.claimed or f.attempts > f.never_begun + 1:
+        return 0  # it did begin, some time
+    ch.put(f, LATE, b"")
+    ch.send(claim[1].incarnation, f.id, "late", None, f.epoch)
     return 1
 
 
@@ -109,8 +126,8 @@ def _resume(ch: Changes, key: bytes) -> None:
         failure = Failure("deleted", f"future {show_id(f.id)} was deleted", wall_us=ch.wall_us)
         ch.ended.append(Ended(f.id, f.e, "failed", codec.pack_failure(failure), 0))
     elif f.failed:
-        ch.ended.append(Ended(f.id, f.e, "failed", f.rows[FAILURE], f.epoch))
+        ch.ended.append(Ended(f.id, f.e, "failed", f.ending, f.epoch))
     elif f.realized:
-        ch.ended.append(Ended(f.id, f.e, "realized", f.rows[LATEST_RESULT], f.epoch))
+        ch.ended.append(Ended(f.id, f.e, "realized", f.ending, f.epoch))
     else:
         ch.clear(key)  # resubmitted meanwhile: its next end settles them

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction, add_read_conflict_keys
+from fdb_schema import ClusterSpace, RecordError, Transaction, add_read_conflict_keys
 
 from .. import codec
 from ..chains import claim_ahead
 from ..changes import Changes, FutureRows
 from ..endings import enqueue_or_fail, finish
-from ..errors import FutureStateError
+from ..errors import DamagedFutureError, FutureStateError
 from ..ids import as_id, show_id
 from ..placement import dequeue, index_keys, near_inputs
-from ..pool import first_page, scan_pool
+from ..pool import Entry, first_page, scan_pool
 from ..records import Claim, Claims, WorkerId
 from ..requirements import Capacity, Shape
 from ..space import ARGS, CODE, LATEST_RESULT, decode_id, encode_id
-from ..starts import Chosen, start
+from ..starts import Chosen, affordable, read_rows, result_of, start
 
 
 def claim_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, worker: WorkerId) -> Claim:
@@ -73,10 +73,14 @@ def take(
 ) -> Claims:
     """Claim `unblocked` futures (in no place) that fit, then assignments, then from the pool; the fence was read.
 
-    Those of `unblocked` that aren't claimed are enqueued.
+    Those of `unblocked` that aren't claimed are enqueued. What running tasks of this worker wait for goes before all.
     """
     claims = Claims()
     free = capacity.free.shape
+    wanted: list[Chosen] = []
+    if capacity.wanted:
+        free = _choose_wanted(ch, capacity, free, limit, wanted)
+    limit -= len(wanted)
     chosen: list[Chosen] = []
     for f in unblocked:
         shape, _, locality = f.placement
@@ -92,30 +96,44 @@ def take(
             chosen.append(Chosen(f.id, f.e, shape, f, locality is not None, locality.reason if locality else None))
         else:
             enqueue_or_fail(ch, f)
-    if capacity.wanted:
-        free = _choose_wanted(ch, capacity, free, limit, chosen)
+    entries: list[Entry] = []
+    assigned = len(chosen)
     if len(chosen) < limit and pool:
         free = _choose_assignments(ch, worker, free, limit, chosen)
+    pooled = len(chosen)
     if len(chosen) < limit and pool:
         scan = scan_pool(ch, capacity, free, limit - len(chosen))
         claims.blocked, claims.more, claims.passed = scan.blocked, scan.more, scan.passed
-        keys, writes = ch.keys, ch.writes
-        conflicts: list[bytes] = []
-        for key, priority, one in scan.entries:
-            _, ram, gpu, _ = keys.index_prefixes(one.shape, priority)
-            e = one.e
-            writes[key] = writes[ram + e] = writes[gpu + e] = None
-            conflicts.append(key)
-            chosen.append(one)
-        if conflicts:
-            add_read_conflict_keys(ch.tr, conflicts)
-    started = start(ch, worker, chosen)
+        entries = scan.entries
+        chosen += [entry.chosen for entry in entries]
+    everything = wanted + chosen
+    found = read_rows(ch, everything)
+    taken = everything[: affordable(ch, everything, found, capacity, max(capacity.at_once, len(wanted)))]
+    count = len(taken) - len(wanted)
+    if count < len(chosen):
+        claims.cut = claims.more = True
+        for one in chosen[count:assigned]:
+            assert one.rows is not None
+            enqueue_or_fail(ch, one.rows)
+    prefix = ch.keys.assignment_rows(worker.ip, worker.port)
+    conflicts = [prefix + one.e for one in chosen[assigned : min(count, pooled)]]
+    keys, writes = ch.keys, ch.writes
+    for key in conflicts:
+        writes[key] = None
+    for key, priority, one in entries[: max(0, count - pooled)]:
+        _, ram, gpu, _ = keys.index_prefixes(one.shape, priority)
+        e = one.e
+        writes[key] = writes[ram + e] = writes[gpu + e] = None
+        conflicts.append(key)
+    if conflicts:
+        add_read_conflict_keys(ch.tr, conflicts)
+    started = start(ch, worker, taken, found=found)
     claims.extend(started)
     if capacity.ahead > 0:
         free = capacity.free.shape
-        for one in chosen:
+        for one in taken:
             free = _less(free, one.shape)
-        claims.extend(claim_ahead(ch, worker, started, free, capacity.ahead))
+        claims.extend(claim_ahead(ch, worker, started, free, capacity))
     return claims
 
 
@@ -152,22 +170,20 @@ def first_reads(ch: Changes, worker: WorkerId, capacity: Capacity, limit: int) -
 
 
 def _choose_assignments(ch: Changes, worker: WorkerId, free: Shape, limit: int, chosen: list[Chosen]) -> Shape:
-    """Choose from what is assigned to this incarnation; what stays free."""
+    """Choose from what is assigned to this incarnation, and leave it there; what stays free."""
     prefix = ch.keys.assignment_rows(worker.ip, worker.port)
-    conflicts: list[bytes] = []
     for key, value in ch.read(prefix, prefix + b"\xff", limit=max(2 * limit, 64), snapshot=True):
-        incarnation, reason, _, shape = codec.unpack_assignment(value)
+        e = key[len(prefix) :]
+        try:
+            incarnation, reason, _, shape = codec.unpack_assignment(value)
+        except RecordError as error:
+            raise DamagedFutureError(decode_id(e), str(error), key) from error
         if incarnation != worker.incarnation or not _fits(shape, free):
             continue
         free = _less(free, shape)
-        ch.clear(key)
-        conflicts.append(key)
-        e = key[len(prefix) :]
         chosen.append(Chosen(decode_id(e), e, shape, None, True, reason))
         if len(chosen) >= limit:
             break
-    if conflicts:
-        add_read_conflict_keys(ch.tr, conflicts)
     return free
 
 
@@ -187,8 +203,11 @@ def claims_of(
     prefix = ch.keys.claim_rows(worker.ip, worker.port)
     claims: list[Claim] = []
     for key, value in ch.read(prefix, prefix + b"\xff", limit=limit):
-        token, incarnation = codec.unpack(value)[:2]
         future_id = decode_id(key[len(prefix) :])
+        try:
+            token, incarnation = codec.unpack_claim_row(value)
+        except RecordError as error:
+            raise DamagedFutureError(future_id, str(error), key) from error
         if incarnation != worker.incarnation or future_id in known:
             continue
         f = ch.load(future_id)
@@ -210,14 +229,11 @@ def claim_of(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, atte
 
 def describe_claim(ch: Changes, f: FutureRows, worker: WorkerId, token: bytes, attempt: int) -> Claim:
     """A `Claim` from the rows of a Claimed future."""
+    f.check_program()
     session, code, _ = codec.unpack_code(f.rows[CODE])
     payload, dependencies = codec.unpack_args(f.rows.get(ARGS))
     values = ch.get_many([ch.keys.future(encode_id(up), LATEST_RESULT) for up in dependencies], snapshot=True)
-    inputs = {
-        up: codec.unpack_latest_result(value)
-        for up, value in zip(dependencies, values, strict=True)
-        if value is not None
-    }
+    inputs = {up: result_of(up, value) for up, value in zip(dependencies, values, strict=True) if value is not None}
     shape, _, locality = f.placement
     return Claim(
         f.id,

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction, collect_blob, drop_reference, read_clock, read_range
+from fdb_schema import (
+    LEASE_PIN,
+    ClusterSpace,
+    RecordError,
+    Transaction,
+    collect_blob,
+    drop_reference,
+    read_clock,
+    read_range,
+)
 
 from .. import codec
 from ..changes import Changes, FutureRows
@@ -34,9 +43,9 @@ class Page(NamedTuple):
 def begin_pass(tr: Transaction, space: ClusterSpace, interval: float) -> bool:
     """Whether it is the caller who makes the pass that is due now; the next one is due `interval` seconds later."""
     key = layout_of(space).next_pass
-    row = tr.get(key).value
+    due = _next_pass(tr, key)
     now = read_clock(tr, space)
-    if row is not None and now < codec.unpack(row):
+    if due is not None and now < due:
         return False
     tr.set(key, codec.pack(now + round(interval * _MICROSECONDS)))
     return True
@@ -45,10 +54,19 @@ def begin_pass(tr: Transaction, space: ClusterSpace, interval: float) -> bool:
 def put_off_pass(tr: Transaction, space: ClusterSpace, seconds: float) -> None:
     """The next pass isn't due before `seconds` from now."""
     key = layout_of(space).next_pass
-    row = tr.get(key).value
+    planned = _next_pass(tr, key)
     due = read_clock(tr, space) + round(seconds * _MICROSECONDS)
-    if row is None or codec.unpack(row) < due:
+    if planned is None or planned < due:
         tr.set(key, codec.pack(due))
+
+
+def _next_pass(tr: Transaction, key: bytes) -> int | None:
+    """When the next pass is due; None where nothing, or nothing that can be read, says so."""
+    row = tr.get(key).value
+    try:
+        return None if row is None else codec.unpack_int(row)
+    except RecordError:
+        return None
 
 
 def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: float, codes: set[bytes]) -> Page:
@@ -79,6 +97,7 @@ def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: fl
                 done += 1
             continue
         if CODE in named:
+            f.check_program()
             _, code, _ = codec.unpack_code(named[CODE])
             if isinstance(code, CodeDigest):
                 codes.add(bytes(code))
@@ -250,8 +269,16 @@ def blobs_page(
     return Page(done, end), dropped
 
 
+def _of_a_dead_session(tr: Transaction, space: ClusterSpace, name: bytes) -> bool:
+    """Whether a pin's or a reference's name is that of a session, of a client or of leases, whose rows are gone."""
+    if name.startswith(SESSION_PREFIX):
+        return tr.get(layout_of(space).session(name[len(SESSION_PREFIX) :])).value is None
+    if name.startswith(LEASE_PIN):
+        return tr.get(space["lease"].pack(("s", name[len(LEASE_PIN) :]))).value is None
+    return False
+
+
 def _judge_blob(tr: Transaction, space: ClusterSpace, digest: bytes, codes: set[bytes]) -> tuple[int, int]:
-    keys = layout_of(space)
     blob = space.blobs[digest]
     done = 0
     referrers: set[bytes] = set()
@@ -259,7 +286,7 @@ def _judge_blob(tr: Transaction, space: ClusterSpace, digest: bytes, codes: set[
         rows = blob[kind].range(())
         for key, _ in read_range(tr, rows.start, rows.stop, limit=1000):
             name = blob[kind].unpack(key)[0]
-            if name.startswith(SESSION_PREFIX) and tr.get(keys.session(name[len(SESSION_PREFIX) :])).value is None:
+            if _of_a_dead_session(tr, space, name):
                 tr.clear(key)
                 done += 1
             else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from sys import intern
 
-from fdb_schema import ClusterSpace, Transaction, read_range
+from fdb_schema import ClusterSpace, RecordError, Transaction, read_range
 
 from .. import codec
 from ..changes import Changes
@@ -81,14 +82,22 @@ def read_mailbox(
     rows = read_range(tr, begin, prefix + b"\xff", limit=limit, snapshot=True)
     entries: list[MailEntry] = []
     for _, value in rows:
-        for future_id, kind, what, epoch in codec.unpack(value):
-            kind = intern(kind)
-            if kind == "failed":
-                entries.append(MailEntry(future_id, kind, None, codec.unpack_failure(what), epoch))
-            else:
-                result = None if what is None else codec.unpack_latest_result(what)
-                entries.append(MailEntry(future_id, kind, result, None, epoch))
+        with contextlib.suppress(RecordError):  # mail is a hint: what it doesn't tell is found by looking
+            entries += _entries(value)
     return entries, rows[-1][0][len(prefix) :] if rows else after
+
+
+def _entries(value: bytes) -> list[MailEntry]:
+    """What a row of mail says. Raises `RecordError`."""
+    entries: list[MailEntry] = []
+    for future_id, kind, what, epoch in codec.unpack_mail(value):
+        kind = intern(kind)
+        if kind == "failed":
+            entries.append(MailEntry(future_id, kind, None, codec.unpack_failure(what or b""), epoch))
+        else:
+            result = None if what is None else codec.unpack_latest_result(what)
+            entries.append(MailEntry(future_id, kind, result, None, epoch))
+    return entries
 
 
 def clear_mailbox(tr: Transaction, space: ClusterSpace, session: bytes, through: bytes) -> None:

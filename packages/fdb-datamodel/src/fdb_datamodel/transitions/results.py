@@ -19,7 +19,6 @@ from ..placement import withdraw
 from ..records import NO_SESSION, CodeDigest, Failure, FutureResult, FutureSpec, WorkerId
 from ..space import (
     ALLOW_RECONSTRUCTION,
-    ARGS,
     CLAIM,
     CODE,
     DELETED,
@@ -187,7 +186,7 @@ def resubmit_future(tr: Transaction, space: ClusterSpace, future_id: UUID | byte
     f = ch.load_existing(as_id(future_id))
     if not f.ended or f.epoch != epoch:
         return False
-    if f.failed and not codec.unpack_code(f.rows[CODE])[1]:
+    if f.failed and not f.code:
         raise FutureStateError(f"future {show_id(f.id)} is a call of an actor or a put: it has no code to run again")
     reconstruct(ch, f, lost=f.realized)
     finish(ch)
@@ -232,7 +231,7 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
         ch.ended.append(Ended(f.id, f.e, "failed", failure, f.epoch))
     if unfinished and f.session != NO_SESSION:
         ch.send(f.session, f.id, "failed", failure, f.epoch)
-    args, dependencies = codec.unpack_args(f.rows.get(ARGS))
+    args, dependencies = f.arguments
     parent = f.option("parent")
     if not f.allow_reconstruction:
         forget_actor(ch, f)

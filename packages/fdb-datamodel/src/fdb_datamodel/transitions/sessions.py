@@ -6,10 +6,11 @@ The submitter's session is named in the row `code` and holds a future without an
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction, drop_reference, read_range
+from fdb_schema import ClusterSpace, RecordError, Transaction, drop_reference, read_range
 
 from .. import codec
 from ..changes import Changes
@@ -55,8 +56,9 @@ def session_sightings(tr: Transaction, space: ClusterSpace) -> list[SessionSight
     rows = read_range(tr, keys.sessions, keys.sessions + b"\xff", snapshot=True)
     found = []
     for key, value in rows:
-        fields = codec.unpack(value)
-        found.append(SessionSighting(decode_id(key[len(keys.sessions) :]), fields[0], fields[2], fields[3]))
+        with contextlib.suppress(RecordError):  # its next beat writes it anew
+            fields = codec.unpack_session(value)
+            found.append(SessionSighting(decode_id(key[len(keys.sessions) :]), fields[0], fields[2], fields[3]))
     return found
 
 
@@ -69,7 +71,7 @@ def declare_session_dead(tr: Transaction, space: ClusterSpace, sighting: Session
     row = tr.get(keys.session(sighting.id)).value
     if row is None:
         return True
-    if codec.unpack(row)[0] != sighting.counter:
+    if codec.unpack_session(row)[0] != sighting.counter:
         return False
     _end(tr, space, sighting.id)
     return True

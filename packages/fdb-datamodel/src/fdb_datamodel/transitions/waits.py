@@ -9,7 +9,7 @@ from fdb_schema import ClusterSpace, Transaction
 from .. import codec
 from ..changes import Changes, FutureRows
 from ..records import Claim
-from ..space import decode_id, encode_id, split_id
+from ..space import LATEST_RESULT, decode_id, encode_id, split_id
 
 MOST_WAITS_FOLLOWED = 10_000
 
@@ -76,16 +76,18 @@ def _find_path(ch: Changes, begin: Sequence[bytes], goal: bytes) -> tuple[bytes,
 
 
 def _waited_for(ch: Changes, f: FutureRows) -> list[bytes]:
-    """What a future waits for: by its edges, or while it runs by the waits of this attempt."""
+    """What a future waits for: by its edges; or while it runs by the waits of this attempt; or for what it was claimed behind."""
     claim = f.claim
     if claim is None:
         prefix = ch.keys.dependencies + f.e
         rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED, snapshot=True)
-    else:
-        prefix = ch.keys.waits + f.e
-        rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED)
-        rows = [(key, value) for key, value in rows if codec.unpack(value) == claim[0]]
-    return [decode_id(split_id(key, len(prefix))[0]) for key, _ in rows]
+        return [decode_id(split_id(key, len(prefix))[0]) for key, _ in rows]
+    prefix = ch.keys.waits + f.e
+    rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED)
+    waits = [decode_id(split_id(key, len(prefix))[0]) for key, value in rows if codec.unpack(value) == claim[0]]
+    inputs = f.dependencies[:MOST_WAITS_FOLLOWED]
+    found = ch.get_many([ch.keys.future(encode_id(one), LATEST_RESULT) for one in inputs], snapshot=True)
+    return waits + [one for one, value in zip(inputs, found, strict=True) if value is None]
 
 
 def _path(came_from: dict[bytes, bytes | None], last: bytes) -> tuple[bytes, ...]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction, check_format, read_range
+from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, read_range
 
 from .. import codec
 from ..attempts import end_attempt
 from ..changes import Changes
 from ..endings import fail_for_good, finish
-from ..errors import AddressInUseError, WorkerFencedError
+from ..errors import AddressInUseError, DamagedFutureError, WorkerFencedError
 from ..ids import show_id
 from ..placement import lost_pinned
 from ..records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
@@ -120,8 +122,7 @@ def find_worker(tr: Transaction, space: ClusterSpace, ip: str, port: int) -> Wor
     row, beat = ch.get_many([ch.keys.incarnation(ip, port), ch.keys.heartbeat(ip, port)], snapshot=True)
     if row is None:
         return None
-    incarnation, info = codec.unpack_worker_info(row)
-    return WorkerStatus(WorkerId(ip, port, incarnation), info, codec.unpack_heartbeat(beat) if beat else None)
+    return WorkerStatus(*_worker_from(ip, port, row, beat))
 
 
 def unregister_worker(tr: Transaction, space: ClusterSpace, worker: WorkerId) -> None:
@@ -176,7 +177,7 @@ def reap(tr: Transaction, space: ClusterSpace, limit: int = 100) -> bool:
 def _reap_claims(ch: Changes, worker: WorkerId, limit: int, drained: bool) -> int:
     prefix = ch.keys.claim_rows(worker.ip, worker.port)
     done = 0
-    rows = [(key, codec.unpack(value)[:2]) for key, value in _pages(ch, prefix)]
+    rows = [(key, _held(key, prefix, value)) for key, value in _pages(ch, prefix)]
     rows = [(key, held) for key, held in rows if held[1] == worker.incarnation]
     ch.load_ahead(decode_id(key[len(prefix) :]) for key, _ in rows[:limit])
     for key, (token, _) in rows:
@@ -198,7 +199,10 @@ def _reap_assignments(ch: Changes, worker: WorkerId, limit: int) -> int:
     prefix = ch.keys.assignment_rows(worker.ip, worker.port)
     done = 0
     for key, value in _pages(ch, prefix):
-        incarnation, _, pinned, _ = codec.unpack_assignment(value)
+        try:
+            incarnation, _, pinned, _ = codec.unpack_assignment(value)
+        except RecordError as error:
+            raise DamagedFutureError(decode_id(key[len(prefix) :]), str(error), key) from error
         if incarnation != worker.incarnation:
             continue
         if done == limit:
@@ -212,6 +216,25 @@ def _reap_assignments(ch: Changes, worker: WorkerId, limit: int) -> int:
         else:
             relocate(ch, f, None)
     return done
+
+
+def _held(key: bytes, prefix: bytes, value: bytes) -> tuple[bytes, bytes]:
+    try:
+        return codec.unpack_claim_row(value)
+    except RecordError as error:
+        raise DamagedFutureError(decode_id(key[len(prefix) :]), str(error), key) from error
+
+
+def _worker_from(ip: str, port: int, row: bytes, beat: bytes | None) -> tuple[WorkerId, WorkerInfo, Heartbeat | None]:
+    """A worker from its rows. A damaged one is shown by what can be read, its incarnation; it keeps nobody from working."""
+    try:
+        incarnation, info = codec.unpack_worker_info(row)
+    except RecordError:
+        incarnation, info = codec.incarnation_of(row) or b"", WorkerInfo(host="its row is damaged")
+    try:
+        return WorkerId(ip, port, incarnation), info, codec.unpack_heartbeat(beat) if beat else None
+    except RecordError:
+        return WorkerId(ip, port, incarnation), info, None
 
 
 def _pages(ch: Changes, prefix: bytes, page: int = 500) -> list[tuple[bytes, bytes]]:
@@ -230,8 +253,10 @@ def _fence(ch: Changes, sighting: WorkerSighting) -> bool:
     """Retire a registered incarnation if its heartbeat is still as sighted."""
     worker = sighting.id
     beat = ch.get_many([ch.keys.heartbeat(worker.ip, worker.port)])[0]
-    if beat is not None and codec.unpack_heartbeat(beat).counter != sighting.counter:
-        return False
+    if beat is not None:
+        with contextlib.suppress(RecordError):  # a damaged one shows no counter, and none is what was seen
+            if codec.unpack_heartbeat(beat).counter != sighting.counter:
+                return False
     _retire(ch, worker, drained=False)
     return True
 
@@ -252,12 +277,17 @@ def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, Wo
         rows = read_range(tr, begin, end, limit=1, snapshot=True)
         if not rows:
             return found
-        ip, port = space["workers"].unpack(rows[0][0])[:2]
+        try:
+            ip, port = space["workers"].unpack(rows[0][0])[:2]
+            if type(ip) is not str or type(port) is not int:
+                raise TypeError(f"{ip!r}:{port!r} is no worker's address")
+        except (ValueError, IndexError, TypeError, struct.error):  # no worker wrote it
+            begin = rows[0][0] + b"\x00"
+            continue
         prefix = keys.workers + keys.worker(ip, port)
         beat, row = (
             read_range(tr, prefix + name, prefix + name + b"\x00", snapshot=True) for name in (HEARTBEAT, INCARNATION)
         )
         if row:
-            incarnation, info = codec.unpack_worker_info(row[0][1])
-            found.append((WorkerId(ip, port, incarnation), info, codec.unpack_heartbeat(beat[0][1]) if beat else None))
+            found.append(_worker_from(ip, port, row[0][1], beat[0][1] if beat else None))
         begin = prefix + b"\xff"

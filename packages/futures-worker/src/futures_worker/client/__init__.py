@@ -5,8 +5,9 @@ from futures_worker.client.ambient import current_client
 from futures_worker.client.bound import BoundOptions
 from futures_worker.client.client import Client
 from futures_worker.client.dataset import Dataset
-from futures_worker.client.diagnosis import LongWaitWarning
+from futures_worker.client.diagnosis import LargeArgumentWarning, LongWaitWarning
 from futures_worker.client.future import Future
+from futures_worker.client.options import submit_options
 from futures_worker.client.outcome import Status
 from futures_worker.client.shell import WorkerPoolShell
 from futures_worker.client.streaming import ResultStream
@@ -19,6 +20,7 @@ __all__ = [
     "Dataset",
     "DoneAndNotDone",
     "Future",
+    "LargeArgumentWarning",
     "LongWaitWarning",
     "ResultStream",
     "Status",
@@ -26,5 +28,6 @@ __all__ = [
     "as_completed",
     "current_client",
     "gather",
+    "submit_options",
     "wait",
 ]

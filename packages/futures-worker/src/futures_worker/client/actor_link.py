@@ -34,7 +34,8 @@ from futures_worker import wire
 from futures_worker.client.storing import Submission
 from futures_worker.database import ask
 from futures_worker.errors import WireError
-from futures_worker.store_secret import cluster_secret
+from futures_worker.handshake import ACTOR
+from futures_worker.store_secret import ClusterSecrets
 
 if TYPE_CHECKING:
     from futures_worker.client.calls import Call
@@ -60,6 +61,7 @@ class ActorLink:
         self._sending = threading.RLock()
         self._queued: deque[Call[Any]] = deque()
         self._sock: socket.socket | None = None
+        self._records: Any = None
         self._poll = select.poll()
         self._start = 0  # that the connection is to
         self._dead: Failure | None = None
@@ -105,9 +107,12 @@ class ActorLink:
 
     def _send(self, data: bytes) -> None:
         """Called with `_sending` held. While the actor takes nothing, answers are read, so that both ends get on."""
-        view = memoryview(data)
+        if self._sock is None:
+            return  # it broke: the call is among those that are lost
+        view = memoryview(self._records.pack(data))
+        session = self._sock
         while view:
-            sock = self._sock
+            sock = self._sock if self._sock is session else None
             if sock is None:
                 return  # it broke: the call is among those that are lost
             try:
@@ -196,8 +201,13 @@ class ActorLink:
         if not data:
             self._break("the process that ran it is gone", sock)
             return True
-        self._unpacker.feed(data)
-        entries = [actors.read_answer(*answer) for answer in self._unpacker]
+        entries = []
+        try:
+            for part in self._records.feed(data):
+                self._unpacker.feed(part)
+                entries += [actors.read_answer(*answer) for answer in self._unpacker]
+        except (WireError, ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+            self._break(f"the connection broke: {error}", sock)
         self._take(entries)
         return True
 
@@ -226,8 +236,8 @@ class ActorLink:
             return 0.0
         if place.ip:
             try:
-                secret = cluster_secret(session.db, session.space)
-                connection = wire.connect((place.ip, place.port), secret)
+                secrets = ClusterSecrets(session.db, session.space)
+                connection = wire.connect((place.ip, place.port), secrets, role=ACTOR, incarnation=self.actor)
             except (OSError, WireError):
                 pass  # it died, and its place isn't given up yet
             else:
@@ -248,6 +258,7 @@ class ActorLink:
                     sock.close()
                     return
                 self._sock, self._start, self._pause = sock, start, PLACE_PAUSE
+                self._records = connection.records()
                 self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 30, use_list=False)
                 self._poll = select.poll()
                 self._poll.register(sock.fileno(), select.POLLIN)

@@ -16,12 +16,13 @@ from fdb_datamodel import (
     put_code,
     session_referrer,
 )
-from fdb_schema import ClusterSpace, MainspringError, put_blob, unpin_blob
+from fdb_schema import ClusterSpace, MainspringError, Origin, put_blob, unpin_blob
 from futures_worker.client.calls import Call
 from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.client.spelling import check_call
 from futures_worker.database import ask
-from futures_worker.payload import dump_args, dump_code, dump_retry_on
+from futures_worker.payload import dump_args, dump_args_and_names, dump_code, dump_retry_on
 from futures_worker.worker.actor_host import run_actor
 from idempotent_txn import run
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from futures_worker.client.client import Client
+    from futures_worker.client.home import Home
     from futures_worker.client.session import Session
 
 A = TypeVar("A")
@@ -44,8 +46,8 @@ class Actor(Generic[A]):
     Made by `Client.actor` or `get_actor`. It can be passed to tasks and other actors, anywhere inside arguments.
     """
 
-    def __init__(self, client: Client | None, actor: bytes, label: str, methods: frozenset[str]) -> None:
-        self._home = client  # None: that of whoever calls it, where it was unpickled
+    def __init__(self, home: Home, actor: bytes, label: str, methods: frozenset[str]) -> None:
+        self._home = home
         self._id = actor
         self._label = label
         self._methods = methods
@@ -60,6 +62,10 @@ class Actor(Generic[A]):
     def __call__(self, *args: Any, **kwargs: Any) -> Call[Any]:
         return call_actor(self, "__call__", args, kwargs)
 
+    def __dir__(self) -> list[str]:
+        """The methods that can be called, where the class is known."""
+        return sorted({*super().__dir__(), *self._methods})
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Actor) and other._id == self._id
 
@@ -67,7 +73,8 @@ class Actor(Generic[A]):
         return hash(self._id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attach, (self._id, self._label, self._methods)
+        origin = self._home.origin
+        return _attach, (self._id, self._label, self._methods, None if origin is None else tuple(origin))
 
     def __repr__(self) -> str:
         return f"<Actor {self._label} {UUID(bytes=self._id)}>"
@@ -91,13 +98,9 @@ class _Method:
 
 def call_actor(actor: Actor[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
     """Call a method: sent at once, run after all earlier calls of this client."""
-    client = actor._home
-    if client is None:
-        from futures_worker.client.ambient import current_client
-
-        client = actor._home = current_client()
+    client = actor._home.client()
     session = client._live
-    data, dependencies = dump_args(args, kwargs)
+    data, dependencies = dump_args(args, kwargs, client.origin)
     if dependencies:
         session.flush_before(dependencies)
     link = session.calls.link(actor._id, actor._label)
@@ -116,6 +119,7 @@ def make_actor(
     max_restarts = settings.pop("max_restarts", 0)
     if not isinstance(kind, type):
         raise TypeError(f"an actor is made from a class, found {kind!r}")
+    check_call(kind, args, kwargs, ACTOR_OPTIONS, "client.actor")
     name = DEFAULT_OPTIONS.changed(name=name).name or None  # a text of 1 to 500 characters
     if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < -1:
         raise ValueError(f"max_restarts is a whole number, -1 for any number of restarts, found {max_restarts!r}")
@@ -123,12 +127,12 @@ def make_actor(
     if name:
         found = ask(client._live.db, actors.named_actor, client._space, name, strategy="off")
         if found is not None:
-            return Actor(client, found, kind.__name__, methods_of(kind))
+            return Actor(client._session_of, found, kind.__name__, methods_of(kind))
     restarts = FOREVER if max_restarts < 0 else min(max_restarts, FOREVER)
     resident = options.requirements is None or not options.requirements.shape[0]
     client._live.keeping.begin()
     owner = client._live.id if name is None else b""
-    spec, blobs, code = _host_spec(client._live, owner, kind, args, kwargs, options, resident, restarts)
+    spec, blobs, code = _host_spec(client._live, client.origin, owner, kind, args, kwargs, options, resident, restarts)
     spec.locality = client._locality(options.locality)
 
     def body(tr: Any, space: ClusterSpace) -> bytes:
@@ -141,11 +145,12 @@ def make_actor(
     actor = ask(client._db, body, client._space)
     if name is None:
         client._own_actors.append(actor)
-    return Actor(client, actor, kind.__name__, methods_of(kind))
+    return Actor(client._session_of, actor, kind.__name__, methods_of(kind))
 
 
 def _host_spec(
     session: Session,
+    origin: Origin,
     owner: bytes,
     kind: type,
     args: tuple[Any, ...],
@@ -155,8 +160,8 @@ def _host_spec(
     restarts: int,
 ) -> tuple[FutureSpec, list[bytes], bytes]:
     """The actor's own future, what was uploaded for it, and its code."""
-    code = dump_code(run_actor)
-    data, dependencies = dump_args((kind, args, dict(kwargs), resident, owner), {})
+    data, dependencies, names = dump_args_and_names((kind, args, dict(kwargs), resident, owner), {}, origin)
+    code = dump_code(run_actor, names)
     if dependencies:
         session.flush_before(dependencies)
     spec = FutureSpec(
@@ -188,7 +193,7 @@ def get_actor(client: Client, name: str) -> Actor[Any]:
     found = ask(client._live.db, actors.named_actor, client._space, name, strategy="off")
     if found is None:
         raise LookupError(f"cluster {client.cluster!r} has no actor named {name!r}: make it with client.actor")
-    return Actor(client, found, name, frozenset())
+    return Actor(client._session_of, found, name, frozenset())
 
 
 def end_actor(client: Client, actor: Actor[Any]) -> None:
@@ -215,5 +220,9 @@ def methods_of(kind: type) -> frozenset[str]:
     return frozenset(name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name, None)))
 
 
-def _attach(actor: bytes, label: str, methods: frozenset[str]) -> Actor[Any]:
-    return Actor(None, actor, label, methods)
+def _attach(
+    actor: bytes, label: str, methods: frozenset[str], origin: tuple[str, bytes, str | None] | None = None
+) -> Actor[Any]:
+    from futures_worker.client.ambient import home_of
+
+    return Actor(home_of(origin), actor, label, methods)

@@ -15,8 +15,9 @@ from futures_worker.client.outcome import describe
 from futures_worker.worker.task_context import current_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
+    from futures_worker.client.home import Home
     from futures_worker.client.session import Session
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class Call(Future[T]):
 
     def __init__(
         self,
-        home: Callable[[], Session],
+        home: Home,
         link: ActorLink,
         call: bytes,
         name: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from inspect import isgeneratorfunction
 from typing import Any, TypeVar
 
@@ -17,7 +18,16 @@ from fdb_datamodel import (
     open_cluster,
     read_results,
 )
-from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, MainspringError, open_database, tracing
+from fdb_schema import (
+    DEFAULT_CLUSTER,
+    ClusterSpace,
+    MainspringError,
+    Origin,
+    cluster_identity,
+    open_database,
+    tracing,
+    url_of,
+)
 from fdb_schema.keyspace import CLUSTER_VARIABLE
 from futures_worker.client import ambient, processes
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, end_own_actors, get_actor, make_actor
@@ -26,14 +36,31 @@ from futures_worker.client.data import DataMethods
 from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
-from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_SET, SubmitOptions
+from futures_worker.client.home import ClientHome
+from futures_worker.client.inputs import MOST_INPUTS, join, joined
+from futures_worker.client.large_arguments import LARGE, note_large
+from futures_worker.client.options import (
+    DEFAULT_OPTIONS,
+    OPTION_NAMES,
+    OPTION_SET,
+    SubmitOptions,
+    check_defaults,
+    options_of,
+)
 from futures_worker.client.session import Session
-from futures_worker.client.waiting import gather, wait
+from futures_worker.client.spelling import check_keywords
+from futures_worker.client.waiting import check_futures, gather, wait
 from futures_worker.database import ask
-from futures_worker.payload import CodeCache, dump_args
+from futures_worker.payload import CodeCache, arguments_digest, dump_args_and_names
 from futures_worker.worker.task_context import current_task
 
 T = TypeVar("T")
+
+
+def _begin(tr: Any, space: ClusterSpace) -> bytes:
+    """Check that this release can read the cluster; its identity."""
+    open_cluster(tr, space)
+    return cluster_identity(tr, space)
 
 
 class Client(DataMethods):
@@ -50,6 +77,7 @@ class Client(DataMethods):
         secret: bytes | None = None,
         *,
         durability: str | None = None,
+        **options: Any,
     ) -> None:
         """Connect.
 
@@ -60,23 +88,29 @@ class Client(DataMethods):
                 MAINSPRING_CLUSTER, else the default one.
             secret: what the cluster's processes prove to one another that they know; None: read from the database.
             durability: of an `embedded:` database: "process" or "fsync".
+            options: those of `submit`, as this client's defaults for `submit`, `map` and datasets: `max_retries=0`.
 
         Raises DatabaseUrlError, NotADatabaseError, NewerFormatError, DatabaseUnreachableError, NameInvalidError.
         """
         task = current_task()
+        inside = url is None and task is not None
         if url is None and task is not None:
             url, cluster = task.url, cluster or task.cluster
         self.cluster = cluster or os.environ.get(CLUSTER_VARIABLE) or DEFAULT_CLUSTER
         self.closed = False
         self._space = ClusterSpace(self.cluster)
-        self._url = url
         self._durability = durability
         self._secret = secret
         self._code = CodeCache()
-        self._options = DEFAULT_OPTIONS
+        self._defaults = options
+        self._options = check_defaults(options) if options else DEFAULT_OPTIONS
         self._fetcher: Any = None
-        self._db: Any = self._open()
-        ask(self._db, open_cluster, self._space, strategy="off")
+        given = url is not None and not isinstance(url, str)
+        self._db: Any = url if given else open_database(url, durability=durability, create=not inside)
+        self._url = url_of(self._db)  # with an absolute path: a fork or a task may run in another directory
+        self._from_url = not given or not (self._url or "memory:").startswith("memory:")
+        self.origin = Origin(self.cluster, ask(self._db, _begin, self._space, strategy="off"), self._url)
+        self._session_of = ClientHome(self)
         self._own_actors: list[bytes] = []  # unnamed ones, which end with this client
         self._session: Session | None = Session(self._db, self._space, self._object_fetcher)
         processes.opened(self)
@@ -102,7 +136,7 @@ class Client(DataMethods):
             name: for people; also keeps the future. Default: the function's, and the future isn't kept.
             keep: never collect it, only delete it. Others are collected an hour after they ended and nobody holds them.
             ttl: seconds instead of that hour.
-            key: submits with the same key are the same future, whoever makes them.
+            key: submits with the same key are the same future, whoever makes them. (Of `map`: a prefix.)
             allow_reconstruction: whether a lost result may be computed again. Default True.
             retry_on: the exception types worth a retry. Default (Exception,).
             backoff: pause before a retry: seconds, or {"initial": s, "factor": 2, "maximum": s}. Default none.
@@ -114,8 +148,10 @@ class Client(DataMethods):
             OversizeError: the function or the arguments are over 64 MiB.
         """
         options = self._options
-        if kwargs and not OPTION_SET.isdisjoint(kwargs):
-            options = options.changed(**{name: kwargs.pop(name) for name in OPTION_SET & kwargs.keys()})
+        if kwargs:
+            if not OPTION_SET.isdisjoint(kwargs):
+                options = options.changed(**{name: kwargs.pop(name) for name in OPTION_SET & kwargs.keys()})
+            check_keywords(fn, kwargs, OPTION_NAMES, "submit")
         return self._submit(options, fn, args, kwargs)
 
     def options(self, **options: Any) -> BoundOptions:
@@ -127,12 +163,16 @@ class Client(DataMethods):
     ) -> list[Future[T]]:
         """Submit `fn` once per item (of several iterables, in step, until the shortest ends); the futures, in order.
 
-        `batch`: how many futures at most go into one transaction (default: as many as fit well). Other keywords as `submit`.
+        `batch`: how many futures at most go into one transaction (default: as many as fit well). `key`: a prefix, to which
+        each item's arguments are added (equal items are one future, whoever maps them), or a list of a key per item. Other
+        keywords as `submit`.
         """
+        keys = kwargs.pop("key") if isinstance(kwargs.get("key"), (list, tuple)) else None
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
             raise ValueError(f"batch is a whole number, 1 or more, found {batch!r}")
         options = self._options.changed(**{name: kwargs.pop(name) for name in OPTION_SET & kwargs.keys()})
-        return self._map(options, fn, iterables, batch, kwargs)
+        check_keywords(fn, kwargs, OPTION_NAMES, "map")
+        return self._map(options, fn, iterables, batch, kwargs, keys)
 
     # --- actors ---------------------------------------------------------------------------------------------------------
 
@@ -179,11 +219,11 @@ class Client(DataMethods):
             timeout: seconds for all of it.
             errors: "raise" the first failure as soon as it happened, or "return" exceptions in the place of results.
         """
-        return gather(list(futures), progress=progress, timeout=timeout, errors=errors)
+        return gather(futures, progress=progress, timeout=timeout, errors=errors)
 
     def await_all(self, futures: Iterable[Future[Any]], timeout: float | None = None) -> None:
         """Wait until all of `futures` ended; raises the first failure. Fetches no results."""
-        ended = wait(futures, timeout=timeout, return_when="FIRST_EXCEPTION")
+        ended = wait(check_futures(futures, "await_all"), timeout=timeout, return_when="FIRST_EXCEPTION")
         for future in ended.done:
             error = future.exception()
             if error is not None:
@@ -197,7 +237,9 @@ class Client(DataMethods):
         `parts`: each a list of items, which is put into the cluster, or a future of one. `options` are those of `submit`,
         for all work on it.
         """
-        return make_dataset(self, parts, self._options.changed(**options))
+        chosen = self._options.changed(**options)
+        chosen.refuse_key("a dataset's pieces of work")
+        return make_dataset(self, parts, chosen)
 
     def executor(self, **options: Any) -> ClusterExecutor:
         """A `concurrent.futures.Executor` that runs on the cluster.
@@ -205,7 +247,9 @@ class Client(DataMethods):
         `options` are those of `submit`, for everything that is submitted through it. As executors promise, a call runs
         once, and what it raises is how it ended: `max_retries` is 0 unless it is given.
         """
-        return ClusterExecutor(self, self._options.changed(**{"max_retries": 0, **options}))
+        chosen = self._options.changed(**{"max_retries": 0, **options})
+        chosen.refuse_key("an executor's calls")
+        return ClusterExecutor(self, chosen)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -245,9 +289,9 @@ class Client(DataMethods):
         return f"<Client of cluster {self.cluster!r}{' (closed)' if self.closed else ''}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not (self._url is None or isinstance(self._url, str)):
+        if not self._from_url:
             raise TypeError("a client made from an open database can't be pickled: make it from a URL")
-        return Client, (self._url, self.cluster)
+        return ambient.attach_client, (tuple(self.origin), {"durability": self._durability, **self._defaults})
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -255,39 +299,46 @@ class Client(DataMethods):
     def _live(self) -> Session:
         session = self._session
         if session is None:
-            self._db = self._open()
+            if self._url is not None and not self._url.startswith("memory:"):
+                self._db = open_database(self._url, durability=self._durability, create=False)
             session = self._session = Session(self._db, self._space, self._object_fetcher)
             self._fetcher = None
         if self.closed:
             raise MainspringError(f"this client of cluster {self.cluster!r} is closed: make a new one")
         return session
 
-    def _session_of(self) -> Session:
-        return self._live
-
-    def _open(self) -> Any:
-        if self._url is None or isinstance(self._url, str):
-            return open_database(self._url, durability=self._durability)
-        return self._url
+    @classmethod
+    def _of_worker(cls, url: str, cluster: str) -> Client:
+        """A client of the worker whose process this is; its database exists."""
+        return cls(open_database(url, create=False), cluster)
 
     def _object_fetcher(self) -> Any:
         if self._fetcher is None:
             from futures_worker.store_client import ObjectFetcher
-            from futures_worker.store_secret import cluster_secret
+            from futures_worker.store_secret import ClusterSecrets
 
-            self._fetcher = ObjectFetcher(self._secret or cluster_secret(self._db, self._space))
+            self._fetcher = ObjectFetcher(self._secret or ClusterSecrets(self._db, self._space), own=True)
         return self._fetcher
 
     def _submit(
         self, options: SubmitOptions, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[Any]:
         session = self._live
-        code = self._code.dump(fn)
-        data, dependencies = dump_args(args, kwargs)
+        defaults = options_of(fn)
+        if defaults:
+            options = options.with_defaults(defaults)
+        data, dependencies, names = dump_args_and_names(args, kwargs, self.origin)
+        code = self._code.dump(fn, names)
+        if len(data) >= LARGE:
+            note_large(args, kwargs, options.name or code.name)
         if dependencies:
             session.record_calls(dependencies)
         name = options.name or code.name
         future_id = new_future_id() if options.key is None else id_for_key(self.cluster, options.key)
+        joints: tuple[Future[Any], ...] = ()
+        if len(dependencies) > MOST_INPUTS and options.tr is None:
+            joints = self._join(dependencies, name, options)
+            dependencies = tuple(joint._id for joint in joints)
         spec = FutureSpec(
             code=CodeDigest(code.digest),
             args=data,
@@ -314,6 +365,18 @@ class Client(DataMethods):
         else:
             session.submit(future, spec, code)
         return future
+
+    def _join(self, dependencies: tuple[bytes, ...], name: str, options: SubmitOptions) -> tuple[Future[Any], ...]:
+        """Futures in between, of at most `MOST_INPUTS` each."""
+
+        def submit(inputs: tuple[Future[Any], ...], number: int) -> Future[Any]:
+            key = None if options.key is None else f"{options.key}/inputs-{number}"
+            chosen = replace(
+                DEFAULT_OPTIONS, name=f"inputs of {name}"[:500], keep=False, key=key, priority=options.priority
+            )
+            return self._submit(chosen, joined, inputs, {})
+
+        return join(dependencies, self._session_of, submit)
 
     def _apply(self, options: SubmitOptions, spec: FutureSpec) -> None:
         spec.requirements = options.requirements
@@ -348,10 +411,21 @@ class Client(DataMethods):
         iterables: Sequence[Iterable[Any]],
         batch: int | None,
         kwargs: dict[str, Any],
+        keys: Sequence[Any] | None = None,
     ) -> list[Future[Any]]:
+        items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
+        if keys is not None:
+            items = list(items)
+            if len(items) != len(keys):
+                raise ValueError(f"key has {len(keys)} keys for {len(items)} items: give one per item, or a prefix")
         futures = []
-        for number, args in enumerate(zip(*iterables, strict=False), start=1):
-            futures.append(self._submit(options, fn, args, kwargs))
+        for number, args in enumerate(items, start=1):
+            one = options
+            if keys is not None:
+                one = options.changed(key=keys[number - 1])
+            elif options.key is not None:
+                one = replace(options, key=f"{options.key}-{arguments_digest(args, kwargs)}")
+            futures.append(self._submit(one, fn, args, kwargs))
             if batch is not None and number % batch == 0:
                 self._live.flush()
         return futures

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from fdb_datamodel import (
     ClusterSpace,
+    DamagedFutureError,
     FutureSpec,
     WorkerId,
     as_id,
@@ -17,12 +18,15 @@ from fdb_datamodel import (
     hold_futures,
     put_realized_future,
     read_results,
+    set_apart,
 )
-from fdb_schema import MainspringError
+from fdb_schema import MainspringError, Origin
 from futures_worker.client.future import Future
+from futures_worker.client.home import ClientHome
 from futures_worker.client.objects import copy_to_worker, put_on_worker
 from futures_worker.client.options import DEFAULT_OPTIONS, split_address
 from futures_worker.client.session import Session
+from futures_worker.client.waiting import check_futures
 from futures_worker.database import ask
 from futures_worker.errors import NoWorkerError, ObjectLostError
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
@@ -33,14 +37,13 @@ class DataMethods:
     """The part of `Client` that moves data."""
 
     cluster: str
+    origin: Origin
+    _session_of: ClientHome
     _space: ClusterSpace
     _db: Any
 
     @property
     def _live(self) -> Session:
-        raise NotImplementedError
-
-    def _session_of(self) -> Session:
         raise NotImplementedError
 
     def _object_fetcher(self) -> Any:
@@ -69,8 +72,9 @@ class DataMethods:
             put_on_worker(self._db, self._space, self._object_fetcher(), spec, payload, session.keeping.return_again)
         else:
             ask(self._db, put_realized_future, self._space, spec, None, payload.to_bytes())
-        if payload.contained:
-            ask(self._db, hold_futures, self._space, payload.contained, outer=spec.id)
+        contained = payload.contained_in(self.origin.identity)
+        if contained:
+            ask(self._db, hold_futures, self._space, contained, outer=spec.id)
         future: Future[Any] = Future(self._session_of, spec.id, options.name, stored=True, subscribed=False)
         future._session = session
         session.keeping.hold(spec.id)
@@ -119,7 +123,7 @@ class DataMethods:
 
     def delete_all(self, futures: Iterable[Future[Any]]) -> None:
         """Delete several futures and their results."""
-        ids = [future._id for future in futures]
+        ids = [future._id for future in check_futures(futures, "delete")]
         self.flush()
         for start in range(0, len(ids), 50):
             page = ids[start : start + 50]
@@ -128,7 +132,16 @@ class DataMethods:
                 for future_id in page:
                     delete_future(tr, self._space, future_id)
 
-            ask(self._db, body)
+            damaged: set[bytes] = set()
+            while True:
+                try:
+                    ask(self._db, body)
+                    break
+                except DamagedFutureError as error:
+                    if error.id in damaged:
+                        raise
+                    damaged.add(error.id)
+                    set_apart(self._db, self._space, error)  # without its damaged rows it can be deleted
 
     # --- inside ---
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 import sys
 import warnings
 from typing import Any
@@ -9,17 +11,32 @@ from typing import Any
 import fdb.tuple
 
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, list_workers
-from fdb_schema import prefix_end, read_range
+from fdb_schema import prefix_end, read_range, url_of
 from futures_worker.database import ask
+
+log = logging.getLogger("futures_worker")
 
 
 class LongWaitWarning(UserWarning):
     """A wait has lasted long; the message says what it is waiting for."""
 
 
+class LargeArgumentWarning(UserWarning):
+    """One large argument is given to several tasks, and stored with each of them; the message names it and says what to do."""
+
+
 def warn_of_wait(what: str, seconds: float, reason: str) -> None:
-    """Tell the user what the wait is for."""
-    warnings.warn(f"still waiting for {what} after {seconds:.0f} s: {reason}", LongWaitWarning, stacklevel=_outside())
+    """Tell the user what the wait is for. Where warnings are errors it is logged: a wait that is long hasn't failed."""
+    text = f"still waiting for {what} after {seconds:.0f} s: {reason}"
+    warn(text, LongWaitWarning)
+
+
+def warn(text: str, category: type[UserWarning]) -> None:
+    """A warning at the user's line. Where warnings are errors it is logged: what it is about hasn't failed."""
+    try:
+        warnings.warn(text, category, stacklevel=_outside())
+    except category:
+        log.warning("%s", text)
 
 
 def _outside() -> int:
@@ -39,15 +56,21 @@ def explain(db: Any, space: ClusterSpace, info: FutureInfo) -> str:
     if not workers:
         others = [name for name in clusters(db) if name != space.cluster]
         known = f"; clusters of this database: {', '.join(map(repr, others))}" if others else ""
-        nobody = (
-            f"cluster {space.cluster!r} has no live worker: start one with "
-            f"`futures-worker run --cluster {space.cluster}`{known}"
-        )
+        nobody = f"cluster {space.cluster!r} has no live worker: {start_hint(db, space)}{known}"
         return f"{info.reason}; {nobody}" if info.reason else nobody
     if info.reason:
         return info.reason
     free = sum(worker.heartbeat.free_slots for worker in workers if worker.heartbeat is not None)
     return f"queued; {len(workers)} live worker{'s' if len(workers) != 1 else ''}, {free} free slots"
+
+
+def start_hint(db: Any, space: ClusterSpace) -> str:
+    """The command that starts a worker of this very cluster."""
+    url = url_of(db)
+    if url is not None and url.startswith("memory:"):
+        return f"none can be started for {url}, which only this process can open"
+    where = f" --db {shlex.quote(url)}" if url is not None else ""
+    return f"start one with `futures-worker run{where} --cluster {shlex.quote(space.cluster)}`"
 
 
 def clusters(db: Any, limit: int = 20) -> list[str]:

@@ -29,7 +29,7 @@ class ExecutorFuture(cf.Future[T]):
             if self._state == cf._base.FINISHED:
                 return False
         if not self.cancelled() and not self.durable.running() and self.durable.cancel():
-            return super().cancel() or self.cancelled()
+            self._note_cancelled()
         return self.cancelled()
 
     def running(self) -> bool:
@@ -41,16 +41,21 @@ class ExecutorFuture(cf.Future[T]):
         if not self.done():
             self.set_exception(error)
 
+    def _note_cancelled(self) -> None:
+        """It is cancelled, and those who wait for several are told: once, whichever thread comes first."""
+        super().cancel()
+        with self._condition:
+            if self._state == cf._base.CANCELLED:
+                self.set_running_or_notify_cancel()
+
     def _ended(self, durable: Future[T]) -> None:
-        if self.done():
-            return
         error = durable._exception()
         if isinstance(error, cf.CancelledError):
-            super().cancel()
-            self.set_running_or_notify_cancel()
+            self._note_cancelled()
             return
-        if not self.set_running_or_notify_cancel():
-            return
+        with self._condition:
+            if self.done() or not self.set_running_or_notify_cancel():
+                return
         if error is not None:
             self.set_exception(error)
             return

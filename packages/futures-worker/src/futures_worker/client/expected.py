@@ -49,8 +49,9 @@ class Expected:
         """Handles that couldn't be asked for wait no more."""
         for future in futures:
             twins = self._twins.get(future._id, [])
-            if future in twins:
-                twins.remove(future)
+            others = [twin for twin in twins if twin is not future]  # they are equal
+            if len(others) < len(twins):
+                twins[:] = others
             elif self.pending.get(future._id) is future:
                 self.pending.pop(future._id, None)
                 if twins:

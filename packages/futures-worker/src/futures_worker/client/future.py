@@ -7,14 +7,15 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
-from fdb_datamodel import FutureState, MailEntry
+from fdb_datamodel import MailEntry
 from futures_worker.client.outcome import Status, failure_exception
 from futures_worker.client.streaming import ResultStream
 from futures_worker.errors import ObjectLostError
-from futures_worker.payload import load_result, note_contained, reference_to
+from futures_worker.payload import load_own, note_contained, reference_to
 from futures_worker.streams import StreamedItems
 
 if TYPE_CHECKING:
+    from futures_worker.client.home import Home
     from futures_worker.client.session import Session
 
 T = TypeVar("T")
@@ -44,10 +45,8 @@ class Future(Generic[T]):
         "_value",
     )
 
-    def __init__(
-        self, home: Callable[[], Session], future_id: bytes, name: str = "", *, stored: bool, subscribed: bool
-    ) -> None:
-        self._home = home  # how to find the session to wait in (a new one after a fork)
+    def __init__(self, home: Home, future_id: bytes, name: str = "", *, stored: bool, subscribed: bool) -> None:
+        self._home = home  # how to find the session to wait in
         self._session: Session | None = None  # that the future is known to, once it is
         self._id = future_id
         self._name = name
@@ -109,13 +108,13 @@ class Future(Generic[T]):
             if stored is None:
                 raise ObjectLostError(f"{self!r} is realized but no result is recorded: run the cluster's validate()")
             if stored.inline is not None:
-                self._value = load_result(stored.inline)
+                self._value = load_own(stored.inline)
                 if type(self._value) is StreamedItems:
                     self._value = list(ResultStream(self, timeout, deadline))
                 return self._value  # type: ignore[no-any-return]
             data = session.fetch(self, stored, resubmit_if_object_lost, deadline)
             if data is not None:
-                self._value = load_result(data)
+                self._value = load_own(data)
                 return self._value  # type: ignore[no-any-return]
 
     def stream(self, timeout: float | None = None) -> ResultStream[Any]:
@@ -159,8 +158,12 @@ class Future(Generic[T]):
         return self._entry is not None or self._trouble is not None
 
     def running(self) -> bool:
-        """Whether a worker holds the future now."""
-        return self.state().state is FutureState.claimed
+        """Whether the future's task has begun and not ended: not while it waits in its worker's line.
+
+        The worker is asked; one that can't be reached is taken to run what it has claimed.
+        """
+        self._make_durable()
+        return self._home().runs(self)
 
     def cancelled(self) -> bool:
         """Whether the future ended because it was cancelled. Doesn't wait."""
@@ -193,18 +196,29 @@ class Future(Generic[T]):
         return _await(self).__await__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        reference = reference_to(self._id)
+        origin = self._home.origin
+        reference = reference_to(self._id, origin)
         if reference is not None:
             return reference  # an argument: it stands for its result
         from futures_worker.client.ambient import attach_future
 
         self._make_durable()
-        note_contained(self._id)
-        return attach_future, (self._id, self._name)
+        note_contained(self._id, origin)
+        return attach_future, (self._id, self._name, None if origin is None else tuple(origin))
+
+    def __eq__(self, other: object) -> bool:
+        """Two handles of one future are equal."""
+        return self._id == other._id if isinstance(other, Future) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._id)
 
     def __repr__(self) -> str:
         label = f" {self._name}" if self._name else ""
-        ended = f" {self._entry.kind}" if self._entry is not None else ""
+        ended = ""
+        if self._entry is not None:
+            failure = self._entry.failure
+            ended = " cancelled" if failure is not None and failure.reason == "cancelled" else f" {self._entry.kind}"
         return f"<Future {UUID(bytes=self._id)}{label}{ended}>"
 
     def __del__(self) -> None:

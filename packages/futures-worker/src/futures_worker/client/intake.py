@@ -65,17 +65,16 @@ class Intake(Generic[E]):
             self._oldest = time.perf_counter()
             if not self._work.is_set():
                 self._wake_ticker()
-        elif (size >= MAX_BATCH or time.perf_counter() - self._oldest > self._age) and self._committing.acquire(
-            blocking=size > 4 * MAX_BATCH
+        elif (size >= MAX_BATCH or time.perf_counter() - self._oldest > self._age) and (
+            size > 4 * MAX_BATCH or not self._committing.locked()
         ):
             try:
-                self._commit_gathered(once=True)
+                with self._committing:  # no interrupt comes between the taking and the block
+                    self._commit_gathered(once=True)
             except Exception:
                 if len(gathered) > 4 * MAX_BATCH:
                     raise
                 # The database's trouble: what was added is kept, and whoever waits for it is told.
-            finally:
-                self._committing.release()
 
     def flush(self) -> None:
         """Commit everything added before the call. Waits for a commit in flight."""

@@ -17,7 +17,7 @@ import msgpack
 
 from fdb_datamodel import Claim, MailEntry, WorkerId
 from futures_worker import line
-from futures_worker.errors import MainspringError
+from futures_worker.errors import MainspringError, WireError
 
 PATIENCE: Final = 0.5  # seconds on a line after which the database is asked
 SEND_SECONDS: Final = 2.0  # for a request that the worker doesn't read
@@ -27,12 +27,13 @@ TRIES_BEFORE: Final = 2  # lone requests in a row to one worker before it is cal
 class Line:
     """At most one connection, to the worker that was idle last; one request at a time."""
 
-    def __init__(self, connect: Callable[[tuple[str, int]], Any]) -> None:
+    def __init__(self, connect: Callable[[tuple[str, int, bytes]], Any]) -> None:
         """`connect(address)` opens an authenticated connection for pushing."""
         self._connect = connect
         self._worker: WorkerId | None = None
         self._seen = 0  # lone requests to that worker so far
         self._socket: Any = None
+        self._records: Any = None
         self._unpacker: Any = None
         self._poll: Any = None
         self._wake = -1
@@ -50,7 +51,7 @@ class Line:
             if self._seen != TRIES_BEFORE + 1:
                 return False
             with contextlib.suppress(MainspringError, OSError):  # then they go by the database
-                self._take(self._connect((worker.ip, worker.port)))
+                self._take(self._connect((worker.ip, worker.port, worker.incarnation)))
         return self._socket is not None and not self.awaited
 
     def send(self, claim: Claim) -> bool:
@@ -58,6 +59,7 @@ class Line:
         packed = line.request(claim)
         if packed is None or self._socket is None:
             return False
+        packed = self._records.pack(packed)
         sock = self._socket
         try:
             sent = sock.send(packed)
@@ -95,14 +97,15 @@ class Line:
                 data = sock.recv(1 << 16)
                 if not data:
                     raise ConnectionError("the worker hung up")
-                self._unpacker.feed(data)
-                for message in self._unpacker:
-                    future_id, entry = line.read_answer(message, self._worker)
-                    if future_id == awaited:
-                        self.awaited = b""
-                        self.answered += 1
-                        return True, entry
-            except (OSError, ValueError, msgpack.UnpackException):
+                for part in self._records.feed(data):
+                    self._unpacker.feed(part)
+                    for message in self._unpacker:
+                        future_id, entry = line.read_answer(message, self._worker)
+                        if future_id == awaited:
+                            self.awaited = b""
+                            self.answered += 1
+                            return True, entry
+            except (OSError, ValueError, RecursionError, WireError, msgpack.UnpackException):
                 self.hang_up()
                 return True, None
         return False, None
@@ -123,8 +126,10 @@ class Line:
             self._wake = -1
             self.awaited = b""
 
-    def _take(self, sock: Any) -> None:
+    def _take(self, connection: Any) -> None:
+        sock = connection.sock
         sock.setblocking(False)
+        self._records = connection.records()
         self._socket = sock
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._unpacker = line.unpacker()

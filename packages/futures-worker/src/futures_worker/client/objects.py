@@ -20,6 +20,7 @@ from fdb_datamodel import (
     session_lives,
     transfer_result,
 )
+from futures_worker.client.diagnosis import start_hint
 from futures_worker.database import ask
 from futures_worker.errors import AuthenticationError, NoWorkerError, ObjectLostError
 from futures_worker.object_names import copy_name, put_name
@@ -55,7 +56,7 @@ def put_on_worker(
     while candidates:
         worker = candidates[0]
         try:
-            fetcher.put_parts((worker.ip, worker.port), name, payload.parts, size)
+            fetcher.put_parts(worker.address, name, payload.parts, size)
         except (ObjectLostError, AuthenticationError) as error:
             refused.append(str(error))
             del candidates[0]
@@ -68,13 +69,13 @@ def put_on_worker(
         except WorkerFencedError as error:  # declared dead while it took the object
             refused.append(str(error))
             with contextlib.suppress(ObjectLostError, AuthenticationError):
-                fetcher.delete((worker.ip, worker.port), name)
+                fetcher.delete(worker.address, name)
             del candidates[0]
             continue
         return result
     raise NoWorkerError(
         f"no live worker of cluster {space.cluster!r} took an object of {size} bytes"
-        f"{': ' + '; '.join(refused) if refused else ': start one with `futures-worker run`'}"
+        f"{': ' + '; '.join(refused) if refused else f': {start_hint(db, space)}'}"
     )
 
 
@@ -94,7 +95,7 @@ def copy_to_worker(
     None: the result changed meanwhile, and nothing was recorded. Raises ObjectLostError if `target` can't take it.
     """
     name = copy_name(future_id)
-    address = (target.ip, target.port)
+    address = target.address
     fetcher.put(address, name, data)
     copy = FutureResult(None, stored.size, name, target, stored.token, time.time_ns() // 1000)
     try:

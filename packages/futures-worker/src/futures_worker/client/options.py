@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fdb_datamodel import Backoff, Locality, Requirements, WorkerId
+from futures_worker.client.spelling import meant
 from futures_worker.payload import dump_retry_on
 
 _RESOURCES: Final = ("cpu", "ram", "gpu")
@@ -40,6 +42,9 @@ class SubmitOptions:
     keep: bool | None = None  # None: a future with a name of its own is kept
     ttl: float | None = None
     tr: Any = field(default=None, compare=False)
+    chosen: frozenset[str] = field(
+        default=frozenset(), compare=False
+    )  # names given by the caller: they precede defaults
 
     @property
     def kept(self) -> bool:
@@ -52,9 +57,21 @@ class SubmitOptions:
         for name, value in options.items():
             reader = _READERS.get(name)
             if reader is None:
-                raise TypeError(f"{name!r} is no option of submit: the options are {', '.join(OPTION_NAMES)}")
+                near = meant(name, OPTION_NAMES)
+                hint = f"did you mean {near!r}? T" if near else "t"
+                raise TypeError(f"{name!r} is no option of submit: {hint}he options are {', '.join(OPTION_NAMES)}")
             fields.update(reader(name, value))
-        return replace(self, **fields) if fields else self
+        return replace(self, **fields, chosen=self.chosen | options.keys()) if fields else self
+
+    def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> SubmitOptions:
+        """These options with those of `defaults` that the caller hasn't chosen."""
+        missing = {name: value for name, value in defaults if name not in self.chosen}
+        return replace(self.changed(**missing), chosen=self.chosen) if missing else self
+
+    def refuse_key(self, whose: str) -> None:
+        """Raises ValueError if there is a key: it would make one future of several calls."""
+        if self.key is not None:
+            raise ValueError(f"key names one future, and {whose} are many: use client.submit or client.map with key=")
 
 
 def _resources(name: str, value: Any) -> dict[str, Any]:
@@ -182,6 +199,43 @@ _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
 }
 OPTION_NAMES: Final = tuple(_READERS)
 """The keywords that `Client.submit` keeps for itself; every other keyword goes to the function."""
+
+NOT_DEFAULTS: Final = frozenset(("key", "name", "tr"))
+"""Options of one future each, which no client and no function has for all."""
+
+_ATTRIBUTE: Final = "__submit_options__"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def submit_options(**options: Any) -> Callable[[F], F]:
+    """A decorator: the options with which a function is submitted, unless the submit says otherwise.
+
+    `@submit_options(max_retries=0)`. Options of `submit` and of `client.options` go first, then these, then the client's.
+    Raises TypeError, ValueError for what is no such option.
+    """
+    check_defaults(options)
+
+    def mark(function: F) -> F:
+        setattr(function, _ATTRIBUTE, tuple(options.items()))
+        return function
+
+    return mark
+
+
+def options_of(function: Any) -> tuple[tuple[str, Any], ...]:
+    """What `submit_options` says of a function."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    found = getattr(function, _ATTRIBUTE, ())
+    return found if type(found) is tuple else ()
+
+
+def check_defaults(options: Mapping[str, Any]) -> SubmitOptions:
+    """Options as defaults. Raises TypeError, ValueError."""
+    for name in NOT_DEFAULTS & options.keys():
+        raise TypeError(f"{name!r} is of one future: it can't be a default")
+    return replace(SubmitOptions().changed(**options), chosen=frozenset())
+
 
 OPTION_SET: Final = frozenset(OPTION_NAMES)
 DEFAULT_OPTIONS: Final = SubmitOptions()

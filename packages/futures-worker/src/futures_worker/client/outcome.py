@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -78,13 +79,19 @@ def failure_exception(future_id: bytes, name: str, record: FailureRecord) -> Bas
     if record.reason == "upstream":
         return _upstream(future_id, name, record)
     if record.payload and record.reason != "cancelled":
-        carried = load_exception(Failure.from_bytes(record.payload))
+        carried = _carried(record)
         if record.reason in ("error", "unpickle", "result-pickle", "oversize", "deadlock"):
             return carried
         error = _reason_error(future_id, name, record)
         error.__cause__ = carried
         return error
     return _reason_error(future_id, name, record)
+
+
+def _carried(record: FailureRecord) -> BaseException:
+    """The exception of a failure's payload, with the traceback of its row."""
+    carried = Failure.from_bytes(record.payload)
+    return load_exception(replace(carried, traceback=record.traceback or carried.traceback))
 
 
 def describe(future_id: bytes, name: str) -> str:
@@ -113,5 +120,5 @@ def _upstream(future_id: bytes, name: str, record: FailureRecord) -> BaseExcepti
         epoch=record.epoch,
     )
     if record.payload:
-        error.__cause__ = load_exception(Failure.from_bytes(record.payload))
+        error.__cause__ = _carried(record)
     return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
@@ -13,21 +14,30 @@ if TYPE_CHECKING:
     from futures_worker.client.client import Client
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_lock = threading.Lock()
 
 
 def opened(client: Client) -> None:
     """A client and its database were opened."""
     _close_before_the_engine()
-    _open_clients.add(client)
+    with _lock:
+        _open_clients.add(client)
 
 
 def closed(client: Client) -> None:
     """A client was closed."""
-    _open_clients.discard(client)
+    with _lock:
+        _open_clients.discard(client)
+
+
+def open_clients() -> list[Client]:
+    """Those of this process."""
+    with _lock:
+        return list(_open_clients)
 
 
 def _before_fork() -> None:
-    for client in list(_open_clients):
+    for client in open_clients():
         if client._session is not None and not client.closed:
             try:
                 client._session.flush()
@@ -36,6 +46,8 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
     for client in list(_open_clients):
         client._session = None  # made anew at the first use: threads, locks and the watch stayed with the parent
         client._fetcher = None
@@ -44,7 +56,7 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    for client in list(_open_clients):
+    for client in open_clients():
         try:
             client.close()
         except Exception:  # the database is gone: nothing more can be stored, and nobody is left to be told

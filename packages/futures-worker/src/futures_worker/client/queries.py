@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fdb_datamodel import (
@@ -18,6 +19,7 @@ from futures_worker.client.line import Line
 from futures_worker.client.outcome import Status
 from futures_worker.client.reading import ResultReader
 from futures_worker.database import ask
+from futures_worker.errors import AuthenticationError, ObjectLostError
 
 if TYPE_CHECKING:
     from futures_worker.client.future import Future
@@ -30,6 +32,7 @@ class FutureQueries:
     space: ClusterSpace
     line: Line
     _results: ResultReader
+    _fetcher: Callable[[], Any]
 
     def _check_open(self) -> None:
         raise NotImplementedError
@@ -43,6 +46,17 @@ class FutureQueries:
         self._check_open()
         info = ask(self.db, describe_future, self.space, future._id, strategy="off")
         return Status(info.state, explain(self.db, self.space, info))
+
+    def runs(self, future: Future[Any]) -> bool:
+        """Whether the worker that claimed it has begun it, as that worker says."""
+        self._check_open()
+        info = ask(self.db, describe_future, self.space, future._id, strategy="off")
+        if info.state is not FutureState.claimed or info.worker is None:
+            return False
+        try:
+            return bool(self._fetcher().runs(info.worker.address, future._id))
+        except (ObjectLostError, AuthenticationError):
+            return True
 
     def _reason(self, future: Future[Any]) -> str:
         try:

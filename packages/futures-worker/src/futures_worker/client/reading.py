@@ -61,7 +61,7 @@ class ResultReader:
             if spread is not None:
                 return spread
             try:
-                address = (stored.worker.ip, stored.worker.port)
+                address = stored.worker.address
                 data: memoryview = self._fetcher().fetch(address, stored.name, timeout=left)
                 return data
             except ObjectAbsentError as error:
@@ -107,9 +107,7 @@ class ResultReader:
         if chosen.worker is None or chosen.worker == holder:
             return None
         try:
-            data: memoryview = self._fetcher().fetch(
-                (chosen.worker.ip, chosen.worker.port), chosen.name, timeout=timeout
-            )
+            data: memoryview = self._fetcher().fetch(chosen.worker.address, chosen.name, timeout=timeout)
         except (ObjectLostError, AuthenticationError):
             return None  # the one that is known to everybody is asked
         return data
@@ -119,7 +117,7 @@ class ResultReader:
         if stored.worker is None:
             return None
         try:
-            data: memoryview = self._fetcher().fetch((stored.worker.ip, stored.worker.port), stored.name)
+            data: memoryview = self._fetcher().fetch(stored.worker.address, stored.name)
         except (ObjectLostError, AuthenticationError):
             return None
         return data

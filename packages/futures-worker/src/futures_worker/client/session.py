@@ -41,13 +41,29 @@ from futures_worker.client.outcome import describe
 from futures_worker.client.queries import FutureQueries
 from futures_worker.client.reading import ResultReader
 from futures_worker.client.storing import Submission, SubmitStore
+from futures_worker.client.turn import Turn
 from futures_worker.database import ask
 from futures_worker.liveness import WorkerObserver, reap_dead
 from futures_worker.payload import Code
+from futures_worker.worker.task_context import current_task
 
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits: mail missed, workers dead
+MOST_LOOK_SECONDS: Final = (
+    8.0  # the same of a task that has waited long: there may be hundreds on a host, and mail wakes each
+)
 SUBSCRIBED_AT_ONCE: Final = 250  # futures of one transaction
 WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason is told
+
+
+def check_timeout(timeout: object) -> None:
+    """Raises TypeError for what is no number of seconds."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        raise TypeError(f"timeout is a number of seconds, or None for no limit, found {timeout!r:.80}")
+
+
+def rest_between_looks(waited: float) -> float:
+    """Seconds between two looks of a thread that has waited for so long."""
+    return LOOK_SECONDS if current_task() is None else min(MOST_LOOK_SECONDS, max(LOOK_SECONDS, waited / 4))
 
 
 class Session(FutureQueries, ActorCalls):
@@ -58,6 +74,7 @@ class Session(FutureQueries, ActorCalls):
         self.space = space
         self.id = os.urandom(16)
         self.closed = False
+        self._fetcher = fetcher
         self._results = ResultReader(db, space, fetcher, self.look_after_workers)
         self._expected = Expected()
         self._pending = self._expected.pending
@@ -66,7 +83,7 @@ class Session(FutureQueries, ActorCalls):
         self.keeping = Keeping(db, space, self.id, on_beat=self._take_mail, on_return=self._take_up_again)
         self.line = Line(lambda address: fetcher().open_line(address))
         self._store = SubmitStore(db, space, self.id, self._mailbox, self._refused, self.line)
-        self._reading = threading.Lock()  # held by the thread that reads the mailbox for all
+        self._reading = Turn()  # of the thread that reads the mailbox for all
         self._delivered = threading.Condition(threading.Lock())
         self._followers = 0
         self._joining = threading.Lock()  # held by the thread that makes the reader of actors' calls
@@ -126,7 +143,8 @@ class Session(FutureQueries, ActorCalls):
 
     @staticmethod
     def deadline(timeout: float | None) -> float | None:
-        """The absolute end of a wait, by this process's monotonic clock."""
+        """The absolute end of a wait, by this process's monotonic clock. Raises TypeError."""
+        check_timeout(timeout)
         return None if timeout is None else time.monotonic() + timeout
 
     def await_one(
@@ -194,8 +212,9 @@ class Session(FutureQueries, ActorCalls):
             look_at = started + LOOK_SECONDS
             while not done():
                 now = time.monotonic()
+                rest = rest_between_looks(now - started)
                 if look is not None and now >= look_at:
-                    look_at = now + LOOK_SECONDS
+                    look_at = now + rest
                     look()
                     if done():
                         break
@@ -206,7 +225,7 @@ class Session(FutureQueries, ActorCalls):
                     slow = waited_for()
                     if slow is not None:
                         warn_of_wait(describe(slow._id, slow._name), now - started, self._reason(slow))
-                pause = nested.look(LOOK_SECONDS * random.uniform(0.8, 1.2), now)
+                pause = nested.look(rest * random.uniform(0.8, 1.2), now)
                 if deadline is not None:
                     pause = min(pause, deadline - now)
                 if pump or not self.waits_for_both():
@@ -220,22 +239,25 @@ class Session(FutureQueries, ActorCalls):
         return True
 
     def _wait_for_mail(self, done: Callable[[], bool], pause: float, *, mail_only: bool = False) -> None:
-        if self._reading.acquire(blocking=False):
-            try:
+        me = object()
+        try:
+            if self._reading.take(me):
                 if not done():
                     if self.line.awaited:
                         self._wait_on_line(0.0 if mail_only else pause, leave=mail_only)
                     else:
                         self._mailbox.wait(pause)
                     self._look_after_workers()
-            finally:
-                self._stop_reading()
-            return
+                return
+        finally:
+            if self._reading.holder is me:
+                self._reading.holder = None
+                self._stopped_reading()
         with self._delivered:
             self._followers += 1
             try:
                 # Checked under the lock: a reader that is about to leave will take it to wake us.
-                if self._reading.locked() and not done():
+                if self._reading.holder is not None and not done():
                     self._delivered.wait(pause)
             finally:
                 self._followers -= 1
@@ -286,18 +308,23 @@ class Session(FutureQueries, ActorCalls):
     def look(self, future: Future[Any]) -> None:
         """Read the mail once, without waiting."""
         self.expect([future])
-        if self._reading.acquire(blocking=False):
-            try:
+        self._read_once()
+
+    def _read_once(self) -> None:
+        me = object()
+        try:
+            if self._reading.take(me):
                 if self.line.awaited:
                     self._wait_on_line(0.0)
                 self._mailbox.read()
-            finally:
-                self._stop_reading()
+        finally:
+            if self._reading.holder is me:
+                self._reading.holder = None
+                self._stopped_reading()
 
-    def _stop_reading(self) -> None:
-        """Let another thread read, then run callbacks: they may wait for futures themselves."""
+    def _stopped_reading(self) -> None:
+        """Another thread may read: wake them, then run callbacks, which may wait for futures themselves."""
         ended, self._ended = self._ended, []
-        self._reading.release()
         self.wake_followers()
         if ended:
             self.callbacks.run(ended)
@@ -327,6 +354,8 @@ class Session(FutureQueries, ActorCalls):
             self.wake_followers()
 
     def _look_after_workers(self) -> None:
+        if current_task() is not None:
+            return  # its worker does
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return
@@ -336,13 +365,8 @@ class Session(FutureQueries, ActorCalls):
 
     def _take_mail(self) -> None:
         """With every beat: mail is read and removed also of a client that never waits."""
-        if self._pending and self._reading.acquire(blocking=False):
-            try:
-                if self.line.awaited:
-                    self._wait_on_line(0.0)
-                self._mailbox.read()
-            finally:
-                self._stop_reading()
+        if self._pending:
+            self._read_once()
         committed = ask(self.db, self._mailbox.clear_delivered, strategy="off") if self._mailbox.undeleted else None
         if committed is not None:
             committed()
@@ -373,11 +397,14 @@ class Session(FutureQueries, ActorCalls):
 
     def look_after_workers(self) -> None:
         """Reap the dead, at most once a second, unless a thread that reads the mail does."""
-        if self._reading.acquire(blocking=False):
-            try:
+        me = object()
+        try:
+            if self._reading.take(me):
                 self._look_after_workers()
-            finally:
-                self._stop_reading()
+        finally:
+            if self._reading.holder is me:
+                self._reading.holder = None
+                self._stopped_reading()
 
     def close(self) -> None:
         """Store what was submitted, then forget the session; its futures go on."""
@@ -393,10 +420,20 @@ class Session(FutureQueries, ActorCalls):
             if self._calls is not None:
                 self._calls.close()
             self.wake_followers()
-            with self._reading:
-                self._mailbox.close()
-                self.line.hang_up()
+            self._hang_up()
             self.keeping.close(self._store.codes)
+
+    def _hang_up(self) -> None:
+        """Once the thread that reads has left, which it does within a pause."""
+        me = object()
+        try:
+            while not self._reading.take(me):
+                self.follow(lambda: self._reading.holder is None, LOOK_SECONDS / 10)
+            self._mailbox.close()
+            self.line.hang_up()
+        finally:
+            if self._reading.holder is me:
+                self._reading.holder = None
 
     def _check_open(self) -> None:
         if self.closed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from fdb_datamodel import FutureResult, FutureState, streams
 from futures_worker.database import ask
 from futures_worker.errors import ObjectLostError
-from futures_worker.payload import load_result
+from futures_worker.payload import load_own
 from futures_worker.streams import MOST_AHEAD
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ResultStream(Generic[T]):
             data = item.inline if item.inline is not None else self._fetch(item)
             if data is not None:
                 self._position += 1
-                return load_result(data)
+                return load_own(data)
             self._page.clear()  # it is lost, and made again
 
     def _more(self, deadline: float | None) -> bool:

@@ -14,7 +14,7 @@ from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
 from typing import Any, Final, NamedTuple, TypeVar
 
 from futures_worker.client.future import Future
-from futures_worker.client.session import Session
+from futures_worker.client.session import Session, check_timeout
 
 T = TypeVar("T")
 PROGRESS_AFTER: Final = 0.5  # seconds of waiting after which a bar is shown
@@ -34,6 +34,8 @@ def wait(
 
     `return_when`: ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION.
     """
+    futures = check_futures(futures, "wait")
+    check_timeout(timeout)
     if return_when not in (ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION):
         raise ValueError(f"return_when is ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION, found {return_when!r}")
     wanted = set(futures)
@@ -54,6 +56,8 @@ def wait(
 
 def as_completed(futures: Iterable[Future[T]], timeout: float | None = None) -> Iterator[Future[T]]:
     """Yield futures as they end. Raises TimeoutError if not all have `timeout` seconds after the call."""
+    futures = check_futures(futures, "as_completed")
+    check_timeout(timeout)
     end = None if timeout is None else time.monotonic() + timeout
     return _completed(set(futures), end, timeout)
 
@@ -75,10 +79,25 @@ def _completed(futures: set[Future[T]], end: float | None, timeout: float | None
         raise TimeoutError(f"{len(group.remaining)} of {len(futures)} futures did not end within {timeout} s")
 
 
+def check_futures(futures: Iterable[Future[T]], what: str) -> list[Future[T]]:
+    """The futures, if they are. Raises TypeError, which names the one that isn't."""
+    if isinstance(futures, Future):
+        raise TypeError(f"{what} takes several futures, found one: {what}([future]), or future.result()")
+    found = list(futures)
+    for number, future in enumerate(found):
+        if not isinstance(future, Future):
+            kind = type(future).__name__
+            hint = "; futures of an executor have their durable one as .durable" if hasattr(future, "durable") else ""
+            raise TypeError(f"{what} takes futures, found {future!r:.80} ({kind}) in place {number}{hint}")
+    return found
+
+
 def gather(
-    futures: Sequence[Future[T]], *, progress: bool = True, timeout: float | None = None, errors: str = "raise"
+    futures: Iterable[Future[T]], *, progress: bool = True, timeout: float | None = None, errors: str = "raise"
 ) -> list[T]:
     """Results in order; see `Client.gather`."""
+    futures = check_futures(futures, "gather")
+    check_timeout(timeout)
     if errors not in ("raise", "return"):
         raise ValueError(f'errors is "raise" or "return", found {errors!r}')
     failed: list[Future[Any]] = []
@@ -114,6 +133,7 @@ class _Group:
     def __init__(self, futures: set[Future[Any]], *, all_of_them: bool) -> None:
         """`all_of_them`: whether the wait ends only when every member has ended."""
         self._all_of_them = all_of_them
+        self._members = {future: future for future in futures}
         self.remaining = set(futures)
         self._ended: deque[Future[Any]] = deque()
         self._noting = threading.Lock()  # held while a member goes from the one to the other
@@ -125,8 +145,10 @@ class _Group:
         with self._noting:
             for future in ended:
                 if future in self.remaining:
-                    self.remaining.discard(future)
-                    self._ended.append(future)
+                    member = self._members[future]  # told of another handle, which is equal
+                    if member._entry is not None or member._trouble is not None:
+                        self.remaining.discard(member)
+                        self._ended.append(member)
 
     def newly_ended(self) -> Sequence[Future[Any]]:
         """Members that ended since the last call; all, where none remained before it."""

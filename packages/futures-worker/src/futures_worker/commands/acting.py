@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fdb_datamodel import FutureState, cancel_future, get_future_state, resubmit_future
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, print_json
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, print_json, say
 from futures_worker.commands.opening import find_future, look_into, not_found, parse_id
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
@@ -57,6 +57,6 @@ def _report(rows: list[dict[str, Any]], done: str, as_json: bool, otherwise: str
     else:
         for row in rows:
             outcome = done if row[done] else f"{row['state']}: not {done}, it {otherwise}"
-            typer.echo(f"{row['id']}  {outcome}")
+            say(f"{row['id']}  {outcome}")
     if not all(row[done] for row in rows):
         fail(f"{sum(not row[done] for row in rows)} of {len(rows)} futures not {done}")

@@ -10,7 +10,7 @@ from uuid import UUID
 import typer
 
 from fdb_datamodel import FutureState, TaskOutput, get_future_state, read_output
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, printable
 from futures_worker.commands.opening import find_future, look_into, not_found, parse_id
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
@@ -66,9 +66,15 @@ def _show_new(output: TaskOutput, shown: dict[int, int]) -> None:
         return
     if new > len(output.data):
         typer.echo(f"... {new - len(output.data):,} bytes are no longer kept", err=True)
-    sys.stdout.write(output.data[-new:].decode(errors="replace"))
+    text = output.data[-new:].decode(errors="replace")
+    sys.stdout.write(_for_terminal(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
     shown[output.attempt] = output.size
+
+
+def _for_terminal(text: str) -> str:
+    """What a task printed must not command the terminal of whoever looks; each state of a progress bar gets a line."""
+    return printable(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def _row(output: TaskOutput) -> dict[str, Any]:

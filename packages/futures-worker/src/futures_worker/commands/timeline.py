@@ -9,9 +9,11 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import typer
+from rich.console import Console
 
-from fdb_datamodel import FutureInfo, FutureState, list_futures, list_workers
+from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, list_futures, list_workers
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail
+from fdb_schema.private_files import private_opener
 from futures_worker.commands.opening import look_into
 from idempotent_txn import run
 
@@ -34,13 +36,7 @@ def timeline(
     Wall clocks of several hosts may differ. With --json a summary of the file is printed.
     """
     database, space = look_into(db, cluster)
-    infos: list[FutureInfo] = []
-    after: bytes | None = None
-    while True:
-        page, after = run(database, list_futures, space, after, _PAGE, strategy="off")
-        infos = (infos + page)[-limit:]
-        if after is None:
-            break
+    infos = _newest(database, space, limit)
     slots = {(s.id.ip, s.id.port): s.info.slots for s in run(database, list_workers, space, strategy="off")}
     trace = chrome_trace(infos, slots)
     text = json.dumps(trace, separators=(",", ":"))
@@ -48,13 +44,30 @@ def timeline(
         typer.echo(text)
         return
     try:
-        output.write_text(text)
+        with open(output, "w", opener=private_opener) as file:
+            file.write(text)
     except OSError as error:
         fail(f"can't write {output}: {error.strerror}")
     summary = {"file": str(output), "futures": len(infos), "events": len(trace["traceEvents"])}
     typer.echo(
         json.dumps(summary) if as_json else f"{output}: {summary['futures']} futures, {summary['events']} events"
     )
+
+
+def _newest(database: Any, space: ClusterSpace, limit: int) -> list[FutureInfo]:
+    """The newest futures, oldest of them first; in a terminal it is told how many were read."""
+    infos: list[FutureInfo] = []
+    after: bytes | None = None
+    console = Console(stderr=True)
+    with console.status("reading futures") as status:
+        while len(infos) < limit:
+            size = min(_PAGE, limit - len(infos))
+            page, after = run(database, list_futures, space, after, size, newest_first=True, strategy="off")
+            infos += page
+            status.update(f"reading futures: {len(infos):,}")
+            if after is None:
+                break
+    return infos[::-1]
 
 
 def chrome_trace(infos: list[FutureInfo], slots: dict[tuple[str, int], int]) -> dict[str, Any]:

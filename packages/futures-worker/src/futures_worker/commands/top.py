@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fdb_datamodel import FutureState, WorkerStatus, census_page, list_workers
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, printable
 from futures_worker.commands.listing import show_cell, worker_row
 from futures_worker.commands.opening import look_into
 from idempotent_txn import run
@@ -74,5 +74,5 @@ def _page(cluster: str, now: dict[str, Any], before: dict[str, Any] | None, seco
     for column in _COLUMNS:
         table.add_column(column.replace("_", " "), no_wrap=column == "address", overflow="fold")
     for row in now["workers"]:
-        table.add_row(*(Text(show_cell(column, row[column])) for column in _COLUMNS))
+        table.add_row(*(Text(printable(show_cell(column, row[column]))) for column in _COLUMNS))
     return Group(Text(text), table if now["workers"] else Text("no live worker", style="dim"))

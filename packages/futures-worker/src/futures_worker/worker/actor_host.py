@@ -19,7 +19,6 @@ import contextlib
 import os
 import select
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +26,17 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import msgpack
 
-from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, session_lives
+from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, run_apart, session_lives
 from futures_worker import wire
-from futures_worker.errors import FutureFailedError, MainspringError, ObjectLostError, WireError
+from futures_worker.acceptor import Acceptor
+from futures_worker.errors import AddressInUseError, FutureFailedError, MainspringError, ObjectLostError, WireError
+from futures_worker.failure import text_of
+from futures_worker.handshake import ACTOR, Identity
 from futures_worker.object_names import result_name
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_result, load_args
-from futures_worker.store_secret import cluster_secret
+from futures_worker.store_secret import ClusterSecrets
 from futures_worker.store_server import listen
+from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.task_context import current_task, waiting
 from idempotent_txn import run
 
@@ -47,7 +50,6 @@ READ_BYTES: Final = 1 << 18
 LOOK_SECONDS: Final = (
     5.0  # between two looks whether the client that made an unnamed actor lives, and for orphaned calls
 )
-MOST_GREETED: Final = 64  # peers that may be about to prove themselves at the same time
 
 
 class Call(NamedTuple):
@@ -67,13 +69,13 @@ def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resi
 
     `owner`: the session that it ends with; b"": of none.
     """
-    from futures_worker.client.ambient import current_client
+    from futures_worker.client.ambient import worker_client
 
     task = current_task()
     if task is None:
         raise MainspringError("an actor is run by a worker: make it with client.actor(...)")
     task.actor = True
-    client = current_client()
+    client = worker_client()
     space = client._space
     host = run(client._db, actors.begin_host, space, task.id, task.attempt)
     with waiting() if resident else contextlib.nullcontext():
@@ -88,16 +90,21 @@ def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resi
 class Caller:
     """One connection."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+    def __init__(self, connection: wire.Connection) -> None:
+        self.sock = connection.sock
+        self.records = connection.records()
         self.session = b""  # set by its hello
         self.unpacker = msgpack.Unpacker(max_buffer_size=MOST_MESSAGE, use_list=False)
         self.unsent = bytearray()
+        self.unsealed = bytearray()
         self.deaf = False
         self.closed = False
 
     def send(self) -> bool:
         """Send what there is room for; whether all of it went."""
+        if self.unsealed:
+            self.unsent += self.records.pack(self.unsealed)
+            self.unsealed.clear()
         try:
             while self.unsent:
                 sent = self.sock.send(self.unsent)
@@ -108,6 +115,14 @@ class Caller:
             self.deaf = True
             self.unsent.clear()
         return True
+
+
+def _listen_for(ip: str) -> socket.socket:
+    """A socket for those who dial `ip`: there, or where that is an address of another machine's that passes it on, anywhere."""
+    try:
+        return listen(ip, 0)
+    except AddressInUseError:
+        return listen("::" if ":" in ip else "0.0.0.0", 0)
 
 
 class Server:
@@ -126,24 +141,30 @@ class Server:
         self._recorded: set[bytes] = set()  # calls taken from their records; their callers may send them as well
         self._callers: dict[int, Caller] = {}
         self._accepted: deque[wire.Connection] = deque()
-        self._greeting = threading.Semaphore(MOST_GREETED)
         self._pack = msgpack.Packer(autoreset=True).pack
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
-        self._listening = listen(host.worker.ip, 0)
+        self._listening = _listen_for(host.worker.ip)
+        self._acceptor: Acceptor | None = None
 
     def run(self) -> NoReturn:
         """Serve until this start is over. Raises ClaimLostError then, WorkerFencedError."""
         cursor = b""
         while True:
-            page, cursor = run(self._db, actors.recorded_calls, self._space, self._host, cursor)
+            page, cursor = run_apart(self._db, self._space, actors.recorded_calls, self._space, self._host, cursor)
             self._take_recorded(page)
             if not cursor:
                 break
-        secret = cluster_secret(self._db, self._space)
-        threading.Thread(target=self._accept, args=(secret,), name="actor-accept", daemon=True).start()
-        ip, port = self._listening.getsockname()[:2]
+        ip, port = self._host.worker.ip, self._listening.getsockname()[1]
+        self._acceptor = Acceptor(
+            self._listening,
+            ClusterSecrets(self._db, self._space),
+            self._greet,
+            identity=Identity(ACTOR, ip, port, lambda: (self._host.id,)),
+            name="actor-accept",
+        )
+        self._acceptor.start()
         run(self._db, actors.place_host, self._space, self._host, ip, port)
         while True:
             self._listen(0.0 if self._queue else LOOK_SECONDS)
@@ -165,15 +186,17 @@ class Server:
         known = self._recorded | {call.id for call in self._queue} | {one.session for one in self._callers.values()}
         cursor = b""
         while True:
-            page, cursor = run(self._db, actors.orphaned_calls, self._space, self._host, known, cursor)
+            page, cursor = run_apart(
+                self._db, self._space, actors.orphaned_calls, self._space, self._host, known, cursor
+            )
             self._take_recorded(page)
             if not cursor:
                 return
 
     def close(self) -> None:
         """Cut every connection."""
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
+        if self._acceptor is not None:
+            self._acceptor.close()
         self._listening.close()
         for caller in self._callers.values():
             caller.sock.close()
@@ -182,25 +205,11 @@ class Server:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def _accept(self, secret: bytes) -> None:
-        while True:
-            try:
-                peer, _ = self._listening.accept()
-            except OSError:
-                return
-            self._greeting.acquire()
-            threading.Thread(target=self._greet, args=(peer, secret), name="actor-greet", daemon=True).start()
-
-    def _greet(self, peer: socket.socket, secret: bytes) -> None:
-        try:
-            self._accepted.append(wire.accept(peer, secret))
-        except (WireError, OSError):
-            peer.close()  # a stranger
-            return
-        finally:
-            self._greeting.release()
+    def _greet(self, connection: wire.Connection) -> bool:
+        self._accepted.append(connection)
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
+        return True
 
     def _listen(self, timeout: float) -> None:
         full = len(self._queue) >= MOST_QUEUED
@@ -222,7 +231,7 @@ class Server:
     def _join(self, connection: wire.Connection) -> None:
         sock = connection.sock
         sock.setblocking(False)
-        self._callers[sock.fileno()] = Caller(sock)
+        self._callers[sock.fileno()] = Caller(connection)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _leave(self, descriptor: int) -> None:
@@ -238,12 +247,13 @@ class Server:
             if not data:
                 caller.closed = True
                 return
-            caller.unpacker.feed(data)
-            for message in caller.unpacker:
-                self._hear(caller, message)
+            for part in caller.records.feed(data):
+                caller.unpacker.feed(part)
+                for message in caller.unpacker:
+                    self._hear(caller, message)
         except BlockingIOError:
             return
-        except (OSError, ValueError, TypeError, LookupError, msgpack.UnpackException):
+        except (OSError, ValueError, TypeError, LookupError, RecursionError, WireError, msgpack.UnpackException):
             caller.closed = True  # it left, or speaks something else
 
     def _hear(self, caller: Caller, message: tuple[Any, ...]) -> None:
@@ -309,7 +319,7 @@ class Server:
         touched: dict[int, Caller] = {}
         for (caller, outcome), (kind, value) in zip(ended, answers, strict=True):
             if caller is not None and not caller.closed and not caller.deaf:
-                caller.unsent += self._pack((outcome.id, kind, value))
+                caller.unsealed += self._pack((outcome.id, kind, value))
                 touched[id(caller)] = caller
         for caller in touched.values():
             if not caller.send():
@@ -344,26 +354,30 @@ class Server:
             reason = "upstream" if isinstance(error, _UpstreamError) else "unpickle"
             chain = (error.upstream,) if isinstance(error, _UpstreamError) else ()
             carried = error.__cause__ if isinstance(error, _UpstreamError) and error.__cause__ else error
-            return _failed(call, Failure(reason, str(error)[:500], _carried(carried), chain=chain))
+            return _failed(call, _raised(reason, text_of(error), carried, chain))
+        pid = os.getpid()
         try:
             value = self._method(call.method)(*args, **kwargs)
         except BaseException as error:
-            return _failed(call, Failure("error", f"{type(error).__name__}: {error}"[:500], _carried(error)))
+            leave_if_forked(pid, error)
+            return _failed(call, _raised("error", f"{type(error).__name__}: {text_of(error)}", error))
+        leave_if_forked(pid)
         try:
             result = dump_result(value)
+            contained = result.contained and result.contained_in(self._client.origin.identity)
             if result.nbytes <= INLINE_RESULT_BYTES:
                 data = result.to_bytes()
                 stored = FutureResult(data, len(data))
-                return actors.CallOutcome(call.id, call.session, call.name, stored, contained=result.contained)
+                return actors.CallOutcome(call.id, call.session, call.name, stored, contained=contained)
             name, worker = result_name(call.id, 0, 1), self._host.worker
-            self._client._object_fetcher().put((worker.ip, worker.port), name, result.to_bytes())
+            self._client._object_fetcher().put(worker.address, name, result.to_bytes())
             stored = FutureResult(None, result.nbytes, name, worker)
-            return actors.CallOutcome(call.id, call.session, call.name, stored, contained=result.contained)
+            return actors.CallOutcome(call.id, call.session, call.name, stored, contained=contained)
         except (ObjectLostError, WireError) as error:  # the worker is gone, and this process goes with it
             text = f"it ran, and its result of {result.nbytes:,} bytes has no place any more: {error}"
             return _failed(call, Failure("actor-died", text[:500]))
         except BaseException as error:
-            return _failed(call, Failure("result-pickle", str(error)[:500], _carried(error)))
+            return _failed(call, _raised("result-pickle", text_of(error), error))
 
     def _method(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") and name != "__call__":
@@ -391,6 +405,7 @@ def _failed(call: Call, failure: Failure) -> actors.CallOutcome:
     return actors.CallOutcome(call.id, call.session, call.name, None, failure)
 
 
-def _carried(error: BaseException) -> bytes:
-    data: bytes = dump_exception(error, skip_frames=1).to_bytes()
-    return data
+def _raised(reason: str, text: str, error: BaseException, chain: tuple[bytes, ...] = ()) -> Failure:
+    """A failure that carries an exception; the first frame of its traceback is this module's."""
+    carried = dump_exception(error, skip_frames=1)
+    return Failure(reason, text, carried.untraced().to_bytes(), carried.traceback, chain)

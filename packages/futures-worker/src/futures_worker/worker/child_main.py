@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import GeneratorType
@@ -25,19 +26,40 @@ from fdb_schema import tracing
 from futures_worker import payload
 from futures_worker.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
-from futures_worker.failure import may_retry
+from futures_worker.failure import may_retry, text_of
 from futures_worker.object_names import result_name
 from futures_worker.store import SMALL, write_file
 from futures_worker.worker import messages, task_context
+from futures_worker.worker.class_states import ClassState, ClassStates
+from futures_worker.worker.code_versions import CodeVersions
 from futures_worker.worker.output import ChildOutput
+from futures_worker.worker.processes import leave_if_forked
+from futures_worker.worker.shortage import out_of_memory, shortage_of
+from futures_worker.worker.surroundings import Surroundings
 from idempotent_txn import run
 
 MOST_FUNCTIONS = 1000
 """Functions kept loaded by a child; the one loaded first goes first."""
 
 
+_Function = tuple[Callable[..., Any], str, str, list[ClassState]]
+"""A function that is loaded, its name, the Python that pickled it, the classes by value in it."""
+
+
+class _OlderFiles(BaseException):
+    """This process has loaded an older version of a file that the task's code needs."""
+
+
 class _NotAtHand(BaseException):
     """The task before, whose result this one takes, didn't leave a small one."""
+
+
+class _RemovedError(MainspringError):
+    """What the worker kept for a task isn't there any more."""
+
+
+class _NoRoomError(MainspringError):
+    """There is no room for a result now."""
 
 
 class ChildLoop:
@@ -57,29 +79,46 @@ class ChildLoop:
         self._arena = ArenaWriter(MAPPED_BYTES_KEPT // 4)
         self._url = url
         self._cluster = cluster
-        self._functions: dict[bytes, tuple[Callable[..., Any], str, str]] = {}
+        self._functions: dict[bytes, _Function] = {}
         self._pack = msgpack.Packer(autoreset=True).pack
         self._write_lock = threading.Lock()
         self._output = ChildOutput(directory)
         self._queued: list[list[Any]] = []  # rest of the packet being run, last first
+        self._versions = CodeVersions()
+        self._classes = ClassStates()
         self._seq = -1
+        self._pid = os.getpid()
+        self._surroundings = Surroundings()
+        self._fit = True  # whether this process may run another task
         self._kept: dict[int, bytes] = {}  # inline results of late, by seq: tasks sent behind may take them
-        task_context.install(self._report_waiting)
+        task_context.install(self._report_waiting, url, cluster)
 
     def run(self) -> None:
-        """Serves packets until the worker closes the socket."""
+        """Serves packets until the worker closes the socket, or a task leaves the process unfit for others."""
         buffer = bytearray(messages.MAX_PACKET + 4096)
         view = memoryview(buffer)
         receive = self._tasks.recv_into
+        monotonic = time.monotonic
+        since = 0.0  # when what runs can have begun, as far as the worker knows
         while True:
             size = receive(buffer)
             if size == 0:
                 return
             queued = msgpack.unpackb(view[:size])
             queued.reverse()
+            since = max(since, queued.pop())
             self._queued = queued
             while queued:
+                began = monotonic()
                 self._run_task(queued.pop())
+                now = monotonic()
+                self._fit = self._surroundings.restore(now - began) and self._fit
+                if not self._fit or now - since > messages.PACKET_SECONDS:
+                    while queued:
+                        self._write(self._pack((messages.SKIPPED, queued.pop()[0])))
+                since = now
+            if not self._fit:
+                return  # what wasn't read is taken back
 
     def _run_task(self, task: list[Any]) -> None:
         seq, digest, args, dependencies, future_id, epoch, attempt, options = task
@@ -94,11 +133,22 @@ class ChildLoop:
                 keywords: dict[str, Any] = {}
             else:
                 positional, keywords = self._load_args(args, dependencies, function)
+            if function[3]:
+                self._classes.restore(function[3])
+        except _OlderFiles:
+            self._fit = False  # a fresh child loads newer files
+            self._write(self._pack((messages.SKIPPED, seq)))
+            return
         except _NotAtHand:
             self._write(self._pack((messages.SKIPPED, seq)))
             return
         except BaseException as error:
-            self._fail(seq, started, messages.FAIL_PERMANENT, error)
+            kind = messages.FAIL_PERMANENT
+            if out_of_memory(error):
+                kind = messages.FAIL_MEMORY
+            elif isinstance(error, _RemovedError) or shortage_of(error) is not None:
+                kind, self._fit = messages.FAIL_SHORT, False  # another process may have what this one lacks
+            self._fail(seq, started, kind, error)
             return
         task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
         try:
@@ -108,17 +158,20 @@ class ChildLoop:
             else:
                 value = _call(function[0], positional, keywords)
         except MemoryError as error:
+            leave_if_forked(self._pid, error)
             task_context.enter(None)
             self._output.end(future_id, attempt)
             self._fail(seq, started, messages.FAIL_MEMORY, error)
             return
         except BaseException as error:
+            leave_if_forked(self._pid, error)
             task_context.enter(None)
             self._output.end(future_id, attempt)
             retry = may_retry(options, error) and not isinstance(error, DeadlockError)
             kind = messages.FAIL_RAISED if retry else messages.FAIL_PERMANENT
             self._fail(seq, started, kind, error)
             return
+        leave_if_forked(self._pid)
         task_context.enter(None)
         self._output.end(future_id, attempt)
         try:
@@ -126,7 +179,7 @@ class ChildLoop:
             if result.contained:
                 task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
                 try:
-                    _hold(result.contained, future_id)
+                    _hold(result, future_id)
                 finally:
                     task_context.enter(None)
             size = result.nbytes
@@ -142,16 +195,27 @@ class ChildLoop:
             name = result_name(future_id, epoch, attempt)
             self._store(name, result)
         except BaseException as error:
+            if isinstance(error, _NoRoomError) or (isinstance(error, OSError) and shortage_of(error) is not None):
+                self._fail(seq, started, messages.FAIL_NO_ROOM, error)
+                return
             if not isinstance(error, MainspringError):
-                error = ResultPickleError(f"the result of {function[1]} can't be kept: {type(error).__name__}: {error}")
+                error = ResultPickleError(
+                    f"the result of {function[1]} can't be kept: {type(error).__name__}: {text_of(error)}"
+                )
             self._fail(seq, started, messages.FAIL_PERMANENT, error)
             return
         elapsed = int((time.perf_counter() - started) * 1e6)
         self._write(self._pack((messages.STORED, seq, elapsed, size, name)))
 
-    def _load_function(self, digest: bytes) -> tuple[Callable[..., Any], str, str]:
-        data = Path(self._code, digest.hex()).read_bytes()
-        function = (payload.load_code(data), payload.code_name(data), payload.code_python(data))
+    def _load_function(self, digest: bytes) -> _Function:
+        try:
+            data = Path(self._code, digest.hex()).read_bytes()
+        except FileNotFoundError:
+            data = _kept(self._spill / messages.code_on_disk(digest))
+        if not self._versions.admits(payload.code_needs(data)):
+            raise _OlderFiles
+        loaded, classes = self._classes.load(data)
+        function = (loaded, payload.code_name(data), payload.code_python(data), classes)
         if len(self._functions) >= MOST_FUNCTIONS:
             del self._functions[next(iter(self._functions))]
         self._functions[digest] = function
@@ -161,21 +225,20 @@ class ChildLoop:
         self,
         args: bytes | str,
         dependencies: list[bytes | str | int] | str | None,
-        function: tuple[Callable[..., Any], str, str],
+        function: _Function,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        data = Path(args).read_bytes() if isinstance(args, str) else args
+        data = _kept(Path(args)) if isinstance(args, str) else args
         if isinstance(dependencies, str):
-            dependencies = msgpack.unpackb(Path(dependencies).read_bytes())
+            dependencies = msgpack.unpackb(_kept(Path(dependencies)))
         values = []
         for number, dependency in enumerate(dependencies or ()):
             if isinstance(dependency, int):
                 if dependency not in self._kept:
                     raise _NotAtHand
                 dependency = self._kept[dependency]
+            stored = _mapped(dependency) if isinstance(dependency, str) else dependency
             try:
-                values.append(
-                    payload.load_result(map_shared(dependency) if isinstance(dependency, str) else dependency)
-                )
+                values.append(payload.load_own(stored))
             except Exception as error:
                 raise TaskUnpickleError(
                     f"argument future {number} of {function[1]} can't be unpickled on this worker: {error}"
@@ -189,10 +252,14 @@ class ChildLoop:
             try:
                 write_file(self._spill / name, result.parts())
             except OSError as disk_error:
-                raise OversizeError(
+                text = (
                     f"the result of {result.nbytes} bytes fits neither the worker's memory ({memory_error.strerror}) "
                     f"nor its spill directory ({disk_error.strerror}): give the worker more room (--object-store, --spill)"
-                ) from disk_error
+                )
+                gone = isinstance(disk_error, FileNotFoundError)  # somebody removed it: it is made anew in a moment
+                if (gone or shortage_of(disk_error) is not None) and _has_room_for(self._spill, result.nbytes):
+                    raise _NoRoomError(f"{text}; it is tried again") from disk_error
+                raise OversizeError(text) from disk_error
 
     def _store_in_memory(self, target: Path, result: payload.ResultPayload) -> None:
         """Into the file of a deleted object, if there is one of about the size, else into a new one."""
@@ -235,6 +302,31 @@ class ChildLoop:
                 written = os.write(self._results, data)
 
 
+def _kept(path: Path) -> bytes:
+    """What the worker has put into a file for a task."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise _RemovedError(f"somebody removed {path}, which this worker needs: it is tried again") from error
+
+
+def _mapped(path: str) -> memoryview:
+    """The same of a large one."""
+    try:
+        return map_shared(path, own=True)
+    except FileNotFoundError as error:
+        raise _RemovedError(f"somebody removed {path}, which this worker needs: it is tried again") from error
+
+
+def _has_room_for(directory: Path, size: int) -> bool:
+    """Whether a file system could hold so many bytes if it were empty."""
+    try:
+        room = os.statvfs(directory)
+    except OSError:
+        return True
+    return size < room.f_blocks * room.f_frsize
+
+
 def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the task's code returns; what it yields, once all of it is stored."""
     value = function(*positional, **keywords)
@@ -245,12 +337,12 @@ def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: d
     return value
 
 
-def _hold(contained: tuple[bytes, ...], outer: bytes) -> None:
+def _hold(result: payload.ResultPayload, outer: bytes) -> None:
     """Futures inside a result live as long as that, whatever becomes of the client in this process."""
-    from futures_worker.client.ambient import current_client
+    from futures_worker.client.ambient import worker_client
 
-    client = current_client()
-    run(client._db, hold_futures, client._space, contained, outer=outer)
+    client = worker_client()
+    run(client._db, hold_futures, client._space, result.contained_in(client.origin.identity), outer=outer)
 
 
 def run_child(tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
@@ -261,8 +353,6 @@ def run_child(tasks: socket.socket, results: int, directory: str, url: str, clus
     except (BrokenPipeError, ConnectionError):
         pass  # the worker is gone
     except BaseException:
-        import traceback
-
         traceback.print_exc()
         status = 70
     finally:

@@ -18,6 +18,7 @@ import msgpack
 
 from futures_worker.errors import MainspringError
 from futures_worker.worker.messages import MAX_PACKET, well_formed
+from futures_worker.worker.processes import environment_for_tasks
 
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 16
@@ -119,21 +120,29 @@ class ChildProcess:
 class ChildProcesses:
     """Starts the template, and forks, kills and reaps children through it."""
 
-    def __init__(self, directory: str, url: str, cluster: str) -> None:
-        self._setup = ("setup", directory, url, cluster)
+    def __init__(self, directory: str, url: str, cluster: str, files: int = 0) -> None:
+        """`files`: how many files a task may have open; 0: as many as this process. Raises OSError where the host is short."""
+        self._setup = ("setup", directory, url, cluster, files)
         self._exits: list[Exited] = []
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._template = subprocess.Popen(
-                [sys.executable, "-m", "futures_worker.worker.template", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        try:
+            with theirs:
+                self._template = subprocess.Popen(
+                    # -P: what lies in the working directory, whoever put it there, isn't what is imported first.
+                    [sys.executable, "-P", "-m", "futures_worker.worker.template", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=environment_for_tasks(os.environ),
+                )
+        except OSError:
+            self.control.close()
+            raise
         self.ready = False  # whether it can fork
         self.began = time.monotonic()
         self._asked: dict[int, ChildProcess] = {}
         self._started: list[ChildProcess] = []
+        self._refused: list[tuple[int, str]] = []
         self._send(self._setup)
 
     def wait_ready(self) -> None:
@@ -144,9 +153,17 @@ class ChildProcesses:
         self.control.settimeout(None)
 
     def ask(self, number: int) -> None:
-        """Asks for a child; `started` tells of it once it is forked. Raises `TemplateLostError`."""
+        """Asks for a child; `started` tells of it once it is forked, or `refused` that it can't be.
+
+        Raises `TemplateLostError`, and OSError where this process is short of descriptors.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         with contextlib.suppress(OSError):
             fcntl.fcntl(read_end, _F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(read_end, False)
@@ -166,6 +183,8 @@ class ChildProcesses:
         self.ask(number)
         while number in self._asked:
             self._hear(self._receive())
+        for refused, why in self.refused():
+            raise TemplateLostError(f"child {refused} can't be forked: {why}")
         child = next(child for child in self._started if child.number == number)
         self._started.remove(child)
         return child
@@ -178,6 +197,11 @@ class ChildProcesses:
         """Children that were forked since the last call, as far as `exits` has heard."""
         started, self._started = self._started, []
         return started
+
+    def refused(self) -> list[tuple[int, str]]:
+        """Children that the host couldn't fork since the last call, and why."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def exits(self) -> list[Exited]:
         """Children that ended since the last call; hears all that the template said, and does not block.
@@ -218,8 +242,11 @@ class ChildProcesses:
         self._template.kill()
         self._template.wait()
         self.control.close()
+        self.ready = False
         for child in (*self._asked.values(), *self._started):
             child.close()
+        self._asked.clear()
+        self._started.clear()
 
     def _hear(self, message: Sequence[Any]) -> None:
         if message[0] == "ready":
@@ -228,6 +255,9 @@ class ChildProcesses:
             child = self._asked.pop(message[1])
             child.pid = message[2]
             self._started.append(child)
+        elif message[0] == "refused":
+            self._asked.pop(message[1]).close()
+            self._refused.append((message[1], message[2]))
         elif message[0] == "exited":
             self._exits.append(Exited(*message[1:4]))
 

@@ -10,6 +10,7 @@ from futures_worker.worker.instructions import (
     InputsBroken,
     InputsLost,
     InputsReady,
+    InputsShort,
     PrepareInputs,
     Pushed,
     TurnEnded,
@@ -56,7 +57,10 @@ class ClaimedTasks(WorkerState):
             if event.turn.capacity.look:
                 self._watch_blocked(claims, event.turn.capacity)
             heads = [claim for claim in claims if len(claim.inputs) == len(claim.dependencies)]
-            if len(heads) >= limit:
+            self.sated = claims.cut
+            if claims.cut:
+                self.ambition = max(self.slots, 2 * len(heads))
+            elif len(heads) >= limit:
                 self.ambition = min(MOST_IN_HAND, max(self.ambition, self.slots, limit) * 2)
             elif not claims and not self.tasks:
                 self.ambition = self.slots
@@ -124,6 +128,7 @@ class ClaimedTasks(WorkerState):
             self.used[1] += ram
             self.used[2] += gpu
             self.tasks[claim.id] = task
+            self.count(task, 1)
             self.counters.claimed += 1
             tasks.append(task)
         return tasks
@@ -176,3 +181,13 @@ class ClaimedTasks(WorkerState):
             return
         self.counters.failed += 1
         self.end(task, Outcome.failed(task.claim, Failure(event.reason, event.message), permanently=True))
+
+    def _inputs_short(self, event: InputsShort) -> None:
+        if not self._prepared(event.task):
+            return
+        if event.task.cancelled:
+            self.close(event.task)
+            return
+        text = f"{self.worker.ip}:{self.worker.port} was short: {event.message}"[:500]
+        self.end(event.task, Outcome.short(event.task.claim, text))
+        self.abstain()

@@ -80,8 +80,9 @@ class InputCopies:
                         if copy.worker == me:
                             self._link_own(copy, path)
                             return True
-                        address = (copy.worker.ip, copy.worker.port)
-                        self._fetcher.fetch_file(address, copy.name, path, yielding=time.monotonic() < until)
+                        self._fetcher.fetch_file(
+                            copy.worker.address, copy.name, path, yielding=time.monotonic() < until
+                        )
                     except ObjectBusyError:
                         busy = True
                     except ObjectAbsentError:

@@ -32,15 +32,18 @@ from futures_worker.worker.instructions import (
     InputsBroken,
     InputsLost,
     InputsReady,
+    InputsShort,
     Instruction,
     MailArrived,
     MemoryShort,
     PeersSeen,
     Pushed,
     Rang,
+    RetireChild,
     TakeBack,
     TasksReturned,
     TurnEnded,
+    TurnRefused,
 )
 from futures_worker.worker.tasks import SHORT, Child, ChildState, Task
 
@@ -49,6 +52,10 @@ RESUME_SOON = 0.05
 """Seconds that a waiting task has to go on after what it waits for ended here, before its slot is given to another."""
 ACTOR = "actor "
 """What the names of actors' own futures start with."""
+LEAVE_SECONDS = 5.0
+"""Seconds that a child has to end which said that it won't begin what it was sent."""
+REFUSED_PAUSE = 0.5
+"""Seconds before a turn that the database refused is taken again."""
 RESPAWN_PAUSE = 0.5
 """Seconds before a child that died without having run anything is replaced."""
 
@@ -86,8 +93,16 @@ class WorkerCore(ClaimedTasks):
         if len(self.tasks) != 1 or self.outcomes:
             return None
         (task,) = self.tasks.values()
-        known = self.pace.of(task.digest)
+        known = self.pace.of(task.claim.code)
         return task.claim if task.seq >= 0 and known is not None and known <= SHORT else None
+
+    def runs(self, future_id: bytes) -> bool:
+        """Whether the task of a future has begun and not ended, as far as it is known. Callable from any thread."""
+        for child in list(self.children.values()):
+            queue = tuple(child.queue)
+            if queue and queue[0].claim.id == future_id:
+                return True
+        return False
 
     def in_hand(self) -> set[bytes]:
         """Ids whose claims this worker knows of, those that only wait to be reported included."""
@@ -112,6 +127,15 @@ class WorkerCore(ClaimedTasks):
         self.stocked = len(self.ready) > self.slots
         self.idle_room = event.idle_room
 
+    def _turn_refused(self, event: TurnRefused) -> None:
+        """Nothing of it happened: its outcomes are the first of a later turn."""
+        self.refused_until = self.now + REFUSED_PAUSE
+        if event.turn.outcomes:
+            if not self.outcomes:
+                self.first_outcome = self.now
+            self.outcomes[:0] = event.turn.outcomes
+        self.wants_claim = self.wants_claim or event.turn.limit > 0
+
     def _child_started(self, event: ChildStarted) -> None:
         child = self.children.get(event.child)
         if child is not None and child.state is ChildState.starting:
@@ -126,24 +150,47 @@ class WorkerCore(ClaimedTasks):
                 self._blocked(child, message[2], message[3])
             elif kind == messages.RESUMED:
                 self.resumed(child)
+            elif not self._plausible(child, message):
+                self.kill(child, f"it said of task {seq} what can't be: user code wrote to the worker's pipe")
+                return
             elif kind == messages.SKIPPED:
                 child.head_since = self.now
+                if child.queue and child.queue[0].seq == seq and not child.queue[0].skippable:
+                    self._leaves(child)
                 self.return_tasks(child, [seq])
             else:
+                if child.queue and child.queue[0].seq == seq:
+                    self.resumed(child)  # a result ends the wait in any case, and the cpu is taken again to be let go
                 task = child.take(seq)
                 if task is not None:
                     self._result(child, task, message)
+
+    def _leaves(self, child: Child) -> None:
+        """It won't begin what it was sent, and is about to end: unless user code forged that, and it doesn't."""
+        if child.state is ChildState.running:
+            child.become(ChildState.dying)
+            child.kill_reason = "left"
+            child.leave_by = self.now + LEAVE_SECONDS
+            self.staff_changed = True
+            self.out.append(RetireChild(child.number))
+
+    @staticmethod
+    def _plausible(child: Child, message: list[Any]) -> bool:
+        """Whether a child may say this now: user code can forge what is well formed. Of what it holds no more all may be said."""
+        kind, seq = message[0], message[1]
+        task = next((task for task in child.queue if task.seq == seq), None)
+        if task is None or kind == messages.SKIPPED:
+            return True
+        return task is child.queue[0] and (kind != messages.STORED or message[4] == task.object_name)
 
     def _result(self, child: Child, task: Task, message: list[Any]) -> None:
         child.ran += 1
         child.head_since = self.now
         child.rescued = child.full = False
-        if child.state is ChildState.blocked:  # a result ends the wait in any case
-            self.resumed(child)
         if self.waiting:
             self._expect_back(task.claim.id)
         seconds = message[2] * 1e-6
-        self.pace.observe(task.digest, seconds)
+        self.pace.observe(task.claim.code, seconds)
         kind = message[0]
         if task.cancelled or task.orphaned:
             if kind == messages.STORED:
@@ -151,6 +198,7 @@ class WorkerCore(ClaimedTasks):
             self.let_go(task)
         elif kind == messages.RESULT:
             self.counters.realized += 1
+            self.short_pause = 0.0
             if task.follower is not None:
                 self.hand_on(task, FutureResult(message[3], len(message[3])))
             self.end(task, Outcome.realized(task.claim, message[3]))
@@ -160,6 +208,8 @@ class WorkerCore(ClaimedTasks):
             result = FutureResult(size=size, name=task.object_name, worker=self.worker)
             self.hand_on(task, result)
             self.end(task, Outcome.realized(task.claim, result))
+        elif message[3] in (messages.FAIL_SHORT, messages.FAIL_NO_ROOM):
+            self._short(task, message, alone=message[3] == messages.FAIL_SHORT and child.ran > 1)
         else:
             self.counters.failed += 1
             outcome = failed_outcome(task, message)
@@ -168,8 +218,19 @@ class WorkerCore(ClaimedTasks):
                 outcome = Outcome.failed(task.claim, outcome.failure, requirements=room)
             self.end(task, outcome)
 
+    def _short(self, task: Task, message: list[Any], *, alone: bool) -> None:
+        """The host lacks something that the task needs. `alone`: perhaps just the process, which ends."""
+        packed: bytes = message[4]
+        text = f"{self.worker.ip}:{self.worker.port} was short: {CarriedFailure.from_bytes(packed).message}"[:500]
+        self.end(task, Outcome.short(task.claim, text, packed, started=message[3] == messages.FAIL_NO_ROOM))
+        if not alone:
+            self.abstain()
+
     def _blocked(self, child: Child, returned: list[int], awaits: list[bytes]) -> None:
         if child.state is not ChildState.running:
+            return
+        if child.queue and child.queue[0].seq in returned:
+            self.kill(child, "it said that the task it runs has not begun: user code wrote to the worker's pipe")
             return
         child.become(ChildState.blocked)
         child.awaits = tuple(awaits)
@@ -240,7 +301,7 @@ class WorkerCore(ClaimedTasks):
             self.close(task)
             return
         if child.kill_reason == "drained":
-            self.give_back(task, "drained")
+            self.give_back(task, "drained", started=True)
             return
         self.counters.failed += 1
         if child.kill_reason == planning.TOO_DEEP:
@@ -253,7 +314,8 @@ class WorkerCore(ClaimedTasks):
             why = child.kill_reason or event.description
             failure = Failure("oom", f"the process that ran {task.label} was killed for its memory ({why})")
         else:
-            failure = Failure("crash", f"the process that ran {task.label} died: {event.description}")
+            why = child.kill_reason or event.description
+            failure = Failure("crash", f"the process that ran {task.label} died: {why}")
         self.end(task, Outcome.failed(task.claim, failure, requirements=self._more_room(task, failure)))
 
     def _more_room(self, task: Task, failure: Failure) -> Requirements | None:
@@ -272,19 +334,32 @@ class WorkerCore(ClaimedTasks):
     def _mail(self, event: MailArrived) -> None:
         for entry in event.entries:
             task = self.tasks.get(entry.id)
-            if entry.kind != "cancel" or task is None or task.cancelled or entry.epoch < task.claim.epoch:
+            if task is None or task.cancelled or entry.epoch < task.claim.epoch:
                 continue  # mail of an earlier epoch is about an attempt that is no more
-            task.cancelled = True
+            if entry.kind == "cancel":
+                task.cancelled = True
+            elif entry.kind == "late":
+                task.late = True
+            else:
+                continue
             if task in self.ready:
                 self.ready.remove(task)
-                self.close(task)
-                continue
-            if task.behind is not None and task.seq < 0 and not task.preparing:
-                self.close(task)
-                continue
-            for child in self.children.values():
-                if child.queue and child.queue[0] is task:
+                self.dismissed(task)
+            elif task.behind is not None and task.seq < 0 and not task.preparing:
+                self.dismissed(task)
+            elif task.seq >= 0:
+                self._reach(task)
+
+    def _reach(self, task: Task) -> None:
+        """A task that was sent to a child is cancelled, or late: what it has begun is killed, or left alone."""
+        for child in self.children.values():
+            if child.queue and child.queue[0] is task:
+                if task.cancelled:
                     self.kill(child, "cancelled")
+                return
+            if task in child.queue:
+                self.out.append(TakeBack(child.number))
+                return
 
     def _drain(self, event: DrainAsked) -> None:
         if not self.draining:
@@ -329,15 +404,15 @@ class WorkerCore(ClaimedTasks):
 def failed_outcome(task: Task, message: list[Any]) -> Outcome:
     """The outcome of a FAILED message."""
     kind = message[3]
-    packed: bytes = message[4]
-    carried = CarriedFailure.from_bytes(packed)
+    carried = CarriedFailure.from_bytes(message[4])
+    packed = carried.untraced().to_bytes()
     short = carried.error_type.rpartition(".")[2]
     text = f"{short}: {carried.message}"[:500]
     if kind == messages.FAIL_MEMORY:
-        return Outcome.failed(task.claim, Failure("oom", text, packed))
+        return Outcome.failed(task.claim, Failure("oom", text, packed, carried.traceback))
     permanent = kind == messages.FAIL_PERMANENT
     reason = _REASONS.get(short, "error") if permanent else "error"
-    return Outcome.failed(task.claim, Failure(reason, text, packed), permanently=permanent)
+    return Outcome.failed(task.claim, Failure(reason, text, packed, carried.traceback), permanently=permanent)
 
 
 _REASONS = {
@@ -351,9 +426,11 @@ _HANDLERS: dict[type[Event], Callable[[WorkerCore, Any], None]] = {
     Rang: WorkerCore._rang,
     PeersSeen: WorkerCore._peers_seen,
     TurnEnded: WorkerCore._turn_ended,
+    TurnRefused: WorkerCore._turn_refused,
     InputsReady: WorkerCore._inputs_ready,
     InputsLost: WorkerCore._inputs_lost,
     InputsBroken: WorkerCore._inputs_broken,
+    InputsShort: WorkerCore._inputs_short,
     ChildStarted: WorkerCore._child_started,
     ChildSaid: WorkerCore._child_said,
     TasksReturned: WorkerCore._tasks_returned,

@@ -42,6 +42,8 @@ from futures_worker.worker.tasks import Task
 
 log = logging.getLogger("futures_worker")
 
+TEMPLATE_PAUSE = 1.0
+"""Seconds before a template is started again that the host had no room for."""
 TEMPLATE_TRIES = 3
 """Templates started in a row, should each be killed before it is ready."""
 
@@ -49,7 +51,9 @@ TEMPLATE_TRIES = 3
 class Crew:
     """The children of one worker, and their place in the shell's one wait (`epoll`)."""
 
-    def __init__(self, epoll: select.epoll, store: ObjectStore, url: str, cluster: str) -> None:
+    def __init__(self, epoll: select.epoll, store: ObjectStore, url: str, cluster: str, files: int = 0) -> None:
+        """`files`: how many files a task may have open; 0: as many as this process."""
+        self._files = files
         self._epoll = epoll
         self._store = store
         self._url = url
@@ -60,6 +64,7 @@ class Crew:
         self._memory_kills = self._memory.kills()
         self._unwanted: set[int] = set()  # killed before they were forked
         self._to_fork: list[int] = []  # asked for while no template could
+        self._start_at = 0.0  # when a template is to be started that the host had no room for; 0: there is one
         self._tries = 0  # templates in a row that were lost before they were ready
         self._processes = self._start_template()
         self._await_first_template()
@@ -79,7 +84,10 @@ class Crew:
 
     def look(self, events: list[Event]) -> None:
         """What has to be looked at now and then: memory that runs out, and a template that doesn't come up."""
-        if not self._processes.ready and time.monotonic() - self._processes.began > START_TIMEOUT:
+        if self._start_at:
+            if time.monotonic() >= self._start_at:
+                self._try_to_start()
+        elif not self._processes.ready and time.monotonic() - self._processes.began > START_TIMEOUT:
             why = TemplateLostError(f"the process that forks children did not start within {START_TIMEOUT} s")
             self._replace_template(why, events)
         self._look_at_memory(events)
@@ -101,9 +109,26 @@ class Crew:
         self._processes.close()
 
     def _start_template(self) -> ChildProcesses:
-        processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster)
-        self._epoll.register(processes.control.fileno(), select.EPOLLIN)
+        processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster, self._files)
+        try:
+            self._epoll.register(processes.control.fileno(), select.EPOLLIN)
+        except OSError:
+            processes.abandon()
+            raise
         return processes
+
+    def _try_to_start(self) -> None:
+        """Another template, or a later try: what is to be forked meanwhile waits for it."""
+        try:
+            self._processes = self._start_template()
+            self._start_at = 0.0
+        except OSError as exc:
+            self._start_at = time.monotonic() + TEMPLATE_PAUSE
+            log.warning(
+                "this host is short: the process that forks children can't be started (%s); it is tried again in %.0f s",
+                exc,
+                TEMPLATE_PAUSE,
+            )
 
     def _await_first_template(self) -> None:
         while True:
@@ -115,20 +140,22 @@ class Crew:
 
     def _hear(self, child: ChildProcess, events: list[Event]) -> None:
         heard = child.receive()
+        for count, message in enumerate(heard):
+            if message[0] == messages.STORED:
+                try:
+                    self._store.adopt(message[4], message[3])
+                except (ObjectLostError, ValueError, OSError) as exc:
+                    log.error("child %d announced a result that is not there: %s", child.pid, exc)
+                    child.garbled = child.closed = True
+                    del heard[count:]
+                    break
         if child.closed and child.number in self._children:
             # It died, or user code closed the pipe or wrote to it: the child is of no use any more.
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(child.results)
             self._processes.kill(child)
-        if not heard:
-            return
-        for message in heard:
-            if message[0] == messages.STORED:
-                try:
-                    self._store.adopt(message[4], message[3])
-                except (ObjectLostError, ValueError) as exc:
-                    log.error("a result was announced but is not there: %s", exc)
-        events.append(ChildSaid(child.number, heard))
+        if heard:
+            events.append(ChildSaid(child.number, heard))
 
     def _reap(self, events: list[Event]) -> None:
         try:
@@ -136,10 +163,12 @@ class Crew:
             if self._processes.ready:
                 waiting, self._to_fork = self._to_fork, []
                 for number in waiting:
-                    self._processes.ask(number)
+                    self._ask(number, events)
         except TemplateLostError as exc:
             self._replace_template(exc, events)
             return
+        for number, why in self._processes.refused():
+            self._refuse(number, why, events)
         for child in self._processes.started():
             self._children[child.number] = child
             self._by_pipe[child.results] = child
@@ -164,7 +193,7 @@ class Crew:
 
     def _end_child(self, child: ChildProcess, description: str, oom: bool, events: list[Event]) -> None:
         self._hear(child, events)  # what it wrote before it died counts
-        unread = tuple(task[0] for packet in child.take_back() for task in msgpack.unpackb(packet))
+        unread = _seqs(child.take_back())
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(child.results)
         del self._children[child.number], self._by_pipe[child.results]
@@ -188,7 +217,7 @@ class Crew:
         self._to_fork = [number for number in (*unborn, *self._to_fork) if number not in self._unwanted]
         events.extend(ChildEnded(number, "it was not begun") for number in self._unwanted)
         self._unwanted.clear()
-        self._processes = self._start_template()
+        self._try_to_start()
 
     def _spawn(self, instruction: SpawnChild) -> list[Event]:
         events: list[Event] = []
@@ -196,11 +225,23 @@ class Crew:
             self._to_fork.append(instruction.child)
             return events
         try:
-            self._processes.ask(instruction.child)
+            self._ask(instruction.child, events)
         except TemplateLostError as exc:
             self._to_fork.append(instruction.child)
             self._replace_template(exc, events)
         return events
+
+    def _ask(self, number: int, events: list[Event]) -> None:
+        try:
+            self._processes.ask(number)
+        except OSError as exc:
+            self._refuse(number, str(exc), events)
+
+    def _refuse(self, number: int, why: str, events: list[Event]) -> None:
+        """The host has no room for another process: the worker goes on with those it has, and asks again later."""
+        log.warning("this host is short: a child process can't be made: %s", why)
+        self._unwanted.discard(number)
+        events.append(ChildEnded(number, f"it could not be made: {why}"))
 
     def _kill(self, instruction: KillChild) -> list[Event]:
         number = instruction.child
@@ -227,24 +268,24 @@ class Crew:
             return [TasksReturned(instruction.child, tuple(task.seq for task in tasks))]
         position = 0
         while position < len(tasks):
-            packed: list[bytes] = []
-            size = 1
-            while position + len(packed) < len(tasks) and len(packed) < per_packet:
-                data = _pack_task(tasks[position + len(packed)])
-                if packed and size + len(data) > messages.MAX_PACKET:
+            packed: list[bytes] = [_pack(instruction.at)]
+            size = 10
+            while (sent := position + len(packed) - 1) < len(tasks) and len(packed) <= per_packet:
+                data = _pack_task(tasks[sent])
+                if len(packed) > 1 and size + len(data) > messages.MAX_PACKET:
                     break
                 packed.append(data)
                 size += len(data)
             if not child.send(bytes((0x90 | len(packed),)) + b"".join(packed)):
                 return [TasksReturned(child.number, tuple(task.seq for task in tasks[position:]), full=True)]
-            position += len(packed)
+            position += len(packed) - 1
         return []
 
     def _take_back(self, instruction: TakeBack) -> list[Event]:
         child = self._children.get(instruction.child)
         if child is None:
             return []
-        seqs = tuple(task[0] for packet in child.take_back() for task in msgpack.unpackb(packet))
+        seqs = _seqs(child.take_back())
         return [TasksReturned(child.number, seqs)] if seqs else []
 
 
@@ -260,6 +301,10 @@ def _pack_task(task: Task) -> bytes:
 
 
 _pack = msgpack.Packer(autoreset=True).pack
+
+
+def _seqs(packets: list[bytes]) -> tuple[int, ...]:
+    return tuple(task[0] for packet in packets for task in msgpack.unpackb(packet)[1:])
 
 
 _CARRY_OUT: dict[type[Instruction], Callable[..., list[Event]]] = {

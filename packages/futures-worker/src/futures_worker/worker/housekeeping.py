@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fdb_datamodel import WorkerId, WorkerStatus, advance, declare_dead, list_workers, reap
+from fdb_datamodel import WorkerId, WorkerStatus, advance, declare_dead, list_workers, reap, run_apart
 from fdb_schema import ClusterClock, ClusterSpace, fdb_error_code
 from fdb_schema.clock import ADVANCE_SECONDS
 from futures_worker.liveness import TTL_SECONDS, WorkerObserver, find_dead, worker_gone
@@ -66,7 +66,7 @@ class Housekeeping:
         now_us = run(self._db, self._clock.advance, strategy="off")
         self._clock.committed()
         while not self._stop.is_set():
-            progress = run(self._db, advance, self._space, now_us)
+            progress = run_apart(self._db, self._space, advance, self._space, now_us)
             if not progress.more:
                 return
 
@@ -77,7 +77,7 @@ class Housekeeping:
         declared = [sighting.id for sighting in dead if run(self._db, declare_dead, self._space, sighting)]
         for worker in declared:
             log.warning("worker %s is gone, or gave no sign of life for its TTL: its claims are given back", worker)
-        while not self._stop.is_set() and run(self._db, reap, self._space):
+        while not self._stop.is_set() and run_apart(self._db, self._space, reap, self._space):
             pass  # also what another observer declared dead and didn't finish
         gone = {sighting.id for sighting in dead}
         self._live = [status for status in seen if status.id not in gone]

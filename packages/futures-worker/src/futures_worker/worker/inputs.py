@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
 import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -20,10 +22,13 @@ from futures_worker.errors import AuthenticationError, FutureDeletedError, Objec
 from futures_worker.store import ObjectStore, write_file
 from futures_worker.store_client import ObjectAbsentError, ObjectFetcher
 from futures_worker.worker.copies import InputCopies
-from futures_worker.worker.instructions import Event, InputsBroken, InputsLost, InputsReady
-from futures_worker.worker.messages import PARCEL_BYTES
+from futures_worker.worker.instructions import Event, InputsBroken, InputsLost, InputsReady, InputsShort
+from futures_worker.worker.messages import PARCEL_BYTES, code_on_disk
+from futures_worker.worker.shortage import shortage_of
 from futures_worker.worker.tasks import Task
 from idempotent_txn import run
+
+log = logging.getLogger("futures_worker")
 
 MOST_CODES = 1000
 """Different functions whose code is kept as a file; a child keeps as many loaded."""
@@ -51,6 +56,7 @@ class Inputs:
         self._post = post
         self._copies = InputCopies(db, space, store, fetcher, self._live_copies)
         self._codes: OrderedDict[bytes, bytes] = OrderedDict()  # claim.code -> digest, of codes whose file is written
+        self._made_anew = 0  # the directories that these lie in
         self._parcel_numbers = itertools.count()
         self._to_fetch: queue.SimpleQueue[tuple[Task, WorkerId] | None] = queue.SimpleQueue()
         self._threads = 0  # daemons: a fetch that hangs doesn't keep the process from ending
@@ -58,6 +64,9 @@ class Inputs:
 
     def prepare(self, tasks: list[Task], me: WorkerId) -> list[Event]:
         """Events for what is ready at once; the others' events are posted when they are."""
+        if self._made_anew != self._store.directory.made_anew:
+            self._made_anew = self._store.directory.made_anew
+            self._codes.clear()
         ready = []
         events: list[Event] = []
         for task in tasks:
@@ -108,16 +117,25 @@ class Inputs:
                 task, "unpickle", f"the code or arguments of {task.label} is not in the database: {exc}"
             )
         except OSError as exc:
-            return InputsBroken(task, "oversize", f"no room for the arguments of {task.label}: {exc}")
+            return _refused(task, "the arguments", exc)
         if not claim.dependencies:
             return InputsReady([task])
         if any(self._takes_time(claim.inputs.get(i), me) for i in claim.dependencies):  # None: of the task it is behind
-            self._to_fetch.put((task, me))
-            if self._threads < FETCH_THREADS:
-                self._threads += 1
-                threading.Thread(target=self._fetch, name="fetch-inputs", daemon=True).start()
-            return None
+            return None if self._hand_over(task, me) else InputsShort(task, "no thread can be started")
         return self._bring_dependencies(task, me)
+
+    def _hand_over(self, task: Task, me: WorkerId) -> bool:
+        """To a thread that brings the inputs; False if there is none and none can be started."""
+        if self._threads < FETCH_THREADS:
+            try:
+                threading.Thread(target=self._fetch, name="fetch-inputs", daemon=True).start()
+                self._threads += 1
+            except RuntimeError:
+                log.warning("no thread can be started to fetch inputs: %d do it", self._threads)
+        if not self._threads:
+            return False
+        self._to_fetch.put((task, me))
+        return True
 
     def _fetch(self) -> None:
         while not self._closed and (wanted := self._to_fetch.get()) is not None:
@@ -126,9 +144,12 @@ class Inputs:
     def _bring_code(self, code: bytes) -> bytes:
         data: bytes = run(self._db, get_code, self._space, code, strategy="off")
         digest = hashlib.sha256(data).digest()
-        path = self._store.directory.code / digest.hex()
-        if not path.exists():
-            write_file(path, [data])
+        path, spilled = self._store.directory.code / digest.hex(), self._spilled_code(digest)
+        if not path.exists() and not spilled.exists():
+            try:
+                write_file(path, [data])
+            except OSError:  # a full memory keeps no task from running
+                write_file(spilled, [data])
         self._codes[code] = digest
         if len(self._codes) > MOST_CODES:
             self._forget_codes()
@@ -140,8 +161,11 @@ class Inputs:
         for code, digest in list(self._codes.items())[: MOST_CODES // 2]:
             if digest not in needed:
                 del self._codes[code]
-                with contextlib.suppress(FileNotFoundError):
-                    (self._store.directory.code / digest.hex()).unlink()
+                for path in (self._store.directory.code / digest.hex(), self._spilled_code(digest)):
+                    path.unlink(missing_ok=True)
+
+    def _spilled_code(self, digest: bytes) -> Path:
+        return self._store.directory.spill / code_on_disk(digest)
 
     def _bring_dependencies(self, task: Task, me: WorkerId) -> Event:
         claim = task.claim
@@ -169,7 +193,7 @@ class Inputs:
             elif inline + len(task.args) > PARCEL_BYTES:
                 task.dependencies = self._parcel(task, msgpack.packb(found))
         except OSError as exc:
-            return InputsBroken(task, "oversize", f"no room for the inputs of {task.label}: {exc}")
+            return _refused(task, "the inputs", exc)
         except Exception as exc:  # a thread's exception would leave the task claimed for ever
             return InputsBroken(task, "error", f"preparing {task.label} failed: {type(exc).__name__}: {exc}")
         return InputsReady([task])
@@ -181,8 +205,12 @@ class Inputs:
         latest = task.claim.inputs.get(dependency)
         if latest is not None and self._copies.applies(latest, me):
             path = self._parcel_path(task)
-            if self._copies.bring(dependency, latest, me, path, absent):
-                return path
+            try:
+                if self._copies.bring(dependency, latest, me, path, absent):
+                    return path
+            except OSError as exc:
+                if shortage_of(exc) is None:
+                    raise
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         tried: set[WorkerId | None] = set()
@@ -212,6 +240,16 @@ class Inputs:
         if result.inline is not None:
             return result.inline
         path = self._parcel_path(task)
+        try:
+            self._bring_to(path, result, me)
+        except OSError as exc:
+            if shortage_of(exc) is None:
+                raise
+            path = self._spilled_path(task, path)
+            self._bring_to(path, result, me)
+        return path
+
+    def _bring_to(self, path: str, result: FutureResult, me: WorkerId) -> None:
         if result.worker == me:
             located = self._store.locate(result.name)
             if located is None:
@@ -220,8 +258,7 @@ class Inputs:
         elif result.worker is None:
             raise ObjectLostError(f"object {result.name} names no worker")
         else:
-            self._fetcher.fetch_file((result.worker.ip, result.worker.port), result.name, path)
-        return path
+            self._fetcher.fetch_file(result.worker.address, result.name, path)
 
     def _takes_time(self, result: FutureResult | None, me: WorkerId) -> bool:
         """Whether to bring a result by a thread: from another worker, or from the disk of this one."""
@@ -239,8 +276,29 @@ class Inputs:
 
     def _parcel(self, task: Task, data: bytes) -> str:
         path = self._parcel_path(task)
-        write_file(path, [data])
+        try:
+            write_file(path, [data])
+        except OSError:
+            path = self._spilled_path(task, path)
+            write_file(path, [data])
         return path
+
+    def _spilled_path(self, task: Task, path: str) -> str:
+        """Where a parcel goes that memory has no room for: to the disk."""
+        assert task.parcels is not None
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        spilled = f"{self._store.directory.spill}/parcel.{os.path.basename(path)}"
+        task.parcels.append(spilled)
+        return spilled
+
+
+def _refused(task: Task, what: str, exc: OSError) -> Event:
+    """There is no place for what a task needs: now, or ever."""
+    if shortage_of(exc) is None and not isinstance(exc, FileNotFoundError):  # that is made anew in a moment
+        return InputsBroken(task, "oversize", f"no room for {what} of {task.label}: {exc}")
+    log.warning("this host is short, %s of %s can't be kept: %s", what, task.label, exc)
+    return InputsShort(task, f"no room for {what} of {task.label}: {exc}")
 
 
 def _link_or_copy(source: str, target: str, name: str, store: ObjectStore) -> None:

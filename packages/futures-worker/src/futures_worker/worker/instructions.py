@@ -41,6 +41,13 @@ class TurnEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnRefused:
+    """The database refused the transaction of `turn`, not for what it holds: the same may succeed later."""
+
+    turn: RunTurn
+
+
+@dataclass(frozen=True, slots=True)
 class InputsReady:
     """Code, arguments and the results of the dependencies of these tasks are at hand."""
 
@@ -65,6 +72,14 @@ class InputsBroken:
 
     task: Task
     reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputsShort:
+    """A task can't be started now, as the host is short of something."""
+
+    task: Task
     message: str
 
 
@@ -140,9 +155,11 @@ Event = (
     Rang
     | PeersSeen
     | TurnEnded
+    | TurnRefused
     | InputsReady
     | InputsLost
     | InputsBroken
+    | InputsShort
     | ChildStarted
     | ChildSaid
     | TasksReturned
@@ -180,11 +197,15 @@ class RetireChild:
 
 @dataclass(frozen=True, slots=True)
 class SendTasks:
-    """Send tasks to a child in packets of at most `per_packet`; what its socket has no room for: `TasksReturned`."""
+    """Send tasks to a child in packets of at most `per_packet`; what its socket has no room for: `TasksReturned`.
+
+    `at`: the time of the step that says so, from when the first of them may be taken to run.
+    """
 
     child: int
     tasks: list[Task]
     per_packet: int
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 from fdb_datamodel import (
     Claim,
     Claims,
+    DamagedFutureError,
     Failure,
     Heartbeat,
     MailEntry,
@@ -23,10 +24,13 @@ from fdb_datamodel import (
     is_live,
     pool_bell,
     read_mailbox,
+    run_apart,
     see_turn,
     session_bell,
+    set_apart,
 )
 from fdb_schema import ClusterSpace, get_many
+from futures_worker.database import is_database_trouble
 from futures_worker.worker.bells import Bells
 from futures_worker.worker.instructions import RunTurn
 from idempotent_txn import run
@@ -58,7 +62,11 @@ class Ledger:
             claims = finish_turn(tr, space, worker, turn.outcomes, turn.capacity, turn.limit, rows)
             return claims, get_many(tr, [pool], snapshot=True)[0] if turn.limit else None
 
-        claims, seen = run(self._db if begun is None else begun, body)
+        try:
+            claims, seen = run(self._db if begun is None else begun, body)
+        except DamagedFutureError as error:  # it is failed by itself, and the turn taken again
+            set_apart(self._db, space, error)
+            claims, seen = run_apart(self._db, space, body)
         if turn.limit:
             self._bells.saw(pool, seen)
         return claims
@@ -138,14 +146,19 @@ class Ledger:
             pushed = [] if entries else claims_of(tr, self._space, self.worker, known=in_hand)
             return get_many(tr, [self._own], snapshot=True)[0], page, cursor, pushed
 
-        bell, page, cursor, pushed = run(self._db, body, strategy="off")
+        bell, page, cursor, pushed = run_apart(self._db, self._space, body, strategy="off")
         while page:
             entries.extend(page)
             self._cursor = cursor
-            bell, page, cursor, _ = run(self._db, body, strategy="off")
+            bell, page, cursor, _ = run_apart(self._db, self._space, body, strategy="off")
         self._bells.saw(self._own, bell)
         if entries:
-            run(self._db, clear_mailbox, self._space, session, self._cursor, strategy="off")
+            try:
+                run(self._db, clear_mailbox, self._space, session, self._cursor, strategy="off")
+            except Exception as exc:  # it is read, and won't be again; the next mail is cleared with it
+                if not is_database_trouble(exc):
+                    raise
+                log.warning("mail that was read can't be removed now: %s", exc)
         return entries, pushed
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import io
 import itertools
 import os
 import struct
@@ -46,6 +48,27 @@ class Note(NamedTuple):
     future_id: bytes
 
 
+class _Printed(io.FileIO):
+    """Where a process prints to. What there is no room for is lost, and is no error of who prints."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return memoryview(data).nbytes
+
+
+def _text(descriptor: int, before: Any) -> io.TextIOWrapper:
+    """A text stream on a descriptor, which stays open with it."""
+    encoding, errors = getattr(before, "encoding", None) or "utf-8", "backslashreplace"
+    if descriptor == 1:
+        errors = getattr(before, "errors", None) or "strict"
+    raw = _Printed(descriptor, "wb", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors=errors, line_buffering=True)
+
+
 class ChildOutput:
     """The child's side. Used by its main thread."""
 
@@ -58,13 +81,19 @@ class ChildOutput:
         for descriptor in (1, 2):
             os.dup2(self._out, descriptor)
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, ValueError):
-                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                stream.flush()  # what was written before belongs where it was written to
+        sys.stdout = _text(1, sys.stdout)
+        sys.stderr = _text(2, sys.stderr)
         self._begin = 0
         self._numbers = itertools.count()
 
     def begin(self, future_id: bytes, attempt: int) -> None:
         """A task starts."""
+        with contextlib.suppress(OSError):  # nowhere to note it: its output stays without an owner
+            self._note_begin(future_id, attempt)
+
+    def _note_begin(self, future_id: bytes, attempt: int) -> None:
         at = os.lseek(self._out, 0, os.SEEK_END)
         if at > MAX_OUT:
             os.ftruncate(self._out, 0)
@@ -77,6 +106,10 @@ class ChildOutput:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # user code may have put anything in their place, or closed them
                 stream.flush()
+        with contextlib.suppress(OSError):  # no room for its output: that is lost, and not the task
+            self._note_end(future_id, attempt)
+
+    def _note_end(self, future_id: bytes, attempt: int) -> None:
         end = os.lseek(self._out, 0, os.SEEK_END)
         if end == self._begin:
             return

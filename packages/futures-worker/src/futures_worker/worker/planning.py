@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from fdb_datamodel import Capacity, Outcome, Requirements
 from futures_worker.worker.instructions import (
     Finish,
+    KillChild,
     RetireChild,
     RunTurn,
     SendTasks,
     SpawnChild,
     TakeBack,
 )
+from futures_worker.worker.messages import PACKET_SECONDS
 from futures_worker.worker.state import WorkerState
-from futures_worker.worker.tasks import SHORT, Child, ChildState, Task
+from futures_worker.worker.tasks import HORIZON, SHORT, Child, ChildState, Task
 
-HORIZON = 0.5
-"""Seconds of work claimed ahead at most, by what tasks took so far."""
 MOST_WORK = 0.25
 """Seconds of work per slot in hand beyond which a share is given back to the pool if other workers are idle."""
 REVIEW = 0.2
@@ -29,6 +30,8 @@ MOST_PER_TURN = 500
 LEAST_PER_TURN = 16
 SLOW_TURN = 1.0
 """Seconds of a turn after which the next ones carry half as much: between turns the worker gives its sign of life."""
+STEPS = 8
+"""In so many steps of `HORIZON` what may be claimed ahead is offered, so that the offer seldom changes."""
 SURVEY = 0.5
 """Seconds between looks at all shapes of the pool, those behind what is claimed included."""
 TURN_BYTES = 300_000
@@ -39,14 +42,25 @@ WINDOW = 0.004
 """Seconds of work sent to a child ahead of what it runs."""
 MOST_SENT = 128
 """Tasks sent to a child ahead at most."""
-PER_PACKET = 15
-"""Tasks of one packet at most (what one byte of msgpack can count)."""
+PER_PACKET = 14
+"""Tasks of one packet at most (what one byte of msgpack can count, with the time of sending)."""
 STEADY = 50
 """Short runs in a row after which a function's tasks share packets; what shares a packet can't be taken back singly."""
 LINGER = 0.001
 """Seconds that outcomes wait for more while short tasks are ending."""
 STUCK = 0.01
 """Seconds after which tasks queued behind a running one are taken back."""
+SKIPS = PACKET_SECONDS + 0.05
+"""Seconds of a running task after which its child surely won't begin what shares the packet."""
+SPARE_SECONDS = 2.0
+"""Seconds that a child which ran tasks is kept though its slot is another's again, once it was seen that such children are soon
+wanted: what one has loaded and opened costs as much as dozens of tasks."""
+WANTED_AGAIN = 5.0
+"""Seconds between the end of a child and the fork of another in which the former would have been wanted."""
+KEEPING = 60.0
+"""Seconds for which that is remembered."""
+MOST_SPARE = 16
+"""Children kept so at most."""
 MOST_CHILDREN = 4096
 """Children at most, those that wait for other futures included."""
 TOO_DEEP = "nested too deep"
@@ -55,10 +69,9 @@ TOO_DEEP = "nested too deep"
 
 def plan(state: WorkerState) -> None:
     """Appends to `state.out` what is to be done now."""
-    if state.tasks:
-        _enforce_timeouts(state)
+    _enforce_timeouts(state)
     if not state.draining:
-        if state.staff_changed:
+        if state.staff_changed or 0 < state.retire_at <= state.now:
             _staff(state)
         if state.tasks:
             _dispatch(state)
@@ -81,17 +94,25 @@ def plan(state: WorkerState) -> None:
 def deadline(state: WorkerState) -> float | None:
     """When `step` must be called at the latest though nothing happened; None: only when something does."""
     times = []
-    if state.outcomes:
+    if state.refused_until > state.now:
+        times.append(state.refused_until)
+    elif state.outcomes:
         times.append(state.first_outcome + LINGER)
     if state.hold_for is not None:
         times.append(state.hold_until)
     if state.claim_after > state.now and state.wants_claim:
         times.append(state.claim_after)
+    if state.short_until > state.now and state.wants_claim:
+        times.append(state.short_until)
     if state.spawn_after > state.now and len(state.children) < state.slots:
         times.append(state.spawn_after)
     if state.draining and state.now < state.drain_end:
         times.append(state.drain_end)
+    if state.retire_at and not state.draining:
+        times.append(state.retire_at)
     for child in state.children.values():
+        if child.leave_by:
+            times.append(child.leave_by)
         if child.expected_until > state.now:
             times.append(child.expected_until)
         if not child.queue or child.state is ChildState.dying:
@@ -99,15 +120,18 @@ def deadline(state: WorkerState) -> float | None:
         limit = child.queue[0].claim.run_timeout
         if limit is not None:
             times.append(child.head_since + limit)
-        if len(child.queue) > 1 and child.state is ChildState.running and not child.rescued:
-            times.append(child.head_since + STUCK)
-    if state.idle_elsewhere and len(state.ready) > state.slots:
+        if len(child.queue) > 1 and child.state is ChildState.running:
+            times.append(child.head_since + (SKIPS if child.rescued else STUCK))
+    if state.ready and not state.draining:
         times.append(state.next_review)
     return min(times) if times else None
 
 
 def _enforce_timeouts(state: WorkerState) -> None:
     for child in state.children.values():
+        if child.leave_by and state.now >= child.leave_by:
+            child.leave_by = 0.0
+            state.out.append(KillChild(child.number))
         if child.queue:
             limit = child.queue[0].claim.run_timeout
             if limit is not None and state.looked - child.head_since >= limit:
@@ -119,10 +143,13 @@ def _staff(state: WorkerState) -> None:
     if state.now < state.spawn_after:
         return
     state.staff_changed = False
+    state.retire_at = 0.0
     active = [c for c in state.children.values() if c.state in (ChildState.starting, ChildState.running)]
     lacking = min(state.slots - len(active), MOST_CHILDREN - len(state.children))
     if not active and lacking <= 0 and state.slots:
         state.kill(max(state.children.values(), key=lambda child: (not child.resident, child.number)), TOO_DEEP)
+    if lacking > 0 and state.now < state.retired_at + WANTED_AGAIN:
+        state.keep_until = state.now + KEEPING
     for _ in range(lacking):
         child = Child(state.next_child)
         state.next_child += 1
@@ -134,11 +161,16 @@ def _staff(state: WorkerState) -> None:
         if surplus <= 0:
             return
         if child.state is ChildState.running and not child.queue:
+            due = child.head_since + SPARE_SECONDS
+            if child.ran and surplus <= MOST_SPARE and state.now < min(due, state.keep_until):
+                state.retire_at = min(state.retire_at or due, due)
+                continue
             child.become(ChildState.dying)
             child.kill_reason = "retired"
+            state.retired_at = state.now
             state.out.append(RetireChild(child.number))
             surplus -= 1
-    state.staff_changed = surplus > 0  # they are busy: look again
+    state.staff_changed = surplus > 0 and not state.retire_at  # they are busy: look again
 
 
 def _dispatch(state: WorkerState) -> None:
@@ -153,7 +185,7 @@ def _dispatch(state: WorkerState) -> None:
             return
         if child.full or (not child.queue and busy >= state.slots) or _stuck(state, child):
             continue
-        known = state.pace.of(ready[0].digest)
+        known = state.pace.of(ready[0].claim.code)
         window = 1 if known is None else max(1, min(MOST_SENT, int(WINDOW / max(known, 1e-6))))
         room = window - len(child.queue)
         if room <= 0:
@@ -165,14 +197,15 @@ def _dispatch(state: WorkerState) -> None:
             busy += 1
             child.head_since = state.now
         seq = child.next_seq
+        per_packet = PER_PACKET if state.pace.streak(batch[0].claim.code) >= STEADY else 1
         for task in batch:
             task.seq = seq
+            task.skippable = per_packet > 1 or task.behind is not None
             seq += 1
         child.next_seq = seq
         child.queue.extend(batch)
         child.rescued = False
-        per_packet = PER_PACKET if state.pace.streak(batch[0].digest) >= STEADY else 1
-        state.out.append(SendTasks(child.number, batch, per_packet))
+        state.out.append(SendTasks(child.number, batch, per_packet, state.now))
 
 
 def _like_the_first(ready: deque[Task], most: int) -> list[Task]:
@@ -202,33 +235,67 @@ def _with_followers(batch: list[Task], room: int) -> None:
 def _rescue(state: WorkerState) -> None:
     """Tasks queued behind a long one come back: for another child, or for the pool if they are too many."""
     for child in state.children.values():
-        if child.state is ChildState.running and len(child.queue) > 1 and not child.rescued and _stuck(state, child):
-            child.rescued = True
-            state.out.append(TakeBack(child.number))
+        if child.state is ChildState.running and len(child.queue) > 1 and _stuck(state, child):
+            if not child.rescued:
+                child.rescued = True
+                state.out.append(TakeBack(child.number))
+            elif state.looked - child.head_since >= SKIPS:
+                state.return_tasks(child, [task.seq for task in child.queue if task is not child.queue[0]])
 
 
 def _stuck(state: WorkerState, child: Child) -> bool:
-    return len(child.queue) > 0 and state.looked - child.head_since >= STUCK
+    return len(child.queue) > 0 and _silence(state, child) >= STUCK
+
+
+def _silence(state: WorkerState, child: Child) -> float:
+    """Seconds for which a child's first task has run, at least if others came before it."""
+    return state.looked - child.head_since
 
 
 def _give_back_excess(state: WorkerState) -> None:
-    """Work that is more than a moment's goes back to the pool, a fair share of it, where others have nothing to do.
+    """What turns out to be more than a moment's work goes back to the pool, where priorities, time limits and others reach it.
 
-    A busy peer would only have to claim it in its turn, so nothing is given back while all are busy.
+    Where others have nothing to do a fair share of it goes earlier: a busy peer would only have to claim it in its turn.
     """
-    if not state.idle_elsewhere or len(state.ready) <= state.slots or state.now < state.next_review:
+    if not state.ready or state.now < state.next_review:
         return
     state.next_review = state.now + REVIEW
-    longest = [
-        state.looked - c.head_since for c in state.children.values() if c.queue and c.state is ChildState.running
-    ]
+    longest = [_silence(state, c) for c in state.children.values() if c.queue and c.state is ChildState.running]
     # If every slot has been busy with one task for that long, those in line will take as long, as far as is known.
     floor = min(longest) if len(longest) >= state.slots else 0.0
-    expected = 0.0
-    for task in state.ready:
-        expected += max(floor, state.pace.of(task.digest) or 0.0)
-    if expected <= MOST_WORK * state.slots:
-        return
+    most = HORIZON * state.slots
+    costs = [state.pace.cost(task.claim.code) for task in state.ready]
+    if floor >= HORIZON:
+        _shorten_line(state, 0.0)
+    elif sum(costs) > 2 * most:
+        _shorten_line(state, most)
+    elif (
+        state.idle_elsewhere
+        and len(costs) > state.slots
+        and sum(max(floor, c) for c in costs) > MOST_WORK * state.slots
+    ):
+        _share(state)
+
+
+def _shorten_line(state: WorkerState, left: float) -> None:
+    """Give back what is more than `left` seconds of work, the last of the line; but nothing that a task here waits for."""
+    awaited = state.awaited()
+    state.ambition = state.slots
+    kept: list[Task] = []
+    while state.ready:
+        task = state.ready.popleft()
+        cost = state.pace.cost(task.claim.code)
+        if task.claim.id in awaited or cost <= left:
+            left -= cost
+            kept.append(task)
+        else:
+            left = 0.0
+            state.give_back(task, "too long a line")
+    state.ready.extend(kept)
+
+
+def _share(state: WorkerState) -> None:
+    """Give a fair share of the line to those that are idle, as far as they have room for it."""
     idle, state.idle_elsewhere = state.idle_elsewhere, 0  # they say so again if this isn't enough
     keep = max(state.slots, -(-len(state.ready) * state.slots // (state.slots + idle)))
     state.ambition = state.slots
@@ -245,22 +312,35 @@ def _give_back_excess(state: WorkerState) -> None:
 
 def claim_limit(state: WorkerState) -> int:
     """How many claims to ask for now."""
-    if state.draining:
+    if state.draining or state.now < state.short_until:
         return 0
     in_hand = len(state.tasks) - state.waiting - state.following
     nested = state.waiting > state.residents
     if nested:
         in_hand += sum(1 for child in state.children.values() if child.expected_until > state.now)
-    target = state.slots
-    overall = state.pace.overall
-    if overall is not None and not nested:
-        affordable = int(state.slots * HORIZON / max(overall, 1e-6))
-        target = max(target, min(state.ambition, affordable, MOST_IN_HAND))
+    lacking = state.slots - in_hand
+    if nested or not state.pace.any_short:
+        return max(0, min(lacking, state.per_turn))
+    target = max(state.slots, min(state.ambition, MOST_IN_HAND))
     room = target - in_hand
     # A claim costs a scan: ask for many at a time or for what is lacking.
-    if in_hand >= state.slots and room < target // 3:
+    if lacking <= 0 and (state.sated or room < target // 3 or 3 * _ahead_seconds(state) < HORIZON * state.slots):
         return 0
     return max(0, min(room, state.per_turn))
+
+
+def _ahead_seconds(state: WorkerState) -> float:
+    """Seconds of work that may be claimed beside what is in hand."""
+    cost = state.pace.cost
+    left = HORIZON * state.slots - sum(number * cost(code) for code, number in state.codes.items())
+    for child in state.children.values():
+        if child.queue:
+            expected = cost(child.queue[0].claim.code)
+            if child.state is ChildState.blocked:
+                left += expected  # it takes no slot
+            else:
+                left -= max(0.0, min(HORIZON, _silence(state, child)) - expected)
+    return max(0.0, left)
 
 
 def learn_from_turn(state: WorkerState, size: int, seconds: float) -> None:
@@ -272,6 +352,10 @@ def learn_from_turn(state: WorkerState, size: int, seconds: float) -> None:
 
 
 def _turn(state: WorkerState) -> None:
+    if state.now < state.refused_until:
+        if state.draining and state.now >= state.drain_end:
+            state.outcomes.clear()  # whoever finds this worker gone gives its claims to others
+        return
     limit = claim_limit(state)
     if state.hold_for is not None and state.now >= state.hold_until and limit:
         state.wants_claim = True  # to find that it has been too long
@@ -296,7 +380,10 @@ def _fitting(outcomes: list[Outcome], most: int) -> list[Outcome]:
     size = 0
     for count, outcome in enumerate(outcomes[:most]):
         result, failure = outcome.result, outcome.failure
-        size += len(result) if type(result) is bytes else len(failure.payload) if failure is not None else 0
+        if type(result) is bytes:
+            size += len(result)
+        elif failure is not None:
+            size += len(failure.payload) + len(failure.traceback)
         if size > TURN_BYTES and count:
             return outcomes[:count]
     return outcomes[:most]
@@ -306,35 +393,49 @@ def _ends_soon(state: WorkerState) -> bool:
     """Whether more short tasks are about to end, so that it pays to report them together."""
     for child in state.children.values():
         if child.queue and child.state is ChildState.running:
-            known = state.pace.of(child.queue[0].digest)
-            if known is not None and known <= SHORT and state.looked - child.head_since < LINGER:
+            known = state.pace.of(child.queue[0].claim.code)
+            if known is not None and known <= SHORT and _silence(state, child) < LINGER:
                 return True
     return False
-
-
-def _ahead(state: WorkerState) -> int:
-    """How many tasks to claim behind others: as many as take a moment, none where a turn costs little beside a task."""
-    overall = state.pace.overall
-    if overall is None or overall > AHEAD_WORK / 4:
-        return 0
-    return max(0, min(MOST_SENT, int(AHEAD_WORK / max(overall, 1e-6))) - state.following)
 
 
 def _capacity(state: WorkerState, limit: int) -> Capacity:
     if state.hold_for is not None and not state.wanted:
         held = Requirements.from_shape(state.hold_for)
-        return Capacity(state.free, state.total, hold_for=held, stripe=state.stripe)
+        return _offer(state, limit, Capacity(state.free, state.total, hold_for=held))
     if state.wanted and limit:
         wanted, state.wanted = tuple(state.wanted), []
         overcommit, state.overcommit = state.overcommit, False
-        return Capacity(state.free, state.total, stripe=state.stripe, wanted=wanted, overcommit=overcommit)
+        return _offer(state, limit, Capacity(state.free, state.total, wanted=wanted, overcommit=overcommit))
     look = state.wants_claim or not state.watched or bool(state.blocked_shapes)
-    ahead = _ahead(state)
-    if limit and state.now >= state.next_survey and look:
+    # Behind others as much is claimed as takes a moment.
+    ahead = max(0, MOST_SENT - state.following) if state.pace.any_short else 0
+    survey = limit > 0 and state.now >= state.next_survey and look
+    if survey:
         state.next_survey = state.now + SURVEY
-        return Capacity(state.free, state.total, stripe=state.stripe, ahead=ahead, survey=True, wary=state.passed)
-    key = (*state.used, *state.stripe, look, ahead, state.passed)
+    key = (*state.used, *state.stripe, look, ahead, state.passed, survey, *_time(state, limit), state.pace.unknown)
     if state.capacity is None or state.capacity[0] != key:
-        offered = Capacity(state.free, state.total, stripe=state.stripe, look=look, ahead=ahead, wary=state.passed)
-        state.capacity = (key, offered)
+        offered = Capacity(state.free, state.total, look=look, ahead=ahead, wary=state.passed, survey=survey)
+        state.capacity = (key, _offer(state, limit, offered))
     return state.capacity[1]
+
+
+def _time(state: WorkerState, limit: int) -> tuple[float, int]:
+    """Seconds of work that may be claimed, in steps, and how many tasks can begin at once."""
+    step = HORIZON / STEPS
+    in_hand = len(state.tasks) - state.waiting - state.following
+    return int(_ahead_seconds(state) / step + 1e-6) * step if limit else 0.0, max(0, state.slots - in_hand)
+
+
+def _offer(state: WorkerState, limit: int, capacity: Capacity) -> Capacity:
+    """Complete an offer by what holds for each."""
+    seconds, at_once = _time(state, limit)
+    return replace(
+        capacity,
+        stripe=state.stripe,
+        seconds=seconds,
+        at_once=at_once,
+        pace=state.pace.known,
+        unknown=state.pace.unknown,
+        ahead_seconds=AHEAD_WORK,
+    )

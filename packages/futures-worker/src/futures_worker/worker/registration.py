@@ -18,6 +18,7 @@ from fdb_datamodel import (
     new_incarnation,
     reap,
     register_worker,
+    run_apart,
     unregister_worker,
 )
 from fdb_schema import process_start
@@ -54,7 +55,7 @@ def join(db: Any, space: ClusterSpace, ip: str, port: int, info: WorkerInfo, *, 
     before = run(db, find_worker, space, ip, port, strategy="off")
     replaces = None if before is None else _judge(db, space, before, ttl)
     run(db, register_worker, space, me, info, replaces)
-    while run(db, reap, space):
+    while run_apart(db, space, reap, space):
         pass
     return me
 
@@ -62,7 +63,7 @@ def join(db: Any, space: ClusterSpace, ip: str, port: int, info: WorkerInfo, *, 
 def leave(db: Any, space: ClusterSpace, worker: WorkerId) -> None:
     """Gives up the place; whatever is still held goes back, charged to nobody."""
     run(db, unregister_worker, space, worker)
-    while run(db, reap, space):
+    while run_apart(db, space, reap, space):
         pass
 
 

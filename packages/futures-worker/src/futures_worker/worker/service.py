@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import logging
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from fdb_datamodel import (
     WorkerId,
     WorkerStatus,
 )
-from fdb_schema import database_url, open_database
+from fdb_schema import database_url, open_database, url_of
 from fdb_schema.metrics import MetricsServer
+from futures_worker.errors import AddressUnknownError
+from futures_worker.handshake import OBJECTS, Identity
 from futures_worker.liveness import TTL_SECONDS
 from futures_worker.metrics import worker_metrics
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.store_client import ObjectFetcher
-from futures_worker.store_secret import cluster_secret
+from futures_worker.store_secret import ClusterSecrets
 from futures_worker.store_server import StoreServer, listen
 from futures_worker.worker.audit import StoreAudit
 from futures_worker.worker.core import WorkerCore
@@ -37,8 +40,10 @@ from futures_worker.worker.housekeeping import Housekeeping
 from futures_worker.worker.inputs import Inputs
 from futures_worker.worker.instructions import PeersSeen
 from futures_worker.worker.output import OutputKeeper
+from futures_worker.worker.processes import raise_file_limit
 from futures_worker.worker.registration import describe_self, join, leave
 from futures_worker.worker.shell import DEFAULT_GRACE, Shell
+from futures_worker.worker.spill_watch import SpillWatch
 
 log = logging.getLogger("futures_worker")
 
@@ -49,7 +54,7 @@ class WorkerConfig:
 
     url: str | None = None  # database; None: the environment's, else the default
     cluster: str = "mainspring"
-    address: str = "127.0.0.1"  # to listen on, and known by
+    address: str = "127.0.0.1"  # to listen on, and known by unless there is `advertise`
     port: int = 0  # 0: any free one
     slots: int = 1  # tasks at a time
     total: Requirements = field(default_factory=Requirements)  # cpu, ram, gpu offered
@@ -61,10 +66,28 @@ class WorkerConfig:
     metrics_port: int | None = None  # for Prometheus, at the same address; 0: any free one
     tombstones: float = TOMBSTONE_SECONDS  # seconds that a collected future's id answers "deleted"
     session_ttl: float = SESSION_TTL_SECONDS  # seconds without a beat that mean a client's death
+    files: int = 0  # that a task may have open; 0: as many as the worker
+    advertise: str | None = None  # the address by which others reach it, where that isn't the one to listen on
 
 
 COLLECT_AT_ONCE = 0.02
 """Seconds of collecting in one round of housekeeping, of which there are four in a second."""
+
+
+def advertised(address: str, advertise: str | None, listening: str) -> str:
+    """By what a worker is known that listens at an address. Raises `AddressUnknownError` where nobody could reach it there."""
+    try:
+        known = ipaddress.ip_address(advertise if advertise is not None else listening)
+    except ValueError:
+        raise AddressUnknownError(
+            f"--advertise {advertise}: give the IP address by which other machines reach this one, not a name"
+        ) from None
+    if known.is_unspecified or known.is_multicast:
+        raise AddressUnknownError(
+            f"--address {address} means every address of this machine, and other machines can't dial that: give the one by which "
+            "they reach this machine, as --address, or as --advertise beside it"
+        )
+    return str(known)
 
 
 class WorkerService:
@@ -76,6 +99,8 @@ class WorkerService:
         self.space = ClusterSpace(config.cluster)
         self.metrics: MetricsServer | None = None
         self._peers = PeersSeen(0, 1)
+        self._joining = True
+        self._incarnations: list[bytes] = []  # of this process: what it held before it was declared dead it holds still
         self._cleanup = contextlib.ExitStack()
         try:
             self._build()
@@ -86,10 +111,12 @@ class WorkerService:
     def _build(self) -> None:
         config = self.config
         self.db: Any = open_database(self.url)
-        secret = cluster_secret(self.db, self.space)
+        self.url = url_of(self.db) or self.url  # tasks may change the working directory
+        secrets = ClusterSecrets(self.db, self.space)
         sock = listen(config.address, config.port)
         self._cleanup.callback(sock.close)
-        ip, port = sock.getsockname()[:2]
+        port = sock.getsockname()[1]
+        ip = advertised(config.address, config.advertise, sock.getsockname()[0])
         self.address: tuple[str, int] = (ip, port)
         directory = WorkDirectory(config.spill)
         self._cleanup.callback(directory.remove)
@@ -98,16 +125,34 @@ class WorkerService:
         self._info = describe_self(config.slots, config.total, config.object_store)
         self.core = WorkerCore(WorkerId(ip, port, b""), config.slots, config.total)
         self.shell = Shell(
-            self.db, self.space, self.core, self.store, self.url, grace=config.grace, object_store=config.object_store
+            self.db,
+            self.space,
+            self.core,
+            self.store,
+            self.url,
+            grace=config.grace,
+            object_store=config.object_store,
+            files=config.files,
         )
         self._cleanup.callback(self.shell.close)
-        fetcher = ObjectFetcher(secret)
+        fetcher = ObjectFetcher(secrets)
         self._cleanup.callback(fetcher.close)
         self.shell.inputs = Inputs(self.db, self.space, self.store, fetcher, self.shell.post, self.core.digests_in_hand)
-        self._server = StoreServer(sock, secret, self.store, self._about, self.shell.admit)
+        self._server = StoreServer(
+            sock,
+            secrets,
+            self.store,
+            self._about,
+            self.shell.admit,
+            self.core.runs,
+            identity=Identity(OBJECTS, ip, port, lambda: None if self._joining else tuple(self._incarnations)),
+        )
         self._server.start()
         self._cleanup.callback(self._server.close)
-        self.shell.join(join(self.db, self.space, ip, port, self._info, ttl=config.ttl))
+        worker = join(self.db, self.space, ip, port, self._info, ttl=config.ttl)
+        self._incarnations.append(worker.incarnation)
+        self._joining = False
+        self.shell.join(worker)
         collector = Collector(
             self.db,
             self.space,
@@ -124,6 +169,7 @@ class WorkerService:
             ttl=config.ttl,
             on_peers=self._on_peers,
             chores=(
+                SpillWatch(self.store, lambda: self.shell.drain(0.0)).tick,
                 self._output.tick,
                 lambda: collector.tick(COLLECT_AT_ONCE),
                 audit.tick,
@@ -169,11 +215,15 @@ class WorkerService:
                 if not self.shell.fenced:
                     break
                 before = self.core.worker
+                self._joining = True
                 worker = join(self.db, self.space, ip, port, self._info, ttl=self.config.ttl)
+                self._incarnations.append(worker.incarnation)
+                self._joining = False
                 self.shell.rejoin(worker)
                 log.warning("worker %s works on as %s; what it held was given to others", before, worker)
             self._housekeeping.close()
-            self._output.tick()  # what the last tasks printed
+            with contextlib.suppress(OSError):
+                self._output.tick()  # what the last tasks printed
             leave(self.db, self.space, self.core.worker)
         finally:
             self._cleanup.close()
@@ -185,6 +235,7 @@ def serve(config: WorkerConfig, *, as_json: bool = False) -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s pid=%(process)d %(message)s"
     )
     sys.setswitchinterval(0.001)  # housekeeping must not hold the loop up for 5 ms
+    config = replace(config, files=config.files or raise_file_limit())  # a waiting task costs the worker three
     service: WorkerService | None = None
     asked = 0
 

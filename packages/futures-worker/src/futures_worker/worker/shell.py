@@ -7,16 +7,17 @@ import logging
 import os
 import random
 import select
-import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fdb_datamodel import Claim, Heartbeat, MailEntry, WorkerFencedError, WorkerId
 from fdb_schema import ClusterSpace, fdb_error_code
 from fdb_schema.errors import TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE
+from futures_worker.database import is_database_trouble
 from futures_worker.store import ObjectStore
+from futures_worker.wire import Connection
 from futures_worker.worker.core import WorkerCore
 from futures_worker.worker.crew import Crew
 from futures_worker.worker.eager import Eager
@@ -40,6 +41,7 @@ from futures_worker.worker.instructions import (
     SpawnChild,
     TakeBack,
     TurnEnded,
+    TurnRefused,
 )
 from futures_worker.worker.ledger import Ledger
 from futures_worker.worker.tasks import Task
@@ -52,6 +54,8 @@ REREAD_SECONDS = 2.0
 """A bell that was missed costs at most this long (a jittered re-read backs every watch)."""
 AT_MOST = 0.001
 """Seconds that the bells stay unarmed after tasks were sent."""
+COMPLAIN_SECONDS = 10.0
+"""Between two messages that the database refuses."""
 DEFAULT_GRACE = 30.0
 """Seconds that running tasks have to finish after SIGTERM."""
 
@@ -69,6 +73,7 @@ class Shell:
         *,
         grace: float = DEFAULT_GRACE,
         object_store: int = 0,
+        files: int = 0,
     ) -> None:
         self.core = core
         self.on_unsettled: Callable[[], None] = lambda: None  # called when edges or timers are left to be advanced
@@ -83,13 +88,14 @@ class Shell:
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._eventfd, select.EPOLLIN)
         self._posted: deque[Event] = deque()
-        self._crew = Crew(self._epoll, store, url, space.cluster)
+        self._crew = Crew(self._epoll, store, url, space.cluster, files)
         self._visitors = Visitors(self._epoll)
         self._eager = Eager()
-        self._at_the_door: deque[socket.socket] = deque()
+        self._at_the_door: deque[Connection] = deque()
         self.inputs: Inputs | None = None
         self._next_beat = 0.0
         self._next_reread = 0.0
+        self._complain_at = 0.0
         self._finished = False
         self._sent = False  # whether tasks were sent since bells were armed
         self._looked = 0.0  # when the children were last listened to
@@ -119,9 +125,9 @@ class Shell:
         self._posted.append(event)
         self.wake()
 
-    def admit(self, sock: socket.socket) -> None:
+    def admit(self, connection: Connection) -> None:
         """A client that proved itself wants a line; callable from any thread."""
-        self._at_the_door.append(sock)
+        self._at_the_door.append(connection)
         self.wake()
 
     def drain(self, grace: float | None = None) -> None:
@@ -181,16 +187,38 @@ class Shell:
         events: list[Event] = []
         try:
             if now >= self._next_beat:
-                self._next_beat = now + HEARTBEAT_SECONDS
-                self._ledger.beat(self._load)
                 self._crew.look(events)
+                self._beat(now)
             if now >= self._next_reread:
                 self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
                 events.append(Rang(again=True))
-                self._deliver(*self._ledger.read_own(self.core.in_hand()), events)
+                with self._unless_refused():
+                    self._deliver(*self._ledger.read_own(self.core.in_hand()), events)
         except WorkerFencedError as exc:
             self._be_fenced(exc)
         return events
+
+    def _beat(self, now: float) -> None:
+        """A sign of life. Raises `WorkerFencedError`."""
+        self._next_beat = now + HEARTBEAT_SECONDS
+        with self._unless_refused():
+            self._ledger.beat(self._load)
+
+    @contextlib.contextmanager
+    def _unless_refused(self) -> Iterator[None]:
+        """What the database refuses now (its disk is full, say) is said, and done again at its next turn."""
+        try:
+            yield
+        except Exception as exc:
+            if isinstance(exc, WorkerFencedError) or not is_database_trouble(exc):
+                raise
+            self._be_refused(exc)
+
+    def _be_refused(self, why: Exception) -> None:
+        now = time.monotonic()
+        if now >= self._complain_at:
+            self._complain_at = now + COMPLAIN_SECONDS
+            log.error("the database refuses (%s): what this worker holds is kept, and tried again", why)
 
     def _wait(self, now: float, at_most: float = 60.0) -> list[Event]:
         if self._posted:
@@ -217,10 +245,11 @@ class Shell:
                     events.append(Pushed(tuple(asked)))
             else:
                 self._crew.listen(descriptor, events)
-        rung, mail, pushed = self._ledger.rung(self.core.in_hand)
-        if rung:
-            events.append(Rang())
-        self._deliver(mail, pushed, events)
+        with self._unless_refused():
+            rung, mail, pushed = self._ledger.rung(self.core.in_hand)
+            if rung:
+                events.append(Rang())
+            self._deliver(mail, pushed, events)
         while self._posted:
             events.append(self._posted.popleft())
         return events
@@ -238,10 +267,13 @@ class Shell:
     def _arm(self) -> list[Event]:
         """Bells that have to wake us are armed before we wait; what changed since the last look counts as a ring."""
         hungry = self.core.hungry
-        changed, mail, pushed = self._ledger.arm(hungry, self.core.in_hand)
-        self.core.watched = hungry and not changed
-        events: list[Event] = [Rang()] if changed else []
-        self._deliver(mail, pushed, events)
+        events: list[Event] = []
+        with self._unless_refused():
+            changed, mail, pushed = self._ledger.arm(hungry, self.core.in_hand)
+            self.core.watched = hungry and not changed
+            if changed:
+                events.append(Rang())
+            self._deliver(mail, pushed, events)
         return events
 
     def _deliver(self, mail: list[MailEntry], pushed: list[Claim], events: list[Event]) -> None:
@@ -258,13 +290,15 @@ class Shell:
         began = time.monotonic()
         try:
             if began >= self._next_beat:  # one turn may follow another for long
-                self._next_beat = began + HEARTBEAT_SECONDS
-                self._ledger.beat(self._load)
+                self._beat(began)
             try:
                 claims = self._ledger.take_turn(turn)
             except WorkerFencedError:
                 raise
             except Exception as exc:
+                if is_database_trouble(exc):
+                    self._be_refused(exc)
+                    return [TurnRefused(turn)]
                 if not turn.outcomes or fdb_error_code(exc) not in (None, TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE):
                     raise
                 log.error("a turn of %d outcomes failed, taking it apart: %s", len(turn.outcomes), exc)

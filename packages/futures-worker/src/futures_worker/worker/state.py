@@ -11,6 +11,9 @@ from futures_worker.worker.instructions import ForgetTask, Instruction, KillChil
 from futures_worker.worker.messages import PARCEL_BYTES
 from futures_worker.worker.tasks import Child, ChildState, Pace, Task
 
+SHORT_PAUSE, SHORT_MOST = 0.5, 30.0
+"""Seconds that a worker claims nothing after its host was short of something: the first time, and at most."""
+
 
 @dataclass(slots=True)
 class Counters:
@@ -36,6 +39,9 @@ class WorkerState:
     children: dict[int, Child] = field(default_factory=dict)
     tasks: dict[bytes, Task] = field(default_factory=dict)  # by future id: everything claimed
     ready: deque[Task] = field(default_factory=deque)  # of these, what can be sent to a child
+    codes: dict[bytes, int] = field(
+        default_factory=dict
+    )  # how many of these have which code, those that follow left out
     following: int = 0  # of these, how many wait for another one of these
     preparing: int = 0  # of these, how many wait for their inputs
     outcomes: list[Outcome] = field(default_factory=list)  # to be reported by the next turn
@@ -46,6 +52,10 @@ class WorkerState:
     rung: bool = False  # a ring is to be answered
     empty_rings: int = 0  # rings in a row after which the pool was found empty: others were faster
     patience: float = 0.0  # seconds to leave a ring to those others
+    sated: bool = False  # what comes next in the pool takes longer than what may be claimed ahead
+    refused_until: float = 0.0  # the database refuses turns: until when none is tried
+    short_until: float = 0.0  # until when nothing is claimed, as the host is short of something
+    short_pause: float = 0.0  # how long that was the last time; 0 once a task ended well
     claim_after: float = 0.0  # until when the last ring is left to them
     stripe: tuple[int, int] = (0, 1)
     idle_elsewhere: int = 0  # slots of other workers that had nothing to do when they last said so
@@ -67,7 +77,10 @@ class WorkerState:
     wanted: list[bytes] = field(default_factory=list)  # what they wait for and nobody may have begun: claimed first
     overcommit: bool = False  # and claimed whatever is free: nothing else can go on here
     staff_changed: bool = True  # whether children may have to be forked or retired
-    capacity: tuple[tuple[int, ...], Capacity] | None = None  # what was last offered, and what it was made from
+    capacity: tuple[tuple[float, ...], Capacity] | None = None  # what was last offered, and what it was made from
+    retire_at: float = 0.0  # when a child that is idle beyond the slots ends; 0: there is none
+    retired_at: float = -60.0  # when one ended so
+    keep_until: float = 0.0  # as one was wanted again soon after another had ended, they are kept a while
     next_child: int = 0
     spawn_after: float = 0.0
     next_review: float = 0.0  # of how much work is in hand
@@ -101,6 +114,15 @@ class WorkerState:
         """The codes that tasks in hand need."""
         return {task.digest for task in self.tasks.values()}
 
+    def count(self, task: Task, change: int) -> None:
+        """One task more, or less, that takes up time of a slot."""
+        code = task.claim.code
+        number = self.codes.get(code, 0) + change
+        if number:
+            self.codes[code] = number
+        else:
+            del self.codes[code]
+
     def end(self, task: Task, outcome: Outcome) -> None:
         """The task ended here with an outcome to report."""
         if not self.outcomes:
@@ -108,10 +130,17 @@ class WorkerState:
         self.outcomes.append(outcome)
         self.close(task)
 
-    def give_back(self, task: Task, reason: str) -> None:
-        """The task goes back unfinished, charged nothing."""
+    def give_back(self, task: Task, reason: str, *, started: bool = False) -> None:
+        """The task goes back unfinished, charged nothing. `started`: it may have begun."""
         self.counters.given_back += 1
-        self.end(task, Outcome.relinquished(task.claim, reason))
+        self.end(task, Outcome.relinquished(task.claim, reason, started=started))
+
+    def abstain(self) -> None:
+        """The host is short of something: leave the pool to others for a while, longer each time in a row."""
+        if self.now >= self.short_until:
+            self.short_pause = min(SHORT_MOST, max(SHORT_PAUSE, 2 * self.short_pause))
+            self.short_until = self.now + self.short_pause
+            self.wants_claim = True
 
     def close(self, task: Task) -> None:
         """The task ended here; what it took is free again."""
@@ -119,12 +148,14 @@ class WorkerState:
         used[0] -= task.cpu
         used[1] -= task.ram
         used[2] -= task.gpu
-        if self.tasks.get(task.claim.id) is task:
-            del self.tasks[task.claim.id]
-        if task.parcels:
-            self.out.append(ForgetTask(task))
+        self.sated = False
         if task.behind is not None:
             self.detach(task)
+        if self.tasks.get(task.claim.id) is task:
+            del self.tasks[task.claim.id]
+            self.count(task, -1)
+        if task.parcels:
+            self.out.append(ForgetTask(task))
         if task.follower is not None:
             self._orphan(task.follower)
 
@@ -134,6 +165,7 @@ class WorkerState:
         """The task was claimed ahead: it waits for the result of `upstream`, which is in hand."""
         task.behind, upstream.follower = upstream, task
         self.following += 1
+        self.count(task, -1)
 
     def detach(self, task: Task) -> None:
         """The task waits for nothing of this worker any more."""
@@ -141,6 +173,7 @@ class WorkerState:
         if upstream is not None:
             upstream.follower = None
             self.following -= 1
+            self.count(task, 1)
 
     def hand_on(self, task: Task, result: FutureResult) -> None:
         """The task has its result: what was claimed behind it can begin."""
@@ -200,6 +233,8 @@ class WorkerState:
             self.let_go(task)
         elif self.draining:
             self.give_back(task, "drained")
+        elif task.late:
+            self.give_back(task, "late")
         else:
             return False
         return True

@@ -24,7 +24,8 @@ from idempotent_txn import run
 PER_TRANSACTION: Final = 50
 TRANSACTION_BYTES: Final = 300_000
 LOOK_SECONDS: Final = 1.0  # between two looks at what was taken, should mail have been missed
-READERS_SECONDS: Final = 60.0  # between two looks whether anybody is left to read
+READERS_SECONDS: Final = 20.0  # between two looks whether anybody is left to read
+LET_GO_SECONDS: Final = 60.0  # that a generator waits whose reader has let it go
 PAGE: Final = 500  # items looked for at a time by a later attempt
 
 
@@ -54,9 +55,9 @@ class _ItemWriter:
     """What one attempt writes."""
 
     def __init__(self, task: TaskContext) -> None:
-        from futures_worker.client.ambient import current_client
+        from futures_worker.client.ambient import worker_client
 
-        self._client = current_client()
+        self._client = worker_client()
         self._session = self._client._live
         self._session.keeping.begin()
         self._task = task
@@ -92,14 +93,15 @@ class _ItemWriter:
         """Store an item; blocks while readers are too far behind. Raises what hinders the writing."""
         data = dump_result(value)
         if data.contained:  # they live as long as the stream
-            run(self._session.db, hold_futures, self._session.space, data.contained, outer=self._task.id)
+            contained = data.contained_in(self._client.origin.identity)
+            run(self._session.db, hold_futures, self._session.space, contained, outer=self._task.id)
         if data.nbytes <= INLINE_RESULT_BYTES:
             inline = data.to_bytes()
             item = FutureResult(inline, len(inline))
         else:
             worker = self._begun.worker
             name = item_name(self._task.id, number, self._task.attempt)
-            self._client._object_fetcher().put((worker.ip, worker.port), name, data.to_bytes())
+            self._client._object_fetcher().put(worker.address, name, data.to_bytes())
             item = FutureResult(None, data.nbytes, name, worker)
         with self._changed:
             self._gathered.append((number, item))
@@ -149,14 +151,18 @@ class _ItemWriter:
                 self._changed.notify_all()
 
     def _look_for_readers(self) -> None:
-        """While nobody takes items: a stream that nobody holds any more, for as long as results are kept, is cancelled."""
+        """While nobody takes items: a stream that nobody holds any more is cancelled.
+
+        Soon where its reader let it go; where that one is gone, after as long as results are kept for it to come back.
+        """
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + READERS_SECONDS
-        if run(self._session.db, streams.has_readers, self._session.space, self._task.id, strategy="off"):
+        readers = run(self._session.db, streams.readers_of, self._session.space, self._task.id, strategy="off")
+        if readers is streams.Readers.some:
             self._read_at = now
-        elif now - self._read_at >= GRACE_SECONDS:
+        elif now - self._read_at >= (LET_GO_SECONDS if readers is streams.Readers.let_go else GRACE_SECONDS):
             gone = Failure("cancelled", "its generator waits for a reader, and nobody is left to read what it yields")
             run(self._session.db, cancel_future, self._session.space, self._task.id, gone)
 

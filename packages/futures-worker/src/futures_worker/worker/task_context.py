@@ -7,6 +7,7 @@ more, so nested waits never deadlock, even with one worker of one slot.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,16 +23,22 @@ class TaskContext:
     cluster: str
     attempt: int = 0  # which start of the future this is
     actor: bool = False  # it never ends, and what it submits is nobody's child
+    waiting: int = 0  # its threads that wait for futures now
 
     @property
     def future_id(self) -> UUID:
         return UUID(bytes=self.id)
 
 
+_own_cluster: tuple[str, str] | None = None
 _report: Callable[[bool, Sequence[bytes]], None] | None = None
 _current: TaskContext | None = None
-_waiting = 0
-_lock = threading.Lock()
+_lock = threading.RLock()
+
+
+def own_cluster() -> tuple[str, str] | None:
+    """(database URL, cluster) of the worker that this process belongs to, between tasks too; None outside of a worker."""
+    return _own_cluster
 
 
 def current_task() -> TaskContext | None:
@@ -45,32 +52,42 @@ def waiting(ids: Sequence[bytes] = ()) -> Iterator[None]:
 
     `ids`: what is waited for, or the first of it; the worker runs that before all else.
     """
-    global _waiting
-    if _current is None or _report is None:
+    task = _current
+    if task is None:
         yield
         return
-    with _lock:
-        _waiting += 1
-        first = _waiting == 1
-    if first:
-        _report(True, ids)
+    _count(task, 1, ids)
     try:
         yield
     finally:
-        with _lock:
-            _waiting -= 1
-            last = _waiting == 0
-        if last:
-            _report(False, ())
+        _count(task, -1, ())
 
 
-def install(report: Callable[[bool, Sequence[bytes]], None]) -> None:
-    """Called once by the child's main loop: how to tell the worker of waits."""
-    global _report
+def _count(task: TaskContext, change: int, ids: Sequence[bytes]) -> None:
+    """One thread of the task more that waits, or less. Of a task that has ended nobody is told."""
+    with _lock:
+        before, task.waiting = task.waiting, task.waiting + change
+        if _report is not None and task is _current and (before == 0 or task.waiting == 0):
+            _report(change > 0, ids)
+
+
+def install(report: Callable[[bool, Sequence[bytes]], None], url: str = "", cluster: str = "") -> None:
+    """Called once by the child's main loop: how to tell the worker of waits, and which cluster the worker is of."""
+    global _report, _own_cluster
     _report = report
+    _own_cluster = (url, cluster) if url else None
 
 
 def enter(context: TaskContext | None) -> None:
     """Called by the child's main loop when a task begins or ends."""
     global _current
-    _current = context
+    with _lock:
+        _current = context
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -29,6 +29,8 @@ class Task:
     behind: Task | None = None  # of this worker, whose result it waits for: claimed ahead
     follower: Task | None = None  # the other end
     orphaned: bool = False  # what it was claimed behind came to nothing: it goes back
+    skippable: bool = False  # its child may come to say that it hasn't begun it, and go on with others
+    late: bool = False  # its queue timeout passed: it goes back unless it has begun
     large: bool = False  # with what it waits for, its inputs won't fit a message: they are brought again then
 
     @property
@@ -75,6 +77,7 @@ class Child:
     awaits: tuple[bytes, ...] = ()  # futures its task waits for, while it is blocked
     expected_until: float = 0.0  # what it awaits has ended here: until then its slot is kept for it
     resident: bool = False  # an actor lives in it
+    leave_by: float = 0.0  # when it is killed unless it ended by itself
     kill_reason: str = ""  # "timeout", "cancelled", ... if the worker killed it
 
     def become(self, state: ChildState) -> None:
@@ -95,39 +98,61 @@ class Child:
         return None
 
 
+HORIZON = 0.5
+"""Seconds of work per slot in hand at most, by what tasks of those very functions took."""
 SHORT = 0.0002
 """Seconds up to which a task is short: several may be sent, and reported, together."""
 
 
 class Pace:
-    """How long tasks take, per function, learned from what ran; seconds."""
+    """How long tasks take, per function (by `Claim.code`), learned from what ran; seconds.
+
+    `known` is what is expected of each. A function that never ran is as long as any (`HORIZON`), unless many different ones
+    were short when they ran for the first time: code that is made anew for each task, with its values inside.
+    """
 
     WEIGHT = 0.2
     MOST_FUNCTIONS = 4096
+    NEWCOMERS = 16
 
     def __init__(self) -> None:
-        self._known: dict[bytes, float] = {}
+        self.known: dict[bytes, float] = {}
+        self.unknown = HORIZON
         self._streaks: dict[bytes, int] = {}
-        self.overall: float | None = None
+        self._first_runs: deque[float] = deque(maxlen=self.NEWCOMERS)
+        self._short: set[bytes] = set()  # of the known
 
     def observe(self, code: bytes, seconds: float) -> None:
         """One task of a function ended after `seconds`."""
-        known = self._known.get(code)
+        known = self.known.get(code)
         if known is None:
-            if len(self._known) >= self.MOST_FUNCTIONS:
-                self._known.clear()
+            if len(self.known) >= self.MOST_FUNCTIONS:
+                self.known.clear()
                 self._streaks.clear()
-            self._known[code] = seconds
+                self._short.clear()
+            expected = seconds
+            self._first_runs.append(seconds)
+            if len(self._first_runs) == self.NEWCOMERS:
+                self.unknown = min(HORIZON, max(self._first_runs))
         else:
             # A longer task than expected counts at once, shorter ones by and by: to expect too much costs less.
-            self._known[code] = seconds if seconds > 4 * known else known + self.WEIGHT * (seconds - known)
+            expected = seconds if seconds > 4 * known else known + self.WEIGHT * (seconds - known)
+        self.known[code] = expected
+        (self._short.add if expected < HORIZON else self._short.discard)(code)
         self._streaks[code] = self._streaks.get(code, 0) + 1 if seconds <= SHORT else 0
-        overall = self.overall
-        self.overall = seconds if overall is None else overall + self.WEIGHT * (seconds - overall)
 
     def of(self, code: bytes) -> float | None:
         """Expected seconds of a task of that function; None if none ran yet."""
-        return self._known.get(code)
+        return self.known.get(code)
+
+    def cost(self, code: bytes) -> float:
+        """Seconds of a slot's `HORIZON` that a task of that function takes up."""
+        return min(HORIZON, self.known.get(code, self.unknown))
+
+    @property
+    def any_short(self) -> bool:
+        """Whether there may be anything of which more than one task fits into a slot's `HORIZON`."""
+        return bool(self._short) or self.unknown < HORIZON
 
     def streak(self, code: bytes) -> int:
         """How many tasks of that function in a row, up to the last, were short."""

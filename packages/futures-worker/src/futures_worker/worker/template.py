@@ -1,22 +1,23 @@
 """A small process that forks the worker's children: it has the modules loaded, one thread, and never runs user code.
 
-Started by the worker as `python -m futures_worker.worker.template FD`; `FD` is a SOCK_SEQPACKET socket, one msgpack list
+Started by the worker as `python -P -m futures_worker.worker.template FD`; `FD` is a SOCK_SEQPACKET socket, one msgpack list
 per packet:
 
-    worker to template    ["setup", directory, url, cluster]
+    worker to template    ["setup", directory, url, cluster, files]: the limit of open files of tasks, 0 for this process's
                           ["fork", child] with two descriptors (SCM_RIGHTS): the child's task socket and result pipe
                           ["kill", child]
     template to worker    ["ready"], ["forked", child, pid], ["exited", child, pid, wait status]
+                          ["refused", child, why]: the host has no room for another process
 
-Each child is the leader of its own session. When a child has ended, whatever is left of its session is killed. When the
-worker is gone (end of file on the socket), the template kills the children, removes the worker's directories and ends;
+Each child is the leader of its own session. When a child has ended, whatever is left of its session is killed, and whatever it
+had started in others (`processes`). When the worker is gone (end of file on the socket), the template kills the children, removes the worker's directories and ends;
 when the template is gone, the kernel kills the children (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import errno
 import gc
 import importlib
 import os
@@ -25,34 +26,23 @@ import shutil
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgpack
 
+from fdb_schema.processes import import_from_here
+from futures_worker.code_modules import follows_files
+from futures_worker.store import remove_spill
 from futures_worker.worker.child_main import run_child
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when the thread that forked it ends; `parent` is its process id."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it ended before the request took effect
-        os._exit(0)
-
-
-def kill_session(pid: int) -> None:
-    """Kills every process of the session that `pid` led."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def kill_child(pid: int) -> None:
-    """Kills a child that nobody has reaped yet, and its session, which it may not have begun so soon after the fork."""
-    os.kill(pid, signal.SIGKILL)
-    kill_session(pid)
+from futures_worker.worker.processes import (
+    adopt_orphans,
+    die_with_parent,
+    kill_child,
+    kill_orphans,
+    kill_session,
+    set_file_limit,
+)
 
 
 def load_engine(url: str) -> None:
@@ -60,9 +50,11 @@ def load_engine(url: str) -> None:
     with contextlib.suppress(Exception):  # a child that opens the database meets the same error, and tells
         if url.startswith("embedded:"):
             importlib.import_module("fdb_embedded").load()
+            importlib.import_module("fdb_embedded.readers").layout()  # found by trying
         else:
             importlib.import_module("fdb")
         importlib.import_module("futures_worker.client.client")
+        follows_files()  # looks at each module once
 
 
 class Template:
@@ -72,6 +64,7 @@ class Template:
         self._control = control
         self._children: dict[int, int] = {}  # process id -> child number
         self._directory = self._url = self._cluster = ""
+        self._files = 0  # that a task may have open; 0: as many as this process
         self._signals, wake = os.pipe()
         for descriptor in (self._signals, wake):
             os.set_blocking(descriptor, False)
@@ -102,8 +95,10 @@ class Template:
             return False
         request: list[Any] = msgpack.unpackb(packet)
         if request[0] == "setup":
-            self._directory, self._url, self._cluster = request[1:4]
+            self._directory, self._url, self._cluster, files = request[1:5]
+            self._files = files
             load_engine(self._url)
+            import_from_here()  # tasks may; nothing that is loaded so far comes from there
             gc.collect()
             gc.freeze()  # the children share what is loaded: their collector must not touch it
         elif request[0] == "fork":
@@ -114,9 +109,18 @@ class Template:
                     kill_child(pid)
         return True
 
-    def _fork(self, child: int, tasks: int, results: int) -> None:
-        parent = os.getpid()
-        pid = os.fork()
+    def _fork(self, child: int, *descriptors: int) -> None:
+        try:
+            if len(descriptors) != 2:
+                raise OSError(errno.EMFILE, "the process that forks children is short of descriptors")
+            parent = os.getpid()
+            pid = os.fork()
+        except OSError as exc:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._say("refused", child, str(exc))
+            return
+        tasks, results = descriptors
         if pid == 0:
             self._become_child(parent, tasks, results)
         os.close(tasks)
@@ -129,6 +133,9 @@ class Template:
         try:
             os.setsid()
             die_with_parent(parent)
+            adopt_orphans()
+            if self._files:
+                set_file_limit(self._files)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
@@ -153,6 +160,7 @@ class Template:
             except ChildProcessError:
                 return
             if pid == 0:
+                kill_orphans(self._children)  # each wakes this again when it has ended, with what it left in its turn
                 return
             child = self._children.pop(pid, None)
             if child is not None:
@@ -167,12 +175,14 @@ class Template:
         """After the worker is gone: nothing of it stays behind."""
         for pid in self._children:
             kill_child(pid)
-        for pid in list(self._children):
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, 0)
+                if self._children.pop(pid, None) is not None:
+                    kill_session(pid)
+                kill_orphans(self._children)
         if self._directory:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(os.path.realpath(os.path.join(self._directory, "spill")), ignore_errors=True)
+            remove_spill(Path(self._directory))
             shutil.rmtree(self._directory, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._directory}.lock")
@@ -184,6 +194,7 @@ def main() -> None:
     os.set_inheritable(descriptor, False)
     # What tasks print goes where the worker's own messages go: its standard output is for its ready line.
     os.dup2(2, 1)
+    adopt_orphans()
     template = Template(socket.socket(fileno=descriptor))
     try:
         template.serve()

@@ -13,6 +13,9 @@ import msgpack
 
 from fdb_datamodel import Claim, Claims, FutureResult, Outcome, WorkerId
 from futures_worker import line
+from futures_worker.errors import WireError
+from futures_worker.sealing import Records
+from futures_worker.wire import Connection
 
 MOST_VISITORS = 256
 """Lines at most; a further client's requests go by the database."""
@@ -25,39 +28,41 @@ class Visitors:
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._lines: dict[int, tuple[socket.socket, Any]] = {}
+        self._lines: dict[int, tuple[socket.socket, Records, Any]] = {}
         self._asked: dict[bytes, int] = {}  # future -> whose request it is
         self._known: deque[bytes] = deque(maxlen=REMEMBERED)
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._lines
 
-    def admit(self, sock: socket.socket) -> None:
+    def admit(self, connection: Connection) -> None:
         """A client that proved itself wants a line."""
+        sock = connection.sock
         if len(self._lines) >= MOST_VISITORS:
             sock.close()
             return
         sock.setblocking(False)
-        self._lines[sock.fileno()] = sock, line.unpacker()
+        self._lines[sock.fileno()] = sock, connection.records(), line.unpacker()
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def listen(self, descriptor: int, worker: WorkerId) -> list[Claim]:
         """A line is readable: the requests that came."""
-        sock, unpacker = self._lines[descriptor]
+        sock, records, unpacker = self._lines[descriptor]
         claims: list[Claim] = []
         try:
             data = sock.recv(1 << 16)
             if not data:
                 raise ConnectionError("the client hung up")
-            unpacker.feed(data)
-            for message in unpacker:
-                claim = line.read_request(message, worker)
-                if claim.id not in self._known:
-                    self._asked[claim.id] = descriptor
-                    claims.append(claim)
+            for part in records.feed(data):
+                unpacker.feed(part)
+                for message in unpacker:
+                    claim = line.read_request(message, worker)
+                    if claim.id not in self._known:
+                        self._asked[claim.id] = descriptor
+                        claims.append(claim)
         except BlockingIOError:
             pass
-        except (OSError, ValueError, msgpack.UnpackException):
+        except (OSError, ValueError, RecursionError, WireError, msgpack.UnpackException):
             self._dismiss(descriptor)
         return claims
 
@@ -92,15 +97,17 @@ class Visitors:
             self._dismiss(descriptor)
 
     def _send(self, descriptor: int, data: bytes) -> None:
+        sock, records, _ = self._lines[descriptor]
+        data = records.pack(data)
         try:
-            sent = self._lines[descriptor][0].send(data)
+            sent = sock.send(data)
         except OSError:
             sent = -1
         if sent != len(data):  # it doesn't read what it asked for: it finds it in the database
             self._dismiss(descriptor)
 
     def _dismiss(self, descriptor: int) -> None:
-        sock, _ = self._lines.pop(descriptor)
+        sock, _, _ = self._lines.pop(descriptor)
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
         sock.close()

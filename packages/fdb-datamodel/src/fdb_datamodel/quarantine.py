@@ -1,0 +1,117 @@
+"""A future with a damaged row is failed for good, with what was found as its reason, and everything else goes on.
+
+What works on many futures in one transaction (a worker's turn, a sweep, giving back what a dead worker held) raises
+`DamagedFutureError` where it meets one. `run_apart` then fails that one in a transaction of its own, and begins again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from fdb_schema import ClusterSpace, Transaction
+from idempotent_txn import run
+
+from . import codec
+from .changes import Changes, FutureRows
+from .endings import fail_for_good, finish, write_failure
+from .errors import DamagedFutureError
+from .ids import as_id, show_id
+from .records import NO_SESSION, Failure
+from .space import CLAIM, CODE, FAILURE, LATEST_RESULT, decode_id
+
+MOST_AT_ONCE: Final = 1000
+"""Damaged futures that one call fails before it gives up."""
+MOST_SESSIONS: Final = 1000
+"""Sessions that are told of a future whose owner can't be read."""
+DAMAGED: Final = "damaged"
+"""The reason of such a failure."""
+
+_T = TypeVar("_T")
+log = logging.getLogger("fdb_datamodel")
+
+
+def quarantine_future(
+    tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, why: str = "", key: bytes | None = None
+) -> bool:
+    """Fail a future whose rows are damaged (row `cancel_future`): those are dropped, and its waiters are told.
+
+    key: a damaged row elsewhere that belongs to it. Whether there was such a future. Again: nothing changes.
+    """
+    ch = Changes(tr, space)
+    f = ch.load(as_id(future_id))
+    if key is not None:
+        ch.clear(key)
+    wrong = f.check()
+    if not f.exists or f.deleted or (f.failed and not wrong):
+        ch.flush()
+        return False
+    found = "; ".join(f"{name.decode(errors='replace').strip(chr(0))}: {text}" for name, text in wrong.items()) or why
+    failure = Failure(DAMAGED, f"a row of future {show_id(f.id)} is damaged, so it can't be run: {found}"[:2000])
+    ended = f.ended or LATEST_RESULT in wrong
+    for name in wrong:
+        ch.put(f, name, None)
+    unknown = CODE not in f.rows
+    if unknown:
+        ch.put(f, CODE, codec.pack_code(NO_SESSION, b"", ch.wall_us))
+    if ended:
+        _drop_copies(ch, f.e)
+        for name in (LATEST_RESULT, FAILURE):
+            ch.put(f, name, None)
+        if CLAIM in f.rows:
+            ch.put(f, CLAIM, None)
+        write_failure(ch, f, failure)
+    else:
+        fail_for_good(ch, f, failure, tell_worker=True)
+    if unknown:
+        _tell_all(ch, f)
+    finish(ch)
+    return True
+
+
+def _drop_copies(ch: Changes, e: bytes) -> None:
+    """Forget the rows of copies; their holders find out when they look which of their objects are recorded."""
+    prefix = ch.keys.results + e
+    for key, _ in ch.read(prefix, prefix + b"\xff"):
+        ch.clear(key)
+
+
+def _tell_all(ch: Changes, f: FutureRows) -> None:
+    """Whose future it was can't be read: every session is mailed, and those that don't wait for it pass over it."""
+    prefix = ch.keys.sessions
+    for key, _ in ch.read(prefix, prefix + b"\xff", limit=MOST_SESSIONS, snapshot=True):
+        ch.send(decode_id(key[len(prefix) :]), f.id, "failed", f.rows[FAILURE], f.epoch)
+
+
+def run_apart(db: Any, space: ClusterSpace, function: Callable[..., _T], *args: Any, **options: Any) -> _T:
+    """`run(db, function, *args, **options)`; futures with damaged rows that it meets are failed, each by itself.
+
+    Raises what `run` raises, and `DamagedFutureError` where there are very many.
+    """
+    for _ in range(MOST_AT_ONCE):
+        try:
+            return run(db, function, *args, **options)
+        except DamagedFutureError as error:
+            set_apart(db, space, error)
+    return run(db, function, *args, **options)
+
+
+def set_apart(db: Any, space: ClusterSpace, error: DamagedFutureError) -> None:
+    """Fail the future that an error is about, in a transaction of its own; before it those that wait for it and are damaged too."""
+    pending = [error]
+    while pending:
+        one = pending[-1]
+        try:
+            run(db, quarantine_future, space, one.id, one.why, one.key)
+        except DamagedFutureError as other:
+            if len(pending) == MOST_AT_ONCE or other.id in {known.id for known in pending}:
+                raise
+            pending.append(other)
+        else:
+            log.error("future %s is failed, its data are damaged: %s", show_id(one.id), one.why)
+            pending.pop()
+
+
+__all__ = ["DAMAGED", "quarantine_future", "run_apart", "set_apart"]

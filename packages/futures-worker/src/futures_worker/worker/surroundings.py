@@ -1,0 +1,76 @@
+"""What a task may change of its process for those that follow it: put back after each task, or the process is to end.
+
+Put back are the working directory, the umask, soft limits (rlimits), the interval timer, and the handlers of SIGINT, SIGTERM
+and SIGALRM. A process that can't be put back, or that leaks descriptors, is to end. What a task does to Python's own state
+(modules, `os.environ`) stays, as in any process that is reused.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from typing import Any, Final
+
+LIMITS: Final = tuple(
+    getattr(resource, name)
+    for name in (
+        "RLIMIT_NOFILE",
+        "RLIMIT_AS",
+        "RLIMIT_CORE",
+        "RLIMIT_CPU",
+        "RLIMIT_DATA",
+        "RLIMIT_FSIZE",
+        "RLIMIT_NPROC",
+        "RLIMIT_STACK",
+    )
+)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+QUICK: Final = 0.0002
+"""Seconds of a task up to which only the working directory and the umask are looked at: the rest takes longer to change."""
+
+
+class Surroundings:
+    """As they were before the first task."""
+
+    def __init__(self) -> None:
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._limits = [resource.getrlimit(one) for one in LIMITS]
+        self._handlers: list[Any] = [signal.getsignal(one) for one in SIGNALS]
+        self._cwd = os.getcwd()
+        self._home = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def restore(self, seconds: float) -> bool:
+        """After a task of `seconds`: whether everything is as it was, or could be put back."""
+        try:
+            if os.umask(self._umask) != self._umask:
+                seconds = 1.0
+            try:
+                moved = os.getcwd() != self._cwd
+            except OSError:
+                moved = True  # it was removed
+            if moved:
+                os.fchdir(self._home)
+                seconds = 1.0
+            return seconds <= QUICK or self._restore_rest()
+        except (OSError, ValueError):
+            return False
+
+    def _restore_rest(self) -> bool:
+        for which, before in zip(LIMITS, self._limits, strict=True):
+            if resource.getrlimit(which) != before:
+                resource.setrlimit(which, before)  # a hard limit can't be raised again
+        if signal.getitimer(signal.ITIMER_REAL)[0]:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, before in zip(SIGNALS, self._handlers, strict=True):
+            if signal.getsignal(number) is not before:
+                signal.signal(number, before)
+        return not self._leaks()
+
+    def _leaks(self) -> bool:
+        """Whether so many descriptors stay open that those of later tasks may be refused."""
+        lowest_free = os.dup(self._home)
+        os.close(lowest_free)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return most != resource.RLIM_INFINITY and 2 * lowest_free > most

@@ -1,0 +1,44 @@
+"""Futures of the executor end once, whichever thread learns of the end first."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+from typing import Any
+
+import pytest
+
+from futures_worker.client.executor import ExecutorFuture
+
+
+class Durable:
+    """A durable future that is cancelled: `early` tells of it before `cancel` returns, as the thread that reads mail may."""
+
+    def __init__(self, *, early: bool) -> None:
+        self.early = early
+        self.future: Any = None
+
+    def running(self) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        if self.early:
+            self.future._ended(self)
+        return True
+
+    def _exception(self) -> BaseException:
+        return cf.CancelledError()
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_those_who_wait_for_several_are_told_of_a_cancelled_one(early: bool) -> None:
+    durable: Any = Durable(early=early)
+    future = durable.future = ExecutorFuture[int](durable)
+    calls: list[Any] = []
+    future.add_done_callback(calls.append)
+    assert future.cancel()
+    for _ in range(2):
+        assert cf.wait([future], timeout=0).done == {future}
+        assert list(cf.as_completed([future], timeout=0)) == [future]
+        future._ended(durable)
+    assert future.cancel()
+    assert calls == [future]

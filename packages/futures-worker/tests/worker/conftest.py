@@ -1,0 +1,8 @@
+"""Puts what the tests of the worker share on the path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
