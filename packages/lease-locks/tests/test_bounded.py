@@ -221,3 +221,48 @@ def test_old_histories_of_memo_locks_are_forgotten_and_tokens_still_grow() -> No
         lease = locks.acquire("memo/1/f")
         assert lease.token > FencingToken(0, ahead[:10])
         assert lease.token > tokens["memo/1/f"]
+
+
+def test_releasing_leaving_a_block_and_closing_are_bounded_where_the_database_does_not_answer() -> None:
+    plain = open_database("memory:")
+    db = Hanging(plain)
+    locks = LeaseManager(db, cluster="demo", ttl=600.0)
+    locks._session.patience = 0.3
+    first, second = locks.acquire("first"), locks.acquire("second")
+    for n in range(20):
+        locks.acquire(f"more-{n}")
+    db.hangs = lambda: True
+    began = time.monotonic()
+    with pytest.raises(TransactionTimedOut):
+        first.release()
+    assert not first.held, "whatever became of it"
+    with pytest.raises(KeyError, match="the block's own"), second:
+        raise KeyError("the block's own")
+    with pytest.raises(TransactionTimedOut):
+        locks.close()
+    assert time.monotonic() - began < 10.0, "one limit for all leases"
+    assert db.unbounded == 0
+
+
+def test_what_a_release_owes_is_paid_when_the_database_answers_again() -> None:
+    plain = open_database("memory:")
+    db = Hanging(plain)
+    with LeaseManager(plain, cluster="demo") as other, LeaseManager(db, cluster="demo", ttl=2.0) as locks:
+        lease = locks.acquire("name")
+        db.hangs = lambda: True
+        with pytest.raises(TransactionTimedOut):
+            lease.release(timeout=0.1)
+        db.hangs = lambda: False
+        other.acquire("name", timeout=DEADLINE).release()
+        assert lease.release(), "and is known to have been freed"
+
+
+def test_a_thread_that_holds_a_name_already_holds_it_again_however_it_got_it() -> None:
+    with LeaseManager(open_database("memory:"), cluster="demo") as locks:
+        first = locks.acquire("name")
+        again = locks.acquire("name", timeout=0, reentrant=True)
+        assert again is first
+        assert again.release()
+        assert first.held
+        first.release()
+        assert not first.held

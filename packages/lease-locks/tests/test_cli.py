@@ -223,9 +223,11 @@ def test_a_command_is_killed_before_anybody_can_have_taken_over(monkeypatch: pyt
         lost_reason = "unreachable"
 
     # Fenced 0.8 × 15 s after the last renewal began, by a clock 10 % slow: at 13.3 s. Taken at 1.1 × 15 s by a fast one: 15 s.
-    assert 1.0 < running._grace(Lost()) <= 15.0 - 13.3  # type: ignore[arg-type]
+    assert 1.0 < running._grace(Lost(), None) <= 15.0 - 13.3  # type: ignore[arg-type]
+    # Fenced 4 s after it was had, by a slow clock; a fast one takes it at OVERHOLD × 4 s.
+    assert 0.0 < running._grace(Lost(), 4.0) <= 4.0 * running.OVERHOLD / 1.1 - 4.0 / 0.9  # type: ignore[arg-type]
     Lost.lost_reason = "forced"
-    assert running._grace(Lost()) == 5.0  # type: ignore[arg-type]
+    assert running._grace(Lost(), 4.0) == 5.0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

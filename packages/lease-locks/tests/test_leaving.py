@@ -14,7 +14,9 @@ import memo_functions as functions
 import pytest
 from lease_processes import DEADLINE, children, eventually
 
-from lease_locks import LeaseManager, MemoizingPicklingRunner, run_remote
+from idempotent_txn import run
+from lease_locks import MAINTAIN_LOCKS, LeaseManager, MemoizingPicklingRunner, ending, run_remote
+from lease_locks.acquiring import acquiring
 from lease_locks.memo.functions import bind
 
 
@@ -194,3 +196,59 @@ def test_control_c_in_one_process_and_a_restart_compute_once(
             assert len(os.listdir(marks)) == 1
     finally:
         gate.touch()
+
+
+@pytest.mark.parametrize("how", ["unmaintained", "cut off"])
+def test_an_orchestrator_that_lost_its_belief_leaves_the_lock_to_the_running_remote(
+    shared_url: str, watching: LeaseManager, marks: Path, tmp_path: Path, how: str
+) -> None:
+    shell, gate, arguments, name = slow(shared_url, marks, tmp_path / "gate")
+    try:
+        with LeaseManager(shared_url, cluster="demo", ttl=1.0) as first, MAINTAIN_LOCKS.set_local(how == "cut off"):
+            runner = Interrupting(first, shell=shell, pipeline_id="demo")
+
+            def lost() -> bool:
+                if len(os.listdir(marks)) < 1:
+                    return False
+                if how == "cut off":
+                    for lease in first._session.leases():  # as after a suspend: its clock went on, it renewed nothing
+                        lease._holding.deadline = 0.0
+                        assert not lease.held
+                return first._session.leases() == []
+
+            runner.when = lost
+            with pytest.raises(KeyboardInterrupt):
+                runner.call(functions.slow_square, *arguments)
+            held = watching.read(name)
+            assert held is not None, "the running remote's lock was freed"
+            assert [m.role for m in held.maintainers] == ["remote"]
+        assert watching.read(name) is not None, "closing freed it"
+        again = MemoizingPicklingRunner(watching, shell=shell, pipeline_id="demo").submit(
+            functions.slow_square, *arguments
+        )
+        gate.touch()
+        assert again.result(DEADLINE) == 36
+        assert len(os.listdir(marks)) == 1, "computed once"
+    finally:
+        gate.touch()
+        shell.start.set()
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["never maintained", "left"])
+def test_a_remote_that_loses_the_lease_ends_it_only_where_its_holder_has_left_it(
+    locks: LeaseManager, other: LeaseManager, left: bool
+) -> None:
+    claim = locks._claim(None, "exclusive", 1, True, None, {}, maintained=left)
+    lock, session = locks.space.lock("a"), locks._session
+    session.start()
+    lease: Any = locks._claimed(lock, claim, acquiring(session, lock, claim, None))
+    remote = other.join("a", lease.writer_id)
+    if left:
+        run(locks.db, ending.leave, locks.space, lock, lease.token, session.sid, session.by, "lost", 0)
+    remote._holding.deadline = 0.0  # cut off
+    eventually(lambda: remote.lost.is_set(), "the remote knows")
+    eventually(lambda: (info := other.read("a")) is None or not info.maintainers, "and has left")
+    assert (other.read("a") is None) == left
+    if not left:
+        assert lease.held
+        assert other.try_acquire("a") is None, "two would believe"

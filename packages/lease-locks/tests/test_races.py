@@ -176,7 +176,7 @@ def test_a_remote_may_not_believe_longer_than_the_max_hold_of_the_grant(
 
 
 def test_closing_releases_the_rest_where_one_lease_was_stolen(any_db: Any, other: LeaseManager) -> None:
-    locks = LeaseManager(any_db, cluster="demo")
+    locks = LeaseManager(any_db, cluster="demo", ttl=600.0)  # no renewal notices it first
     stolen = locks.acquire("a")
     locks.acquire("b")
     # Stolen, and not noticed yet: the rows are gone and a successor holds the name.

@@ -20,10 +20,11 @@ from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.canonical import MemoKeyError
 from lease_locks.memo.config import MAINTAIN_LOCKS
-from lease_locks.memo.functions import RemoteError, RemoteTraceback
-from lease_locks.memo.orchestrator import NoResultAfterShell
+from lease_locks.memo.functions import RemoteError, RemoteTraceback, UnpicklableResult
+from lease_locks.memo.orchestrator import InvocationCancelled, InvocationTimedOut, NoResultAfterShell
+from lease_locks.memo.pruning import OldMemos, Pruned, prune
 from lease_locks.memo.remote import main as run_remote
-from lease_locks.memo.runner import MemoizingPicklingRunner, RequiredResultNotFound, Unmemoized
+from lease_locks.memo.runner import MemoFuture, MemoizingPicklingRunner, RequiredResultNotFound, Unmemoized
 from lease_locks.memo.shells import DetachedSubprocessShell, Shell, detached_shell, samethread_shell, subprocess_shell
 from lease_locks.tokens import FencingToken
 
@@ -39,6 +40,8 @@ __all__ = [
     "DutyReport",
     "FencingToken",
     "ForkedLeaseError",
+    "InvocationCancelled",
+    "InvocationTimedOut",
     "Lease",
     "LeaseError",
     "LeaseEvent",
@@ -50,19 +53,24 @@ __all__ = [
     "LockReleased",
     "LockWasStolenError",
     "Maintainer",
+    "MemoFuture",
     "MemoKeyError",
     "MemoUriError",
     "MemoizingPicklingRunner",
     "NoResultAfterShell",
     "OldHistories",
+    "OldMemos",
+    "Pruned",
     "RemoteError",
     "RemoteTraceback",
     "RequiredResultNotFound",
     "Shell",
     "Unmemoized",
+    "UnpicklableResult",
     "Waiter",
     "detached_shell",
     "duty_reports",
+    "prune",
     "run_remote",
     "samethread_shell",
     "subprocess_shell",

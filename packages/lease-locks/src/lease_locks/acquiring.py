@@ -48,7 +48,6 @@ class Pause:
 
 
 Step = Transact | Pause
-Body = Callable[[Any, bool, bool], Any]
 
 
 def acquiring(

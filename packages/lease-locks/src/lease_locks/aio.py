@@ -21,8 +21,8 @@ from lease_locks.locks import (
     LEAST_SECONDS,
     REFUSED_LOOK_SECONDS,
     LeaseManager,
-    _check_timeout,
     any_gone,
+    limit,
     start_watches,
     watch_rang,
 )
@@ -139,7 +139,7 @@ class AsyncLeaseManager:
         if again is not None:
             return again
         claim = self.sync._claim(ttl, mode, slots, fair, max_hold, meta)
-        _check_timeout(timeout)
+        timeout = limit(timeout)
         session = self.sync._session
         began = session.clocks.monotonic()
         await _in_thread(self.sync._start_within, name, timeout)

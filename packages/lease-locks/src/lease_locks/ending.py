@@ -132,13 +132,14 @@ def leave(
 
     `joined`: the part to leave is that of a remote, otherwise the holder's own; a session may have both.
 
-    For a session that lost the lease but lives on: its heartbeats must not keep the grant. True where it ended.
+    For a session that lost the lease but lives on: its heartbeats must not keep the grant. True where it ended. A holder that
+    never maintained it may believe in it for a while yet: then a remote leaves it to expire.
     """
     grant = read_grant(tr, lock, token)
     if grant is None:
         return True
     if joined:
-        others = grant.record.maintained or any(sid != session for sid, _ in grant.joins)
+        others = not grant.record.left or any(sid != session for sid, _ in grant.joins)
     else:
         others = bool(grant.joins)  # a remote of this very session is another maintainer
     if others:
@@ -146,7 +147,7 @@ def leave(
         if joined:
             tr.clear(lock.maintainer(token, session))
         else:
-            tr.set(grant.key, replace(grant.record, maintained=False).encode())
+            tr.set(grant.key, replace(grant.record, maintained=False, left=True).encode())
         return False
     next_grant(Grant.HELD, Event.EXPIRED)
     _end(tr, lock, grant)

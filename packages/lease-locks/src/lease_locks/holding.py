@@ -22,7 +22,7 @@ _RETRY_SHARE: Final = 0.1  # of the ttl: the longest pause between two attempts 
 class Holding:
     """One lease as one of its maintainers sees it."""
 
-    __slots__ = ("deadline", "hold_until", "maintained", "reason", "state", "ttl", "unsettled")
+    __slots__ = ("deadline", "hold_until", "left", "maintained", "reason", "state", "ttl", "unsettled")
 
     def __init__(self, ttl: float, started: float, *, max_hold: float = 0.0, maintained: bool = True) -> None:
         self.ttl = ttl
@@ -31,6 +31,7 @@ class Holding:
         self.hold_until = started + max_hold if max_hold else float("inf")
         self.state = Belief.HELD
         self.reason: str | None = None
+        self.left = False  # to other maintainers: this part of it is over, and releases nothing
         self.unsettled = False  # its release was asked for, and is still owed to the database
 
     def learn(self, news: News, reason: str | None = None) -> bool:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
 from fdb_schema import boot_id, identity, pid_namespace, process_start
 from lease_locks.records import SessionRecord
+
+MARK = "MAINSPRING_LEASE_KEEPER"
+"""In the environment of all that comes of a helper: its `mark`, after those of the helpers that it came of itself."""
 
 
 def describe_session(ttl: float) -> SessionRecord:
@@ -28,8 +33,39 @@ def describe_session(ttl: float) -> SessionRecord:
 
 
 def process_gone(record: SessionRecord) -> bool:
-    """True only where the session's process ran under this kernel and pid namespace and is no more."""
-    return identity.process_gone(record.boot_id, record.pid_ns, record.pid, record.pid_start)
+    """True only where the session's processes ran under this kernel and pid namespace and are no more, nor is anything
+    that its helpers left behind."""
+    return all(_ended(record)) and not _left(record)
+
+
+def left_behind(record: SessionRecord) -> bool:
+    """Whether one of the session's processes is no more, but some that came of its helpers run on: such as this user may see.
+
+    The other one would have ended them, and is gone as well, or stopped.
+    """
+    return bool(record.helpers) and any(_ended(record)) and _left(record)
+
+
+def mark(helper: tuple[int, int]) -> str:
+    """What tells a helper, (pid, start), from any other of this boot."""
+    return f"{helper[0]}:{helper[1]}"
+
+
+def _ended(record: SessionRecord) -> Iterator[bool]:
+    for pid, start in ((record.pid, record.pid_start), *record.helpers):
+        yield identity.process_gone(record.boot_id, record.pid_ns, pid, start)
+
+
+def _left(record: SessionRecord) -> bool:
+    marks = {mark(helper).encode() for helper in record.helpers}
+    name = MARK.encode() + b"="
+    for entry in os.listdir("/proc") if marks else ():
+        if entry.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environment:
+                for variable in environment.read().split(b"\0"):
+                    if variable.startswith(name) and marks.intersection(variable[len(name) :].split()):
+                        return True
+    return False
 
 
 def boottime() -> float:
@@ -37,6 +73,16 @@ def boottime() -> float:
     return time.clock_gettime(_BOOTTIME)
 
 
-__all__ = ["boot_id", "boottime", "describe_session", "pid_namespace", "process_gone", "process_start"]
+__all__ = [
+    "MARK",
+    "boot_id",
+    "boottime",
+    "describe_session",
+    "left_behind",
+    "mark",
+    "pid_namespace",
+    "process_gone",
+    "process_start",
+]
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from lease_locks.errors import ForkedLeaseError, LeaseLost
+from lease_locks.errors import LeaseLost
 from lease_locks.holding import Holding
 from lease_locks.joining import guard
 from lease_locks.space import LockKeys
@@ -34,6 +34,8 @@ class Lease:
         "_depth",
         "_holding",
         "_key",
+        "_leave",
+        "_lingers",
         "_lock",
         "_session",
         "lost",
@@ -59,6 +61,8 @@ class Lease:
         self._holding = holding
         self._key = key
         self._depth = 1
+        self._lingers = False  # once lost, its row stays until its user has ended what it protects
+        self._leave: Callable[[Any], Any] | None = None  # the transaction that ends the row of a lost one that lingers
         self._callbacks: list[Callable[[Lease], Any]] = []
         self.name = lock.name
         self.token = token  # fencing token: orderable, int(), .hex
@@ -103,16 +107,18 @@ class Lease:
             raise
         self.check()
 
-    def release(self) -> bool:
+    def release(self, timeout: float | None = None) -> bool:
         """Give the lease back: True if that freed it, now or before; False if it had ended and nobody holds the name.
 
-        Raises `LeaseLost` if a successor holds the name; the successor's lease is never touched.
+        Raises `LeaseLost` if a successor holds the name; the successor's lease is never touched. Raises
+        `TransactionTimedOut` where the database doesn't answer within `timeout` seconds (None: 10): the lease is not held any more then,
+        and is free as soon as the database answers, or expires.
         """
         if self._depth > 1:
             self._session.assert_not_forked()
             self._depth -= 1
             return True
-        return self._session.release(self)
+        return self._session.release(self, timeout)
 
     def guard(self, tr: Any) -> None:
         """Make `tr`, the caller's own transaction, fail to commit if the lease is no longer held.
@@ -151,9 +157,14 @@ class Lease:
                     f"({self._holding.reason or 'ended'}): what the block did may have met another holder",
                     self._holding.reason or "expired",
                 )
-        except (LeaseLost, ForkedLeaseError):
+        except Exception:
             if error is None:
                 raise
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"lease {self.name!r} is this process's and can't be pickled: send its name and writer_id, and join it there"
+        )
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} token={self.token.hex} {self.role} {self._holding.state}>"

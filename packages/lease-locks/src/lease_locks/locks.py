@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import logging
 import secrets
 import threading
@@ -36,7 +37,7 @@ from lease_locks.observer import Dead
 from lease_locks.records import MaintainerRecord, check_meta
 from lease_locks.rows import HeldGrant, session_subject
 from lease_locks.session import IDEMPOTENT, Session
-from lease_locks.space import LeaseSpace
+from lease_locks.space import LeaseSpace, LockKeys
 from lease_locks.tokens import FencingToken
 from lease_locks.transitions import Claim
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _LIVE: weakref.WeakValueDictionary[str, LeaseManager] = weakref.WeakValueDictionary()
 Mode = Literal["exclusive", "shared"]
 MOST_SECONDS = 10**9 - 1  # of a ttl
+LONGEST_WAIT = 86_400.0 * 365
 LEAST_SECONDS = 0.05  # of a transaction that a pause makes
 REFUSED_LOOK_SECONDS = 0.5
 """How long a wait whose watches were refused sleeps before it looks again: by then it is a poll."""
@@ -72,7 +74,7 @@ class LeaseManager:
         *,
         clocks: Clocks | None = None,
     ) -> None:
-        _check_seconds("ttl", ttl)
+        check_seconds("ttl", ttl)
         self.db = open_database(db) if db is None or isinstance(db, str) else db
         self.url = url_of(self.db)  # what another process opens to meet this one; None where nobody knows
         self.cluster = cluster
@@ -87,8 +89,14 @@ class LeaseManager:
         _LIVE[self._live_id] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In this process the manager itself; in another one a manager of its own over the same database."""
-        return _reopen, (self._live_id, self.url, self.cluster, self.ttl)
+        """In this process the manager itself; in another one a manager of its own over the same cluster, and no other."""
+        with contextlib.suppress(Exception):  # a database out of reach: the URL alone has to do
+            self._session.start(GRACE)
+        return _reopen, (self._live_id, self.url, self.cluster, self.ttl, self._session.identity)
+
+    def __memo_key__(self) -> str:
+        """For memoized functions that refer to their manager: which process it is of makes no difference to them."""
+        return self.cluster
 
     # --- life
 
@@ -106,21 +114,25 @@ class LeaseManager:
                 raise
 
     def close(self) -> None:
-        """Release every lease and end the session. In a child made by `fork()` it does nothing."""
+        """Release every lease and end the session. In a child made by `fork()` it does nothing.
+
+        Where the database doesn't answer within about 10 s it raises `TransactionTimedOut`, and the leases expire.
+        """
         if self._session.forked:
             return
         for part in list(self._before_close):
             part.close()
         failed: list[Exception] = []
+        until = time.monotonic() + self._session.patience
         try:
             for lease in self._session.leases():
                 lease._depth = 1
                 try:
-                    lease.release()
+                    lease.release(timeout=until - time.monotonic())
                 except Exception as error:  # the others are released all the same
                     failed.append(error)
         finally:
-            self._session.stop()
+            self._session.stop(until - time.monotonic())
         if failed:
             raise failed[0]
 
@@ -192,13 +204,12 @@ class LeaseManager:
         if again is not None:
             return again
         claim = self._claim(ttl, mode, slots, fair, max_hold, meta)
-        _check_timeout(timeout)
+        timeout = limit(timeout)
         began = self._session.clocks.monotonic()
         self._start_within(name, timeout)
-        lease: Lease = self._drive(acquiring(self._session, self.space.lock(name), claim, timeout, began=began))
-        if reentrant:
-            self._own[name, owner] = lease
-        return lease
+        lock = self.space.lock(name)
+        steps = acquiring(self._session, lock, claim, timeout, began=began)
+        return self._claimed(lock, claim, steps, (name, owner))  # type: ignore[no-any-return]
 
     def lock(self, name: str, timeout: float | None = None, **options: Any) -> AbstractContextManager[Lease]:
         """`with locks.lock("name", timeout=30) as lease:`; `acquire`'s options. Raises `LeaseLost` at the end of a
@@ -249,9 +260,9 @@ class LeaseManager:
         if not isinstance(slots, int) or slots < 1:
             raise ValueError(f"slots must be a whole number of at least 1, not {slots!r}")
         if ttl is not None:
-            _check_seconds("ttl", ttl)
+            check_seconds("ttl", ttl)
         if max_hold is not None:
-            _check_seconds("max_hold", max_hold)
+            check_seconds("max_hold", max_hold)
         check_meta(meta)
         session = self._session
         return Claim(
@@ -269,6 +280,21 @@ class LeaseManager:
             pid=session.record.pid,
             wall_us=session.clocks.wall_us(),
         )
+
+    def _claimed(self, lock: LockKeys, claim: Claim, steps: Generator[Step, Any, Any], own: Any = None) -> Any:
+        """Run the steps of an acquisition; an interrupt after its grant leaves no lease that nobody knows of.
+
+        `own`: (name, thread) for which the lease is to be found again.
+        """
+        try:
+            found = self._drive(steps)
+            if own is not None:
+                self._own[own] = found
+            return found
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._session.withdraw(lock, claim)
+            raise
 
     def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
         """Run steps in the calling thread."""
@@ -442,7 +468,7 @@ def any_gone(step: Pause) -> bool:
     return any(all(v.record is not None and process_gone(v.record) for v in s.vitals) for s in step.processes)
 
 
-def _reopen(live_id: str, url: str | None, cluster: str, ttl: float) -> LeaseManager:
+def _reopen(live_id: str, url: str | None, cluster: str, ttl: float, identity: bytes | None = None) -> LeaseManager:
     live = _LIVE.get(live_id)
     if live is not None and not live._session.forked:
         return live
@@ -451,15 +477,26 @@ def _reopen(live_id: str, url: str | None, cluster: str, ttl: float) -> LeaseMan
             f"a LeaseManager of cluster {cluster!r} can't be opened in another process: its database has "
             f"{'the URL ' + repr(url) if url else 'no URL'}; open it with an embedded: or fdb: URL"
         )
-    return LeaseManager(url, cluster, ttl)
+    return reach(url, cluster, ttl, identity)
 
 
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+def reach(url: str, cluster: str, ttl: float, identity: bytes | None) -> LeaseManager:
+    """A manager for a handle of another process: no database is made, and its cluster must be that of `identity`."""
+    manager = LeaseManager(open_database(url, create=False), cluster, ttl)
+    manager._session.identity = identity
+    return manager
+
+
+def limit(timeout: float | None) -> float | None:
+    """A wait's time limit; what is longer than anybody waits is none. Raises `ValueError`."""
+    if timeout is None:
+        return None
+    if not (isinstance(timeout, int | float) and timeout >= 0):
         raise ValueError(f"timeout must be None or seconds from 0 on, not {timeout!r}")
+    return None if timeout > LONGEST_WAIT else timeout
 
 
-def _check_seconds(what: str, value: float) -> None:
+def check_seconds(what: str, value: float) -> None:
     if not isinstance(value, int | float) or not 0 < value <= MOST_SECONDS:
         raise ValueError(f"{what} must be a positive number of seconds, at most {MOST_SECONDS}, not {value!r}")
 

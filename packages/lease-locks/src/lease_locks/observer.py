@@ -8,6 +8,8 @@ Somebody is dead by one of three rules:
    the database: the slack is 36 of them);
 3. gone: every process that maintains it ran on this host and its pid, with its start time, is no more.
 
+By none of them while something is seen here that a holder's processes left behind: it does what the lease protects.
+
 A holder fences itself `FENCE` × ttl after the *start* of its last committed heartbeat. 1.1 / 0.8 = 1.375 covers two clocks
 that drift by 10 % in opposite directions (1.1 / 0.9 = 1.22), whatever their offset.
 """
@@ -90,14 +92,28 @@ class _Sighting:
 class Observer:
     """What one process has seen; shared by its threads. Forgetting only ever delays a verdict."""
 
-    def __init__(self, monotonic: Callable[[], float], gone: Callable[[SessionRecord], bool]) -> None:
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        gone: Callable[[SessionRecord], bool],
+        left_behind: Callable[[SessionRecord], bool] = lambda _: False,
+    ) -> None:
         self._monotonic = monotonic
         self._gone = gone
+        self._left_behind = left_behind
         self._seen: OrderedDict[Hashable, _Sighting] = OrderedDict()
         self._guard = threading.Lock()
 
     def judge(self, subject: Subject, read_version: int) -> Alive | Dead:
         """Whether the subject, as just read at `read_version`, is dead. Call it after the reads returned."""
+        verdict = self._by_rules(subject, read_version)
+        if isinstance(verdict, Dead) and any(
+            v.record is not None and self._left_behind(v.record) for v in subject.vitals
+        ):
+            return Alive(LOOK_EVERY * subject.ttl)
+        return verdict
+
+    def _by_rules(self, subject: Subject, read_version: int) -> Alive | Dead:
         now = self._monotonic()
         sighting = self._look(subject, now)
         if subject.vitals and all(v.record is not None and self._gone(v.record) for v in subject.vitals):

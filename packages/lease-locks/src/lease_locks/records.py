@@ -22,6 +22,7 @@ class SessionRecord(Record):
     pid_start: int = 0  # clock ticks after boot; tells a reused pid
     started_us: int = 0  # wall clock, for people
     command: str = ""
+    helpers: tuple[tuple[int, int], ...] = ()  # (pid, start) of processes that must be gone as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class HolderRecord(Record):
     meta: dict[str, Any] | None = None
     host: str = ""  # for people, after the session is gone
     pid: int = 0
+    left: bool = False  # the holder believes in it no more, and has left it to who joined
 
 
 def check_meta(meta: dict[str, Any] | None) -> None:

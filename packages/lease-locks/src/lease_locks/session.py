@@ -6,6 +6,7 @@ time whatever the database does.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -21,8 +22,9 @@ from lease_locks import ending, sessions, transitions
 from lease_locks.clocks import Clocks
 from lease_locks.errors import ForkedLeaseError, LeaseLost
 from lease_locks.holding import Holding, SessionCore
-from lease_locks.host import describe_session, process_gone
+from lease_locks.host import describe_session, left_behind, process_gone
 from lease_locks.lease import HOLDER, Lease
+from lease_locks.mutex import Mutex, uninterrupted
 from lease_locks.observer import LOOK_EVERY, Observer
 from lease_locks.space import LeaseSpace, LockKeys
 from lease_locks.states import Belief, News
@@ -31,6 +33,11 @@ log = logging.getLogger("lease_locks")
 
 IDEMPOTENT: Final = "off"  # strategy of every transition: each finds its own effect when it runs again
 _NEVER: Final = float("inf")
+_LONGEST_NAP: Final = 10.0
+"""Seconds after which a thread looks for itself: whoever was to wake it may have been interrupted."""
+CLOSE_SECONDS: Final = 10.0
+"""For which a release, or a close, waits for the database; then it is owed, and nothing maintains the lease any more."""
+_LEAST_SECONDS: Final = 0.05
 
 
 class Session:
@@ -44,8 +51,8 @@ class Session:
         self.sid = secrets.token_bytes(16)
         self.record = describe_session(ttl)
         self.by = f"{self.record.host}:{self.record.pid}"
-        self.observer = Observer(clocks.monotonic, process_gone)
-        self.mutex = threading.Condition(threading.RLock())
+        self.observer = Observer(clocks.monotonic, process_gone, left_behind)
+        self.mutex = Mutex()
         self._pid = os.getpid()
         self._core = SessionCore(ttl, random.random, clocks.boottime())
         self._leases: dict[Hashable, Lease] = {}
@@ -61,6 +68,8 @@ class Session:
         self._abandoned = False
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
+        self.patience = CLOSE_SECONDS
+        self.identity: bytes | None = None  # of the cluster: what it must be, or was found to be
 
     # --- life
 
@@ -88,14 +97,15 @@ class Session:
             return
         self.assert_not_forked()
         until = None if timeout is None else time.monotonic() + timeout
-        if not self._starting.acquire(timeout=-1 if timeout is None else timeout):
+        if not self._starting.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             raise TransactionTimedOut("another thread waits for the database to register this process's session")
         try:
             if self._started:
                 return
             self.assert_open()
             left = None if until is None else max(0.05, until - time.monotonic())
-            run(self.db, sessions.register, self.space, self.sid, self.record, strategy=IDEMPOTENT, timeout=left)
+            registered = self.space, self.sid, self.record, self.identity
+            self.identity = run(self.db, sessions.register, *registered, strategy=IDEMPOTENT, timeout=left)
             self._poked = True  # the renewal thread begins with a watch on the revocation row
             for name, target in (("lease-renewal", self._renew_loop), ("lease-watchdog", self._watch_deadlines)):
                 thread = threading.Thread(target=target, name=name, daemon=True)
@@ -105,8 +115,12 @@ class Session:
         finally:
             self._starting.release()
 
-    def stop(self) -> None:
-        """End the threads and remove the session's rows; the leases were released before."""
+    def stop(self, timeout: float) -> None:
+        """End the threads and remove the session's rows; the leases were released before.
+
+        Raises `TransactionTimedOut` where the database doesn't answer: what is left then expires.
+        """
+        until = time.monotonic() + timeout
         with self.mutex:
             self._stopping = True
             self._waiting = 0
@@ -115,13 +129,16 @@ class Session:
             return
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout=10)
+                thread.join(timeout=self.patience)
         if self._watch is not None:
             self._watch.cancel()
         if self._started:
-            for chore in self._chores:
-                run(self.db, chore, strategy=IDEMPOTENT, timeout=10)
-            run(self.db, sessions.clear_session, self.space, self.sid, strategy=IDEMPOTENT, timeout=10)
+
+            def end(tr: Any) -> None:
+                sessions.clear_session(tr, self.space, self.sid)
+
+            for chore in [*self._chores, end]:
+                run(self.db, chore, strategy=IDEMPOTENT, timeout=max(_LEAST_SECONDS, until - time.monotonic()))
 
     def abandon(self) -> None:
         """Nobody can close the manager any more: renew nothing, so that its leases expire; they learn it as always."""
@@ -165,13 +182,17 @@ class Session:
     def look(self, lease: Lease) -> Belief:
         """The belief now; sets `lost` where the clock ended it."""
         self.assert_not_forked()
-        holding = lease._holding
         with self.mutex:
-            before = holding.state
-            state = holding.look(self.clocks.boottime())
-            calls = self._lose(lease) if before is Belief.HELD and state is Belief.LOST else []
-        _call_all(calls, lease)
+            state = lease._holding.look(self.clocks.boottime())
+            untold = state is Belief.LOST and lease._key in self._leases
+        if untold:
+            uninterrupted(lambda: self._tell_loss(lease))
         return state
+
+    def _tell_loss(self, lease: Lease) -> None:
+        with self.mutex:
+            calls = self._lose(lease) if lease._key in self._leases else []
+        _call_all(calls, lease)
 
     def remaining(self, lease: Lease) -> float:
         if self.look(lease) is not Belief.HELD:
@@ -179,27 +200,30 @@ class Session:
         with self.mutex:
             return lease._holding.remaining(self.clocks.boottime())
 
-    def release(self, lease: Lease) -> bool:
+    def release(self, lease: Lease, timeout: float | None = None) -> bool:
         self.assert_not_forked()
         self.look(lease)
         holding = lease._holding
-        with self.mutex:
-            repeated = holding.state is Belief.RELEASED and not holding.unsettled
-            # Before the transaction: from here on nothing is believed, whatever becomes of it.
-            self._end_parts(lease)
-        if repeated:
+        if holding.left or (holding.state is Belief.RELEASED and not holding.unsettled):
             return True
 
         def give_back(tr: Any) -> str:
+            self._end_parts(lease)  # whatever becomes of the transaction: from here on nothing is believed
             wall = self.clocks.wall_us()
             return ending.release(tr, self.space, lease._lock, lease.token, self.sid, self.by, "", wall)
 
+        left = self.patience if timeout is None else timeout
+        holding.unsettled = True
+        self._chores.append(give_back)  # owed from now on: an interrupt may come at any moment
+        self._end_parts(lease)
         try:
-            outcome = run(self.db, give_back, strategy=IDEMPOTENT)
-        except BaseException:
-            holding.unsettled = True
-            self.owe(give_back)
+            outcome = run(self.db, give_back, strategy=IDEMPOTENT, timeout=max(_LEAST_SECONDS, left))
+        except BaseException as error:
+            self._poke()
+            if _of_database(error):
+                log.warning("lease %r is released as soon as the database answers: %s", lease.name, error)
             raise
+        self._paid(give_back)
         holding.unsettled = False
         if outcome == "succeeded":
             reason = holding.reason or "stolen"
@@ -212,49 +236,63 @@ class Session:
 
     def ended_elsewhere(self, lease: Lease, *, freed: bool) -> None:
         """The caller's own transaction freed the lease, or failed to: either way stop maintaining this part of it."""
+        if freed:
+            self._end_parts(lease)
+        else:
+            self.drop(lease)
+
+    def drop(self, lease: Lease) -> None:
+        """Stop maintaining this part of a grant."""
         with self.mutex:
-            if freed:
-                self._end_parts(lease)
-            else:
-                lease._holding.learn(News.RELEASED)
-                self._forget(lease)
+            lease._holding.learn(News.RELEASED)
+            self._forget(lease)
 
     def _end_parts(self, lease: Lease) -> None:
         """The grant ends by this session: nothing of it is believed any more. Nobody tells the session what it did."""
-        for part in [lease, *self._parts.get((lease.name, lease.token.stamp), ())]:
-            part._holding.learn(News.RELEASED)
-            self._forget(part)
+        with self.mutex:
+            for part in [lease, *self._parts.get((lease.name, lease.token.stamp), ())]:
+                part._holding.learn(News.RELEASED)
+                self._forget(part)
 
     def _forget(self, lease: Lease) -> None:
-        if self._leases.pop(lease._key, None) is None:
-            return
-        self._core.drop(lease._key)
+        # In any order and any number of times: an interrupt may have ended it, or `adopt`, in the middle.
         grant = lease.name, lease.token.stamp
-        parts = self._parts[grant]
-        parts.remove(lease)
-        if not parts:
-            del self._parts[grant]
+        parts = [part for part in self._parts.get(grant, ()) if part is not lease]
+        if parts:
+            self._parts[grant] = parts
+        else:
+            self._parts.pop(grant, None)
+        self._core.drop(lease._key)
+        self._leases.pop(lease._key, None)
 
     def owe(self, chore: Callable[[Any], Any]) -> None:
         """Have the renewal thread run a transaction until it committed."""
-        with self.mutex:
-            self._chores.append(chore)
-            self._poked = True
-            self.mutex.notify_all()
+        self._chores.append(chore)
+        self._poke()
+
+    def _paid(self, chore: Callable[[Any], Any]) -> None:
+        with contextlib.suppress(ValueError):  # the renewal thread was first
+            self._chores.remove(chore)
 
     def withdraw(self, lock: LockKeys, claim: transitions.Claim) -> None:
-        """Leave nothing of a claim behind: now, or as soon as the database answers."""
+        """Leave nothing of a claim behind, a lease that it became included: now, or as soon as the database answers."""
 
         def chore(tr: Any) -> None:
+            lease = self._leases.get(claim.owner)
+            if lease is not None:
+                self.drop(lease)
             transitions.withdraw(tr, self.space, lock, claim)
 
+        self._chores.append(chore)  # owed from now on: an interrupt may come at any moment
         try:
             run(self.db, chore, strategy=IDEMPOTENT, timeout=1.0)
         except BaseException as error:
             log.debug("the claim for %r is withdrawn later: %s", lock.name, error)
-            self.owe(chore)
+            self._poke()
             if not isinstance(error, Exception):
                 raise
+        else:
+            self._paid(chore)
 
     def stay(self, how_many: int) -> None:
         """Count reasons to keep the heartbeat beside leases: places in queues, a pinned session."""
@@ -315,7 +353,7 @@ class Session:
 
     def _lose(self, lease: Lease) -> list[Callable[[Lease], Any]]:
         """The lease was lost just now: tell those who wait, and owe the database its end. Holds the mutex."""
-        lease.lost.set()
+        uninterrupted(lease.lost.set)
         callbacks, lease._callbacks = lease._callbacks, []
         reason = lease._holding.reason or ""
         self._forget(lease)
@@ -339,9 +377,12 @@ class Session:
                     joined=joined,
                 )
 
-            self._chores.append(leave)
-            self._poked = True
-            self.mutex.notify_all()
+            if lease._lingers:
+                lease._leave = leave
+            else:
+                self._chores.append(leave)
+                self._poked = True
+                self.mutex.notify_all()
         return callbacks
 
     def _renew_loop(self) -> None:
@@ -353,7 +394,8 @@ class Session:
                     self._renew_at = self._core.renewal_due() if active else _NEVER
                     if self._renew_at <= now:
                         break
-                    self.mutex.wait(min(self._renew_at - now, 3600.0))
+                    if not self.mutex.wait(min(self._renew_at - now, _LONGEST_NAP)) and self._chores:
+                        self._poked = True
                 self._renew_at = -_NEVER  # awake
                 if self._stopping or self._abandoned:
                     return
@@ -386,8 +428,7 @@ class Session:
             if _of_database(error):
                 raise
             log.exception("session %s gives up what it owed the database", self.sid.hex())
-        with self.mutex:
-            self._chores.remove(chore)
+        self._paid(chore)
 
     def _watch_revocation(self) -> None:
         """A watch on the row that whoever ends one of the session's grants writes; one per process."""
@@ -426,8 +467,9 @@ class Session:
                 if self._stopping or (self._abandoned and not self._leases):
                     return
                 now = self.clocks.boottime()
-                for key, _ in self._core.lost_by(now):
-                    lease = self._leases[key]
+                self._core.lost_by(now)
+                # Also what another thread found lost, and was interrupted before it said so.
+                for lease in [lease for lease in self._leases.values() if lease._holding.state is Belief.LOST]:
                     calls.append((lease, self._lose(lease)))
                 if not calls:
                     # Never longer than a new lease's first deadline can be away, so that acquiring need not wake this.
@@ -435,14 +477,14 @@ class Session:
                     self._watchdog_at = min(self._core.next_deadline(), now + nap)
                     if not self._leases and not self._waiting:
                         self._watchdog_at = _NEVER
-                    self.mutex.wait(max(0.0, min(self._watchdog_at - now, 3600.0)))
+                    self.mutex.wait(max(0.0, min(self._watchdog_at - now, _LONGEST_NAP)))
                     self._watchdog_at = -_NEVER
             for lease, callbacks in calls:
                 log.warning("lease %r is lost: %s", lease.name, lease._holding.reason)
                 self._call_back(callbacks, lease)
 
 
-def _of_database(error: Exception) -> bool:
+def _of_database(error: BaseException) -> bool:
     """Whether it says nothing but that the database didn't do it now."""
     return fdb_error_code(error) is not None or isinstance(error, TransactionTimedOut | OSError)
 

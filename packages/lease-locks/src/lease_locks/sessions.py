@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fdb_schema import check_format, get_many, read_range, read_version
+from fdb_schema import DatabaseUrlError, check_format, cluster_identity, get_many, read_range, read_version
 from lease_locks.ending import how_ended
 from lease_locks.observer import Dead, Observer
 from lease_locks.records import SessionRecord
@@ -14,12 +14,22 @@ from lease_locks.space import FORMAT, LeaseSpace, LockKeys, stamped_value
 from lease_locks.tokens import FencingToken
 
 
-def register(tr: Any, space: LeaseSpace, sid: bytes, record: SessionRecord) -> None:
-    """Write the session's rows. Raises `NewerFormatError` where a newer release wrote the leases."""
+def register(tr: Any, space: LeaseSpace, sid: bytes, record: SessionRecord, origin: bytes | None = None) -> bytes:
+    """Write the session's rows; the cluster's identity. `origin`: the identity it is to have.
+
+    Raises `DatabaseUrlError` where it has another, `NewerFormatError` where a newer release wrote the leases.
+    """
+    identity = cluster_identity(tr, space.cluster)
+    if origin is not None and identity != origin:
+        raise DatabaseUrlError(
+            f"cluster {space.cluster!r} found here is another than the one that its handle came from: the same URL names "
+            f"another database on this host, or the database was made anew; open it with a URL that both hosts reach"
+        )
     check_format(tr, space.cluster, "lease", FORMAT)
     tr.set(space.session(sid), record.encode())
     tr.set_versionstamped_value(space.revocation(sid), stamped_value())
     tr.set_versionstamped_value(space.heartbeat(sid), stamped_value(record.started_us.to_bytes(8, "big")))
+    return identity
 
 
 def renew(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
 from idempotent_txn import run
 from lease_locks.acquiring import Pause, local
 from lease_locks.cli.opening import look_into
@@ -95,12 +95,12 @@ def show(
         print_json(row)
         return
     for field in ("name", "holder", "token", "mode", "slots", "ttl", "max_hold", "held_for", "renewed", "meta"):
-        typer.echo(f"{field.replace('_', ' '):<12}{_show(field, row[field])}")
+        say(f"{field.replace('_', ' '):<12}{_show(field, row[field])}")
     for maintainer in info.maintainers:
         renewed = _ago(maintainer.updated_at)
-        typer.echo(f"maintainer  {maintainer.role} {maintainer.host}:{maintainer.pid}, renewed {renewed} ago")
+        say(f"maintainer  {maintainer.role} {maintainer.host}:{maintainer.pid}, renewed {renewed} ago")
     for place, waiter in enumerate(info.waiters, 1):
-        typer.echo(f"waiter {place:<5}{waiter.host}:{waiter.pid} {waiter.mode}, for {_ago(waiter.since)}")
+        say(f"waiter {place:<5}{waiter.host}:{waiter.pid} {waiter.mode}, for {_ago(waiter.since)}")
 
 
 def show_history(
@@ -130,7 +130,7 @@ def watch(
             if json:
                 print_json(event_row(event))
             else:
-                typer.echo(f"{event.at:%H:%M:%S} {event.kind:<9}{event.by}  {event.why}")
+                say(f"{event.at:%H:%M:%S} {event.kind:<9}{event.by}  {event.why}")
         seen = max((event.version for event in events), default=seen)  # of what was printed, not of what came since
         time.sleep(_WATCH_SECONDS)
 
@@ -176,7 +176,7 @@ def force_release(
     if not ended:
         raise LeaseNotFoundError(f"nobody holds lease {name!r} in cluster {cluster!r}")
     for token in ended:
-        typer.echo(f"released {name} (token {token.hex})")
+        say(f"released {name} (token {token.hex})")
 
 
 def list_sessions(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False) -> None:
@@ -238,9 +238,9 @@ def doctor(
     if json:
         print_json({"sessions_alive": alive, "findings": findings, "cleaned": cleaned})
     else:
-        typer.echo(f"{alive} sessions alive, {len(findings)} findings, {cleaned} cleaned")
+        say(f"{alive} sessions alive, {len(findings)} findings, {cleaned} cleaned")
         for finding in findings:
             do = "cleaned" if clean and finding["cleanable"] else finding["do"]
-            typer.echo(f"- {finding['what']}\n  {do}")
+            say(f"- {finding['what']}\n  {do}")
     if left:
         raise typer.Exit(1)

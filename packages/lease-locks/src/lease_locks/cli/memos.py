@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
 from lease_locks.cli.opening import look_into
 from lease_locks.errors import LeaseNotFoundError, MemoUriError
 from lease_locks.info import wall_time
 from lease_locks.locks import LeaseManager
+from lease_locks.memo.pruning import prune
 from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri
 from lease_locks.memo.runner import forget
 
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command("inspect")(inspect)
     app.command("diff")(diff)
     app.command("invalidate")(invalidate)
+    app.command("prune")(prune_memos)
 
 
 def _totals(counts: dict[Any, int]) -> dict[str, int]:
@@ -102,8 +104,7 @@ def summarize(
 def describe(locks: LeaseManager, memo: Memo) -> dict[str, Any]:
     """Everything known of an invocation. Raises `LeaseNotFoundError`."""
     rows = next(
-        (found for here, found in MemoRows(locks.space).scan(locks.db, memo.pipeline, memo.function) if here == memo),
-        None,
+        (found for _, found in MemoRows(locks.space).scan(locks.db, memo.pipeline, memo.function, memo.digest)), None
     )
     if rows is None:
         raise LeaseNotFoundError(f"nothing is known of {memo.uri}")
@@ -179,20 +180,18 @@ def inspect(
     if json:
         print_json(described)
         return
-    typer.echo(described["memo_uri"])
+    say(described["memo_uri"])
     for argument in described["arguments"]:
-        typer.echo(f"  {argument['parameter']} = {argument['value']}")
+        say(f"  {argument['parameter']} = {argument['value']}")
     for attempt in described["attempts"]:
         note = attempt["failure"] or attempt["note"]
-        typer.echo(f"attempt {attempt['writer_id']} {attempt['state']} {attempt['shell']} {attempt['remote']} {note}")
+        say(f"attempt {attempt['writer_id']} {attempt['state']} {attempt['shell']} {attempt['remote']} {note}")
     for kind in ("result", "exception"):
         outcome = described.get(kind)
         if outcome is not None:
-            typer.echo(
-                f"{kind}: {outcome['bytes']:,} bytes by {outcome['by']} at {outcome['at']:%F %T} {outcome['error']}"
-            )
+            say(f"{kind}: {outcome['bytes']:,} bytes by {outcome['by']} at {outcome['at']:%F %T} {outcome['error']}")
     if described["held_by"]:
-        typer.echo(f"lock held by {described['held_by']}")
+        say(f"lock held by {described['held_by']}")
 
 
 def diff(
@@ -243,4 +242,25 @@ def invalidate(
     count = sum(forget(locks, rows, here) for here in memos)
     if not count:
         raise LeaseNotFoundError(f"nothing is known of {memo_uri}")
-    typer.echo(f"forgot {count} invocation{'s' if count != 1 else ''}")
+    say(f"forgot {count} invocation{'s' if count != 1 else ''}")
+
+
+def prune_memos(
+    older_than: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds: forget what was computed, or counted, longer ago.")
+    ] = None,
+    most_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Forget the oldest until the rest takes at most so many bytes.")
+    ] = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
+    """Forget old invocations with their arguments and results, and the counts of old runs."""
+    if older_than is None and most_bytes is None:
+        raise typer.BadParameter("say how much is to be kept: --older-than, --most-bytes or both")
+    found = prune(look_into(db, cluster), older_than, most_bytes)
+    if json:
+        print_json(dataclasses.asdict(found))
+    else:
+        typer.echo(f"forgot {found.invocations} invocations ({found.bytes:,} bytes) and {found.runs} runs")

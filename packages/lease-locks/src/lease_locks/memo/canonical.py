@@ -1,35 +1,63 @@
-"""Canonical bytes of a value: equal arguments give equal bytes, whatever object identity, dict order or set order.
+"""What a call is known by, as canonical bytes: equal ones in every process, whatever object identity, dict order or set order.
 
-Scalars, texts, bytes, tuples, lists, dicts and sets are encoded here, by type and content; any other object by what pickle
-would rebuild it from (`__reduce_ex__`), its parts encoded in turn. Values of different types stay different (1, 1.0, True).
-Functions and classes go by their name, and by their code where the name doesn't lead back to them.
+    a function or class that its module holds    its name, and the line `function-logic-key: KEY` of its docstring
+    any other function                           its code, defaults, attributes, what it closes over, and the globals that its
+                                                 code names where its module can't be imported (`__main__`)
+    any other class                              its name, bases and body
+    number, text, bytes, tuple, list, dict, set  its type and content; 1, 1.0 and True differ
+    any other object                             what its class's `__memo_key__(self)` returns, else what pickle rebuilds it from
+
+Functions and classes of the second kind are looked at once, when they are first met: what they close over counts as it was
+then. The wrapper that a runner's `memoize` puts around a function counts as that function; no other decorator is looked
+through. What doesn't pickle has no key, but where such a function or class refers to it: then that is known in this process only.
 """
 
 from __future__ import annotations
 
+import copyreg
+import dis
+import functools
 import hashlib
-import inspect
+import logging
 import re
+import secrets
 import struct
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
+from lease_locks.memo.wrapping import plain
 
-DIGEST_BYTES: Final = 32
+log = logging.getLogger("lease_locks")
+
 _LOGIC_KEY = re.compile(r"^\s*function-logic-key:\s*(\S+)\s*$", re.MULTILINE)
 _PROTOCOL: Final = 4
+_SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
+_HEAP_TYPE: Final = 1 << 9  # of a class's flags: it was made at run time
+_CODE_PARTS: Final = (
+    *("co_code", "co_exceptiontable", "co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
+    *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
+)
+_CLASS_NOISE: Final = frozenset(
+    {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
+)
+_DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
+_identities: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
+_identifying = threading.RLock()
 
 
 class MemoKeyError(LeaseError, TypeError):
-    """An argument of which no key can be made; the message says which, and what to do."""
+    """A call of which no key can be made; the message says why, and what to do."""
 
 
-def logic_key(function: Any) -> str:
-    """What a docstring's line `function-logic-key: KEY` says; "" where it says nothing."""
-    found = _LOGIC_KEY.search(inspect.getdoc(function) or "")
+def logic_key(thing: Any) -> str:
+    """What the line `function-logic-key: KEY` of a docstring says; "" where it says nothing."""
+    doc = getattr(thing, "__doc__", None)
+    found = _LOGIC_KEY.search(doc) if isinstance(doc, str) and "function-logic-key" in doc else None
     return found.group(1) if found else ""
 
 
@@ -47,27 +75,57 @@ def canonical_digest(value: Any) -> bytes:
     return digest.digest()
 
 
-def plain_cells(function: Any) -> tuple[tuple[str, Any], ...]:
-    """(name, value) of what a function closes over, as far as it is a number, a text, bytes, a bool or None."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return tuple(
-        (name, cell.cell_contents) for name, cell in cells if _filled(cell) and type(cell.cell_contents) in _SIMPLE
-    )
+def by_name(thing: Any) -> bool:
+    """Whether another process finds this function or class by its module and name."""
+    if isinstance(thing, type) and not thing.__flags__ & _HEAP_TYPE:
+        return True
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<")
+    if module is None or module in _SCRIPTS or "<" in name:
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return plain(found) is thing
+
+
+def identity(thing: Any) -> bytes:
+    """SHA-256 of the content of a function or class, and of all such that it refers to; taken once."""
+    with _identifying:
+        known = _identities.get(thing)
+        if known is None:
+            met, numbers = [thing], {id(thing): 0}
+
+            def number(part: Any) -> bytes:
+                if id(part) not in numbers:
+                    numbers[id(part)] = len(met)
+                    met.append(part)
+                return b"#%d" % numbers[id(part)]
+
+            digest = hashlib.sha256()
+            for part in met:  # it grows while it is read
+                _Encoder(digest.update, number).content(part)
+            known = _identities[thing] = digest.digest()
+        return known
 
 
 def _encode(write: Callable[[Any], Any], value: Any) -> None:
     try:
-        _Encoder(write).put(value)
+        _Encoder(write, identity).put(value)
     except RecursionError:
         raise MemoKeyError("it is nested too deeply for a memo key: pass what identifies it instead") from None
 
 
+def _name(thing: Any) -> bytes:
+    return f"{thing.__module__}:{thing.__qualname__}".encode()
+
+
 class _Encoder:
-    def __init__(self, write: Callable[[Any], Any]) -> None:
+    def __init__(self, write: Callable[[Any], Any], refer: Callable[[Any], bytes]) -> None:
         self.write = write
+        self.refer = refer  # how a function or class that has no name elsewhere is told
         self.open: dict[int, int] = {}  # containers being encoded: id → depth, for values that contain themselves
 
-    def _sized(self, tag: bytes, data: Any) -> None:
+    def sized(self, tag: bytes, data: Any) -> None:
         self.write(tag + len(data).to_bytes(8, "big"))
         self.write(data)
 
@@ -77,139 +135,179 @@ class _Encoder:
         if simple is not None:
             simple(self, value)
             return
+        if kind is types.FunctionType or isinstance(value, type):
+            self._function_or_class(value)
+            return
         known = self.open.get(id(value))
         if known is not None:
-            self._sized(b"@", str(len(self.open) - known).encode())
+            self.sized(b"@", str(len(self.open) - known).encode())
             return
         self.open[id(value)] = len(self.open)
         try:
-            compound = _COMPOUND.get(kind)
-            if compound is not None:
-                compound(self, value)
-            else:
-                self._object(value)
+            _COMPOUND.get(kind, _Encoder._object)(self, value)
         finally:
             del self.open[id(value)]
 
-    def _items(self, tag: bytes, values: Iterable[Any], count: int) -> None:
+    def items(self, tag: bytes, values: Iterable[Any], count: int) -> None:
         self.write(tag + count.to_bytes(8, "big"))
         for value in values:
             self.put(value)
 
-    def _apart(self, value: Any) -> bytes:
-        """The bytes of a part, to be sorted: relative to the containers that are open here."""
-        out: list[bytes] = []
-        part = _Encoder(out.append)
-        part.open = self.open
-        part.put(value)
-        return b"".join(out)
+    def mapping(self, value: Any) -> None:
+        self.write(b"d" + len(value).to_bytes(8, "big"))
+        for key in self._sorted(value):
+            self.put(key)
+            self.put(value[key])
 
-    def _unordered(self, tag: bytes, parts: list[bytes]) -> None:
-        self.write(tag + len(parts).to_bytes(8, "big"))
-        for part in sorted(parts):
-            self._sized(b"|", part)
+    def unordered(self, tag: bytes, values: Any) -> None:
+        self.items(tag, self._sorted(values), len(values))
 
-    def mapping(self, items: Iterable[tuple[Any, Any]]) -> None:
-        self._unordered(b"d", [self._apart(key) + self._apart(value) for key, value in items])
+    def _sorted(self, values: Iterable[Any]) -> list[Any]:
+        """In an order that no process chooses: that of their bytes."""
+
+        def key(value: Any) -> bytes:
+            out: list[bytes] = []
+            part = _Encoder(out.append, _name if self.refer is not identity else identity)
+            part.open = self.open
+            part.put(value)
+            return b"".join(out)
+
+        return sorted(values, key=key)
+
+    def _function_or_class(self, value: Any) -> None:
+        thing = plain(value)
+        if by_name(thing):
+            self.sized(b"f", _name(thing))
+            self.put(logic_key(thing))
+        else:
+            self.sized(b"l", self.refer(thing))
+
+    def method(self, value: types.MethodType) -> None:
+        self.write(b"M")
+        self.put(value.__func__)
+        self.put(value.__self__)
 
     def _object(self, value: Any) -> None:
-        if isinstance(value, type):
-            self._named(b"c", value)
+        kind = type(value)
+        own = getattr(kind, "__memo_key__", None)
+        if own is not None:
+            self.write(b"K")
+            self.put(kind)
+            self.put(own(value))
             return
         if isinstance(value, types.ModuleType):
-            self._sized(b"m", value.__name__.encode())
+            self.sized(b"m", value.__name__.encode())
             return
-        if isinstance(value, types.CodeType):
-            self._code(value)
+        if isinstance(value, set | frozenset):  # of a subclass; pickle would list it in the order of its hashes
+            self.write(b"o")
+            self.put(kind)
+            self.unordered(b"u", value)
+            self.put(getattr(value, "__dict__", None))
             return
-        if isinstance(value, types.FunctionType):
-            self._function(value)
-            return
-        if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and not value.dtype.hasobject:
+        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject:
             self.write(b"n")
             self.put((value.dtype.str, value.dtype.descr if value.dtype.names else None, value.shape))
-            self._sized(b"b", value.tobytes())
+            self.sized(b"b", value.tobytes())
             return
+        if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
+            # By columns: how pandas has put them into blocks depends on how the frame was made.
+            self.write(b"D")
+            self.put((value.columns, value.index, [value.iloc[:, n].array for n in range(value.shape[1])], value.attrs))
+            return
+        self._reduced(value, kind)
+
+    def _reduced(self, value: Any, kind: type) -> None:
         try:
-            reduced = value.__reduce_ex__(_PROTOCOL)
+            known = copyreg.dispatch_table.get(kind)
+            reduced = known(value) if known is not None else value.__reduce_ex__(_PROTOCOL)
         except Exception as error:
             raise MemoKeyError(
-                f"no memo key can be made of a {type(value).__qualname__} ({error}): pass what identifies it instead"
+                f"no memo key can be made of a {kind.__qualname__} ({error}): pass what identifies it instead"
             ) from error
         if isinstance(reduced, str):
-            module = getattr(value, "__module__", None) or type(value).__module__
-            self._sized(b"g", f"{module}:{reduced}".encode())
+            module = getattr(value, "__module__", None) or kind.__module__
+            self.sized(b"g", f"{module}:{reduced}".encode())
+            if module in _SCRIPTS:  # a name that every script may use: what it wraps counts, too
+                self.put(getattr(value, "__wrapped__", None))
             return
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
         self.write(b"o")
         self.put(maker)
         self.put(tuple(arguments))
-        if isinstance(state, dict):
-            self.mapping(state.items())
-        else:
-            self.put(state)
+        self.put(state)
         self.put(list(items) if items is not None else None)
-        if pairs is None:
-            self.put(None)
-        elif type(value).__name__ == "OrderedDict":
-            self.put([tuple(pair) for pair in pairs])
-        else:
-            self.mapping(pairs)
+        if pairs is not None:
+            pairs = list(pairs)
+            self.put(pairs if kind.__name__ == "OrderedDict" else dict(pairs))
 
-    def _named(self, tag: bytes, value: Any) -> None:
-        name = f"{value.__module__}:{value.__qualname__}"
-        self._sized(tag, name.encode())
-        if tag == b"c" and (value.__module__ == "__main__" or "<locals>" in value.__qualname__):
-            body = {k: v for k, v in vars(value).items() if k not in _CLASS_NOISE}
-            self.mapping(body.items())
+    # --- what has no name elsewhere
 
-    def _function(self, function: types.FunctionType) -> None:
-        key = logic_key(function)
-        if _importable(function):
-            self._named(b"f", function)
-            self.put(key)
+    def content(self, thing: Any) -> None:
+        """A function or class by what it is made of."""
+        self.sized(b"c", _name(thing))
+        if isinstance(thing, type):
+            self._class(thing)
             return
-        self._named(b"l", function)
-        if key:
-            self.put(key)
-            return
-        self._code(function.__code__)
-        self.put(function.__defaults__)
-        self.put(function.__kwdefaults__)
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-        self.put(cells)
+        self.put(thing.__code__)
+        for label, value in _around(thing):
+            self.sized(b"=", label.encode())
+            self._put_or_own(thing, label, value)
 
-    def _code(self, code: types.CodeType) -> None:
-        self.write(b"k")
-        self._sized(b"b", code.co_code)
-        constants = [c for c in code.co_consts if not isinstance(c, str) or c != code.co_consts[0]]
-        self.put((code.co_names, code.co_varnames, code.co_freevars, tuple(constants)))
+    def _put_or_own(self, thing: Any, label: str, value: Any) -> None:
+        """A part of a function or class; where it has no key, the whole is known in this process only."""
+        try:
+            self.put(value)
+        except (MemoKeyError, RecursionError) as error:
+            log.warning(
+                "results of %s are found in this process only, as it refers to %r: %s. Pass what it needs as "
+                "arguments, or give the class a __memo_key__",
+                thing.__qualname__,
+                label,
+                error,
+            )
+            self.write(secrets.token_bytes(16))
+
+    def _class(self, kind: type) -> None:
+        self.put((type(kind), kind.__bases__, logic_key(kind)))
+        for name, value in sorted(vars(kind).items()):
+            if name in _CLASS_NOISE:
+                continue
+            self.sized(b"=", name.encode())
+            self._put_or_own(kind, name, value)
+
+    def descriptor(self, value: Any) -> None:
+        parts = ("__func__", "fget", "fset", "fdel", "func")
+        self.put((type(value), *(getattr(value, part, None) for part in parts)))
+
+    def code(self, code: types.CodeType) -> None:
+        self.items(b"k", (getattr(code, part) for part in _CODE_PARTS), len(_CODE_PARTS))
 
 
-def _importable(function: types.FunctionType) -> bool:
-    if function.__module__ == "__main__" or "<" in function.__qualname__:
-        return False
-    found: Any = sys.modules.get(function.__module__)
-    for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is not None and inspect.unwrap(found) is inspect.unwrap(function)
+def _around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """(name, value) of all that a function's behaviour depends on, beside its code and its arguments."""
+    yield "its defaults", (function.__defaults__, function.__kwdefaults__)
+    yield "its attributes", vars(function)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing in it yet
+            yield name, None
+    space = function.__globals__
+    module = space.get("__name__")
+    if module in _SCRIPTS or vars(sys.modules.get(module or "", types)) is not space:
+        yield from ((name, space[name]) for name in sorted(_globals_of(function.__code__)) if name in space)
 
 
-def _filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - raises where the cell is empty
-    except ValueError:
-        return False
-    return True
-
-
-_CLASS_NOISE = frozenset(
-    {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"}
-)
+def _globals_of(code: types.CodeType) -> set[str]:
+    """The globals that code names, that of its inner functions included."""
+    names = {
+        step.argval for step in dis.get_instructions(code) if step.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))
+    }
+    return names.union(*(_globals_of(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
 def _int(encoder: _Encoder, value: int) -> None:
-    encoder._sized(b"i", value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+    encoder.sized(b"i", value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
 
 
 _SIMPLE: dict[type, Callable[[_Encoder, Any], None]] = {
@@ -220,14 +318,18 @@ _SIMPLE: dict[type, Callable[[_Encoder, Any], None]] = {
     int: _int,
     float: lambda e, v: e.write(b"r" + struct.pack(">d", v)),
     complex: lambda e, v: e.write(b"z" + struct.pack(">dd", v.real, v.imag)),
-    str: lambda e, v: e._sized(b"s", v.encode("utf-8", "surrogatepass")),
-    bytes: lambda e, v: e._sized(b"b", v),
-    bytearray: lambda e, v: e._sized(b"B", v),
+    str: lambda e, v: e.sized(b"s", v.encode("utf-8", "surrogatepass")),
+    bytes: lambda e, v: e.sized(b"b", v),
+    bytearray: lambda e, v: e.sized(b"B", v),
 }
 _COMPOUND: dict[type, Callable[[_Encoder, Any], None]] = {
-    tuple: lambda e, v: e._items(b"t", v, len(v)),
-    list: lambda e, v: e._items(b"[", v, len(v)),
-    dict: lambda e, v: e.mapping(v.items()),
-    set: lambda e, v: e._unordered(b"u", [e._apart(x) for x in v]),
-    frozenset: lambda e, v: e._unordered(b"U", [e._apart(x) for x in v]),
+    tuple: lambda e, v: e.items(b"t", v, len(v)),
+    list: lambda e, v: e.items(b"[", v, len(v)),
+    dict: _Encoder.mapping,
+    types.MappingProxyType: _Encoder.mapping,
+    set: lambda e, v: e.unordered(b"u", v),
+    frozenset: lambda e, v: e.unordered(b"U", v),
+    types.MethodType: _Encoder.method,
+    types.CodeType: _Encoder.code,
+    **dict.fromkeys(_DESCRIPTORS, _Encoder.descriptor),
 }

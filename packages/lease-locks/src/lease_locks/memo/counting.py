@@ -16,6 +16,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from fdb_schema import read_version
 from idempotent_txn import run
 from lease_locks.memo.rows import Memo, MemoRows, RunRecord
 
@@ -38,7 +39,7 @@ class Counting:
         self._counts: Counter[tuple[Memo, str]] = Counter()
         self._mutex = threading.Lock()
         self._flushing = threading.Lock()
-        self._registered = False
+        self._started_us = locks._session.clocks.wall_us()
         self._thread: threading.Thread | None = None
         atexit.register(_at_exit, weakref.ref(self))
         locks.before_close(self)
@@ -62,16 +63,14 @@ class Counting:
                 if not page:
                     return
                 run(self._locks.db, self._write, page, timeout=_TIMEOUT_SECONDS)
-                self._registered = True
                 with self._mutex:
                     self._counts.subtract(page)
                     self._counts = +self._counts
 
     def _write(self, tr: Any, page: dict[tuple[Memo, str], int]) -> None:
-        key = self._rows.run_key(self.run_id)
-        if not self._registered:
-            session = self._locks._session
-            tr.set(key, RunRecord(session.clocks.wall_us(), session.by, " ".join(sys.argv[:1])[-200:]).encode())
+        command = " ".join(sys.argv[:1])[-200:]
+        record = RunRecord(self._started_us, self._locks._session.by, command, read_version(tr))
+        tr.set(self._rows.run_key(self.run_id), record.encode())
         for (memo, kind), count in page.items():
             self._rows.count(tr, self.run_id, memo, kind, count)
 

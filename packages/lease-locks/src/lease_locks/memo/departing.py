@@ -19,7 +19,7 @@ from lease_locks.locks import LeaseManager
 from lease_locks.memo.rows import AttemptRecord, MemoKeys
 from lease_locks.rows import read_grant
 from lease_locks.session import IDEMPOTENT
-from lease_locks.states import Belief, Event, Grant, next_grant
+from lease_locks.states import Event, Grant, next_grant
 
 log = logging.getLogger("lease_locks")
 
@@ -48,9 +48,12 @@ class Departures:
 
     def leave(self, keys: MemoKeys, lease: Lease) -> bool:
         """Stop maintaining `lease`; True where the lock stays with a remote, False where it is released."""
-        session = self._locks._session
-        if session.forked or session.look(lease) is not Belief.HELD:
+        session, holding = self._locks._session, lease._holding
+        if session.forked:
             return False
+        if holding.left:
+            return True
+        # Whatever this process believes of its own part: a remote that joined keeps the lock by its own heartbeats.
         lock = self._locks.space.lock(lease.name)
         session.ended_elsewhere(lease, freed=False)  # before the transaction: a remote in this process keeps its part
 
@@ -62,7 +65,7 @@ class Departures:
             pending = self._attaches() and data is not None and bool(AttemptRecord.decode(data).handle)
             if grant.joins or grant.record.adopts or pending:
                 next_grant(Grant.HELD, Event.LEFT)
-                tr.set(grant.key, replace(grant.record, maintained=False).encode())
+                tr.set(grant.key, replace(grant.record, maintained=False, left=True).encode())
                 return True
             # Nobody could follow a remote that has not joined yet; it is refused at its join from now on.
             wall = session.clocks.wall_us()
@@ -72,11 +75,13 @@ class Departures:
         try:
             stays = run(self._locks.db, depart, strategy=IDEMPOTENT, timeout=10.0)
         except BaseException as error:
+            holding.left = True
             session.owe(depart)
             if not isinstance(error, Exception):
                 raise
             log.warning("the lock of %s is left later: %s", keys.memo, error)
             return True
+        holding.left = True
         if stays:
             log.info("%s is left to its remote; call again to await its outcome", keys.memo)
         return stays

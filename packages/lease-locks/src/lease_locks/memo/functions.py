@@ -18,13 +18,23 @@ from typing import Any, Final
 import cloudpickle
 
 from lease_locks.errors import LeaseError
-from lease_locks.memo.canonical import MemoKeyError, canonical, canonical_digest, logic_key, plain_cells
+from lease_locks.memo.canonical import MemoKeyError, by_name, canonical, canonical_digest, logic_key
 from lease_locks.memo.rows import INLINE_BYTES, Memo
+from lease_locks.memo.wrapping import plain
 
 _PICKLE_PROTOCOL: Final = 5
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 160
-_SMALL_ARGUMENT: Final = 4_096
+_NAMED: Final = (types.FunctionType, types.BuiltinFunctionType, type)
+_PLACEHOLDER: Final = type(getattr(functools, "Placeholder", ...))
+_DEFAULT: Final = object()
+_ANY: Final = inspect.signature(lambda *args, **kwargs: None)
+_LATER: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_NO_VALUE: Final[dict[str, Callable[[Any], bool]]] = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "a generator function": inspect.isgeneratorfunction,
+    "an asynchronous generator function": inspect.isasyncgenfunction,
+}
 
 
 class RemoteTraceback(Exception):
@@ -40,6 +50,10 @@ class RemoteTraceback(Exception):
 
 class RemoteError(LeaseError):
     """A function's exception that doesn't pickle: its type, message and traceback as text."""
+
+
+class UnpicklableResult(LeaseError, TypeError):
+    """A function returned, and its result doesn't pickle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,105 +78,138 @@ def _show(value: Any) -> str:
         return f"<{type(value).__qualname__}, whose repr raises {type(error).__name__}>"
 
 
-@functools.lru_cache(maxsize=4096)
-def _described(function: Callable[..., Any]) -> tuple[str, str, inspect.Signature]:
-    plain = inspect.unwrap(function)
-    module = getattr(plain, "__module__", None) or "__main__"
-    name = getattr(plain, "__qualname__", None) or type(plain).__qualname__
-    try:
-        signature = inspect.signature(plain)
-    except ValueError as error:  # a builtin that doesn't say
-        raise MemoKeyError(f"{error}: its arguments can't be told apart; wrap it in a function of your own") from error
-    return f"{module}--{name}", logic_key(plain), signature
+def _described(function: Any) -> tuple[str, str]:
+    """(module--qualname, function-logic-key) of a callable; an object's is its class's."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{getattr(named, '__module__', None) or '__main__'}--{named.__qualname__}", logic_key(named)
 
 
 def function_name(function: Callable[..., Any]) -> str:
     """module--qualname[@function-logic-key]"""
-    name, key, _ = _described(inspect.unwrap(function))
+    name, key = _described(plain(function))
     return f"{name}@{key}" if key else name
+
+
+def check_memoizable(function: Any) -> None:
+    """Raises `MemoKeyError` for what doesn't return its value when it is called."""
+    if type(function) is types.FunctionType and not function.__code__.co_flags & _LATER:
+        return
+    for kind, told in _NO_VALUE.items():
+        if told(function):
+            raise MemoKeyError(
+                f"{_described(function)[0]} is {kind}: a runner memoizes what a call returns; wrap it in a function "
+                f"that returns the value"
+            )
+
+
+@functools.lru_cache(maxsize=4096)
+def _shape(code: types.CodeType, with_default: tuple[str, ...]) -> inspect.Signature:
+    """The parameters of a plain function; `_DEFAULT` stands for a default. It keeps code, never what code refers to."""
+    bare = types.FunctionType(code, {}, closure=tuple(types.CellType() for _ in code.co_freevars))
+    parameters = inspect.signature(bare).parameters.values()
+    return inspect.Signature([p.replace(default=_DEFAULT) if p.name in with_default else p for p in parameters])
+
+
+def _bound(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+    """The arguments of a call, bound, with its defaults."""
+    if type(function) is not types.FunctionType or hasattr(function, "__signature__"):
+        bound = _signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound
+    code, defaults = function.__code__, dict(function.__kwdefaults__ or ())
+    values = function.__defaults__ or ()
+    defaults.update(zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values, strict=True))
+    bound = _shape(code, tuple(defaults)).bind(*args, **kwargs)
+    bound.apply_defaults()
+    for name, value in defaults.items():
+        if bound.arguments[name] is _DEFAULT:
+            bound.arguments[name] = value
+    return bound
+
+
+def _signature(function: Any) -> inspect.Signature:
+    """Its own, not that of what it wraps."""
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except ValueError as error:  # a builtin that doesn't say
+        if hasattr(function, "__wrapped__"):  # functools.lru_cache: it takes whatever it is given
+            return _ANY
+        raise MemoKeyError(f"{error}: its arguments can't be told apart; wrap it in a function of your own") from error
 
 
 def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """The call's address. Positional, keyword and default arguments that bind alike give one address.
 
+    They are bound to the signature of the callable as it is given: a decorator's own, where it has one.
+
     Raises `TypeError` where the arguments don't fit, `MemoKeyError` where one can't be part of a key.
     """
-    while isinstance(function, functools.partial):
+    function = plain(function)
+    while type(function) is functools.partial and _PLACEHOLDER not in map(type, function.args):
         args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
-        function = function.func
-    plain = inspect.unwrap(function)
-    name, key, signature = _described(plain)
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    digest = hashlib.sha256()
-    digest.update(canonical((pipeline, name, key)))
-    if "<lambda>" in name and not key:
-        digest.update(canonical(plain.__code__))  # its name says nothing: a lambda goes by its code, and by what it
-        digest.update(canonical(plain_cells(plain)))  # closes over where that is plain
-    owner = _owner(plain)
-    if owner is not None:
+        function = plain(function.func)
+    check_memoizable(function)
+    name, key = _described(function)
+    bound = _bound(function, args, kwargs)
+    digest = hashlib.sha256(canonical((pipeline, name, key)))
+    for parameter, value in (("", function), *bound.arguments.items()):
         try:
-            digest.update(canonical_digest(owner))
+            digest.update(canonical(parameter) + canonical_digest(value))
         except MemoKeyError as error:
-            raise MemoKeyError(f"the object that {name} is called on: {error}") from error
-    for parameter, value in bound.arguments.items():
-        try:
-            digest.update(canonical(parameter))
-            digest.update(canonical_digest(value))
-        except MemoKeyError as error:
-            raise MemoKeyError(f"argument {parameter!r} of {name}: {error}") from error
+            what = f"argument {parameter!r} of {name}" if parameter else f"{name} itself, or the object it is called on"
+            raise MemoKeyError(f"{what}: {error}") from error
     memo = Memo(pipeline, f"{name}@{key}" if key else name, digest.digest())
-    return Call(memo, plain, bound.args, bound.kwargs, bound.arguments)
-
-
-def _owner(function: Callable[..., Any]) -> Any:
-    """The object that a bound method, or a callable object, computes with: as much a part of the call as an argument."""
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, type):
-        return f"{owner.__module__}:{owner.__qualname__}"
-    if owner is not None:
-        return None if isinstance(owner, types.ModuleType) else owner
-    return None if isinstance(function, type | types.FunctionType | types.BuiltinFunctionType) else function
+    return Call(memo, function, bound.args, bound.kwargs, bound.arguments)
 
 
 def dump_call(call: Call) -> bytes:
-    """The call for a remote: by reference where the function can be imported, by value where it can't."""
-    reference = _reference(call.function)
+    """The call for a remote: its function by name where it has one, by value where it hasn't.
+
+    Of a function that doesn't pickle only the reason is told: a remote in this process needs no copy of it.
+    """
+    function, failure = b"", ""
+    module, name = getattr(call.function, "__module__", ""), getattr(call.function, "__qualname__", "")
+    reference = (module, name) if isinstance(call.function, _NAMED) and by_name(call.function) else None
+    if reference is None:
+        try:
+            function = cloudpickle.dumps(call.function, protocol=_PICKLE_PROTOCOL)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
     data: bytes = cloudpickle.dumps(
-        (reference, None if reference else call.function, call.args, dict(call.kwargs)), protocol=_PICKLE_PROTOCOL
+        (reference, function, failure, call.args, dict(call.kwargs)), protocol=_PICKLE_PROTOCOL
     )
     return data
 
 
-def load_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The function itself (never its memoizing wrapper) and its arguments."""
-    reference, function, args, kwargs = pickle.loads(data)
-    if reference is not None:
+def load_call(data: bytes, live: Callable[..., Any] | None = None) -> Callable[[], Any]:
+    """What makes the call: of the function itself, never of its memoizing wrapper; of `live` where that is given."""
+    reference, pickled, failure, args, kwargs = pickle.loads(data)
+    function: Any = live
+    if function is None and failure:
+        raise MemoKeyError(
+            f"the function can't be sent to another process ({failure}): use samethread_shell, or pass what it needs "
+            f"as arguments"
+        )
+    if function is None and reference is not None:
         module, name = reference
-        found: Any = importlib.import_module(module)
+        function = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
-        function = inspect.unwrap(found)
-    return function, args, kwargs
+            function = getattr(function, part)
+        function = plain(function)
+    elif function is None:
+        function = pickle.loads(pickled)
+    return functools.partial(function, *args, **kwargs)
 
 
-def _reference(function: Callable[..., Any]) -> tuple[str, str] | None:
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
-    if not module or module == "__main__" or "<" in name:
-        return None
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return None
-    return (module, name) if inspect.unwrap(found) is function else None
-
-
-def dump_value(value: Any) -> bytes:
-    """A result's bytes."""
+def dump_value(value: Any, what: str) -> bytes:
+    """A result's bytes. Raises `UnpicklableResult`, which names `what` it is."""
     buffer = io.BytesIO()
-    cloudpickle.Pickler(buffer, protocol=_PICKLE_PROTOCOL).dump(value)
+    try:
+        cloudpickle.Pickler(buffer, protocol=_PICKLE_PROTOCOL).dump(value)
+    except Exception as error:
+        raise UnpicklableResult(
+            f"the function returned, but {what}, a {type(value).__qualname__}, can't be stored: {type(error).__name__}: {error}"
+        ) from error
     return buffer.getvalue()
 
 
@@ -171,17 +218,50 @@ def load_value(data: bytes) -> Any:
 
 
 def dump_failure(error: BaseException) -> tuple[bytes, str, str]:
-    """(pickled exception or b"", "type: message", formatted traceback)."""
+    """(pickled exception or b"", "type: message", formatted traceback).
+
+    One that doesn't pickle goes by its type, its message and those of its parts that do.
+    """
     text = "".join(traceback.format_exception(error))
     name = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
-    try:
-        data: bytes = cloudpickle.dumps(error.with_traceback(None), protocol=_PICKLE_PROTOCOL)
-        pickle.loads(data)
-    except Exception:
-        data = b""
+    plain_error = error.with_traceback(None)
+    data = _round_trip(plain_error) or _round_trip(_Parts(plain_error))
     if len(data) > INLINE_BYTES:
         data = b""  # carried as text: a failure is one row
     return data, name[:2_000], text[-12_000:]
+
+
+def _round_trip(value: Any) -> bytes:
+    """The value's pickle, where it can be unpickled as well; b"" where it can't."""
+    try:
+        data: bytes = cloudpickle.dumps(value, protocol=_PICKLE_PROTOCOL)
+        pickle.loads(data)
+    except Exception:
+        return b""
+    return data
+
+
+class _Parts:
+    """What an exception that doesn't pickle is rebuilt from: a `RemoteError` that is of its type, too."""
+
+    def __init__(self, error: BaseException) -> None:
+        args = tuple(arg if _round_trip(arg) else _show(arg) for arg in error.args)
+        state = {name: value for name, value in vars(error).items() if _round_trip(value)}
+        self._parts = type(error), args, state, str(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, self._parts
+
+
+def _rebuilt(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any], message: str) -> BaseException:
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda self: message}
+    made: type[BaseException] = type(kind.__name__, (kind, RemoteError), members)
+    error = made.__new__(made, *args)
+    # Not its own __init__, which may want other arguments: that of the built-in exception that it is.
+    next(base for base in kind.__mro__ if base.__module__ == "builtins").__init__(error, *args)  # type: ignore[misc]
+    error.args = args
+    vars(error).update(state)
+    return error
 
 
 def load_failure(data: bytes, name: str, text: str) -> BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import signal
 import threading
 import time
 from concurrent.futures import Future
@@ -19,9 +20,11 @@ from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
 from lease_locks.memo.remote import InProcess
 from lease_locks.memo.rows import (
+    CANCELLED,
     FAILED,
     GONE,
     PENDING,
+    STARTED,
     STOLEN,
     AttemptRecord,
     InvocationRecord,
@@ -39,12 +42,20 @@ from lease_locks.tokens import FencingToken
 
 log = logging.getLogger("lease_locks")
 
-_LOOK_SECONDS: Final = 0.1
+_FOLLOW_SECONDS: Final = 0.1
 _REREAD_SECONDS: Final = 15.0  # in case a watch was lost
 
 
 class NoResultAfterShell(LeaseError):
     """The Shell exited, and its remote had published neither a result nor a failure."""
+
+
+class InvocationTimedOut(LeaseError, TimeoutError):
+    """An invocation ran for its `max_hold`: its remote was cancelled, and its lock is free."""
+
+
+class InvocationCancelled(LeaseError):
+    """An invocation was cancelled by `runner.cancel` or its Future's `cancel`."""
 
 
 class Orchestrator:
@@ -73,7 +84,9 @@ class Orchestrator:
                 future = self._adopt(keys, lease, adopts) if adopts else None
                 if future is None:
                     future = self._invoke(call, keys, lease)
-            except LeaseLost:
+            except LeaseLost as lost:
+                if lost.reason == "max_hold":
+                    raise self._timed_out(keys, lease) from lost
                 return None  # lost before the Shell was called
             except BaseException as error:
                 # Interrupted, it can't be known whether the Shell started a remote; one that failed has not.
@@ -114,6 +127,7 @@ class Orchestrator:
             f"--writer-id={lease.writer_id}",
             f"--db={self.locks.url or ''}",
             f"--cluster={self.locks.cluster}",
+            f"--cluster-id={(session.identity or b'').hex()}",
             f"--ttl={self.locks.ttl:g}",
             f"--pipeline-id={self.pipeline_id}",
             f"--invoked-at={wall}",
@@ -121,11 +135,42 @@ class Orchestrator:
             f"--in-process={self._in_process_id}",
         ]
         self._in_process.calls[call.memo.digest] = call.function
+        self._cancel_earlier(keys, lease)
         future = self.shell(args)
         handle = getattr(future, "handle", None)
         if handle:
             self._note(keys, lease, handle=str(handle))
         return future
+
+    def _cancel_earlier(self, keys: MemoKeys, lease: Lease) -> None:
+        """A remote that started under a lock which it has lost since (to its time limit) runs for nobody: end it."""
+        if not hasattr(self.shell, "cancel"):
+            return
+
+        def running(tr: Any) -> list[str]:
+            rows = tr.snapshot.get_range(keys.attempts, keys.attempt(bytes(lease.token)))
+            found = [AttemptRecord.decode(row.value) for row in rows]
+            return [a.handle for a in found if a.state == STARTED and a.handle and a.shell == self._shell_name]
+
+        for handle in run(self.locks.db, running, strategy=IDEMPOTENT):
+            self._cancel_remote(keys, handle)
+
+    def _cancel_remote(self, keys: MemoKeys, handle: str) -> bool:
+        """Whether the Shell says that it ended the remote. One that can't has told so to the log only."""
+        cancel = getattr(self.shell, "cancel", None)
+        try:
+            return bool(handle and cancel is not None and cancel(handle))
+        except Exception as error:
+            log.warning("the remote of %s can't be cancelled: %s", keys.memo, error)
+            return False
+
+    def _timed_out(self, keys: MemoKeys, lease: Lease) -> InvocationTimedOut:
+        attempt = run(self.locks.db, change_attempt, keys, lease.token, strategy=IDEMPOTENT)
+        ended = self._cancel_remote(keys, attempt.handle)
+        what = "its remote was cancelled" if ended else "its remote can't be cancelled by its Shell, and may run on"
+        self._note(keys, lease, state=GONE, note=f"it ran for its max_hold; {what}")
+        self._give_back(lease)
+        return InvocationTimedOut(f"{keys.memo.uri} ran for its max_hold; {what}")
 
     def _adopt(self, keys: MemoKeys, lease: Lease, adopts: tuple[FencingToken, ...]) -> Future[Any] | None:
         """Take on the pending remote of a dead orchestrator; None where there is none and a Shell must be called."""
@@ -165,7 +210,7 @@ class Orchestrator:
             try:
                 # Twice: this thread may have been stopped between its reads and the verdict, and only read.
                 while run(locks.db, runs, strategy=IDEMPOTENT) or run(locks.db, runs, strategy=IDEMPOTENT):
-                    time.sleep(_LOOK_SECONDS)
+                    time.sleep(_FOLLOW_SECONDS)
                 future.set_result(None)
             except BaseException as error:
                 future.set_exception(error)
@@ -173,18 +218,22 @@ class Orchestrator:
         threading.Thread(target=work, name="memo-follow", daemon=True).start()
         return future
 
-    def _wait(self, keys: MemoKeys, lease: Lease, future: Future[Any] | None) -> BaseException | None:
-        """Until the Shell exits, or the outcome is there; what the Shell raised."""
+    def _wait(self, keys: MemoKeys, lease: Lease, future: Future[Any] | None) -> BaseException | str | None:
+        """Until the Shell exits, or the outcome is there; what the Shell raised, or how it says the remote exited.
+
+        Raises `InvocationTimedOut` at the end of the lease's `max_hold`.
+        """
         if future is None:
             self._note(keys, lease, shell_exit_us=self.locks._session.clocks.wall_us())
             return None
         changed = threading.Event()
         future.add_done_callback(lambda _: changed.set())
+        lease.on_lost(lambda _: changed.set())
 
         def look(tr: Any) -> Any:
             attempt = tr.get(keys.attempt(bytes(lease.token))).value
             record = None if attempt is None else AttemptRecord.decode(attempt)
-            over = tr.get(keys.result).present() or (record is not None and record.state in (FAILED, STOLEN))
+            over = tr.get(keys.result).present() or (record is not None and record.state in (FAILED, STOLEN, CANCELLED))
             return over, None if over else tr.watch(keys.wake)
 
         refused = threading.Event()
@@ -200,6 +249,8 @@ class Orchestrator:
             if over:
                 break  # the remote freed the lock with its outcome; its exit is only a matter of moments
             try:
+                if lease.lost_reason == "max_hold" and not future.done():
+                    raise self._timed_out(keys, lease)
                 watch.on_ready(ring)
                 if not future.done():
                     changed.wait(_REREAD_SECONDS * (0.8 + 0.4 * random.random()))
@@ -214,7 +265,9 @@ class Orchestrator:
             future.add_done_callback(lambda _: self._note_exit(keys, lease))
             return None
         self._note_exit(keys, lease)
-        return future.exception() if not future.cancelled() else None
+        if future.cancelled():
+            return "cancelled"
+        return future.exception() or _exit(future.result())
 
     def _note_exit(self, keys: MemoKeys, lease: Lease) -> None:
         try:
@@ -228,7 +281,7 @@ class Orchestrator:
         keys: MemoKeys,
         lease: Lease,
         adopts: tuple[FencingToken, ...],
-        shell_error: BaseException | None,
+        shell_error: BaseException | str | None,
     ) -> OutcomeRecord | None:
         def read(tr: Any) -> tuple[bytes | None, list[bytes | None]]:
             tokens = [lease.token, *adopts]
@@ -240,20 +293,24 @@ class Orchestrator:
         mine = bytes(lease.token)
         found = [None if data is None else AttemptRecord.decode(data) for data in attempts]
         records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
+        if any(record.state == CANCELLED for record in records):
+            raise InvocationCancelled(f"{call.memo.uri} was cancelled: {records[0].note}")
         for record in records:
             if record.state == FAILED and record.failure is not None:
                 self._counting.add(call.memo, "failed")
                 return record.failure
         if any(record.state == STOLEN for record in records) or not self._still_ours(lease):
+            if lease.lost_reason == "max_hold":
+                raise self._timed_out(keys, lease)
             return None
         if any(record.adopted_by for record in records):
             return None  # the adopted remote ended without an outcome: look again, and call a Shell this time
         self._note(keys, lease, state=GONE, note=f"no outcome; the Shell said {shell_error!r}"[:400])
-        if shell_error is not None:
+        if isinstance(shell_error, BaseException):
             raise shell_error
         raise NoResultAfterShell(
-            f"the Shell of {call.memo.uri} exited and its remote published nothing: "
-            f"see its output, and `lease-locks inspect {call.memo.uri}`"
+            f"the Shell of {call.memo.uri} exited{f' ({shell_error})' if shell_error else ''} and its remote published "
+            f"nothing: see its output, and `lease-locks inspect {call.memo.uri}`"
         )
 
     def _still_ours(self, lease: Lease) -> bool:
@@ -272,3 +329,15 @@ class Orchestrator:
             lease.release()
         except LeaseLost as error:
             log.info("%s", error)
+
+
+def _exit(code: Any) -> str | None:
+    """What a Shell's exit code says of the remote."""
+    if not isinstance(code, int) or isinstance(code, bool):
+        return None
+    if code >= 0:
+        return f"its remote's exit code is {code}"
+    try:
+        return f"its remote died of signal {-code}, {signal.Signals(-code).name}"
+    except ValueError:
+        return f"its remote died of signal {-code}"

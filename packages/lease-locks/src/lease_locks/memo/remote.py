@@ -20,7 +20,7 @@ from fdb_schema.errors import EXIT_FAILED, EXIT_LOCK_STOLEN, EXIT_OK, EXIT_USAGE
 from idempotent_txn import run
 from lease_locks.errors import CannotMaintainLock, LockWasStolenError
 from lease_locks.lease import Lease
-from lease_locks.locks import LeaseManager
+from lease_locks.locks import LeaseManager, reach
 from lease_locks.memo import functions
 from lease_locks.memo.rows import (
     PENDING,
@@ -92,7 +92,14 @@ def main(args: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return EXIT_USAGE
-    with LeaseManager(url, options.get("cluster") or "mainspring", float(options.get("ttl") or 15.0)) as locks:
+    try:
+        identity = bytes.fromhex(options.get("cluster-id", "")) or None
+        locks = reach(url, options.get("cluster") or "mainspring", float(options.get("ttl") or 15.0), identity)
+        locks.__enter__()
+    except (MainspringError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", EXIT_USAGE)
+    with locks:
         return _run(locks, memo, token)
 
 
@@ -112,11 +119,10 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: Callable[..
             if data is None:
                 raise MainspringError(f"the invocation of {memo} was invalidated before its remote started")
             record = InvocationRecord.decode(data)
-            function, arguments, named = functions.load_call(fetch(locks.db, locks.space, record.payload))
-            if live is not None:
-                function = live  # not its copy: in this process the function sees what it closes over
+            # In this process the function itself, not its copy: it sees what it closes over.
+            call = functions.load_call(fetch(locks.db, locks.space, record.payload, memo), live)
             ran = True
-            value = functions.dump_value(function(*arguments, **named))
+            value = functions.dump_value(call(), f"the result of {memo}")
             ran = False
             payload = store(session, value, f"the result of {memo}")
             outcome = OutcomeRecord(payload, bytes(token), session.clocks.wall_us(), session.by)

@@ -22,13 +22,15 @@ from urllib.parse import quote, unquote
 from fdb import tuple as fdb_tuple
 
 from fdb_schema import (
+    LEASE_PIN,
+    BlobMissingError,
     Record,
     add_reference,
     check_format,
     collect_blob,
     drop_reference,
-    get_blob,
     put_blob,
+    read_blob,
     read_range,
     unpin_blob,
 )
@@ -49,7 +51,7 @@ _NAME_BYTES: Final = 150
 _ONE: Final = (1).to_bytes(8, "little")
 
 PENDING, STARTED, SUCCEEDED, FAILED, STOLEN, GONE = "pending", "started", "ok", "error", "stolen", "gone"
-KINDS: Final = ("executed", "hit", "awaited", "failed")
+CANCELLED: Final = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class InvocationRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord(Record):
-    """One grant's try: pending, started, ok, error, stolen (refused at its join) or gone (its Shell failed)."""
+    """One grant's try: pending, started, ok, error, stolen (refused at its join), gone (its Shell failed, or its
+    time was over) or cancelled."""
 
     state: str
     handle: str = ""  # of the Shell's work, for adoption
@@ -110,6 +113,7 @@ class RunRecord(Record):
     started_us: int
     by: str = ""
     command: str = ""
+    version: int = 0  # of the database when it last counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +186,8 @@ class MemoRows:
     def open(self, tr: Any) -> None:
         check_format(tr, self.space.cluster, "memo", FORMAT)
 
-    def scan(self, db: Any, *prefix: str) -> Iterator[tuple[Memo, dict[str, bytes]]]:
-        """Every invocation under (pipeline[, function]) with its rows by column; attempts as "att:TOKEN". Paged."""
+    def scan(self, db: Any, *prefix: str | bytes) -> Iterator[tuple[Memo, dict[str, bytes]]]:
+        """Every invocation under (pipeline[, function[, digest]]) with its rows by column; attempts as "att:TOKEN". Paged."""
         base = self._memo + _pack(*prefix)
         begin, end = base, base + b"\xff"
         memo: Memo | None = None
@@ -273,8 +277,9 @@ def store(session: Session, data: bytes, what: str) -> Payload:
         session.db,
         session.space.cluster,
         data,
-        session=session.sid,
+        session=LEASE_PIN + session.sid,
         what=what,
+        limited=False,
     )
     return Payload(len(data), None, digest)
 
@@ -283,14 +288,22 @@ def refer(tr: Any, session: Session, payload: Payload, key: bytes) -> None:
     """In the transaction that writes the row `key` with `payload`: keep its blob, and let go of the upload."""
     if payload.digest is not None:
         add_reference(tr, session.space.cluster, payload.digest, key)
-        unpin_blob(tr, session.space.cluster, payload.digest, session.sid)
+        unpin_blob(tr, session.space.cluster, payload.digest, LEASE_PIN + session.sid)
 
 
-def fetch(db: Any, space: LeaseSpace, payload: Payload) -> bytes:
-    """The bytes of a payload."""
+def fetch(db: Any, space: LeaseSpace, payload: Payload, memo: Memo) -> bytes:
+    """The bytes of a payload of `memo`. Raises `BlobMissingError` where they aren't there as they were stored."""
     if payload.data is not None:
         return payload.data
-    return run(db, get_blob, space.cluster, payload.digest or b"", strategy=IDEMPOTENT)
+    try:
+        return read_blob(
+            lambda db, fn, *args: run(db, fn, *args, strategy=IDEMPOTENT), db, space.cluster, payload.digest or b""
+        )
+    except BlobMissingError as error:
+        raise type(error)(
+            f"what is stored of {memo.uri} can't be read: {error}. `lease-locks invalidate {memo.uri}` forgets it, and the "
+            f"next call computes it again"
+        ) from error
 
 
 # --- transitions
@@ -320,11 +333,14 @@ def invoke(
 ) -> None:
     """Before the Shell is called: the invocation and its attempt, guarded by the lock."""
     guard(tr, lock, token)
-    if not tr.get(keys.invocation).present():
-        refer(tr, session, invocation.payload, keys.invocation)
-        tr.set(keys.invocation, invocation.encode())
-    elif invocation.payload.digest is not None:
-        unpin_blob(tr, session.space.cluster, invocation.payload.digest, session.sid)
+    before_it = tr.get(keys.invocation).value
+    # Whatever was called before: a remote makes the call of its own orchestrator, not of one that failed.
+    refer(tr, session, invocation.payload, keys.invocation)
+    tr.set(keys.invocation, invocation.encode())
+    replaced = None if before_it is None else InvocationRecord.decode(before_it).payload.digest
+    if replaced is not None and replaced != invocation.payload.digest:
+        drop_reference(tr, session.space.cluster, replaced, keys.invocation)
+        collect_blob(tr, session.space.cluster, replaced)
     # By snapshot: attempts before this one have ended, or were given up, since the lock is this one's.
     before = list(tr.snapshot.get_range(keys.attempts, keys.attempt(bytes(token)), limit=ATTEMPTS - 1, reverse=True))
     if len(before) == ATTEMPTS - 1:
@@ -361,9 +377,9 @@ def publish(
         tr.set(keys.result, replace(outcome, late=not held).encode())
         written = True
     if outcome.payload.digest is not None and not written and not failed:
-        unpin_blob(tr, session.space.cluster, outcome.payload.digest, session.sid)
+        unpin_blob(tr, session.space.cluster, outcome.payload.digest, LEASE_PIN + session.sid)
     found = _attempt(tr, keys, attempt) or AttemptRecord(PENDING)
-    if found.state not in (SUCCEEDED, FAILED):
+    if found.state not in (SUCCEEDED, FAILED, CANCELLED):
         record = replace(
             found,
             state=FAILED if failed else SUCCEEDED,

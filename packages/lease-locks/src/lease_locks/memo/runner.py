@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
 import os
@@ -11,26 +12,30 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
+from fdb_schema import check_name
 from idempotent_txn import run
 from lease_locks.acquiring import acquiring
+from lease_locks.ending import force
 from lease_locks.errors import LeaseError
 from lease_locks.lease import Lease
-from lease_locks.locks import LeaseManager
+from lease_locks.locks import LeaseManager, check_seconds
 from lease_locks.memo import functions
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
-from lease_locks.memo.orchestrator import Orchestrator
+from lease_locks.memo.orchestrator import InvocationCancelled, Orchestrator
 from lease_locks.memo.remote import IN_PROCESS, InProcess
 from lease_locks.memo.rows import (
+    CANCELLED,
     FAILED,
     AttemptRecord,
     Memo,
     MemoKeys,
     MemoRows,
     OutcomeRecord,
+    change_attempt,
     collect,
     fetch,
     invalidate,
@@ -38,15 +43,15 @@ from lease_locks.memo.rows import (
     store,
 )
 from lease_locks.memo.shells import Shell, subprocess_shell
+from lease_locks.memo.wrapping import memoizing
 from lease_locks.rows import read_name
 from lease_locks.session import IDEMPOTENT
+from lease_locks.space import stamped_value
 from lease_locks.tokens import FencingToken
 
 P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger("lease_locks")
-
-_LOOK_SECONDS = 0.1
 
 
 class RequiredResultNotFound(LeaseError, LookupError):
@@ -72,6 +77,19 @@ class _Found:
     awaited: bool
 
 
+class MemoFuture(Future[Any]):
+    """What `submit` returns. `memo_uri`: the address of the invocation."""
+
+    def __init__(self, memo_uri: str, cancel: Callable[[], bool]) -> None:
+        super().__init__()
+        self.memo_uri = memo_uri
+        self._cancel_invocation = cancel
+
+    def cancel(self) -> bool:
+        """Cancel the invocation, also one that is being computed: as `runner.cancel`."""
+        return super().cancel() or (not self.done() and self._cancel_invocation())
+
+
 class MemoizingPicklingRunner(Orchestrator):
     """Calls of functions, each computed once for all who call it with equal arguments, by remotes that a Shell starts.
 
@@ -82,6 +100,8 @@ class MemoizingPicklingRunner(Orchestrator):
         rerun_exceptions: False also memoizes failures.
         on_awaited_error: what a caller does whose wait for another's invocation ends with a failure: "rerun" runs the
             function again, one after another; "share" raises the same exception.
+        max_hold: seconds that an invocation may take, its wait for a place to run included; then its remote is cancelled,
+            where the Shell offers `cancel`, its lock is free, and the call raises `InvocationTimedOut`.
     """
 
     def __init__(
@@ -91,7 +111,11 @@ class MemoizingPicklingRunner(Orchestrator):
         pipeline_id: str = "default",
         rerun_exceptions: bool = True,
         on_awaited_error: Literal["rerun", "share"] = "rerun",
+        max_hold: float | None = None,
     ) -> None:
+        check_name("pipeline_id", pipeline_id)
+        if max_hold is not None:
+            check_seconds("max_hold", max_hold)
         if on_awaited_error not in ("rerun", "share"):
             raise ValueError(f'on_awaited_error must be "rerun" or "share", not {on_awaited_error!r}')
         self.locks = locks
@@ -99,6 +123,7 @@ class MemoizingPicklingRunner(Orchestrator):
         self.pipeline_id = pipeline_id
         self.rerun_exceptions = rerun_exceptions
         self.on_awaited_error = on_awaited_error
+        self.max_hold = max_hold
         self.rows = MemoRows(locks.space)
         self._in_process_id = secrets.token_hex(16)
         self._in_process = IN_PROCESS[self._in_process_id] = InProcess(locks)
@@ -108,52 +133,94 @@ class MemoizingPicklingRunner(Orchestrator):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A function that closes over its runner takes it along: in another process a runner over the same memo."""
-        options = (self.pipeline_id, self.rerun_exceptions, self.on_awaited_error)
+        options = (self.pipeline_id, self.rerun_exceptions, self.on_awaited_error, self.max_hold)
         return MemoizingPicklingRunner, (self.locks, self.shell, *options)
+
+    def __memo_key__(self) -> tuple[Any, ...]:
+        return self.locks, self.pipeline_id
 
     # --- calling
 
-    def memoize(self, function: Callable[P, T]) -> Callable[P, T]:
-        """`@runner.memoize`: calls of the function go through the runner."""
-
-        @functools.wraps(function)
-        def memoized(*args: P.args, **kwargs: P.kwargs) -> T:
-            result: T = self.call(function, *args, **kwargs)
-            return result
-
-        return memoized
+    @overload
+    def memoize(self, function: Callable[P, T], /) -> Callable[P, T]: ...
+    @overload
+    def memoize(self, /, *, max_hold: float) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+    def memoize(self, function: Any = None, /, *, max_hold: float | None = None) -> Any:
+        """`@runner.memoize`, `@runner.memoize(max_hold=60)`: calls of the function go through the runner."""
+        if function is None:
+            return functools.partial(self.memoize, max_hold=max_hold)
+        functions.check_memoizable(function)
+        if max_hold is None:
+            return memoizing(self.call, function)
+        check_seconds("max_hold", max_hold)
+        return memoizing(functools.partial(self._call, max_hold), function)
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The function's value for these arguments: memoized, awaited or computed now. Raises what it raises."""
+        return self._call(self.max_hold, function, *args, **kwargs)
+
+    def _call(self, max_hold: float | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         call = functions.bind(self.pipeline_id, function, args, kwargs)
         waited = False
-        while True:
-            found = self._look_or_acquire(call)
-            if isinstance(found, _Found):
-                kind = "awaited" if waited or found.awaited else "hit"
-                self._counting.add(call.memo, kind)
-                return self._open(found.outcome)
-            outcome = self._execute(call, *found)
-            if outcome is not None:
-                return self._open(outcome)
-            waited = True  # the lock was lost to another, whose outcome is awaited
+        found: _Found | tuple[Lease, tuple[FencingToken, ...]] | None = None
+        try:
+            while True:
+                found = self._look_or_acquire(call, max_hold)
+                if isinstance(found, _Found):
+                    kind = "awaited" if waited or found.awaited else "hit"
+                    self._counting.add(call.memo, kind)
+                    return self._open(found.outcome, call.memo)
+                outcome = self._execute(call, *found)
+                if outcome is not None:
+                    return self._open(outcome, call.memo)
+                waited = True  # the lock was lost to another, whose outcome is awaited
+        except BaseException as error:
+            if isinstance(found, tuple) and not isinstance(error, Exception):
+                self._give_back(found[0])  # interrupted before it was used; nothing where it was left to a remote
+            raise
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """`call` in a thread of its own; the Future also has `memo_uri`."""
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> MemoFuture:
+        """`call` in a thread of its own, with this one's context (`MAINTAIN_LOCKS.set_local`)."""
         call = functions.bind(self.pipeline_id, function, args, kwargs)
-        future: Future[Any] = Future()
-        future.memo_uri = call.memo.uri  # type: ignore[attr-defined]
+        future = MemoFuture(call.memo.uri, functools.partial(self._cancel, call.memo))
+        context = contextvars.copy_context()
 
         def work() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(self.call(function, *args, **kwargs))
+                future.set_result(context.run(self.call, function, *args, **kwargs))
             except BaseException as error:
                 future.set_exception(error)
 
         threading.Thread(target=work, name=f"memo-{call.memo.digest.hex()[:8]}", daemon=True).start()
         return future
+
+    def cancel(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
+        """End an invocation that is being computed, by whomever: its remote, where the Shell offers `cancel`, and its lock.
+
+        Whoever waits for it gets `InvocationCancelled`. False where nobody computes it.
+        """
+        return self._cancel(functions.bind(self.pipeline_id, function, args, kwargs).memo)
+
+    def _cancel(self, memo: Memo) -> bool:
+        locks, keys = self.locks, self.rows.keys(memo)
+        lock, session = locks.space.lock(memo.lock_name), locks._session
+        wall = session.clocks.wall_us()
+
+        def cancelled(tr: Any) -> list[str]:
+            handles = []
+            for grant in read_name(tr, lock, snapshot=False).grants:
+                found = change_attempt(tr, keys, grant.token, state=CANCELLED, ended_us=wall, note=f"by {session.by}")
+                handles.append(found.handle)
+            force(tr, locks.space, lock, session.sid, session.by, "cancelled", wall)
+            tr.set_versionstamped_value(keys.wake, stamped_value())
+            return handles
+
+        handles = run(locks.db, cancelled)  # with an idempotency id: whom it cancelled can't be found out again
+        for handle in handles:
+            self._cancel_remote(keys, handle)
+        return bool(handles)
 
     def peek(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The memoized value, or `Unmemoized` (which is false) without calling anything."""
@@ -161,7 +228,7 @@ class MemoizingPicklingRunner(Orchestrator):
         outcome = run(self.locks.db, self._memoized, self.rows.keys(call.memo), strategy=IDEMPOTENT)
         if outcome is None:
             return Unmemoized(call.memo.uri, functools.partial(self.call, function, *args, **kwargs))
-        return self._open(outcome)
+        return self._open(outcome, call.memo)
 
     @contextmanager
     def require_all(self, message: str = "", *, unless_env: str = "") -> Iterator[None]:
@@ -188,9 +255,9 @@ class MemoizingPicklingRunner(Orchestrator):
         if isinstance(found, _Found):
             return False
         lease, _ = found
-        session = self.locks._session
+        session, what = self.locks._session, f"the injected result of {call.memo}"
         try:
-            payload = store(session, functions.dump_value(value), f"the injected result of {call.memo}")
+            payload = store(session, functions.dump_value(value, what), what)
             outcome = OutcomeRecord(payload, bytes(lease.token), session.clocks.wall_us(), session.by, injected=True)
             keys = self.rows.keys(call.memo)
             wall = session.clocks.wall_us()
@@ -231,7 +298,9 @@ class MemoizingPicklingRunner(Orchestrator):
             data = tr.get(keys.failure).value
         return None if data is None else OutcomeRecord.decode(data)
 
-    def _look_or_acquire(self, call: functions.Call) -> _Found | tuple[Lease, tuple[FencingToken, ...]]:
+    def _look_or_acquire(
+        self, call: functions.Call, max_hold: float | None = None
+    ) -> _Found | tuple[Lease, tuple[FencingToken, ...]]:
         """One transaction looks for the result and acquires; where the lock is another's, wait for either."""
         locks, keys = self.locks, self.rows.keys(call.memo)
         lock = locks.space.lock(call.memo.lock_name)
@@ -249,10 +318,12 @@ class MemoizingPicklingRunner(Orchestrator):
                 raise RequiredResultNotFound(f"{required[0]}: {call.memo.uri} has no memoized result")
             if looks > 1:
                 wake = tr.get(keys.wake).value
-                for token in waited_for if self.on_awaited_error == "share" else ():
+                for token in waited_for:
                     data = tr.get(keys.attempt(bytes(token))).value
-                    attempt = None if data is None else AttemptRecord.decode(data)
-                    if attempt is not None and attempt.state == FAILED and attempt.failure is not None:
+                    attempt = AttemptRecord("") if data is None else AttemptRecord.decode(data)
+                    if attempt.state == CANCELLED:
+                        raise InvocationCancelled(f"{call.memo.uri} was cancelled: {attempt.note}")
+                    if self.on_awaited_error == "share" and attempt.state == FAILED and attempt.failure is not None:
                         return _Found(attempt.failure, awaited=True)
             holders = read_name(tr, lock).grants
             if holders and holders[0].token not in waited_for:
@@ -260,18 +331,17 @@ class MemoizingPicklingRunner(Orchestrator):
             return None
 
         claim = locks._claim(
-            None, "exclusive", 1, True, None, {"memo": call.memo.uri}, maintained=MAINTAIN_LOCKS(), adopt=True
+            None, "exclusive", 1, True, max_hold, {"memo": call.memo.uri}, maintained=MAINTAIN_LOCKS(), adopt=True
         )
         locks._session.start()
-        found: Any = locks._drive(
-            acquiring(locks._session, lock, claim, None, look=look, also_watch=lambda: ((keys.wake, wake),))
-        )
+        steps = acquiring(locks._session, lock, claim, None, look=look, also_watch=lambda: ((keys.wake, wake),))
+        found: Any = locks._claimed(lock, claim, steps)
         return found  # type: ignore[no-any-return]
 
     # --- outcomes
 
-    def _open(self, outcome: OutcomeRecord) -> Any:
-        data = fetch(self.locks.db, self.locks.space, outcome.payload)
+    def _open(self, outcome: OutcomeRecord, memo: Memo) -> Any:
+        data = fetch(self.locks.db, self.locks.space, outcome.payload, memo)
         if outcome.error:
             raise functions.load_failure(data, outcome.error, outcome.traceback)
         return functions.load_value(data)

@@ -3,7 +3,8 @@
 It is called with the arguments of `lease_locks.memo.remote.main` and has that run somewhere: `python -m
 lease_locks.memo ARGS…`. Returning None, or the Future's end, says that the remote has exited, well or not; what it
 computed is in the database. A Shell that can be adopted sets `future.handle`, a text that finds the work again, and
-offers `attach(handle) -> Future | None`; `cancel(handle)` is optional.
+offers `attach(handle) -> Future | None`: a Future that ends when that work does, None where there is no such work any more.
+One whose remotes can be ended offers `cancel(handle) -> bool`, for time limits and `runner.cancel`.
 """
 
 from __future__ import annotations
@@ -17,26 +18,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
+from fdb_schema.private_files import private_opener
 from lease_locks.host import boot_id, process_start
 
 Shell = Callable[[Sequence[str]], "Future[Any] | None"]
 _LOOK_SECONDS: Final = 0.05
-
-
-@runtime_checkable
-class AdoptableShell(Protocol):
-    """A Shell whose work outlives the orchestrator and can be found again."""
-
-    def __call__(self, args: Sequence[str]) -> Future[Any] | None: ...
-    def attach(self, handle: str) -> Future[Any] | None:
-        """A Future that ends when the work of `handle` does; None where there is no such work any more."""
+_TERM_SECONDS: Final = 5.0
 
 
 def remote_command(args: Sequence[str]) -> list[str]:
     """The command line that runs a remote in this Python environment."""
-    return [sys.executable, "-m", "lease_locks.memo", *args]
+    # -P: the working directory, whoever may write to it, isn't where `lease_locks` is looked for first.
+    return [sys.executable, "-P", "-m", "lease_locks.memo", *args]
 
 
 def remote_environment() -> dict[str, str]:
@@ -52,19 +47,55 @@ def samethread_shell(args: Sequence[str]) -> None:
     main(list(args))
 
 
-def _when_exited(process: subprocess.Popen[bytes], future: Future[int]) -> None:
-    code = process.wait()
-    with contextlib.suppress(Exception):  # cancelled by its owner meanwhile
-        future.set_result(code)
-
-
-def subprocess_shell(args: Sequence[str]) -> Future[int]:
-    """Run the remote in a process of its own."""
-    process = subprocess.Popen(remote_command(args), env=remote_environment(), stdin=subprocess.DEVNULL)
+def _follow(process: subprocess.Popen[bytes]) -> Future[int]:
+    """A Future of the exit code; its handle finds the process on this host."""
+    start = process_start(process.pid)
     future: Future[int] = Future()
     future.set_running_or_notify_cancel()
-    threading.Thread(target=_when_exited, args=(process, future), name="lease-shell", daemon=True).start()
+    future.handle = f"{boot_id()}:{process.pid}:{start[0] if start else 0}"  # type: ignore[attr-defined]
+
+    def work() -> None:
+        code = process.wait()
+        with contextlib.suppress(Exception):  # cancelled by its owner meanwhile
+            future.set_result(code)
+
+    threading.Thread(target=work, name="lease-shell", daemon=True).start()
     return future
+
+
+def _end(handle: str) -> bool:
+    """TERM for the process of a handle, and KILL where that doesn't end it; False where it has ended."""
+    if not _alive(handle):
+        return False
+    pid = int(handle.split(":")[1])
+    os.kill(pid, signal.SIGTERM)
+
+    def kill() -> None:
+        until = time.monotonic() + _TERM_SECONDS
+        while _alive(handle) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+        if _alive(handle):
+            os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=kill, name="lease-shell-end", daemon=True).start()
+    return True
+
+
+class SubprocessShell:
+    """Run the remote in a process of its own."""
+
+    __name__ = "subprocess_shell"
+
+    def __call__(self, args: Sequence[str]) -> Future[int]:
+        return _follow(subprocess.Popen(remote_command(args), env=remote_environment(), stdin=subprocess.DEVNULL))
+
+    def cancel(self, handle: str) -> bool:
+        """End the remote (TERM, then KILL); False where it has ended."""
+        return _end(handle)
+
+
+subprocess_shell = SubprocessShell()
+"""`SubprocessShell`, which has no options."""
 
 
 class DetachedSubprocessShell:
@@ -74,7 +105,7 @@ class DetachedSubprocessShell:
         self.log_file = log_file  # where the remote's output goes; None: nowhere
 
     def __call__(self, args: Sequence[str]) -> Future[int]:
-        with open(self.log_file or os.devnull, "ab") as log:
+        with open(self.log_file or os.devnull, "ab", opener=private_opener) as log:
             process = subprocess.Popen(
                 remote_command(args),
                 env=remote_environment(),
@@ -83,12 +114,7 @@ class DetachedSubprocessShell:
                 stderr=log,
                 start_new_session=True,
             )
-        start = process_start(process.pid)
-        future: Future[int] = Future()
-        future.set_running_or_notify_cancel()
-        future.handle = f"{boot_id()}:{process.pid}:{start[0] if start else 0}"  # type: ignore[attr-defined]
-        threading.Thread(target=_when_exited, args=(process, future), name="lease-shell", daemon=True).start()
-        return future
+        return _follow(process)
 
     def attach(self, handle: str) -> Future[None] | None:
         """Follow a remote that another process of this host started."""
@@ -106,11 +132,8 @@ class DetachedSubprocessShell:
         return future
 
     def cancel(self, handle: str) -> bool:
-        """Ask the remote to end; False where it has."""
-        if not _alive(handle):
-            return False
-        os.kill(int(handle.split(":")[1]), signal.SIGTERM)
-        return True
+        """End the remote (TERM, then KILL); False where it has ended."""
+        return _end(handle)
 
 
 def _alive(handle: str) -> bool:

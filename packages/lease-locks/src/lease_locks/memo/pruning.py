@@ -1,0 +1,112 @@
+"""Retention: forgetting what was computed long ago, or takes too much room, and the counts of runs that ended long ago.
+
+Age is counted in versions of the database since the last outcome, or the last attempt where there was none; no machine's
+clock is compared with another's. Nothing that is being computed is forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fdb_schema import read_version
+from idempotent_txn import run
+from lease_locks.locks import LeaseManager
+from lease_locks.memo.rows import InvocationRecord, Memo, MemoKeys, MemoRows, OutcomeRecord, collect, invalidate
+from lease_locks.observer import VERSIONS_PER_SECOND
+from lease_locks.rows import read_name
+from lease_locks.session import IDEMPOTENT
+from lease_locks.tokens import FencingToken
+
+
+@dataclass(slots=True)
+class Pruned:
+    """What was forgotten. bytes: of arguments, results and failures; the same content may be others', too, and stay."""
+
+    invocations: int = 0
+    bytes: int = 0
+    runs: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Stored:
+    version: int  # of the database at its last outcome or attempt
+    wake: bytes
+    size: int
+    memo: Memo
+
+
+def prune(locks: LeaseManager, older_than: float | None = None, most_bytes: int | None = None) -> Pruned:
+    """Forget invocations, and runs, of which nothing happened for `older_than` seconds, and the oldest invocations until
+    what is stored takes at most `most_bytes`. None is no limit."""
+    _check("older_than", older_than)
+    _check("most_bytes", most_bytes)
+    rows, done = MemoRows(locks.space), Pruned()
+    now = run(locks.db, read_version, strategy=IDEMPOTENT)
+    stored = sorted((_look(memo, found) for memo, found in rows.scan(locks.db)), key=lambda one: one.version)
+    total = sum(one.size for one in stored)
+
+    def old(version: int) -> bool:
+        return older_than is not None and (now - version) / VERSIONS_PER_SECOND > older_than
+
+    for one in stored:
+        if not old(one.version) and (most_bytes is None or total <= most_bytes):
+            break
+        if _forget_unchanged(locks, rows.keys(one.memo), one.wake):
+            total -= one.size
+            done.invocations += 1
+            done.bytes += one.size
+    for run_id, record, _ in rows.runs(locks.db):
+        if record is not None and record.version and old(record.version):
+            begin, end = rows.run_key(run_id), rows.run_key(run_id) + b"\xff"
+            run(locks.db, lambda tr, b=begin, e=end: tr.clear_range(b, e), strategy=IDEMPOTENT)
+            done.runs += 1
+    return done
+
+
+class OldMemos:
+    """`prune` as a duty of a janitor, with its limits."""
+
+    def __init__(self, locks: LeaseManager, older_than: float | None = None, most_bytes: int | None = None) -> None:
+        self._arguments = locks, older_than, most_bytes
+
+    def clear(self) -> int:
+        """Look at everything once; how many invocations and runs were forgotten."""
+        found = prune(*self._arguments)
+        return found.invocations + found.runs
+
+
+def _check(what: str, limit: float | None) -> None:
+    if limit is not None and not (isinstance(limit, int | float) and limit >= 0):
+        raise ValueError(f"{what} must be None or a number from 0 on, not {limit!r}")
+
+
+def _look(memo: Memo, found: dict[str, bytes]) -> _Stored:
+    wake = found.get("wake", b"")
+    versions = [int.from_bytes(wake[:8], "big")]
+    size = 0
+    for column, data in found.items():
+        if column in ("res", "exc"):
+            size += OutcomeRecord.decode(data).payload.size
+        elif column == "inv":
+            size += InvocationRecord.decode(data).payload.size
+        elif column.startswith("att:"):
+            size += len(data)
+            versions.append(int.from_bytes(FencingToken.from_hex(column[4:]).stamp[:8], "big"))
+    return _Stored(max(versions), wake, size, memo)
+
+
+def _forget_unchanged(locks: LeaseManager, keys: MemoKeys, wake: bytes) -> bool:
+    """Forget an invocation unless it is computed now, or was since it was looked at."""
+    lock = locks.space.lock(keys.memo.lock_name)
+
+    def body(tr: Any) -> list[bytes] | None:
+        # Serializable: every grant writes the last token, and every outcome `wake`.
+        tr.get(lock.last).wait()
+        if read_name(tr, lock, snapshot=False).grants or (tr.get(keys.wake).value or b"") != wake:
+            return None
+        return invalidate(tr, locks.space, keys)
+
+    blobs = run(locks.db, body)  # with an idempotency id: which blobs it let go of can't be found out again
+    collect(locks.db, locks.space, blobs or [])
+    return blobs is not None

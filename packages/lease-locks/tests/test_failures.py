@@ -1,0 +1,69 @@
+"""An exception is raised at the caller with the type it had, whether or not it pickles."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fdb_schema import open_database
+from lease_locks import LeaseManager, MemoizingPicklingRunner, RemoteError, samethread_shell
+from lease_locks.memo.functions import dump_failure, load_failure
+
+
+@pytest.fixture
+def runner() -> Iterator[MemoizingPicklingRunner]:
+    with LeaseManager(open_database("memory:"), cluster="demo") as manager:
+        yield MemoizingPicklingRunner(manager, shell=samethread_shell, pipeline_id="demo")
+
+
+class Picky(ValueError):
+    """Its own arguments aren't those of its constructor, so that pickle can't make it again."""
+
+    def __init__(self, code: int, *, why: str) -> None:
+        super().__init__(f"{why} ({code})")
+        self.code = code
+
+
+class Holding(OSError):
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(number, text)
+        self.lock = threading.Lock()
+        self.path = "/a/b"
+
+
+def raised(runner: MemoizingPicklingRunner, make: Callable[[], Exception]) -> Any:
+    def fail() -> None:
+        raise make()
+
+    with pytest.raises(Exception) as caught:
+        runner.call(fail)
+    return caught.value
+
+
+def test_an_exception_whose_constructor_wants_other_arguments_keeps_its_type(runner: MemoizingPicklingRunner) -> None:
+    error = raised(runner, lambda: Picky(7, why="too big"))
+    assert isinstance(error, Picky)
+    assert (str(error), error.code, error.args) == ("too big (7)", 7, ("too big (7)",))
+    assert "test_failures.py" in str(error.__cause__)
+
+
+def test_an_exception_that_holds_what_does_not_pickle_keeps_its_type_and_the_rest(
+    runner: MemoizingPicklingRunner,
+) -> None:
+    error = raised(runner, lambda: Holding(2, "no such thing"))
+    assert isinstance(error, Holding)
+    assert isinstance(error, RemoteError)
+    assert (error.errno, error.path) == (2, "/a/b")
+    assert not hasattr(error, "lock")
+    assert "no such thing" in str(error)
+
+
+def test_what_came_so_can_be_sent_on(runner: MemoizingPicklingRunner) -> None:
+    error = raised(runner, lambda: Picky(7, why="too big"))
+    data, name, text = dump_failure(error)
+    again = load_failure(data, name, text)
+    assert isinstance(again, Picky)
+    assert str(again) == "too big (7)"

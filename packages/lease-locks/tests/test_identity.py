@@ -1,0 +1,491 @@
+"""What a call is known by: different behaviour gives a different key, the same source the same one in any process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import decorated_functions
+import drawn_functions
+import numpy
+import pyarrow
+import pytest
+
+from fdb_schema import open_database
+from lease_locks import LeaseManager, MemoizingPicklingRunner, MemoKeyError, samethread_shell, subprocess_shell
+from lease_locks.memo.canonical import canonical, identity
+from lease_locks.memo.functions import bind
+
+
+@pytest.fixture
+def locks() -> Iterator[LeaseManager]:
+    with LeaseManager(open_database("memory:"), cluster="demo") as manager:
+        yield manager
+
+
+def runner_of(locks: LeaseManager, shell: Any = samethread_shell) -> MemoizingPicklingRunner:
+    return MemoizingPicklingRunner(locks, shell=shell, pipeline_id="demo")
+
+
+def python(script: str, *args: str, seed: str = "random", **environment: str) -> str:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, "-c", script, *args] if "\n" in script else [sys.executable, script, *args]
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed, **environment}
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def behaviour(source: str) -> str:
+    answers = []
+    for argument in (0, 1, 2, 5, "12b", (4, 5, 6, 7, 8, 9, 10, 11)):
+        try:
+            answers.append(repr(drawn_functions.made(source)(argument)))
+        except Exception as error:
+            answers.append(f"{type(error).__name__}: {error}")
+    for call in (lambda f: f(1, 2), lambda f: f(1, k=2), lambda f: f(x=1)):  # the parameters are behaviour, too
+        try:
+            answers.append(repr(call(drawn_functions.made(source))))
+        except Exception as error:
+            answers.append(type(error).__name__)
+    return "; ".join(answers)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_different_behaviour_has_a_different_key_and_the_same_source_the_same_one(seed: int) -> None:
+    drawn = drawn_functions.edits(seed)
+    keys = [drawn_functions.key_of(source) for _, source in drawn]
+    behaves: dict[str, set[str]] = defaultdict(set)
+    sources: dict[str, set[str]] = defaultdict(set)
+    for key, (_, source) in zip(keys, drawn, strict=True):
+        behaves[key].add(behaviour(source))
+        sources[source.strip()].add(key)
+    assert [found for found in behaves.values() if len(found) > 1] == [], f"seed {seed}: one key, two behaviours"
+    assert [source for source, found in sources.items() if len(found) > 1] == [], f"seed {seed}: one source, two keys"
+    assert len(behaves) > 2 * len(drawn_functions.SCRIPTS)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_another_process_gives_the_same_keys_whatever_its_hashes(seed: int) -> None:
+    here = [drawn_functions.key_of(source) for _, source in drawn_functions.edits(seed)]
+    for hashes in ("1", "2"):
+        there = python(drawn_functions.__file__, str(seed), seed=hashes).split()
+        wrong = {kind for (kind, _), a, b in zip(drawn_functions.edits(seed), here, there, strict=True) if a != b}
+        assert wrong == set(), f"seed {seed}, hashes {hashes}"
+
+
+# --- decorators
+
+
+def test_a_decorator_under_the_runner_runs(locks: LeaseManager) -> None:
+    runner = runner_of(locks)
+    assert runner.memoize(decorated_functions.plainly_doubled)(3) == 6
+    assert runner.call(decorated_functions.plainly_doubled, 3) == 6
+    assert decorated_functions.memoized(runner)(3) == 12
+    assert runner.call(decorated_functions.doubled(decorated_functions.identical), 3) == 6
+    assert runner.call(decorated_functions.identical, 3) == 3
+
+
+def test_a_decorator_runs_in_a_remote_of_another_process(shared_url: str) -> None:
+    with LeaseManager(shared_url, cluster="demo") as locks:
+        runner = runner_of(locks, subprocess_shell)
+        assert runner.call(decorated_functions.plainly_doubled, 3) == 6
+        assert runner.call(decorated_functions.doubled(decorated_functions.identical), 3) == 6
+
+
+def test_a_decorator_gets_the_arguments_that_the_caller_gave(locks: LeaseManager) -> None:
+    assert runner_of(locks).call(decorated_functions.with_another_default, 1) == (1, 9)
+    assert runner_of(locks).call(decorated_functions.with_another_default, 1, k=2) == (1, 2)
+
+
+def test_a_memoized_function_counts_as_the_function_itself(locks: LeaseManager) -> None:
+    runner, other = runner_of(locks), MemoizingPicklingRunner(locks, pipeline_id="other")
+    f = decorated_functions.identical
+    plain = bind("p", f, (1,), {}).memo
+    assert bind("p", runner.memoize(f), (1,), {}).memo == plain
+    assert bind("p", other.memoize(runner.memoize(f)), (1,), {}).memo == plain
+    assert bind("p", decorated_functions.doubled(runner.memoize(f)), (1,), {}).memo != plain
+
+
+# --- scripts
+
+SCRIPT = """
+import sys
+from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
+with LeaseManager(sys.argv[1]) as locks:
+    runner = MemoizingPicklingRunner(locks, shell=samethread_shell)
+
+    @runner.memoize
+    def process(x):
+        return BODY
+
+    print(process(1))
+"""
+
+
+def test_two_scripts_do_not_share_results(shared_url: str) -> None:
+    scripts = [SCRIPT.replace("BODY", body) for body in ("'invoice'", "'refund'", "'invoice'")]
+    assert [python(script, shared_url).strip() for script in scripts] == ["invoice", "refund", "invoice"]
+
+
+FAILS_THEN_IS_MENDED = """
+import sys
+from lease_locks import LeaseManager, MemoizingPicklingRunner, subprocess_shell
+
+def process(x):
+    '''Fails, or not.
+
+    function-logic-key: constant
+    '''
+    MEND or 1 / 0
+    return x + 1
+
+if __name__ == "__main__":
+    with LeaseManager(sys.argv[1]) as locks:
+        runner = MemoizingPicklingRunner(locks, shell=subprocess_shell)
+        try:
+            print(runner.call(process, 1))
+        except ZeroDivisionError:
+            print("failed")
+"""
+
+
+def test_a_function_that_failed_and_was_mended_runs_its_new_code(shared_url: str) -> None:
+    scripts = [FAILS_THEN_IS_MENDED.replace("MEND", mend) for mend in ("False", "True")]
+    assert [python(script, shared_url).strip() for script in scripts] == ["failed", "2"]
+
+
+class Payload:
+    """Equal to every other in its key, different in what it carries."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __memo_key__(self) -> str:
+        return "one"
+
+
+def shout(payload: Payload) -> str:
+    if not payload.text:
+        raise ValueError("nothing to shout")
+    return payload.text[:3].upper()
+
+
+@pytest.mark.parametrize("size", [3, 40_000])
+def test_a_call_made_again_after_a_failure_is_made_as_it_is_now(locks: LeaseManager, size: int) -> None:
+    runner = runner_of(locks)
+    with pytest.raises(ValueError, match="nothing"):
+        runner.call(shout, Payload(""))
+    with pytest.raises(ValueError, match="nothing"):
+        runner.call(shout, Payload(""))
+    assert runner.call(shout, Payload("abc" * size)) == "ABC"
+
+
+@pytest.mark.parametrize(
+    "code", ["def process(x):\n    return helper(x)\ndef helper(x):\n    return x + STEP\nSTEP = 1"]
+)
+def test_what_a_script_defines_after_its_function_counts(code: str) -> None:
+    def key(source: str) -> bytes:
+        space: dict[str, Any] = {"__name__": "__main__"}
+        exec(source, space)
+        return bind("p", space["process"], (1,), {}).memo.digest
+
+    assert key(code) == key("\n\n" + code)
+    assert key(code) != key(code.replace("STEP = 1", "STEP = 2"))
+
+
+# --- what a function refers to, and its lifetime
+
+
+def test_state_that_a_function_changes_as_it_runs_does_not_change_its_key(locks: LeaseManager) -> None:
+    runs: list[int] = []
+
+    @runner_of(locks).memoize
+    def f(x: int) -> int:
+        runs.append(x)
+        return x
+
+    assert [f(1), f(1), f(2), f(1)] == [1, 1, 2, 1]
+    assert runs == [1, 2]
+
+
+def test_what_does_not_pickle_runs_in_this_process_and_is_shared_with_no_other_function(
+    locks: LeaseManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    def using(lock: Any, value: int) -> Callable[[], int]:
+        holder = [lock, value]
+
+        def f() -> int:
+            with holder[0]:
+                return holder[1]
+
+        return f
+
+    runner = runner_of(locks)
+    lock = threading.Lock()
+    first, second = using(lock, 1), using(lock, 2)
+    assert [runner.call(f) for f in (first, second, first)] == [1, 2, 1]
+    assert "'holder'" in caplog.text
+    assert "in this process only" in caplog.text
+
+
+GUARDED = """
+import threading
+class guarded:
+    def __init__(self, function):
+        self.lock, self.function = threading.Lock(), function
+    def __get__(self, job, kind=None):
+        return lambda: self.function(job)
+class Job:
+    @guarded
+    def compute(self):
+        return STEP
+def process(job):
+    return job.compute()
+"""
+
+
+def test_a_scripts_class_with_a_part_that_does_not_pickle_is_not_taken_for_its_earlier_self() -> None:
+    def key(source: str) -> bytes:
+        space: dict[str, Any] = {"__name__": "__main__"}
+        exec(source, space)
+        return bind("p", space["process"], (space["Job"](),), {}).memo.digest
+
+    assert key(GUARDED.replace("STEP", "1")) != key(GUARDED.replace("STEP", "2"))
+
+
+def test_what_does_not_pickle_is_named_where_another_process_is_to_run_it(shared_url: str) -> None:
+    lock = threading.Lock()
+    with (
+        LeaseManager(shared_url, cluster="demo") as locks,
+        pytest.raises(MemoKeyError, match=r"can't be sent to another process.*samethread_shell"),
+    ):
+        runner_of(locks, subprocess_shell).call(lambda: bool(lock))
+
+
+def test_functions_that_were_called_are_not_kept_alive(locks: LeaseManager) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.weights = [1, 2, 3]
+
+        def total(self) -> int:
+            return sum(self.weights)
+
+    def called() -> list[Any]:
+        model, data = Model(), Model()
+
+        def closure() -> int:
+            return data.total()
+
+        assert runner.call(model.total) == runner.call(closure) == 6
+        return [weakref.ref(model), weakref.ref(data), weakref.ref(closure)]
+
+    runner = runner_of(locks)
+    gone = called()
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None, None]
+
+
+@dataclass
+class Scaled:
+    factor: int
+
+    def __call__(self, x: int) -> int:
+        return self.factor * x
+
+
+def test_a_dataclass_that_is_called_needs_no_hash(locks: LeaseManager) -> None:
+    runner = runner_of(locks)
+    assert [runner.call(Scaled(2), 5), runner.call(Scaled(3), 5)] == [10, 15]
+
+
+def test_functions_of_a_script_may_refer_to_their_runner_and_one_another(locks: LeaseManager) -> None:
+    source = textwrap.dedent("""
+        @runner.memoize
+        def f(x):
+            return x + 1
+        @runner.memoize
+        def g(x):
+            return f(x) * 10 + runner.call(f, x)
+    """)
+
+    def key(manager: LeaseManager) -> bytes:
+        space: dict[str, Any] = {"__name__": "__main__", "runner": runner_of(manager)}
+        exec(source, space)
+        assert space["g"](1) == 22
+        return identity(space["g"].__wrapped__)
+
+    with LeaseManager(open_database("memory:"), cluster="demo") as other:
+        assert key(locks) == key(other)
+
+
+def test_a_long_chain_of_functions_of_a_script_has_a_key() -> None:
+    lines = [f"def f{n}(x):\n    return f{n + 1}(x) + f{(n * 7) % 2000}(x)" for n in range(2000)]
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("\n".join([*lines, "def f2000(x):\n    return x"]), space)
+    assert bind("p", space["f0"], (1,), {}).memo.function == "__main__--f0"
+
+
+# --- arguments
+
+
+def test_arguments_that_only_copyreg_can_take_apart_have_keys() -> None:
+    import re
+
+    patterns = [re.compile("a"), re.compile("a"), re.compile("a", re.IGNORECASE), numpy.sin, numpy.cos]
+    first, again, other, sin, cos = [canonical(value) for value in patterns]
+    assert first == again
+    assert len({first, other, sin, cos}) == 4
+
+
+def test_sets_of_a_subclass_are_told_by_content_not_by_hashes() -> None:
+    script = """
+from lease_locks.memo.canonical import canonical_digest
+class Names(frozenset): pass
+print(canonical_digest([Names(["ab", "cd", "ef", "gh"]), {"ab", "x", "y"}, {"k": {"ab", "cd"}}]).hex())
+"""
+    assert len({python(script, seed=str(n)) for n in range(3)}) == 1
+
+
+def test_a_memo_key_of_a_class_takes_the_place_of_its_pickle() -> None:
+    one, other = bind("p", shout, (Payload("a"),), {}), bind("p", shout, (Payload("b"),), {})
+    assert one.memo == other.memo
+
+
+# --- what can't be memoized
+
+
+async def coroutine() -> int:
+    return 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [coroutine, generator])
+def test_what_does_not_return_its_value_is_refused_before_it_runs(locks: LeaseManager, function: Any) -> None:
+    runner = runner_of(locks)
+    with pytest.raises(MemoKeyError, match=r"is a (coroutine|generator) function: .* wrap it"):
+        runner.memoize(function)
+    with pytest.raises(MemoKeyError, match="wrap it"):
+        runner.call(function)
+
+
+@pytest.mark.parametrize("pipeline", [b"bytes", None, "", "line\nbreak", 7, "x" * 300])
+def test_a_pipeline_id_that_is_no_name_is_refused_at_once(locks: LeaseManager, pipeline: Any) -> None:
+    with pytest.raises(ValueError, match="pipeline_id"):
+        MemoizingPicklingRunner(locks, pipeline_id=pipeline)
+
+
+def test_a_result_that_does_not_pickle_is_told_from_a_function_that_failed(locks: LeaseManager) -> None:
+    from lease_locks import UnpicklableResult
+
+    with pytest.raises(
+        UnpicklableResult, match=r"the function returned, but the result of .*, a lock, can't be stored"
+    ):
+        runner_of(locks).call(lambda: threading.Lock())
+
+
+def test_a_result_is_not_another_functions(locks: LeaseManager, tmp_path: Path) -> None:
+    runner = runner_of(locks)
+    assert runner.call(lambda xs: [x + "a" for x in xs], ["1"]) == ["1a"]
+    assert runner.call(lambda xs: [x + "b" for x in xs], ["1"]) == ["1b"]
+
+
+def test_defaults_are_those_of_each_function_though_one_code_makes_many() -> None:
+    def make(default: Any) -> Callable[..., Any]:
+        def f(x: int, k: Any = default, *rest: int, flag: Any = default, **more: int) -> Any:
+            return x, k, flag
+
+        return f
+
+    for default in ([1], {"a": 1}, None):
+        call = bind("p", make(default), (5,), {})
+        assert dict(call.bound) == {"x": 5, "k": default, "rest": (), "flag": default, "more": {}}
+        assert call.args == (5, default)
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        bind("p", make(1), (), {})
+
+
+# --- arrays and frames
+
+
+class DataFrame:
+    """What a key takes of pandas' frame: its columns, its index and its attributes; how it holds them is its own."""
+
+    __module__ = "pandas.core.frame"
+
+    class _Column:
+        def __init__(self, array: numpy.ndarray[Any, Any]) -> None:
+            self.array = array
+
+    def __init__(self, columns: dict[str, list[Any]], *, blocks: int, index: list[int], attrs: dict[str, Any]) -> None:
+        self.columns, self.index, self.attrs = list(columns), index, attrs
+        values = [numpy.array(values) for values in columns.values()]
+        self.shape = (len(index), len(values))
+        self.blocks = [values[at : at + blocks] for at in range(0, len(values), blocks)]
+
+    @property
+    def iloc(self) -> DataFrame:
+        return self
+
+    def __getitem__(self, where: tuple[slice, int]) -> _Column:
+        return self._Column([each for block in self.blocks for each in block][where[1]])
+
+
+def frame(blocks: int = 1, index: tuple[int, ...] = (0, 1), attrs: Any = None, **columns: list[Any]) -> bytes:
+    chosen = {"a": [1, 2], "b": [3.0, 4.0], **columns}
+    return canonical(DataFrame(chosen, blocks=blocks, index=list(index), attrs=attrs or {}))
+
+
+def test_a_frame_has_the_key_of_its_columns_however_it_holds_them() -> None:
+    assert frame(1) == frame(2)
+    others = [
+        frame(),
+        frame(index=(1, 2)),
+        frame(a=[1, 3]),
+        frame(a=[1.0, 2.0]),
+        frame(c=[1, 2]),
+        frame(attrs={"k": 1}),
+    ]
+    assert len(set(others)) == len(others)
+
+
+def test_an_array_has_the_key_of_its_type_shape_and_values_however_it_lies_in_memory() -> None:
+    plain = numpy.arange(6).reshape(2, 3)
+    for same in (numpy.asfortranarray(plain), numpy.arange(12).reshape(2, 6)[:, :3] * 0 + plain, plain.copy()):
+        assert canonical(same) == canonical(plain)
+    assert canonical(numpy.arange(10)[::2]) == canonical(numpy.arange(10)[::2].copy())
+    others = [
+        plain,
+        plain.reshape(3, 2),
+        plain.astype("i4"),
+        plain.astype("f8"),
+        plain + 1,
+        plain.astype(">i8"),
+        plain.tolist(),
+    ]
+    assert len({canonical(each) for each in others}) == len(others)
+
+
+def test_tables_of_arrow_have_keys() -> None:
+    tables = [pyarrow.table({"a": [1, 2], "b": ["x", None]}) for _ in range(2)]
+    assert canonical(tables[0]) == canonical(tables[1]) == canonical(pickle.loads(pickle.dumps(tables[0])))
+    others = [
+        tables[0],
+        tables[0].rename_columns(["a", "c"]),
+        tables[0].slice(1),
+        pyarrow.table({"a": [1, 3], "b": ["x", None]}),
+        pyarrow.table({"a": pyarrow.array([1, 2], "int32"), "b": ["x", None]}),
+    ]
+    assert len({canonical(each) for each in others}) == len(others)

@@ -1,0 +1,110 @@
+"""What is memoized is kept as long, and takes as much, as one says; nothing that is being computed is forgotten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import memo_functions as functions
+import pytest
+from typer.testing import CliRunner
+
+from fdb_schema import open_database, read_version
+from idempotent_txn import run
+from lease_locks import LeaseManager, MemoizingPicklingRunner, OldMemos, prune, samethread_shell
+from lease_locks.cli import app
+from lease_locks.memo import pruning
+
+
+@pytest.fixture
+def locks() -> Iterator[LeaseManager]:
+    with LeaseManager(open_database("memory:"), cluster="demo") as manager:
+        yield manager
+
+
+class Later:
+    """The database's versions, so many seconds on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        monkeypatch.setattr(pruning, "read_version", lambda tr: read_version(tr) + int(self.seconds * 1e6))
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    return Later(monkeypatch)
+
+
+def runner_of(locks: LeaseManager, shell: Any = samethread_shell) -> MemoizingPicklingRunner:
+    return MemoizingPicklingRunner(locks, shell=shell, pipeline_id="demo")
+
+
+def stored_blobs(locks: LeaseManager) -> int:
+    return len(list(locks.db.get_range_startswith(locks.space.cluster.blobs.key())))
+
+
+def test_invocations_and_runs_go_when_nothing_happened_for_so_long(locks: LeaseManager, later: Later) -> None:
+    runner = runner_of(locks)
+    runner.call(functions.big, 300_000)
+    with pytest.raises(AssertionError):
+        runner.call(refused, 1)
+    runner.flush()
+    assert (prune(locks, older_than=3_600.0).invocations, stored_blobs(locks) > 0) == (0, True)
+    later.seconds = 4_000.0
+    found = prune(locks, older_than=3_600.0)
+    assert (found.invocations, found.runs) == (2, 1)
+    assert found.bytes > 300_000
+    assert stored_blobs(locks) == 0
+    assert list(runner.rows.scan(locks.db)) == []
+    assert list(runner.rows.runs(locks.db)) == []
+    assert len(runner.call(functions.big, 300_000)) == 300_000, "it is computed again"
+
+
+def refused(x: int) -> int:
+    raise AssertionError(x)
+
+
+def test_the_oldest_go_until_the_rest_takes_no_more_than_it_may(locks: LeaseManager) -> None:
+    runner = runner_of(locks)
+    for size in (100_000, 100_001, 100_002, 100_003):
+        runner.call(functions.big, size)
+    assert prune(locks, most_bytes=10**6).invocations == 0
+    assert OldMemos(locks, most_bytes=250_000).clear() == 2
+    assert [bool(runner.peek(functions.big, size)) for size in (100_000, 100_001, 100_002, 100_003)] == [
+        *(False, False),
+        *(True, True),
+    ]
+
+
+def test_what_is_being_computed_or_was_just_now_is_kept(locks: LeaseManager, later: Later) -> None:
+    later.seconds = 4_000.0
+    seen: list[int] = []
+
+    def shell(args: Any) -> None:
+        seen.append(prune(locks, older_than=3_600.0).invocations)
+        samethread_shell(args)
+
+    assert runner_of(locks, shell).call(functions.length, b"abc") == 3
+    assert seen == [0]
+    rows = runner_of(locks).rows
+    (memo, found) = next(iter(rows.scan(locks.db)))
+    assert not pruning._forget_unchanged(locks, rows.keys(memo), b"as it was before this outcome")
+    assert pruning._forget_unchanged(locks, rows.keys(memo), found["wake"])
+
+
+@pytest.mark.parametrize("limits", [{"older_than": -1}, {"most_bytes": float("nan")}, {"older_than": "1"}])
+def test_a_limit_that_is_no_number_is_refused(locks: LeaseManager, limits: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"older_than|most_bytes"):
+        prune(locks, **limits)
+
+
+def test_the_command_says_what_it_forgot_and_wants_a_limit(shared_url: str) -> None:
+    with LeaseManager(shared_url) as manager:
+        runner_of(manager).call(functions.length, b"abc")
+        assert CliRunner().invoke(app, ["prune", "--db", shared_url]).exit_code == 2
+        kept = CliRunner().invoke(app, ["prune", "--db", shared_url, "--older-than", "3600", "--json"])
+        assert json.loads(kept.output) == {"invocations": 0, "bytes": 0, "runs": 0}
+        gone = CliRunner().invoke(app, ["prune", "--db", shared_url, "--most-bytes", "0"])
+        assert gone.output.startswith("forgot 1 invocations")
+        assert run(manager.db, read_version) > 0

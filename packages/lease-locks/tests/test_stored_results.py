@@ -1,0 +1,63 @@
+"""What is stored of calls: of any size, told where it is damaged, and collected where an upload was not finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import memo_functions as functions
+import pytest
+
+from fdb_schema import LEASE_PIN, BlobDamagedError, open_database
+from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
+from lease_locks.memo import rows
+from lease_locks.memo.functions import bind
+
+
+@pytest.fixture
+def locks() -> Iterator[LeaseManager]:
+    with LeaseManager(open_database("memory:"), cluster="demo") as manager:
+        yield manager
+
+
+def runner_of(locks: LeaseManager) -> MemoizingPicklingRunner:
+    return MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id="demo")
+
+
+def blob_rows(locks: LeaseManager, kind: str) -> list[Any]:
+    space = locks.space.cluster.blobs
+    return [row for row in locks.db.get_range_startswith(space.key()) if space.unpack(bytes(row.key))[1] == kind]
+
+
+def test_a_result_may_be_larger_than_a_blob_elsewhere(locks: LeaseManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fdb_schema.blobs.MAX_BLOB_BYTES", 1_000_000)
+    runner = runner_of(locks)
+    data = runner.call(functions.big, 7_000_000)
+    assert len(data) == 7_000_000
+    assert runner.call(functions.big, 7_000_000) == data
+    assert runner.call(functions.length, data) == 7_000_000
+
+
+def test_a_damaged_result_is_told_and_computed_again_once_it_is_forgotten(locks: LeaseManager) -> None:
+    runner = runner_of(locks)
+    first = runner.call(functions.big, 300_000)
+    chunk = blob_rows(locks, "chunk")[1]
+    locks.db[bytes(chunk.key)] = b"\x00" * len(bytes(chunk.value))
+    uri = bind("demo", functions.big, (300_000,), {}).memo.uri
+    with pytest.raises(BlobDamagedError, match=f"lease-locks invalidate {uri}"):
+        runner.call(functions.big, 300_000)
+    assert runner.invalidate(functions.big, 300_000) == 1
+    assert len(runner.call(functions.big, 300_000)) == len(first)
+
+
+def test_an_upload_under_way_is_pinned_by_the_session_whose_end_lets_it_be_collected(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "refer", lambda *_: 1 / 0)  # it ends between the upload and the row that needs it
+    with pytest.raises(ZeroDivisionError):
+        runner_of(locks).call(functions.length, b"x" * 300_000)
+    (pin,) = blob_rows(locks, "pin")
+    name = locks.space.cluster.blobs.unpack(bytes(pin.key))[2]
+    assert name == LEASE_PIN + locks._session.sid
+    assert locks.db[locks.space.session(locks._session.sid)]
+    assert locks.space.cluster["lease"].pack(("s", locks._session.sid)) == locks.space.session(locks._session.sid)

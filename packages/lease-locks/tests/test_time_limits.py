@@ -1,0 +1,191 @@
+"""An invocation takes no longer than it may, and can be cancelled: its remote ends, its lock is free, whoever waits is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import memo_functions as functions
+import pytest
+from lease_processes import DEADLINE, eventually
+
+from fdb_schema import open_database
+from lease_locks import (
+    MAINTAIN_LOCKS,
+    InvocationCancelled,
+    InvocationTimedOut,
+    LeaseManager,
+    MemoizingPicklingRunner,
+    NoResultAfterShell,
+    detached_shell,
+    samethread_shell,
+    subprocess_shell,
+)
+from lease_locks.memo.functions import bind
+from lease_locks.memo.rows import AttemptRecord
+
+
+@pytest.fixture
+def locks(shared_url: str) -> Iterator[LeaseManager]:
+    with LeaseManager(shared_url, cluster="demo", ttl=3.0) as manager:
+        yield manager
+
+
+def runner_of(locks: LeaseManager, shell: Any = subprocess_shell, **options: Any) -> MemoizingPicklingRunner:
+    return MemoizingPicklingRunner(locks, shell=shell, pipeline_id="demo", **options)
+
+
+def remote_pids(marks: Path) -> list[int]:
+    """Of the remotes that began."""
+    return sorted(int(name.split("-")[0]) for name in os.listdir(marks))
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def attempts(runner: MemoizingPicklingRunner) -> list[AttemptRecord]:
+    return [
+        AttemptRecord.decode(value)
+        for _, rows in runner.rows.scan(runner.locks.db)
+        for column, value in sorted(rows.items())
+        if column.startswith("att:")
+    ]
+
+
+def started(runner: MemoizingPicklingRunner) -> bool:
+    return any(attempt.state == "started" and attempt.handle for attempt in attempts(runner))
+
+
+@pytest.mark.parametrize("shell", [subprocess_shell, detached_shell], ids=["subprocess", "detached"])
+def test_an_invocation_that_takes_longer_than_it_may_is_ended_and_can_be_made_again(
+    locks: LeaseManager, marks: Path, tmp_path: Path, shell: Any
+) -> None:
+    gate = tmp_path / "gate"
+    runner = runner_of(locks, shell)
+    limited = runner.memoize(max_hold=4.0)(functions.slow_square)
+    with pytest.raises(InvocationTimedOut, match=r"memo:demo/.* ran for its max_hold; its remote was cancelled"):
+        limited(6, str(marks), str(gate))
+    assert locks.list("memo/") == []
+    for pid in remote_pids(marks):
+        eventually(lambda pid=pid: gone(pid), "the remote ends")  # type: ignore[misc]
+    assert [attempt.state for attempt in attempts(runner)] == ["gone"]
+    gate.touch()
+    assert runner.call(functions.slow_square, 6, str(marks), str(gate)) == 36
+
+
+class Leaving(MemoizingPicklingRunner):
+    """Ends its wait once the remote runs, as an orchestrator that dies."""
+
+    def _wait(self, *args: Any) -> Any:
+        eventually(lambda: started(self), "the remote runs")
+        raise KeyboardInterrupt
+
+
+def test_a_hung_remote_without_an_orchestrator_blocks_callers_no_longer_than_it_may_take(
+    locks: LeaseManager, shared_url: str, marks: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with LeaseManager(shared_url, cluster="demo", ttl=3.0) as first:
+        runner = Leaving(first, shell=detached_shell, pipeline_id="demo", max_hold=6.0)
+        with pytest.raises(KeyboardInterrupt):
+            runner.call(functions.slow_square, 6, str(marks), str(gate))
+    again = runner_of(locks, detached_shell).submit(functions.slow_square, 6, str(marks), str(gate))
+    (hung,) = [a for a in attempts(runner_of(locks)) if a.state == "started"]
+    eventually(lambda: gone(int(hung.handle.split(":")[1])), "the hung remote is ended by its successor")
+    gate.touch()
+    assert again.result(DEADLINE) == 36
+
+
+@pytest.mark.parametrize("how", ["the runner", "its future"])
+def test_a_cancelled_invocation_ends_its_remote_and_tells_all_who_wait(
+    locks: LeaseManager, shared_url: str, marks: Path, tmp_path: Path, how: str
+) -> None:
+    arguments = 6, str(marks), str(tmp_path / "gate")
+    with LeaseManager(shared_url, cluster="demo") as second:
+        runner = runner_of(locks)
+        future = runner.submit(functions.slow_square, *arguments)
+        eventually(lambda: started(runner) and remote_pids(marks), "the remote runs")
+        waiting = runner_of(second).submit(functions.slow_square, *arguments)
+        name = bind("demo", functions.slow_square, arguments, {}).memo.lock_name
+        eventually(lambda: (info := locks.read(name)) is not None and len(info.waiters) == 1, "another waits")
+        assert future.cancel() if how == "its future" else runner_of(second).cancel(functions.slow_square, *arguments)
+        for each in (future, waiting):
+            with pytest.raises(InvocationCancelled, match="was cancelled: by"):
+                each.result(DEADLINE)
+        eventually(lambda: gone(remote_pids(marks)[0]), "the remote ends")
+        assert locks.list("memo/") == []
+        assert not runner.cancel(functions.slow_square, *arguments)
+        assert len(remote_pids(marks)) == 1
+
+
+def test_a_limit_is_seconds(locks: LeaseManager) -> None:
+    for wrong in (0, -1, float("nan"), "1"):
+        with pytest.raises(ValueError, match="max_hold"):
+            runner_of(locks, max_hold=wrong)
+        with pytest.raises(ValueError, match="max_hold"):
+            runner_of(locks).memoize(max_hold=wrong)(functions.length)
+
+
+def test_a_function_of_this_thread_is_not_ended_and_its_value_counts() -> None:
+    with LeaseManager(open_database("memory:"), cluster="demo") as locks:
+        runner = runner_of(locks, samethread_shell, max_hold=2.0)
+
+        def slow(x: int) -> int:
+            for lease in locks._session.leases():
+                assert lease.lost.wait(DEADLINE)
+            return x
+
+        assert runner.call(slow, 5) == 5
+        assert runner.call(slow, 5) == 5
+
+
+def test_a_limit_too_short_to_begin_is_an_error_not_another_try() -> None:
+    shells: list[Any] = []
+
+    def shell(args: Any) -> None:
+        shells.append(args)
+        held = list(locks._session.leases())
+        for lease in held:
+            assert lease.lost.wait(DEADLINE)
+        if held:  # else it was over before this began, and a remote might still join the grant and be in time
+            samethread_shell(args)
+
+    with LeaseManager(open_database("memory:"), cluster="demo") as locks:
+        with pytest.raises(InvocationTimedOut, match="can't be cancelled by its Shell"):
+            runner_of(locks, shell, max_hold=0.2).call(functions.length, b"abc")
+        assert len(shells) <= 1
+
+
+# --- what ended a remote, and where a submitted call runs
+
+
+def killed(marks: str) -> None:
+    functions.mark(marks)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_remote_that_died_of_a_signal_is_said_to_have(locks: LeaseManager, marks: Path) -> None:
+    runner = runner_of(locks)
+    with pytest.raises(NoResultAfterShell, match="died of signal 9, SIGKILL"):
+        runner.call(killed, str(marks))
+    with pytest.raises(NoResultAfterShell, match="exit code is 3"):
+        runner.call(functions.dies, str(marks))
+
+
+def test_a_submitted_call_has_the_context_of_who_submitted_it(locks: LeaseManager) -> None:
+    seen: list[bool] = []
+
+    def shell(args: Any) -> None:
+        seen.append(MAINTAIN_LOCKS())
+        samethread_shell(args)
+
+    with MAINTAIN_LOCKS.set_local(False):
+        assert runner_of(locks, shell).submit(functions.length, b"abc").result(DEADLINE) == 3
+    assert seen == [False]
