@@ -8,6 +8,7 @@ Rows, against a SeaweedFS started for the run (`--url` and `--endpoint-url` name
   a group's time from call to acknowledgement
 - latency: a write's commit to the start of its run, over the cadence, with a tender and a scheduler as they are by
   default; 99th percentile, seconds
+- slow: the same on a store in memory whose PUTs and DELETEs take 50 ms, GETs 25, LISTs 40, behind `--ahead` objects of paused tasks
 - live: items on one shard, `--live` of them: the time to push them all and to look at the first 100
 - idle: `--idle` tasks that wait: what one turn of tender and scheduler requests of the store, and takes
 - scan: a due scan of 16 shards: LISTs and GETs of the first one, and of the next
@@ -26,6 +27,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,16 +38,19 @@ from fdb_schema import open_database
 from idempotent_txn import run
 from s3heap_tender import Heap, HeapItem, HeapStore, Scheduler, SysDb, Tender
 from s3heap_tender.devserver import BUCKET, DevServer
-from s3heap_tender.items import RECORD_BYTES
+from s3heap_tender.items import RECORD_BYTES, ObjectHeader, encode_object
+from s3heap_tender.naming import ObjectName
 from s3heap_tender.sessions import LocalSessions
 from s3heap_tender.settings import new_row
 from s3heap_tender.states import State
+from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.stores.opening import CLIENTS
 
 GATES = {
     "push_rate": (">=", 30_000.0),
     "push_p99_ms": ("<=", 250.0),
     "latency_p99_s": ("<=", 2.0),
+    "slow_latency_p99_s": ("<=", 2.0),
     "live_items": (">=", 100_000.0),
     "idle_items": ("<=", 0.0),
     "idle_requests": ("<=", 32.0),  # the poll of tender and scheduler: one LIST a shard
@@ -54,6 +59,30 @@ GATES = {
     "scan_again_lists": ("<=", 16.0),
     "scan_again_gets": ("<=", 0.0),
 }
+
+
+ROWS = ("put", "push", "latency", "slow", "live", "idle", "scan")
+
+
+class SlowStore(MemoryStore):
+    """A store in memory that answers as late as one that is far away."""
+
+    def get(self, key: str, **options: Any) -> Any:
+        time.sleep(0.025)
+        return super().get(key, **options)
+
+    def put(self, key: str, body: bytes, **options: Any) -> str:
+        time.sleep(0.05)
+        return super().put(key, body, **options)
+
+    def delete(self, key: str, **options: Any) -> None:
+        time.sleep(0.05)
+        super().delete(key, **options)
+
+    def list(self, prefix: str, **options: Any) -> Iterator[Any]:
+        found = list(super().list(prefix, **options))
+        time.sleep(0.04 * max(1, -(-len(found) // 1000)))
+        return iter(found)
 
 
 class Bench:
@@ -65,6 +94,9 @@ class Bench:
         self.stack = stack
         self.rows: dict[str, float] = {}
         self.db = open_database(f"embedded:{directory / 'db'}")
+        self._url, self._options = "memory:", {}
+        if options.only == "slow":
+            return
         if options.url is None:
             server = stack.enter_context(DevServer(directory / "s3"))
             self._url, self._options = f"s3://{BUCKET}", {**server.options, "client": options.client}
@@ -138,9 +170,22 @@ class Bench:
         times.sort()
         return sum(counts) / self.options.seconds, times[int(len(times) * 0.99)] * 1000, size
 
-    def latency(self, partitions: int, cadence: float, writes: int) -> list[float]:
+    def slow(self, ahead: int) -> Heap:
+        """A heap on a slow store, with so many objects before everything that is due."""
+        sysdb = SysDb(self.db, f"bench-{uuid.uuid4().hex[:8]}", shards=16, sessions=LocalSessions())
+        store = SlowStore()
+        heap: Heap = self.stack.enter_context(Heap(store, sysdb, bucket_seconds=1))
+        ids = [uuid.UUID(int=(n + 1) << 64 | n) for n in range(ahead)]
+        now = self._rows(sysdb, ids, State.SCHEDULED, paused=True) // 1000
+        for n, id in enumerate(ids):
+            header = ObjectHeader(n % 16, n // 16, 0, 0, n, b"bench")
+            body = encode_object(header, [HeapItem(ids[0], id, 1, now).pack()])
+            MemoryStore.put(store, ObjectName(n % 16, n // 16).key, body, if_match=None)
+        return heap
+
+    def latency(self, partitions: int, cadence: float, writes: int, heap: Heap | None = None) -> list[float]:
         """Seconds from a write's commit to the start of its run, over what the cadence made it wait."""
-        heap = self.heap(16)
+        heap = self.heap(16) if heap is None else heap
         sysdb = heap.sysdb
         started: dict[uuid.UUID, list[float]] = {}
 
@@ -225,12 +270,12 @@ class Bench:
         (first, first_taken), (again, again_taken) = found
         return first, again, first_taken, again_taken
 
-    def _rows(self, sysdb: SysDb, ids: list[uuid.UUID], state: State) -> int:
+    def _rows(self, sysdb: SysDb, ids: list[uuid.UUID], state: State, *, paused: bool = False) -> int:
         """Tasks written as they would be after a while, without a transaction each."""
         now = sysdb.now_micro()
         row = new_row("p", "t", 60.0, 1, None, 0.0, None, 5, "skip", "once", b"")
         live = 2 if state is State.WAITING else 1
-        data = replace(row, state=state, due=now // 1000 * 1000, live_gen=live).encode()
+        data = replace(row, state=state, due=now // 1000 * 1000, live_gen=live, paused=paused).encode()
         keys = sysdb.layout.keys
         for at in range(0, len(ids), 2000):
             page = ids[at : at + 2000]
@@ -254,7 +299,7 @@ def _until(condition: Any) -> None:
 def measure(bench: Bench, options: argparse.Namespace) -> dict[str, float]:
     """Every chosen row."""
     rows: dict[str, float] = {}
-    chosen = set(options.only.split(",")) if options.only else {"put", "push", "latency", "live", "idle", "scan"}
+    chosen = set(options.only.split(",")) if options.only else set(ROWS)
     if chosen & {"put", "push"}:
         rate, p99, size = bench.push(options.shards, options.group)
         puts = bench.put(options.shards, max(RECORD_BYTES, int(size)))
@@ -265,6 +310,11 @@ def measure(bench: Bench, options: argparse.Namespace) -> dict[str, float]:
         waits = sorted(bench.latency(options.partitions, options.cadence, options.writes))
         rows["latency_p50_s"] = statistics.median(waits)
         rows["latency_p99_s"] = waits[int(len(waits) * 0.99)]
+    if "slow" in chosen:
+        heap = bench.slow(options.ahead)
+        waits = sorted(bench.latency(options.partitions, options.cadence, options.writes, heap))
+        rows["slow_latency_p50_s"] = statistics.median(waits)
+        rows["slow_latency_p99_s"] = waits[int(len(waits) * 0.99)]
     if "live" in chosen:
         rows["live_items"] = options.live
         rows["live_push_s"], rows["live_peek_s"], rows["live_objects"] = bench.live(options.live)
@@ -293,7 +343,8 @@ def main() -> int:
     parser.add_argument("--writes", type=int, default=40)
     parser.add_argument("--live", type=int, default=100_000)
     parser.add_argument("--idle", type=int, default=100_000)
-    parser.add_argument("--only", help="rows, separated by commas: put, push, latency, live, idle, scan")
+    parser.add_argument("--only", help="rows, separated by commas: " + ", ".join(ROWS))
+    parser.add_argument("--ahead", type=int, default=1_600)
     parser.add_argument("--url", help="s3://bucket/prefix of a server that runs, instead of a SeaweedFS")
     parser.add_argument("--endpoint-url")
     parser.add_argument("--client", default=CLIENTS[0], choices=CLIENTS, help="what speaks to the S3 server")

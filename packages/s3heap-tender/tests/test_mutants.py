@@ -81,6 +81,19 @@ def forgets_the_epoch(patch: Patch) -> None:
     patch.setattr(core, "claimed", lambda row, *rest: replace(claimed(row, *rest), epoch=row.epoch))
 
 
+def takes_a_retake_for_a_new_look_at_the_log(patch: Patch) -> None:
+    claimed = core.claimed
+
+    def seeing_all(row: Any, session: str, tail: int, now: int) -> Any:
+        return replace(claimed(row, session, tail, now), claim_tail=tail, claim_again=row.again)
+
+    patch.setattr(core, "claimed", seeing_all)
+
+
+def drops_a_write_below_the_known_end(patch: Patch) -> None:
+    patch.setattr(core, "unread", lambda row, tail: max(0, tail - row.completion))
+
+
 MUTANTS = [
     starts_too_soon,
     settles_a_lost_claim,
@@ -91,6 +104,8 @@ MUTANTS = [
     repeats_a_write_without_reading_again,
     sweeps_without_a_new_generation,
     forgets_the_epoch,
+    takes_a_retake_for_a_new_look_at_the_log,
+    drops_a_write_below_the_known_end,
 ]
 
 
@@ -133,7 +148,34 @@ def a_generation_is_moved_while_it_is_pushed(bench: Any) -> None:
     bench.settle(run_nothing, seconds=90)
 
 
-SCENARIOS = [a_claim_is_taken_over, a_write_comes_during_a_run, a_generation_is_moved_while_it_is_pushed]
+def a_write_comes_before_a_run_is_taken_over(bench: Any) -> None:
+    task = bench.sysdb.create_task("p", "t", cadence=0)
+    bench.tend()
+    bench.sysdb.claim(task)
+    bench.sysdb.sessions.close()
+    bench.write("p")
+    other = bench.new_sysdb()
+    other.finish(other.claim(task))  # of the run that went on, and that had read before the write
+    bench.sysdb, bench.heap = other, bench.new_heap(other)
+    bench.tender = type(bench.tender)(bench.heap, other)
+    bench.settle(run_nothing, seconds=5)
+
+
+def a_log_is_made_anew(bench: Any) -> None:
+    bench.sysdb.create_task("p", "t", cadence=0)
+    bench.sysdb.mark_dirty("p", 9)
+    bench.settle(run_nothing, seconds=3)
+    bench.sysdb.mark_dirty("p", 1)
+    bench.settle(run_nothing, seconds=3)
+
+
+SCENARIOS = [
+    a_claim_is_taken_over,
+    a_write_comes_during_a_run,
+    a_generation_is_moved_while_it_is_pushed,
+    a_write_comes_before_a_run_is_taken_over,
+    a_log_is_made_anew,
+]
 
 
 def play(seed: int) -> list[history.Violation]:

@@ -20,6 +20,7 @@ from s3heap_tender import (
     ClaimRefusedError,
     Heap,
     HeapStore,
+    ReadUpTo,
     Scheduler,
     SysDb,
     Tender,
@@ -191,13 +192,18 @@ def test_a_scheduler_that_stops_waits_for_its_runs(service: Service) -> None:
 
 def test_a_trigger_may_return_a_future_or_how_far_it_read(service: Service) -> None:
     pool = ThreadPoolExecutor(1)
-    outcomes: dict[str, Any] = {"future": lambda: pool.submit(lambda: 3), "offset": lambda: 3, "none": lambda: None}
+    outcomes: dict[str, Any] = {
+        "future": lambda: pool.submit(lambda: ReadUpTo(3)),
+        "offset": lambda: ReadUpTo(3),
+        "number": lambda: 3,
+        "none": lambda: None,
+    }
     ids = {name: service.sysdb.create_task("p", name, cadence=0).id for name in outcomes}
     service.sysdb.mark_dirty("p", 4)
     Tender(service.heap, service.sysdb).turn()
     Scheduler(service.heap, service.sysdb, lambda task, gen, epoch: outcomes[task.name](), concurrency=0).turn()
     read = {name: service.sysdb.get(id).completion_offset for name, id in ids.items()}
-    assert read == {"future": 3, "offset": 3, "none": 4}
+    assert read == {"future": 3, "offset": 3, "number": 4, "none": 4}
     pool.shutdown()
 
 

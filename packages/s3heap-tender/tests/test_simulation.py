@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from conftest import seed_params
 
 import fdb_embedded
 from fdb_schema import open_database
+from s3heap_tender import core
 
 DATABASE_FAULTS = {
     "not_committed": 0.05,
@@ -48,3 +50,19 @@ def test_a_seed_of_crashes_anywhere_keeps_every_guarantee(seed: int) -> None:
 def test_a_seed_of_unknown_commits_and_crashes_keeps_every_guarantee(seed: int) -> None:
     world = new_world(seed, fdb_embedded.Faults(seed=seed, **DATABASE_FAULTS))
     world.run(25, nest=(0.0, 0.1)[seed % 2], store_faults=(0.0, 0.2)[seed // 2 % 2], failures=0.2)
+
+
+def test_a_retake_that_would_cover_what_its_run_never_read_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = core.claimed
+    monkeypatch.setattr(
+        core, "claimed", lambda row, by, tail, now: replace(claimed(row, by, tail, now), claim_tail=tail)
+    )
+    seen: list[str] = []
+    for seed in range(70, 240):
+        world = new_world(seed)
+        try:
+            world.run(40, nest=0.15, store_faults=0.0, failures=0.0)
+        except AssertionError as found:
+            seen.append(str(found))
+            break
+    assert any("G2" in found for found in seen), seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,13 +23,49 @@ from s3heap_tender import (
     StoreUrlError,
     UnconditionalStoreError,
 )
-from s3heap_tender.stores import NotModified, StoredObject
+from s3heap_tender.errors import OversizedObjectError
+from s3heap_tender.stores import NotModified, StoredObject, port
 from s3heap_tender.stores.memory import MemoryStore
 
 
 def body_of(store: Any, key: str) -> bytes | None:
     found = store.get(key)
     return found.body if isinstance(found, StoredObject) else None
+
+
+@pytest.mark.parametrize(
+    ("client", "module", "extra"), [("aioboto3", "aioboto3", "s3"), ("obstore", "obstore", "obstore")]
+)
+def test_without_its_client_a_heap_on_s3_says_what_to_install(
+    client: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StoreUrlError, match=rf"s3heap-tender\[{extra}\]"):
+        HeapStore("s3://bucket/prefix", endpoint_url="http://127.0.0.1:9", client=client)
+
+
+def test_a_heap_in_a_directory_needs_no_sdk() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('aioboto3', 'aiobotocore', 'boto3', 'botocore', 'obstore'): sys.modules[name] = None\n"
+        "import s3heap_tender, s3heap_tender.cli, s3heap_tender.tending, s3heap_tender.devserver\n"
+        "s3heap_tender.HeapStore('memory:x').close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_store_written_for_the_first_port_lists_as_any_other(quick: Any, wrapped: bool) -> None:
+    class First(MemoryStore):
+        def list(self, prefix: str, *, before: str | None = None) -> Any:  # type: ignore[override]
+            return super().list(prefix, before=before)
+
+    store: Any = HeapStore("first:", store=First()) if wrapped else First()
+    bench = type(quick)(quick.db, store=store)
+    bench.sysdb.create_task("p", "t", cadence=0)
+    assert bench.settle(lambda *args: None, seconds=2) == 1
+    if wrapped:
+        assert [there.key for there in store.list("", since="n")] == []
 
 
 def test_an_object_is_created_once_and_read_back(any_store: Any) -> None:
@@ -78,6 +115,9 @@ def test_a_listing_is_in_order_with_the_etags_reads_show(any_store: Any) -> None
     ]
     assert [o.key for o in any_store.list("x-", before="x-3")] == ["x-1", "x-2"]
     assert list(any_store.list("z-")) == []
+    assert [o.key for o in any_store.list("x-", since="x-2")] == ["x-2", "x-3"]
+    assert [o.key for o in any_store.list("x-", since="x-1a", before="x-3")] == ["x-2"]
+    assert [o.key for o in any_store.list("x-", since="x-4")] == []
     assert any_store.get("x-1").etag == etags["x-1"]
 
 
@@ -87,6 +127,17 @@ def test_a_megabyte_and_nothing_at_all_are_kept(any_store: Any) -> None:
     assert body_of(any_store, "big") == blob
     any_store.put("empty", b"", if_match=None)
     assert body_of(any_store, "empty") == b""
+
+
+def test_an_object_larger_than_any_of_the_heaps_is_not_read(any_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    any_store.put("a", bytes(1_000), if_match=None)
+    any_store.put("b", bytes(1_001), if_match=None)
+    monkeypatch.setattr(port, "MOST_BYTES", 1_000)
+    assert body_of(any_store, "a") == bytes(1_000)
+    with pytest.raises(OversizedObjectError, match="1,001 bytes") as refused:
+        any_store.get("b")
+    assert refused.value.key == "b"
+    assert body_of(any_store, "a") == bytes(1_000)  # the connection is of use still
 
 
 def test_of_writers_at_once_exactly_one_wins(any_store: Any) -> None:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import idempotent_txn
-from fdb_schema import read_range
+from fdb_schema import ClusterSpace, read_range
 from s3heap_tender import (
     Backoff,
     ClaimLostError,
@@ -24,6 +24,7 @@ from s3heap_tender import (
     Heap,
     HeapStore,
     OutcomeUnknownError,
+    ReadUpTo,
     Scheduler,
     StoreUnavailableError,
     SysDb,
@@ -32,8 +33,10 @@ from s3heap_tender import (
     TransitionError,
     failpoints,
     history,
+    transitions,
 )
 from s3heap_tender.errors import SimulatedCrash
+from s3heap_tender.keys import HeapKeys
 from s3heap_tender.sessions import LocalSessions
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.trace import Trace
@@ -64,9 +67,9 @@ class FaultyStore:
         self._before()
         return self.inner.get(key, if_none_match=if_none_match)
 
-    def list(self, prefix: str, *, before: str | None = None) -> Any:
+    def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Any:
         self._before()
-        return self.inner.list(prefix, before=before)
+        return self.inner.list(prefix, before=before, since=since)
 
     def put(self, key: str, body: bytes, *, if_match: str | None) -> str:
         return self._write(lambda: self.inner.put(key, body, if_match=if_match))
@@ -125,14 +128,14 @@ class Process:
             max_object_items=world.rng.choice((1, 3, 4096)),
         )
         self.heap.io._rng = random.Random(world.rng.random())
-        self.tender = Tender(self.heap, self.sysdb, keep_tombstones=KEEP_TOMBSTONES)
+        self.tender = Tender(self.heap, self.sysdb, keep_tombstones=KEEP_TOMBSTONES, prune_every=0.0)
         self.scheduler = Scheduler(self.heap, self.sysdb, world.trigger, concurrency=0)
 
 
 class World:
     def __init__(self, db: Any, clock_type: Any, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.db = db
+        self.db = self.sound_db = db
         self.cluster = "w" + uuid.uuid4().hex[:8]
         self.clock = clock_type(self.cluster)
         self.lines: list[str] = []
@@ -142,6 +145,9 @@ class World:
         self.partitions = [uuid.UUID(int=self.rng.getrandbits(128)) for _ in range(2)]
         self.tasks: list[uuid.UUID] = []
         self.starts: dict[uuid.UUID, list[tuple[int, int, int]]] = {}
+        self.memoized = self.rng.random() < 0.5  # a start of an attempt after a crash gets the run there is
+        self.memo: dict[tuple[uuid.UUID, int, int], int] = {}  # (task, generation, attempt) → end of the log it read
+        self.read: dict[uuid.UUID, int] = {}  # the end of the log up to which some run read and ended well
         self.written = dict.fromkeys(self.partitions, 0)
         self.depth = 0
         self.crash_in: int | None = None
@@ -202,23 +208,39 @@ class World:
         self.processes[index] = Process(self)
         self.crash_in, self.nest, self.store.rate = saved
 
-    def trigger(self, task: Any, gen: int, epoch: int) -> int | None:
+    def trigger(self, task: Any, gen: int, epoch: int) -> ReadUpTo | int | None:
         self.starts.setdefault(task.id, []).append((round((task.last_start or 0) * 1e6), gen, epoch))
+        attempt = (task.id, gen, task.attempt)
+        seen = self.memo.get(attempt)
+        if seen is None or not self.memoized:
+            seen = self.memo[attempt] = self._log_end(task.partition)
         if self.nest and self.rng.random() < self.nest:
-            self._linger()
+            self._linger(task.partition)
         if self.depth < 3 and self.rng.random() < self.nest:
             for _ in range(self.rng.randint(1, 4)):
                 self.step()
         if self.rng.random() < self.fail_rate:
             raise RuntimeError("a simulated failure")
-        return None
+        self.read[task.id] = max(self.read.get(task.id, 0), seen)
+        return self.rng.choice((None, 0, ReadUpTo(seen)))
 
-    def _linger(self) -> None:
-        """This process is taken for dead while its run goes on: it will settle a claim that another may have taken."""
+    def _log_end(self, partition: uuid.UUID) -> int:
+        key = HeapKeys(ClusterSpace(self.cluster)).log(partition)
+        return idempotent_txn.run(self.sound_db, lambda tr: transitions.read_counter(tr, key))
+
+    def _linger(self, partition: uuid.UUID) -> None:
+        """This process is taken for dead while its run goes on: it will settle a claim that another may have taken.
+
+        Sometimes there is a write that this run can't see, and the others come for what is due at once.
+        """
         for index in getattr(self, "busy", ()):
             if index not in self.undead and self.rng.random() < 0.5:
                 self.undead.add(index)
                 self.processes[index].sysdb.sessions.close()
+                if self.rng.random() < 0.5:
+                    idempotent_txn.run(self.db, self.processes[index].sysdb.record_write, partition)
+                    for _ in range(4):
+                        self.step()
 
     # what processes do
 
@@ -226,11 +248,13 @@ class World:
         rng = self.rng
         choice = rng.random()
         if choice < 0.30:
-            process.tender.turn(prune=False, reconcile=False)
+            process.tender.turn(prune=rng.choice((False, None)), reconcile=False)
         elif choice < 0.55:
             process.scheduler.turn()
-        elif choice < 0.65:
+        elif choice < 0.60:
             process.heap.prune()
+        elif choice < 0.65:
+            process.tender.turn(prune=None, reconcile=rng.random() < 0.5)
         elif choice < 0.75:
             self.clock.sleep(rng.choice((0.1, 0.7, 3.0, 61.0)))
         elif choice < 0.88:
@@ -300,6 +324,8 @@ class World:
         else:
             raise AssertionError(f"not drained: {[t for t in rows if t.state != 'waiting']}")
         self.clock.sleep(7200)
+        process.tender.turn(prune=None, reconcile=False)
+        assert self._rows("due") + self._rows("run") + self._rows("done") == [], "the index is not what the tasks are"
         process.heap.prune()
         process.tender.turn(prune=False, reconcile=True)
 
@@ -309,6 +335,7 @@ class World:
         for task in sysdb.tasks():
             assert task.state == "waiting", task
             assert task.completion_offset >= sysdb.log_end(task.partition), f"G2: {task}"
+            assert self.read.get(task.id, 0) >= sysdb.log_end(task.partition), f"G2: no run read what {task} covers"
             assert task.pending_runs == 0
         for id, starts in self.starts.items():
             ordered = sorted(starts)
@@ -317,6 +344,11 @@ class World:
                 assert gen == next_gen or next_clock - clock >= cadence, f"G1: task {id} {ordered}"
             epochs = [epoch for _, _, epoch in starts]
             assert len(set(epochs)) == len(epochs), f"G3: task {id} {ordered}"
+        for text in self.lines:
+            line = json.loads(text)
+            if line["op"] == "finish":
+                run = uuid.UUID(line["task"]), line["before"]["gen"], line["before"]["attempt"]
+                assert min(line["upto"], line["tail"]) <= self.memo[run], f"G2: the run did not read that far: {line}"
         left = [listed.key for listed in self.memory.list("") if not listed.key.startswith(("meta", "quarantine-"))]
         assert left == [], f"the heap is not empty: {left}"
         rows = self._rows("intent") + self._rows("dirty") + self._rows("active") + self._rows("tomb")

@@ -114,6 +114,21 @@ def test_one_round_by_hand(tmp_path: Path, shared_url: str) -> None:
     ]
 
 
+def test_a_store_that_is_not_the_heaps_fails_its_duty_alone_and_nothing_is_made_there(
+    tmp_path: Path, shared_url: str
+) -> None:
+    db = open_database(shared_url)
+    with SysDb(db) as sysdb, HeapStore(f"file:{tmp_path / 'heap'}") as right, Heap(right, sysdb):
+        pass
+    wrong = tmp_path / "haep"
+    command = [sys.executable, "-m", "mainspring_janitor", "--once", "--db", shared_url, "--store", f"file:{wrong}"]
+    once = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert once.returncode == 1
+    assert "holds no heap" in once.stderr
+    assert "ids: 0" in once.stdout, "the other duties were done"
+    assert not (wrong / "meta").exists()
+
+
 def test_it_ends_at_sigterm(shared_url: str, janitors: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = janitors("--db", shared_url)
     db = open_database(shared_url)

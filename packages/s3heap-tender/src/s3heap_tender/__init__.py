@@ -26,8 +26,10 @@ from s3heap_tender.heap_values import Bucket, PruneStats, Summary
 from s3heap_tender.inspection import Findings, Metrics, fsck, metrics
 from s3heap_tender.items import HeapItem
 from s3heap_tender.output import keep_output
-from s3heap_tender.records import Backoff, Claim, DeadLetter, Task
-from s3heap_tender.scheduler import Scheduler, Trigger
+from s3heap_tender.records import Backoff, Claim, DeadLetter, ReadUpTo, Task
+from s3heap_tender.run_context import run_is_cancelled
+from s3heap_tender.running import Trigger
+from s3heap_tender.scheduler import Scheduler
 from s3heap_tender.stores import HeapStore
 from s3heap_tender.sysdb import SysDb
 from s3heap_tender.tender import Tender
@@ -61,6 +63,7 @@ __all__ = [
     "Metrics",
     "OutcomeUnknownError",
     "PruneStats",
+    "ReadUpTo",
     "RunStoppedError",
     "Scheduler",
     "StoreError",
@@ -84,6 +87,7 @@ __all__ = [
     "memoized_trigger",
     "metrics",
     "prune_untended",
+    "run_is_cancelled",
     "run_key",
     "subprocess_trigger",
 ]

@@ -7,6 +7,7 @@ history checker say what must hold of them.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -14,12 +15,14 @@ from uuid import UUID
 from fdb_schema.clock import ADVANCE_SECONDS
 from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, TransitionError
 from s3heap_tender.items import HeapItem
-from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, TaskRow
+from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, Backoff, TaskRow
 from s3heap_tender.states import State
 
 TICK: Final = int(ADVANCE_SECONDS * MICROSECONDS)
 MAX_PENDING: Final = 1000
 MAX_ERROR_TEXT: Final = 1000
+LONGEST_SECONDS: Final = 1e9
+LAST_DUE: Final = 200_000_000_000 * MICROSECONDS  # beyond it a heap has no name for a bucket
 
 
 def draw(task: UUID, *numbers: int) -> float:
@@ -45,13 +48,27 @@ def earliest_start(row: TaskRow) -> int:
     return max(row.due, row.last_start + row.cadence + 2 * TICK)
 
 
+LATEST_START: Final = 2 * TICK
+"""The most by which `earliest_start` comes after the due time: no due time is given before the cadence allows one."""
+
+
+def spread_again(task: UUID, row: TaskRow, resumed_at: int) -> int:
+    """When a run may start that an outage, which ended at `resumed_at`, made wait for longer than it is to be spread.
+
+    It waited with others, whose jitter is used up as its own is: they are spread once more.
+    """
+    if not row.jitter or row.due + row.jitter >= resumed_at:
+        return 0
+    return resumed_at + int(draw(task, row.gen, row.attempt) * row.jitter)
+
+
 def _at(row: TaskRow, due: int, *, new_gen: bool, waiting_for_records: bool = False) -> TaskRow:
     """The row scheduled at `due`, rounded up to a ms.
 
     A generation never gets a due time back that it had before: an item once superseded is done for ever, so a pruner
     may remove it whatever happens between its judgement and its write.
     """
-    due = -(-due // 1000) * 1000
+    due = -(-min(due, LAST_DUE) // 1000) * 1000
     past: tuple[int, ...] = ()
     if not new_gen:
         # Every due time given from now on is at or after the last start, so only such ones could come back.
@@ -80,14 +97,19 @@ def _next_generation(task: UUID, row: TaskRow, tail: int, now: int) -> TaskRow:
     if row.pending:
         return _at(replace(row, pending=row.pending - 1), max(now, cadence_floor(row)), new_gen=True)
     spread = int(draw(task, row.gen + 1) * row.jitter)
-    if tail - row.completion >= row.min_records or row.max_wait is None:
+    if unread(row, tail) >= row.min_records or row.max_wait is None:
         return _at(row, max(now, cadence_floor(row)) + spread, new_gen=True)
     return _at(row, max(now + row.max_wait, cadence_floor(row)), new_gen=True, waiting_for_records=True)
 
 
+def unread(row: TaskRow, tail: int) -> int:
+    """Records that no run is known to have read, and writes that were said to lie below the log's known end."""
+    return max(0, tail - row.completion) + max(0, row.again - row.again_done)
+
+
 def has_work(row: TaskRow, tail: int) -> bool:
     """Whether there is anything for a next generation to do."""
-    return tail > row.completion or row.pending > 0
+    return unread(row, tail) > 0 or row.pending > 0
 
 
 def written(task: UUID, row: TaskRow, tail: int, now: int) -> TaskRow:
@@ -96,7 +118,7 @@ def written(task: UUID, row: TaskRow, tail: int, now: int) -> TaskRow:
         return row
     if row.state is State.WAITING and has_work(row, tail):
         return _next_generation(task, row, tail, now)
-    if row.state is State.SCHEDULED and row.waiting_for_records and tail - row.completion >= row.min_records:
+    if row.state is State.SCHEDULED and row.waiting_for_records and unread(row, tail) >= row.min_records:
         due = max(now, cadence_floor(row))
         return _at(row, min(due, row.due), new_gen=False)
     return row
@@ -135,7 +157,12 @@ def refuse_claim(task: UUID, row: TaskRow | None, item: HeapItem, now: int) -> N
 
 
 def claimed(row: TaskRow, session: str, tail: int, now: int) -> TaskRow:
-    """The row once a session holds it."""
+    """The row once a session holds it.
+
+    A retake goes on with an attempt whose run may have read the log long ago, and may be only waited for: what was
+    written since the attempt was first claimed is not covered by it.
+    """
+    retake = row.state is State.RUNNING
     pending = row.pending
     if row.catch_up == "all" and row.cadence and row.state is State.SCHEDULED and not row.attempt:
         pending = min(MAX_PENDING, pending + max(0, now - row.due) // row.cadence)
@@ -145,7 +172,8 @@ def claimed(row: TaskRow, session: str, tail: int, now: int) -> TaskRow:
         epoch=row.epoch + 1,
         session=session,
         last_start=now,
-        claim_tail=tail,
+        claim_tail=row.claim_tail if retake else tail,
+        claim_again=row.claim_again if retake else row.again,
         pending=pending,
         waiting_for_records=False,
     )
@@ -168,7 +196,8 @@ def finished(task: UUID, row: TaskRow, upto_offset: int, tail: int, now: int) ->
 
     Nobody has read what isn't written: an offset beyond the log's end would hide the writes to come.
     """
-    row = replace(row, completion=max(row.completion, min(upto_offset, tail)), last_error="")
+    completion = max(row.completion, min(upto_offset, tail))
+    row = replace(row, completion=completion, again_done=max(row.again_done, row.claim_again), last_error="")
     if has_work(row, tail) and not row.paused:
         return _next_generation(task, row, tail, now)
     return replace(
@@ -182,14 +211,24 @@ def finished(task: UUID, row: TaskRow, upto_offset: int, tail: int, now: int) ->
     )
 
 
+def backoff_seconds(policy: Backoff, failures: int, drawn: float) -> float:
+    """How long a generation waits after so many failures: a number of seconds, whatever the policy holds."""
+    try:
+        delay = min(policy.maximum, policy.initial * policy.factor ** min(failures - 1, 64))
+        delay *= 1 + policy.jitter * drawn
+    except OverflowError:
+        delay = policy.maximum
+    if math.isnan(delay):
+        return Backoff().maximum
+    return max(0.0, min(delay, LONGEST_SECONDS))
+
+
 def failed(task: UUID, row: TaskRow, error: str, now: int) -> TaskRow:
     """After a run that failed: the same generation later, or dead after `max_attempts`."""
     failures = row.failures + 1
     row = replace(row, attempt=row.attempt + 1, failures=failures, last_error=error[:MAX_ERROR_TEXT])
     policy = row.backoff
-    delay = min(policy.maximum, policy.initial * policy.factor ** min(failures - 1, 64))
-    delay *= 1 + policy.jitter * draw(task, row.gen, row.attempt)
-    due = now + int(delay * MICROSECONDS)
+    due = now + int(backoff_seconds(policy, failures, draw(task, row.gen, row.attempt)) * MICROSECONDS)
     if policy.obey_cadence:
         due = max(due, cadence_floor(row))
     return replace(_at(row, due, new_gen=False), dead=failures >= row.max_attempts)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fdb_schema import open_database
+from fdb_schema.private_files import private_opener
 from idempotent_txn import run
 from s3heap_tender import history
 from s3heap_tender.devserver import BUCKET, DevServer
@@ -98,9 +99,9 @@ class Services:
             self.server.start()
             return
         code = "import sys; from s3heap_tender.demo import serve; serve(*sys.argv[1:5], (sys.argv[5:] or [None])[0])"
-        with open(self.directory / f"{name}.log", "ab") as log:
+        with open(self.directory / f"{name}.log", "ab", opener=private_opener) as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-c", code, name, *self._arguments],
+                [sys.executable, "-P", "-c", code, name, *self._arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, VARIABLE: str(self.trace)},
@@ -147,7 +148,7 @@ def demonstrate(
     rng = random.Random(seed)
     report = Report()
     began = time.monotonic()
-    server = DevServer(directory / "s3").start() if s3 else None
+    server = DevServer(directory / "s3").start(say=say) if s3 else None
     url = db or f"embedded:{directory / 'db'}"
     cluster = f"{CLUSTER}-{secrets.token_hex(4)}"
     store = f"s3://{BUCKET}/demo" if s3 else f"file:{directory / 'heap'}"
@@ -157,6 +158,7 @@ def demonstrate(
     try:
         heap = open_heap(url, cluster, store, None if server is None else server.endpoint_url)
         sysdb = heap.sysdb
+        say(f"making {partitions} tasks, then starting a tender and a scheduler")
         for number in range(partitions):
             sysdb.create_task(f"p{number}", "demo", cadence=cadence)
         services.start("tender")

@@ -8,10 +8,10 @@ from uuid import UUID
 
 from fdb_schema import read_clock, read_range
 from s3heap_tender import core, transitions
+from s3heap_tender.layout import Layout
 from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, RunOutput, Task, TaskRow, task_of
 from s3heap_tender.states import State
 from s3heap_tender.sysdb_base import SysDbBase
-from s3heap_tender.transitions import Layout
 
 LATE_SECONDS: Final = 5.0
 
@@ -22,7 +22,7 @@ class Description:
 
     task: Task
     now: float
-    reasons: tuple[str, ...]  # empty while it runs
+    reasons: tuple[str, ...]  # empty while it runs, unless the run's scheduler is gone
     log_end: int
     unread: int  # records
     intent_pending: bool
@@ -50,7 +50,7 @@ def describe(sysdb: SysDbBase, id: UUID) -> Description:
         return Description(
             task=task_of(id, row),
             now=now / MICROSECONDS,
-            reasons=tuple(_reasons(row, now, tail, intent, dirty)),
+            reasons=tuple(_reasons(row, now, tail, intent, dirty) or _of_run(sysdb, tr, row)),
             log_end=tail,
             unread=max(0, tail - row.completion),
             intent_pending=intent,
@@ -62,6 +62,12 @@ def describe(sysdb: SysDbBase, id: UUID) -> Description:
         )
 
     return sysdb.read(body)
+
+
+def _of_run(sysdb: SysDbBase, tr: Any, row: TaskRow) -> list[str]:
+    """What keeps a run from ending: a scheduler that died, as far as it can be told here."""
+    why = sysdb.sessions.why_gone(tr, row.session) if row.state is State.RUNNING else None
+    return [] if why is None else [f"its scheduler is gone ({why}): the next one that looks takes the run over"]
 
 
 def _reasons(row: TaskRow, now: int, tail: int, intent: bool, dirty: bool) -> list[str]:

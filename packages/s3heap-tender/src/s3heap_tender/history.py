@@ -302,22 +302,37 @@ def _check_coverage(lines: list[Line], steps: dict[str, list[Line]], drained: bo
 
 
 def _covered(history: list[Line], write: Line) -> bool:
-    offset = write.get("offset")
+    """Whether a run read the write: one that began after it, was told of its offset, or said itself how far it read.
+
+    A retake is no beginning: its run may be one that goes on, and that read the log before the write.
+    """
+    behind = bool(write.get("behind"))
+    offset = None if behind else write.get("offset")
+    claims = [line for line in history if line["op"] == "claim"]
+    if any((c.get("rv") or 0) >= write["v"] or (offset is not None and c["tail"] >= offset) for c in claims):
+        return True
+    attempts = {_attempt(line["after"]) for line in claims}
     known = 0
+    last: View | None = None
     for line in history:
-        if line["op"] in _CLAIMS and (line.get("rv") or 0) >= write["v"]:
-            return True
-        if offset is not None and line["after"] is not None and line["after"]["completion"] >= offset:
-            return True
-        if line["op"] == "finish" and (line.get("rv") or 0) >= write["v"] and line["upto"] >= line["tail"]:
-            return True
+        before, after = line["before"], line["after"]
+        if line["op"] == "finish" and (line.get("stated", True) or _attempt(before) not in attempts):
+            if offset is not None and after["completion"] >= offset:
+                return True
+            if not behind and (line.get("rv") or 0) >= write["v"] and line["upto"] >= line["tail"]:
+                return True
         # The line of a claim may have been lost: a later row tells of its epoch, whose run began after a row before it.
-        before = line["before"]
-        if before is not None and before["epoch"] > known and (last := _version_of_epoch(history, before["epoch"])):
-            if last >= write["v"]:
+        if before is not None and before["epoch"] > known and (version := _version_of_epoch(history, before["epoch"])):
+            retaken = last is not None and last["state"] == State.RUNNING.value and _attempt(last) == _attempt(before)
+            if version >= write["v"] and not retaken:
                 return True
             known = before["epoch"]
+        last = after
     return False
+
+
+def _attempt(view: View) -> tuple[int, int]:
+    return view["gen"], view["attempt"]
 
 
 def _version_of_epoch(history: list[Line], epoch: int) -> int | None:

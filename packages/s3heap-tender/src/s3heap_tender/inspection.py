@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import read_range, unpack
-from s3heap_tender import core, outbox, transitions
+from fdb_schema import RecordError, read_range, unpack
+from s3heap_tender import core, index, outbox, transitions
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_values import PruneStats
 from s3heap_tender.items import HeapItem, due_of
-from s3heap_tender.records import MICROSECONDS, Task, task_of
+from s3heap_tender.records import MICROSECONDS, Task, TaskRow, task_of
 from s3heap_tender.states import State
 from s3heap_tender.sysdb_base import SysDbBase
 from s3heap_tender.tender import reconcile_shard
@@ -23,7 +25,7 @@ _PAGE: Final = 1000
 class Metrics:
     """How far behind the system is. Ages are seconds of the cluster clock, 0 where nothing waits."""
 
-    oldest_due_age: float  # of scheduled tasks that may start
+    oldest_due_age: float  # of scheduled tasks that may start, and since their start of runs whose scheduler is gone
     dirty_lag: float  # age of the oldest swept-for marker, by commit versions
     dirty_partitions: int
     outbox_depth: int
@@ -38,20 +40,26 @@ class Metrics:
     missed_deadlines: int
     conflicts: int  # lost conditions of tenders' writes to the store
     requests: dict[str, int]  # of this process's heap, by kind
+    orphaned: int = 0  # runs whose scheduler is gone, as far as this process can tell
 
 
 def metrics(sysdb: SysDbBase, heap: Heap | None = None) -> Metrics:
-    """Reads every marker, intent and active row, page by page, by snapshot."""
+    """Reads every marker and intent and counts the keys of what is scheduled or runs, page by page, by snapshot."""
     keys = sysdb.layout.keys
     sysdb.tick()
     now = sysdb.now_micro()
     boundaries = sysdb.read(
         lambda tr, at: [transitions.read_counter(tr, keys.boundary(shard)) for shard in range(at.shards)]
     )
-    markers = intents = active = running = 0
+    markers = intents = active = 0
     oldest_due = now
     oldest_marker: int | None = None
-    for shard in range(sysdb.shards):
+    runs: list[tuple[UUID, str]] = []
+    _, looked = sysdb.read(partial(index.look, runs=True), range(sysdb.shards))
+    for shard, there in looked.items():
+        runs.extend(there.runs)
+        if there.due is not None:
+            oldest_due = min(oldest_due, there.due * 1000)
         after: UUID | None = None
         while page := sysdb.read(outbox.read_dirty, shard, after, _PAGE):
             markers += len(page)
@@ -64,12 +72,13 @@ def metrics(sysdb: SysDbBase, heap: Heap | None = None) -> Metrics:
             after = found[-1].item.task
         after = None
         while tasks := sysdb.read(outbox.active_tasks, shard, after, _PAGE):
-            for row in sysdb.read(outbox.read_rows, tasks):
-                active += row is not None
-                running += row is not None and row.state is State.RUNNING
-                if row is not None and row.state is State.SCHEDULED and not row.paused and not row.dead:
-                    oldest_due = min(oldest_due, core.earliest_start(row))
+            active += len(tasks)
             after = tasks[-1]
+    orphans = _orphans(sysdb, runs)
+    for at in range(0, len(orphans), _PAGE):
+        for row in sysdb.read(outbox.read_rows, orphans[at : at + _PAGE]):
+            if isinstance(row, TaskRow) and row.state is State.RUNNING:
+                oldest_due = min(oldest_due, row.last_start)
     version = sysdb.read(lambda tr, _at: int(tr.get_read_version().wait()))
     begin, end = keys.stats_range()
     rows = sysdb.read(lambda tr, _at: read_range(tr, begin, end, snapshot=True))
@@ -82,7 +91,7 @@ def metrics(sysdb: SysDbBase, heap: Heap | None = None) -> Metrics:
         outbox_depth=intents,
         cursor_lag=max(0.0, now / MICROSECONDS - min(boundaries)),
         active=active,
-        running=running,
+        running=len(runs),
         starts=stats.get("starts", 0),
         retakes=stats.get("retakes", 0),
         finishes=stats.get("finishes", 0),
@@ -91,7 +100,19 @@ def metrics(sysdb: SysDbBase, heap: Heap | None = None) -> Metrics:
         missed_deadlines=stats.get("missed_deadlines", 0),
         conflicts=stats.get("conflicts", 0),
         requests=requests,
+        orphaned=len(orphans),
     )
+
+
+def _orphans(sysdb: SysDbBase, runs: Sequence[tuple[UUID, str]]) -> list[UUID]:
+    """The tasks whose run's session is gone."""
+    gone = {}
+    for session in {session for _, session in runs}:
+        try:
+            gone[session] = sysdb.read(lambda tr, _at, s=session: sysdb.sessions.why_gone(tr, s)) is not None
+        except (RecordError, ValueError):
+            gone[session] = False  # nobody can say
+    return [task for task, session in runs if gone[session]]
 
 
 def next_due(sysdb: SysDbBase, limit: int = 10) -> list[Task]:
@@ -101,7 +122,7 @@ def next_due(sysdb: SysDbBase, limit: int = 10) -> list[Task]:
         after: UUID | None = None
         while tasks := sysdb.read(outbox.active_tasks, shard, after, _PAGE):
             for id, row in zip(tasks, sysdb.read(outbox.read_rows, tasks), strict=True):
-                if row is not None and row.state is State.SCHEDULED and not row.paused and not row.dead:
+                if isinstance(row, TaskRow) and row.state is State.SCHEDULED and not row.paused and not row.dead:
                     found.append((core.earliest_start(row), task_of(id, row)))
             found = sorted(found, key=lambda entry: (entry[0], entry[1].id))[:limit]
             after = tasks[-1]

@@ -101,7 +101,9 @@ def decode_object(key: str, data: bytes) -> tuple[ObjectHeader, list[bytes]]:
         version = fields["v"]
     except Exception as error:
         raise CorruptObjectError(f"heap object {key} has no readable header ({error!r:.120})", key=key) from error
-    if not isinstance(version, int) or version > OBJECT_VERSION:
+    if type(version) is not int:
+        raise CorruptObjectError(f"heap object {key} has no readable header (format {version!r:.40})", key=key)
+    if version > OBJECT_VERSION:
         raise NewerFormatError(
             f"heap object {key} has format {version!r}, this release reads up to {OBJECT_VERSION}: upgrade s3heap-tender"
         )
@@ -113,6 +115,9 @@ def decode_object(key: str, data: bytes) -> tuple[ObjectHeader, list[bytes]]:
         count, checksum = fields["count"], fields["sum"]
     except (KeyError, TypeError) as error:
         raise CorruptObjectError(f"heap object {key} lacks {error} in its header", key=key) from error
+    numbers = (header.shard, header.bucket, header.part, header.epoch, header.seq, count)
+    if {type(one) for one in numbers} != {int} or type(header.writer) is not bytes or type(checksum) is not bytes:
+        raise CorruptObjectError(f"heap object {key} has fields of other types in its header", key=key)
     if len(body) != count * RECORD_BYTES:
         raise CorruptObjectError(
             f"heap object {key} should hold {count} records, found {len(body)} bytes of {RECORD_BYTES} each", key=key

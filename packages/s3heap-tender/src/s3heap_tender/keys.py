@@ -1,14 +1,21 @@
 """Every key of the sysdb, as key → value lines, under (cluster, "s3heap").
 
     (…, "config")                      → {id, shards}, msgpack: identity of this sysdb, number of shards
+    (…, "heap", url)                   → "": where this sysdb's heap is, or was seen
     (…, "task", task)                  → TaskRow
     (…, "payload", task)               → the caller's bytes, as given
     (…, "output", task)                → RunOutput: the end of what the last run printed
     (…, "part", partition, task)       → ""
     (…, "name", partition, name)       → task id
     (…, "active", shard, task)         → "": the task is scheduled or running
+    (…, "due", shard, ms, task)        → "": scheduled, neither paused nor dead, may start then
+    (…, "run", shard, task)            → session of the run
+    (…, "done", shard, ms, task)       → due ms (8) of an item of the task that is done; its bucket may be deleted once then is past
+    (…, "bell", shard)                 → versionstamp (10) of the last write or intent
+    (…, "pushed", shard)               → versionstamp (10) of the last push
     (…, "intent", shard, task)         → generation (8) due ms (8) partition (16) versionstamp (10): to be pushed
     (…, "log", partition)              → end of the partition's log, u64 little endian: records written so far
+    (…, "again", partition)            → writes said to end the log below its known end, u64 little endian
     (…, "dirty", shard, partition)     → versionstamp (10) of the last write
     (…, "boundary", shard)             → start of the oldest bucket that may be written, seconds, u64 little endian
     (…, "tomb", task)                  → partition (16) deleted at (8, µs, big endian): what is left of it on the heap is done
@@ -28,7 +35,7 @@ from uuid import UUID
 from fdb_schema import ClusterSpace
 
 SUBSPACE: Final = "s3heap"
-FORMAT: Final = 1
+FORMAT: Final = 2  # 2: due, run and done rows, without which nothing would be looked at
 STAMP_BYTES: Final = 10
 _STAMP_HERE: Final = b"\x00" * STAMP_BYTES
 
@@ -40,14 +47,21 @@ class HeapKeys:
         self.space = space
         base = space[SUBSPACE]
         self.config: bytes = base.pack(("config",))
+        self._heaps = base["heap"]
         self._tasks = base["task"]
         self._payloads = base["payload"]
         self._outputs = base["output"]
         self._parts = base["part"]
         self._names = base["name"]
         self._active = base["active"]
+        self._due = base["due"]
+        self._runs = base["run"]
+        self._done = base["done"]
+        self._bells = base["bell"]
+        self._pushed = base["pushed"]
         self._intents = base["intent"]
         self._logs = base["log"]
+        self._agains = base["again"]
         self._dirty = base["dirty"]
         self._boundaries = base["boundary"]
         self._tombs = base["tomb"]
@@ -55,6 +69,15 @@ class HeapKeys:
         self._quarantine = base["quarantine"]
         self._stats = base["stats"]
         self._traces = base["trace"]
+
+    def heap(self, url: str) -> bytes:
+        return _b(self._heaps.pack((url,)))
+
+    def heaps_range(self) -> tuple[bytes, bytes]:
+        return _range(self._heaps)
+
+    def heap_of(self, key: bytes) -> str:
+        return str(self._heaps.unpack(key)[0])
 
     def task(self, task: UUID) -> bytes:
         return _b(self._tasks.pack((task.bytes,)))
@@ -77,11 +100,48 @@ class HeapKeys:
     def active(self, shard: int, task: UUID) -> bytes:
         return _b(self._active.pack((shard, task.bytes)))
 
+    def due(self, shard: int, ms: int, task: UUID) -> bytes:
+        return _b(self._due.pack((shard, ms, task.bytes)))
+
+    def run(self, shard: int, task: UUID) -> bytes:
+        return _b(self._runs.pack((shard, task.bytes)))
+
+    def done(self, shard: int, ms: int, task: UUID) -> bytes:
+        return _b(self._done.pack((shard, ms, task.bytes)))
+
+    def bell(self, shard: int) -> bytes:
+        return _b(self._bells.pack((shard,)))
+
+    def pushed(self, shard: int) -> bytes:
+        return _b(self._pushed.pack((shard,)))
+
+    def due_range(self, shard: int | None = None) -> tuple[bytes, bytes]:
+        return _range(self._due if shard is None else self._due[shard])
+
+    def run_range(self, shard: int | None = None) -> tuple[bytes, bytes]:
+        return _range(self._runs if shard is None else self._runs[shard])
+
+    def done_range(self, shard: int | None = None) -> tuple[bytes, bytes]:
+        return _range(self._done if shard is None else self._done[shard])
+
+    def due_of(self, key: bytes) -> tuple[int, UUID]:
+        """When the task of a `due` key may start, in ms, and the task."""
+        _, ms, task = self._due.unpack(key)
+        return int(ms), UUID(bytes=bytes(task))
+
+    def done_of(self, key: bytes) -> tuple[int, UUID]:
+        """From when on the bucket of a `done` key's item may be deleted, in ms, and the task."""
+        _, ms, task = self._done.unpack(key)
+        return int(ms), UUID(bytes=bytes(task))
+
     def intent(self, shard: int, task: UUID) -> bytes:
         return _b(self._intents.pack((shard, task.bytes)))
 
     def log(self, partition: UUID) -> bytes:
         return _b(self._logs.pack((partition.bytes,)))
+
+    def again(self, partition: UUID) -> bytes:
+        return _b(self._agains.pack((partition.bytes,)))
 
     def dirty(self, shard: int, partition: UUID) -> bytes:
         return _b(self._dirty.pack((shard, partition.bytes)))

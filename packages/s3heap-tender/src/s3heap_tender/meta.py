@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import msgpack
 
-from fdb_schema import NewerFormatError
+from fdb_schema import NewerFormatError, read_range
 from s3heap_tender.errors import ConflictError, HeapMismatchError
+from s3heap_tender.layout import Layout
 from s3heap_tender.naming import META_KEY
 from s3heap_tender.stores.port import ObjectStore, StoredObject
 from s3heap_tender.sysdb_base import SysDbBase
@@ -17,8 +18,43 @@ META_FORMAT: Final = 1
 BUCKET_SECONDS: Final = 60
 
 
-def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None) -> int:
-    """Write or check the `meta` object; returns the heap's bucket length. Raises `HeapMismatchError`."""
+def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, may_move: bool = True) -> int:
+    """Write or check the `meta` object; returns the heap's bucket length, and lets the sysdb know where its heap is.
+
+    Where `may_move` is false no heap is made of a sysdb that has one elsewhere. Raises `HeapMismatchError`.
+    """
+    seconds = _open(store, sysdb, bucket_seconds, may_move)
+    _remember(sysdb, store.url)
+    return seconds
+
+
+def known_heaps(sysdb: SysDbBase) -> list[str]:
+    """The URLs at which this sysdb's heap was seen."""
+    keys = sysdb.layout.keys
+    begin, end = keys.heaps_range()
+    rows = sysdb.read(lambda tr, _at: read_range(tr, begin, end, snapshot=True))
+    return [keys.heap_of(key) for key, _ in rows]
+
+
+def _remember(sysdb: SysDbBase, url: str) -> None:
+    def body(tr: Any, at: Layout) -> None:
+        if not tr.get(at.keys.heap(url)).present():
+            tr.set(at.keys.heap(url), b"")
+
+    sysdb.read(body)
+
+
+def _check_place(store: ObjectStore, sysdb: SysDbBase) -> None:
+    """Whether this is where the sysdb's heap is, or it has none yet."""
+    known = known_heaps(sysdb)
+    if known and store.url not in known:
+        raise HeapMismatchError(
+            f"{store.url} holds no heap; that of the cluster {sysdb.cluster!r} is at {', '.join(known)}. Is the URL right? "
+            f"To begin anew at {store.url}, start a tender with --new-heap: what is needed comes back from the sysdb"
+        )
+
+
+def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, may_move: bool) -> int:
     wanted = {
         "format": META_FORMAT,
         "bucket_seconds": bucket_seconds or BUCKET_SECONDS,
@@ -27,6 +63,8 @@ def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None) 
     }
     found = store.get(META_KEY)
     if found is None:
+        if not may_move:
+            _check_place(store, sysdb)
         try:
             store.put(META_KEY, msgpack.packb(wanted), if_match=None)
             return bucket_seconds or BUCKET_SECONDS

@@ -21,6 +21,7 @@ PROBE_PREFIX: Final = "probe-"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY: Final = re.compile(r"(\d{4})-(\d{8}T\d{6}Z)-(\d{3})")
 MAX_PARTS: Final = 1000
+LAST_BUCKET: Final = 253_000_000_000  # s; names hold four digits of a year
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import get_many, read_range
-from s3heap_tender import core
+from fdb_schema import RecordError, get_many, read_clock, read_range
+from s3heap_tender import core, index
 from s3heap_tender.items import HeapItem
 from s3heap_tender.keys import STAMP_BYTES
+from s3heap_tender.layout import Layout
 from s3heap_tender.records import Dirty, Intent, TaskRow, Tombstone
-from s3heap_tender.transitions import Layout, read_counter
+from s3heap_tender.transitions import read_counter
+
+INTENT_BYTES: Final = 32 + STAMP_BYTES
+NO_PARTITION: Final = UUID(int=0)
 
 
 class Verdict(Enum):
@@ -21,6 +26,18 @@ class Verdict(Enum):
     LIVE = "live"
     DONE = "done"
     UNKNOWN = "unknown"  # neither a task nor a tombstone: never removed
+    UNREADABLE = "unreadable"  # the task's row can't be read: never removed, and every other item goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """In the place of a row that can't be read."""
+
+    task: UUID
+    why: str
+
+    def __str__(self) -> str:
+        return f"task {self.task} has a row that can't be read and is left alone: {self.why}"
 
 
 def read_intents(tr: Any, at: Layout, shard: int, after: UUID | None, limit: int) -> list[Intent]:
@@ -30,9 +47,13 @@ def read_intents(tr: Any, at: Layout, shard: int, after: UUID | None, limit: int
         begin = at.keys.intent(shard, after) + b"\x00"
     found = []
     for key, value in read_range(tr, begin, end, limit=limit, snapshot=True):
-        gen, due_ms = int.from_bytes(value[:8], "big"), int.from_bytes(value[8:16], "big")
-        partition = UUID(bytes=bytes(value[16 : len(value) - STAMP_BYTES]))
-        found.append(Intent(HeapItem(partition, at.keys.task_of(key), gen, due_ms), shard, bytes(value)))
+        task = at.keys.task_of(key)
+        if len(value) == INTENT_BYTES:
+            gen, due_ms = int.from_bytes(value[:8], "big"), int.from_bytes(value[8:16], "big")
+            item = HeapItem(UUID(bytes=bytes(value[16:32])), task, gen, due_ms)
+        else:
+            item = HeapItem(NO_PARTITION, task, 0, 0)  # done for ever: it goes, and a reconciliation asks anew
+        found.append(Intent(item, shard, bytes(value)))
     return found
 
 
@@ -43,12 +64,18 @@ def clear_intents(tr: Any, at: Layout, shard: int, pushed: Sequence[tuple[Intent
     differ. Returns how many were below the boundary.
     """
     boundary = read_counter(tr, at.keys.boundary(shard), snapshot=False)
+    now = read_clock(tr, at.keys.space)
+    values = get_many(tr, [at.keys.intent(shard, intent.item.task) for intent, _ in pushed], snapshot=True)
     late = 0
-    for intent, bucket in pushed:
+    for (intent, bucket), value in zip(pushed, values, strict=True):
         if bucket < boundary:
             late += 1
             continue
         tr.compare_and_clear(at.keys.intent(shard, intent.item.task), intent.value)
+        if value != intent.value:
+            # What was pushed may have been over by then: nothing else would tell the pruner of it.
+            index.note_done(tr, at, intent.item.task, intent.item.due_ms, now)
+    index.ring_pushed(tr, at, shard)
     return late
 
 
@@ -84,10 +111,20 @@ def read_tombstones(tr: Any, at: Layout, after: UUID | None, limit: int) -> list
     ]
 
 
-def read_rows(tr: Any, at: Layout, tasks: Sequence[UUID]) -> list[TaskRow | None]:
+def row_of(task: UUID, value: bytes | None) -> TaskRow | Unreadable | None:
+    """The row that these bytes are."""
+    if value is None:
+        return None
+    try:
+        return TaskRow.decode(bytes(value))
+    except RecordError as error:
+        return Unreadable(task, str(error))
+
+
+def read_rows(tr: Any, at: Layout, tasks: Sequence[UUID]) -> list[TaskRow | Unreadable | None]:
     """Rows of `tasks`, in their order, by snapshot."""
     values = get_many(tr, [at.keys.task(task) for task in tasks], snapshot=True)
-    return [None if value is None else TaskRow.decode(bytes(value)) for value in values]
+    return [row_of(task, value) for task, value in zip(tasks, values, strict=True)]
 
 
 def verdicts(tr: Any, at: Layout, items: Sequence[HeapItem]) -> list[Verdict]:
@@ -99,6 +136,8 @@ def verdicts(tr: Any, at: Layout, items: Sequence[HeapItem]) -> list[Verdict]:
     for item, row in zip(items, rows, strict=True):
         if row is None:
             found.append(Verdict.UNKNOWN if tombs[item.task] is None else Verdict.DONE)
+        elif isinstance(row, Unreadable):
+            found.append(Verdict.UNREADABLE)
         elif item.gen > row.gen:
             found.append(Verdict.UNKNOWN)
         else:
@@ -112,6 +151,14 @@ def active_tasks(tr: Any, at: Layout, shard: int, after: UUID | None, limit: int
     if after is not None:
         begin = at.keys.active(shard, after) + b"\x00"
     return [at.keys.task_of(key) for key, _ in read_range(tr, begin, end, limit=limit, snapshot=True)]
+
+
+def active_rows(
+    tr: Any, at: Layout, shard: int, after: UUID | None, limit: int
+) -> list[tuple[UUID, TaskRow | Unreadable | None]]:
+    """The same, each with its row."""
+    tasks = active_tasks(tr, at, shard, after, limit)
+    return list(zip(tasks, read_rows(tr, at, tasks), strict=True))
 
 
 def pending_intents(tr: Any, at: Layout, tasks: Iterable[UUID]) -> list[bool]:

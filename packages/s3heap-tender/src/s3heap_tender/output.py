@@ -22,3 +22,16 @@ def take_output() -> str:
     text = _kept.get()
     _kept.set("")
     return text
+
+
+def text_of(error: BaseException) -> str:
+    """An error as one line of text; one that can't say what it is still has a type."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as second:
+        return f"{type(error).__name__} (its text can't be made: {type(second).__name__})"
+
+
+def storable(text: str) -> str:
+    """The text with what no encoding can hold replaced."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -16,7 +16,10 @@ log = logging.getLogger("s3heap_tender.ownership")
 
 SHARD_LEASE: Final = "s3heap/shard/"
 TENDER_LEASE: Final = "s3heap/tender/"
+SCHEDULE_LEASE: Final = "s3heap/schedule/"
+SCHEDULER_LEASE: Final = "s3heap/scheduler/"
 COUNT_SECONDS: Final = 1.0
+LONGEST_COUNT_SECONDS: Final = 8.0
 
 
 class Ownership(Protocol):
@@ -54,31 +57,47 @@ class Everything:
 class LeasedShards:
     """A fair share of the shards, each under a lease `s3heap/shard/N`, the version of whose grant is the epoch.
 
-    Every tender holds `s3heap/tender/ID` too, so that each can count the others and leave them their share. A shard whose
-    lease can't be read is tended by everybody without one: leases save work, and keep nothing from being done.
+    Every tender holds `s3heap/tender/ID` too, so that each can count the others and leave them their share: by the order
+    of those names, so that the shares add up and nobody asks for more in vain. Where nothing changes they are counted
+    less and less often. A shard whose lease can't be read is tended by everybody without one: leases save work, and keep
+    nothing from being done. `shard_lease` and `member_lease` name those of another kind of service.
     """
 
-    def __init__(self, locks: Any, shards: int, *, owns_locks: bool = False) -> None:
+    def __init__(
+        self,
+        locks: Any,
+        shards: int,
+        *,
+        owns_locks: bool = False,
+        shard_lease: str = SHARD_LEASE,
+        member_lease: str = TENDER_LEASE,
+    ) -> None:
         self._locks = locks
         self._owns_locks = owns_locks
+        self._shard_lease = shard_lease
+        self._member_lease = member_lease
         self._count = shards
         self._held: dict[int, Any] = {}
         self._unreadable: set[int] = set()
-        self._me = locks.acquire(TENDER_LEASE + uuid.uuid4().hex, timeout=30)
+        self._me = locks.acquire(member_lease + uuid.uuid4().hex, timeout=30)
         self._counted_at = float("-inf")
+        self._count_seconds = COUNT_SECONDS
         self._last_share = shards
+        self._asks = True
 
     def shards(self) -> dict[int, int]:
         for shard, lease in list(self._held.items()):
             if not lease.held:
                 del self._held[shard]
+                self._asks = True
         share = self._share()
         while len(self._held) > share:
             _, lease = self._held.popitem()
             self._release(lease)
         # Each begins elsewhere, so that tenders that start together do not ask for the same shard first.
         start = hash(self._me.writer_id) % self._count
-        for offset in range(self._count):
+        asks, self._asks = self._asks, False
+        for offset in range(self._count if asks else 0):
             if len(self._held) >= share:
                 break
             shard = (start + offset) % self._count
@@ -90,7 +109,7 @@ class LeasedShards:
 
     def _try_acquire(self, shard: int) -> Any:
         try:
-            lease = self._locks.try_acquire(f"{SHARD_LEASE}{shard}")
+            lease = self._locks.try_acquire(f"{self._shard_lease}{shard}")
         except RecordError as error:
             if shard not in self._unreadable:
                 log.warning("shard %d is tended without its lease, which can't be read: %s", shard, error)
@@ -101,6 +120,7 @@ class LeasedShards:
 
     def step_down(self, shard: int) -> None:
         lease = self._held.pop(shard, None)
+        self._asks = True
         if lease is not None:
             self._release(lease)
 
@@ -124,27 +144,46 @@ class LeasedShards:
     def _share(self) -> int:
         now = time.monotonic()
         if not self._me.held:
-            self._me = self._locks.acquire(TENDER_LEASE + uuid.uuid4().hex, timeout=30)
-        elif now < self._counted_at + COUNT_SECONDS:
+            self._me = self._locks.acquire(self._member_lease + uuid.uuid4().hex, timeout=30)
+        elif now < self._counted_at + self._count_seconds:
             return self._last_share
         self._counted_at = now
-        tenders = 0
+        members = [self._me.name]
         try:
-            for info in self._locks.list(prefix=TENDER_LEASE):
+            for info in self._locks.list(prefix=self._member_lease):
                 # Nobody waits for a dead tender's lease: to get it is to know that it is dead, and it goes.
                 lease = None if info.name == self._me.name else self._locks.try_acquire(info.name)
-                if lease is None:
-                    tenders += 1
-                else:
+                if lease is not None:
                     self._release(lease)
+                elif info.name != self._me.name:
+                    members.append(info.name)
         except RecordError as error:
             # Whoever can't be counted gets no share; what others hold can't be taken from them all the same.
-            log.warning("the tenders can't be counted: %s", error)
-            tenders = 1
-        self._last_share = -(-self._count // max(1, tenders))
-        return self._last_share
+            log.warning("the services that share shards can't be counted: %s", error)
+            members = [self._me.name]
+        each, rest = divmod(self._count, len(members))
+        share = each + (sorted(members).index(self._me.name) < rest)
+        if share != self._last_share or len(self._held) < share:
+            self._count_seconds = COUNT_SECONDS
+            self._asks = True
+        else:
+            self._count_seconds = min(LONGEST_COUNT_SECONDS, self._count_seconds * 2)
+        self._last_share = share
+        return share
 
 
 def leased_ownership(sysdb: SysDbBase) -> LeasedShards:
     """A share of the sysdb's shards, under leases of a session of its own."""
     return LeasedShards(LeaseManager(sysdb.db, cluster=sysdb.cluster), sysdb.shards, owns_locks=True)
+
+
+def leased_sharing(sysdb: SysDbBase) -> LeasedShards:
+    """A scheduler's share of the shards, under leases of the session that its claims name."""
+    locks = getattr(sysdb.sessions, "locks", None)
+    return LeasedShards(
+        LeaseManager(sysdb.db, cluster=sysdb.cluster) if locks is None else locks,
+        sysdb.shards,
+        owns_locks=locks is None,
+        shard_lease=SCHEDULE_LEASE,
+        member_lease=SCHEDULER_LEASE,
+    )

@@ -20,6 +20,7 @@ _GAUGES: Final = {
     "cursor_lag": ("cursor_lag_seconds", "How long no prune went by."),
     "active": ("tasks_active", "Tasks that are scheduled or run."),
     "running": ("tasks_running", "Tasks that run."),
+    "orphaned": ("runs_orphaned", "Runs whose scheduler is gone."),
 }
 _COUNTERS: Final = {
     "starts": "Starts of runs.",

@@ -57,13 +57,18 @@ class TaskRow(Record):
     last_start: int = NEVER_STARTED
     completion: int = 0  # the log is processed up to here
     session: str = ""  # of the claim, while running
-    claim_tail: int = 0  # the log's end when the claim committed
+    claim_tail: int = 0  # the log's end when this attempt was first claimed; a retake keeps it
     pending: int = 0  # runs asked for and still to be given a generation
     waiting_for_records: bool = False  # scheduled by max_wait, below min_records
     paused: bool = False
     dead: bool = False  # gave up: a dead letter waits for redrive
     last_error: str = ""
     past_dues: tuple[int, ...] = ()  # that this generation had and that lie after its last start
+    again: int = 0  # writes said to end the log below its known end, as of the last transaction that counted them
+    claim_again: int = 0  # `again` when the attempt was claimed
+    again_done: int = 0  # `again` up to which runs were made
+    partition_name: str = ""  # as the creator gave it; "" where that was a UUID
+    started_wall: int = 0  # wall clock of whoever claimed, µs: for people, compared with nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,8 @@ class Task:
     pending_runs: int
     last_error: str
     payload: bytes = b""
+    partition_name: str = ""  # as the creator gave it; "" where that was a UUID
+    started_wall: float | None = None  # wall clock at the last start, seconds since 1970: for people
 
     @property
     def item(self) -> HeapItem:
@@ -148,7 +155,7 @@ class Claim:
     gen: int
     epoch: int
     attempt: int
-    upto_offset: int  # the log's end when the claim committed: what the run is certain to see
+    upto_offset: int  # the log's end when this attempt was first claimed: what its run is certain to see
     session: str
     started: float  # seconds of the cluster clock
 
@@ -156,6 +163,20 @@ class Claim:
     def id(self) -> UUID:
         """The task's id."""
         return self.task.id
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUpTo:
+    """What a trigger returns to say that its run read the log up to `offset`, a count of records.
+
+    Nothing else a trigger returns is taken for an offset: programs say success with all kinds of numbers.
+    """
+
+    offset: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
+            raise ValueError(f"an offset is a count of records, 0 or more, not {self.offset!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +233,8 @@ def task_of(task: UUID, row: TaskRow, payload: bytes = b"") -> Task:
         pending_runs=row.pending,
         last_error=row.last_error,
         payload=payload,
+        partition_name=row.partition_name,
+        started_wall=row.started_wall / MICROSECONDS or None,
     )
 
 

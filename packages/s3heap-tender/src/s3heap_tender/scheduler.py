@@ -1,4 +1,4 @@
-"""Scheduler: starts what is due. Claims an item, calls the trigger, and settles the claim by what the trigger did."""
+"""Scheduler: looks for what is due and starts it, as far as there is room."""
 
 from __future__ import annotations
 
@@ -7,43 +7,47 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError, tracing
-from s3heap_tender import core, outbox
-from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, RunStoppedError, is_outage, is_waited_out
+from fdb_schema import RecordError
+from s3heap_tender import core, index, outbox
+from s3heap_tender.bells import Bells
+from s3heap_tender.errors import (
+    StoreError,
+    is_waited_out,
+)
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_io import due_records
 from s3heap_tender.items import HeapItem
-from s3heap_tender.output import take_output
-from s3heap_tender.records import Claim, Task, TaskRow, item_of
+from s3heap_tender.ownership import Ownership, leased_sharing
+from s3heap_tender.records import MICROSECONDS, TaskRow, item_of
+from s3heap_tender.running import Runs, ScheduleReport, Trigger
 from s3heap_tender.states import State
 from s3heap_tender.sysdb import SysDb
+from s3heap_tender.tender import IDLE_SECONDS
 
 log = logging.getLogger("s3heap_tender.scheduler")
-Trigger = Callable[[Task, int, int], Any]
-"""`trigger(task, gen, epoch)`: runs the task's generation. Returns None, or the log offset it read up to, or a future
-of one of these; an exception is a failed run."""
-
 DEAD_CHECK_SECONDS: Final = 0.5
+STOP_SECONDS: Final = 0.2
+HELP_MICRO: Final = 2_000_000
+LONGEST_FRUITLESS: Final = 5_000_000
+OUTAGE_MICRO: Final = 60_000_000
 _PAGE: Final = 1000
 MOST_REMEMBERED: Final = 200_000
 ROOM_SECONDS: Final = 2.0
+REPEAT_LOG_SECONDS: Final = 60.0
 PARKED_MICRO: Final = 1_000_000
 
 
-@dataclass
-class ScheduleReport:
-    """What one turn did."""
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    """Why a shard is listed."""
 
-    started: int = 0
-    finished: int = 0
-    failed: int = 0
-    lost: int = 0  # claims that were no longer held when their run was over
-    errors: list[str] = field(default_factory=list)
+    since: int  # nothing that may start lies in buckets before this one's, seconds
+    told: tuple[Any, ...]  # what the sysdb said of it
 
 
 class Scheduler:
@@ -53,6 +57,9 @@ class Scheduler:
         concurrency: runs at once; 0 runs each in the calling thread (for tests).
         poll: seconds between looks at the heap.
         shards: which to look at; by default all.
+        ownership: which of them are looked at first; by default `run` shares them with other schedulers under leases.
+        idle_poll: the most seconds between looks where nothing is due.
+        timeout: seconds after which a run is cancelled and has failed, whatever makes it; None is never.
     """
 
     def __init__(
@@ -64,53 +71,93 @@ class Scheduler:
         concurrency: int = 32,
         poll: float = 0.2,
         shards: Sequence[int] | None = None,
+        ownership: Ownership | None = None,
+        idle_poll: float = IDLE_SECONDS,
+        timeout: float | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if heap.sysdb.id != sysdb.id:
             raise ValueError(f"the heap at {heap.store.url} is of another sysdb ({heap.sysdb.id}, not {sysdb.id})")
         self.heap = heap
         self.sysdb = sysdb
-        self.trigger = trigger
         self.poll = poll
         self.concurrency = concurrency
+        self.idle_poll = idle_poll
         self._shards = shards
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="s3heap-run") if concurrency else None
-        self._running: set[UUID] = set()
-        self._changed = threading.Condition()
+        self._ownership = ownership
+        self._monotonic = monotonic
+        self._preferred: set[int] | None = None  # shards that are this scheduler's to look at first
+        self._fruitless: dict[
+            int, tuple[Any, int, int]
+        ] = {}  # shard → (what was known, wait in µs, when to list again)
+        self._now = 0  # cluster clock of the last look, µs
+        self._next_at = 0
+        self._seen_at = -OUTAGE_MICRO - 1
+        self._resumed_at = 0
+        self._runs_looked = float("-inf")
+        self._runs = Runs(sysdb, trigger, concurrency, timeout)
         self._over_for_ever: set[bytes] = set()  # records that never start again, until a pruner takes them
         self._parked: dict[bytes, int] = {}  # records of paused and dead tasks → clock when to look again, µs
         self._alive: dict[str, float] = {}  # foreign session → when it was last found not dead
-        self._stop = threading.Event()
+        self._said: dict[str, float] = {}
+        self._stop = self._runs.stopping
         self._rng = random.Random()
-        self.totals = ScheduleReport()
+        self.totals = self._runs.totals
 
     @property
     def running(self) -> int:
         """Runs under way."""
-        return len(self._running)
+        return len(self._runs)
 
     def run(self, stop: threading.Event | None = None, *, grace: float = 30.0) -> None:
         """Turn after turn until `stop` is set or `stop()` is called; then waits up to `grace` s for runs under way.
 
-        Runs that are still going on then lose their claims to whoever comes next.
+        Runs that are still going on then lose their claims to whoever comes next. Schedulers share the shards; each looks
+        after another's only where something is late. Where nothing is due a turn waits for the moment, or for a push.
         """
-        self._stop = stop or self._stop
+        self._stop = self._runs.stopping = stop or self._stop
         faults = 0
+        bells = Bells(self.sysdb.db)
         try:
             while not self._stop.is_set():
+                rest = self.poll
                 try:
-                    self.turn()
+                    if self._ownership is None and self._shards is None:
+                        self._ownership = leased_sharing(self.sysdb)
+                    report = self.turn()
                     faults = 0
+                    if not report.started and not report.errors:
+                        mine = self._preferred if self._preferred is not None else self._asked()
+                        keys = map(self.sysdb.layout.keys.pushed, sorted(mine))
+                        rest = self._until_next() if not bells.arm(keys) else 0.0
                 except Exception as error:
                     if not is_waited_out(error):
                         raise
                     faults = min(8, faults + 1)
                     log.warning("the scheduler's turn failed and will be repeated: %s", error)
-                delay = self.poll if not faults else min(5.0, self.poll * 2**faults)
-                self._stop.wait(delay * self._rng.uniform(0.8, 1.2))
+                if faults:
+                    rest = min(5.0, self.poll * 2**faults)
+                self._rest(bells, rest * self._rng.uniform(0.8, 1.0))
         finally:
+            bells.close()
             self.drain(grace)
-            if self._pool is not None:
-                self._pool.shutdown(wait=False, cancel_futures=True)
+            if self._ownership is not None:
+                self._ownership.close()
+
+    def _until_next(self) -> float:
+        """Seconds until something may be startable, as far as the last look can tell."""
+        return min(self.idle_poll, max(self.poll, (self._next_at - self._now) / MICROSECONDS))
+
+    def _rest(self, bells: Bells, seconds: float) -> None:
+        """Wait for a bell; the stop event is looked at meanwhile, and the poll is kept to where bells ring fast."""
+        began = self._monotonic()
+        while (rest := began + seconds - self._monotonic()) > 0 and not self._stop.is_set():
+            if self._rang(bells, min(rest, STOP_SECONDS)):
+                self._stop.wait(max(0.0, began + min(seconds, self.poll) - self._monotonic()))
+                return
+
+    def _rang(self, bells: Bells, seconds: float) -> bool:
+        return bells.wait(seconds)
 
     def stop(self) -> None:
         """Let `run` return."""
@@ -118,16 +165,91 @@ class Scheduler:
 
     def drain(self, timeout: float) -> bool:
         """Wait for the runs under way; False where some are left after `timeout` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._running, timeout)
+        return self._runs.drain(timeout)
 
     def turn(self) -> ScheduleReport:
-        """One look at the heap: start what may start, as far as there is room."""
+        """One look at what is due: list the shards where something is, start what may start, as far as there is room.
+
+        Where nothing is due it costs two transactions, one of which moves the clock, and no request to the store.
+        """
         report = ScheduleReport()
         self.sysdb.tick()
-        now = self.sysdb.now_micro()
+        asked = self._asked()
+        self._preferred = None if self._ownership is None else set(self._ownership.shards())
+        runs = self._monotonic() - self._runs_looked >= DEAD_CHECK_SECONDS
+        if runs:
+            self._runs_looked = self._monotonic()
+            if self.concurrency:
+                self._runs.watch()
+        self._now, looked = self.sysdb.read(partial(index.look, runs=runs), asked)
+        if self._now - self._seen_at > OUTAGE_MICRO:
+            self._resumed_at = self._now  # nobody was here to start what became due meanwhile
+        self._seen_at = self._now
+        todo = self._worth_listing(looked)
+        if todo:
+            faults: dict[int | str, StoreError] = {}
+            try:
+                self._start_due(self._now, todo, faults, report)
+            except BaseException:
+                self._runs_looked = float("-inf")  # what it began may be nobody's run now
+                raise
+            finally:
+                for fault in faults.values():
+                    report.errors.append(str(fault))
+                    self._warn(str(fault))
+        return report
+
+    def _asked(self) -> Sequence[int]:
+        return range(self.heap.shards) if self._shards is None else self._shards
+
+    def _worth_listing(self, looked: dict[int, index.ShardLook]) -> dict[int, _Worth]:
+        """The shards where something is due, or a run may be taken over; notes when the next look is worth it.
+
+        A shard whose listing had nothing to start, as where a tender is still to push it, is listed again when
+        something was pushed or became due, or in a while.
+        """
+        most = 1.0 if len(self._runs) else self.idle_poll  # what runs is watched
+        self._next_at = self._now + int(most * MICROSECONDS)
+        todo: dict[int, _Worth] = {}
+        for shard, there in looked.items():
+            told = (there.due, there.last_due, there.pushed)
+            if there.runs:
+                self._next_at = min(self._next_at, self._now + MICROSECONDS)
+            if self._has_lost_run(there.runs):
+                todo[shard] = _Worth(0, told)
+                continue
+            if there.due is None:
+                continue
+            later = HELP_MICRO if self._preferred is not None and shard not in self._preferred else 0
+            at = there.due * 1000 + later
+            before, wait, again = self._fruitless.get(shard, (None, 0, 0))
+            if before == told and wait:
+                at = max(at, again)
+            if at <= self._now:
+                todo[shard] = _Worth((there.due * 1000 - core.LATEST_START) // MICROSECONDS, told)
+            if there.next_due is not None:
+                at = min(at, there.next_due * 1000 + later)
+            self._next_at = min(self._next_at, max(at, self._now))
+        return todo
+
+    def _has_lost_run(self, runs: Sequence[tuple[UUID, str]]) -> bool:
+        """Whether a run's session is dead, or is this one and nothing here knows of the run."""
+        mine = self.sysdb.sessions.session
+        foreign = {session for _, session in runs if session != mine}
+        strays = [task for task, session in runs if session == mine and task not in self._runs]
+        return any(not self.sysdb.knows(task) for task in strays) or any(map(self._may_be_dead, sorted(foreign)))
+
+    def _start_due(
+        self,
+        now: int,
+        shards: dict[int, _Worth],
+        faults: dict[int | str, StoreError],
+        report: ScheduleReport,
+    ) -> None:
         seen: set[HeapItem] = set()
-        for content in self.heap.scan(now // 1_000_000 + 1, self._shards):
+        fruitful: set[int] = set()
+        since = {shard: worth.since for shard, worth in shards.items()}
+        for content in self.heap.scan(now // 1_000_000 + 1, list(shards), faults=faults, since=since):
             records = [
                 record
                 for record in due_records(content.records, now // 1000)
@@ -137,26 +259,46 @@ class Scheduler:
                 page = [HeapItem.unpack(record) for record in records[at : at + _PAGE]]
                 for item in self._startable([item for item in page if item not in seen], now):
                     seen.add(item)
-                    if not self._room():
-                        return report
-                    self._start(item, report)
-        return report
+                    fruitful.add(content.name.shard)
+                    if not self._runs.wait_for_room(ROOM_SECONDS):
+                        return
+                    self._runs.start(item, report)
+        for shard, worth in shards.items():
+            told = worth.told
+            if shard in faults:
+                continue
+            if shard in fruitful:
+                self._fruitless.pop(shard, None)
+            else:
+                before, wait, _ = self._fruitless.get(shard, (None, 0, 0))
+                wait = min(LONGEST_FRUITLESS, wait * 2) if before == told and wait else int(self.poll * MICROSECONDS)
+                self._fruitless[shard] = (told, wait, now + wait)
+        if sum(isinstance(what, int) for what in faults) == len(shards):
+            raise next(iter(faults.values()))
+
+    def _warn(self, what: str) -> None:
+        """Log it; what goes on turn after turn is said once a minute."""
+        now = time.monotonic()
+        if now - self._said.get(what, float("-inf")) >= REPEAT_LOG_SECONDS:
+            if len(self._said) >= 1000:
+                self._said.clear()
+            self._said[what] = now
+            log.warning("%s", what)
 
     def _startable(self, items: Sequence[HeapItem], now: int) -> list[HeapItem]:
         """The items that a claim is likely to get: a look at their rows spares a transaction for each that isn't."""
-        with self._changed:
-            items = [item for item in items if item.task not in self._running]
+        items = [item for item in items if item.task not in self._runs]
         if not items:
             return []
-        try:
-            rows = self.sysdb.read(outbox.read_rows, [item.task for item in items])
-        except RecordError:
-            rows = [self._row(item) for item in items]
+        rows = self.sysdb.read(outbox.read_rows, [item.task for item in items])
         found = []
         for item, row in zip(items, rows, strict=True):
             if row is None:
                 continue
-            if core.is_done(row, item):
+            if isinstance(row, outbox.Unreadable):
+                self._warn(str(row))
+                self._park(item, now)
+            elif core.is_done(row, item):
                 self._remember_over(item)
             elif row.paused or row.dead:
                 self._park(item, now)
@@ -176,19 +318,17 @@ class Scheduler:
             self._parked.clear()
         self._parked[item.pack()] = now + PARKED_MICRO
 
-    def _row(self, item: HeapItem) -> TaskRow | None:
-        try:
-            return self.sysdb.read(outbox.read_rows, [item.task])[0]
-        except RecordError as error:
-            log.warning("task %s can't be read and is left alone: %s", item.task, error)
-            return None
-
     def _may_start(self, item: HeapItem, row: TaskRow, now: int) -> bool:
         if item_of(item.task, row) != item:
             return False
+        if row.state is State.RUNNING and row.session == self.sysdb.sessions.session:
+            # This session's, and yet none of its runs: its claim was never answered, or couldn't be settled.
+            return not self._runs.given_up(item.task) and not self.sysdb.holds(item.task, row.epoch)
         if row.state is State.RUNNING:
             return self._may_be_dead(row.session)
-        return row.state is State.SCHEDULED and now >= core.earliest_start(row)
+        if row.state is not State.SCHEDULED:
+            return False
+        return now >= max(core.earliest_start(row), core.spread_again(item.task, row, self._resumed_at))
 
     def _may_be_dead(self, session: str) -> bool:
         """Whether to try a take-over; a session that was alive is not asked after again at once."""
@@ -199,7 +339,7 @@ class Scheduler:
             dead = self.sysdb.read(lambda tr, _at: self.sysdb.sessions.is_dead(tr, session))
         except RecordError as error:
             # Nobody can say that it is dead, so its claims stay; every other item goes on.
-            log.warning("session %s can't be read, so its runs are left to it: %s", session, error)
+            self._warn(f"session {session} can't be read, so its runs are left to it: {error}")
             dead = False
         if dead:
             self._alive.pop(session, None)
@@ -209,111 +349,5 @@ class Scheduler:
         self._alive[session] = time.monotonic()
         return False
 
-    def _room(self) -> bool:
-        """Wait a little for room for another run; False where there is none, or the scheduler stops."""
-        if not self.concurrency:
-            return not self._stop.is_set()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._stop.is_set() or len(self._running) < self.concurrency, timeout=ROOM_SECONDS
-            )
-            return not self._stop.is_set() and len(self._running) < self.concurrency
 
-    def _start(self, item: HeapItem, report: ScheduleReport) -> None:
-        with self._changed:
-            self._running.add(item.task)
-        if self._pool is None:
-            try:
-                self._run(item, report)
-            finally:
-                self._over(item)
-            return
-
-        def work() -> None:
-            try:
-                self._run(item, self.totals)
-            except Exception as error:
-                log.warning("run of task %s, generation %d: %s", item.task, item.gen, error)
-            finally:
-                self._over(item)
-
-        report.started += 1
-        self._pool.submit(work)
-
-    def _over(self, item: HeapItem) -> None:
-        with self._changed:
-            self._running.discard(item.task)
-            self._changed.notify_all()
-
-    def _run(self, item: HeapItem, report: ScheduleReport) -> None:
-        try:
-            claim = self.sysdb.claim(item)
-        except ClaimRefusedError:
-            return  # another scheduler was first, or the task changed meanwhile
-        except RecordError as error:
-            log.warning("task %s has a row that can't be read and is left alone: %s", item.task, error)
-            return
-        self._count(report, "started")
-        began = time.monotonic()
-        what = f"task {claim.task.name} ({claim.id}), generation {claim.gen}"
-        take_output()
-        try:
-            outcome = self._call(claim)
-        except RunStoppedError as error:
-            log.info("%s: %s", what, error)
-            return
-        except Exception as error:
-            reason, output = f"{type(error).__name__}: {error}", take_output()
-            log.warning("%s failed after %.2f s: %s", what, time.monotonic() - began, reason)
-            self._settle(report, lambda: self.sysdb.fail(claim, reason, output=output))
-            self._count(report, "failed")
-            return
-        output = take_output()
-        log.info("%s ran for %.2f s", what, time.monotonic() - began)
-        self._settle(report, lambda: self.sysdb.finish(claim, outcome, output=output))
-        self._count(report, "finished")
-
-    def _count(self, report: ScheduleReport, what: str) -> None:
-        with self._changed:
-            setattr(report, what, getattr(report, what) + 1)
-
-    def _call(self, claim: Claim) -> int | None:
-        with tracing.span(
-            f"run {claim.task.name}",
-            self._cause(claim),
-            task=str(claim.task.id),
-            generation=claim.gen,
-            epoch=claim.epoch,
-        ):
-            outcome = self.trigger(claim.task, claim.gen, claim.epoch)
-            result = getattr(outcome, "result", None)
-            if callable(result):
-                outcome = result()
-        if outcome is None or (isinstance(outcome, int) and not isinstance(outcome, bool) and outcome >= 0):
-            return outcome
-        return None
-
-    def _cause(self, claim: Claim) -> str:
-        """The trace of the write that this run follows; "" where none was traced."""
-        if not tracing.enabled():
-            return ""
-        key = self.sysdb.layout.keys.trace(claim.task.partition)
-        return bytes(self.sysdb.read(lambda tr, _at: tr.snapshot.get(key).value) or b"").decode()
-
-    def _settle(self, report: ScheduleReport, settle: Callable[[], None]) -> None:
-        """Settle a claim, however long the database takes: until then the task is this session's and runs nowhere."""
-        delay = 0.1
-        while True:
-            try:
-                settle()
-                return
-            except ClaimLostError as error:
-                self._count(report, "lost")
-                log.info("%s", error)
-                return
-            except Exception as error:
-                if self._stop.is_set() or not is_outage(error):
-                    raise  # the claim is left to whoever comes after this process's session
-                log.warning("a run is over and its claim can't be settled yet: %s", error)
-                self._stop.wait(delay)
-                delay = min(5.0, delay * 2)
+__all__ = ["ScheduleReport", "Scheduler", "Trigger"]

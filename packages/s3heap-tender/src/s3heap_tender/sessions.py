@@ -10,6 +10,8 @@ import threading
 import uuid
 from typing import Any, Protocol
 
+from fdb_schema import RecordError
+
 
 class Sessions(Protocol):
     """What the sysdb needs to know of sessions."""
@@ -17,6 +19,10 @@ class Sessions(Protocol):
     @property
     def session(self) -> str:
         """The name of this process's session."""
+        ...
+
+    def why_gone(self, tr: Any, session: str) -> str | None:
+        """Why `session` is not heard of any more, for people, by one look; None where it may well live."""
         ...
 
     def is_dead(self, tr: Any, session: str) -> bool:
@@ -41,6 +47,9 @@ class LocalSessions:
     def session(self) -> str:
         return self._session
 
+    def why_gone(self, tr: Any, session: str) -> str | None:
+        return "its session has ended" if self.is_dead(tr, session) else None
+
     def is_dead(self, tr: Any, session: str) -> bool:
         with self._lock:
             return session in self._ended
@@ -54,18 +63,29 @@ class LeaseSessions:
     """Sessions of lease-locks: the session of a `LeaseManager`."""
 
     def __init__(self, locks: Any, *, owned: bool = False) -> None:
-        self._locks = locks
+        self.locks = locks
         self._owned = owned
 
     @property
     def session(self) -> str:
-        return str(self._locks.session_id.hex())
+        return str(self.locks.session_id.hex())
+
+    def why_gone(self, tr: Any, session: str) -> str | None:
+        why = self.locks.session_dead(tr, _id_of(session))
+        return None if why is None else str(why)
 
     def is_dead(self, tr: Any, session: str) -> bool:
         if session == self.session:
             return False
-        return self._locks.session_dead(tr, bytes.fromhex(session)) is not None
+        return self.locks.session_dead(tr, _id_of(session)) is not None
 
     def close(self) -> None:
         if self._owned:
-            self._locks.close()
+            self.locks.close()
+
+
+def _id_of(session: str) -> bytes:
+    try:
+        return bytes.fromhex(session)
+    except ValueError:
+        raise RecordError(f"{session!r:.80} is the name of no session") from None

@@ -64,12 +64,13 @@ def new_row(
         backoff = Backoff()
     elif isinstance(backoff, (int, float)):
         backoff = Backoff(initial=float(backoff))
-    if backoff.initial < 0 or backoff.factor < 1 or backoff.maximum < 0 or backoff.jitter < 0:
+    if not (backoff.initial >= 0 and backoff.factor >= 1 and backoff.maximum >= 0 and backoff.jitter >= 0):
         raise ValueError(
             f"backoff must have initial, maximum and jitter of 0 or more and factor of 1 or more: {backoff}"
         )
     return TaskRow(
         partition=partition_id(partition),
+        partition_name=partition if isinstance(partition, str) else "",
         name=name,
         state=State.SCHEDULED,
         gen=1,

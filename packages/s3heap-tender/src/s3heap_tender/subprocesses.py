@@ -51,13 +51,14 @@ def run_command(
     *,
     timeout: float | None = None,
     stop: threading.Event | None = None,
+    over: threading.Event | None = None,
 ) -> str:
     """Run a command to its end; returns the last 4000 bytes of its standard output.
 
     They are kept as the run's output, or the end of its standard error where it printed nothing else.
 
     Raises `TriggerError` where it can't be started, exits with another code than 0 or takes longer than `timeout` s, and
-    `RunStoppedError` where `stop` was set before it ended.
+    `RunStoppedError` where `stop` was set before it ended; where `over` was, it is killed and has failed.
     """
     with tempfile.TemporaryFile() as given:
         given.write(payload)
@@ -78,7 +79,7 @@ def run_command(
     output, errors = _Tail(child.stdout), _Tail(child.stderr)
     ended = ""
     try:
-        ended = _await_end(child.pid, timeout, stop)
+        ended = _await_end(child.pid, timeout, stop, over)
     finally:
         # The child is not reaped yet, so its number can't be another's.
         _kill_group(child.pid)
@@ -87,6 +88,8 @@ def run_command(
     keep_output(printed or complained)
     if ended == "stopped":
         raise RunStoppedError(f"{words[0]} was killed because its scheduler stops; the run goes to another")
+    if ended == "cancelled":
+        raise TriggerError(f"{words[0]} was killed because its run was cancelled")
     if ended == "late":
         raise TriggerError(f"{words[0]} ran longer than {timeout:g} s and was killed")
     if child.returncode != 0:
@@ -96,13 +99,15 @@ def run_command(
     return printed
 
 
-def _await_end(pid: int, timeout: float | None, stop: threading.Event | None) -> str:
-    """Wait for the child's end without reaping it; says "late" or "stopped" where that came first."""
+def _await_end(pid: int, timeout: float | None, stop: threading.Event | None, over: threading.Event | None) -> str:
+    """Wait for the child's end without reaping it; says "late", "stopped" or "cancelled" where that came first."""
     end = None if timeout is None else time.monotonic() + timeout
     nap = 0.002
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         if stop is not None and stop.is_set():
             return "stopped"
+        if over is not None and over.is_set():
+            return "cancelled"
         if end is not None and time.monotonic() >= end:
             return "late"
         if stop is None:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import read_range, tracing
+from fdb_schema import RecordError, get_many, read_range, tracing
 from idempotent_txn import run_committed
 from s3heap_tender import core, failpoints, outbox, transitions
 from s3heap_tender.describing import Description, describe
-from s3heap_tender.errors import TaskNotFoundError, UnknownItemError
+from s3heap_tender.errors import ClaimLostError, TaskNotFoundError, UnknownItemError
+from s3heap_tender.held import held_by
 from s3heap_tender.items import HeapItem
-from s3heap_tender.records import Backoff, Claim, DeadLetter, DeadLetterRow, Task, TaskRow, dead_letter_of, task_of
+from s3heap_tender.layout import Layout
+from s3heap_tender.output import storable, text_of
+from s3heap_tender.records import (
+    Backoff,
+    Claim,
+    DeadLetter,
+    DeadLetterRow,
+    ReadUpTo,
+    Task,
+    TaskRow,
+    dead_letter_of,
+    task_of,
+)
 from s3heap_tender.settings import new_row, partition_id
 from s3heap_tender.sysdb_base import SysDbBase
-from s3heap_tender.transitions import Layout, Step
+from s3heap_tender.transitions import Step
 
+log = logging.getLogger("s3heap_tender.sysdb")
 _PAGE: Final = 1000
 
 
@@ -114,10 +129,15 @@ class SysDb(SysDbBase):
             rows = self.read(lambda tr, _at, b=begin: read_range(tr, b, end, limit=_PAGE, snapshot=True))
             ids = [keys.task_of(key) for key, _ in rows]
             if partition is None:
-                found: Sequence[TaskRow | None] = [TaskRow.decode(bytes(value)) for _, value in rows]
+                found = [outbox.row_of(id, value) for id, (_, value) in zip(ids, rows, strict=True)]
             else:
                 found = self.read(outbox.read_rows, ids)
-            yield from (task_of(id, row) for id, row in zip(ids, found, strict=True) if row is not None)
+            payloads = self.read(lambda tr, _at, ids=ids: get_many(tr, [keys.payload(id) for id in ids], snapshot=True))
+            for id, row, payload in zip(ids, found, payloads, strict=True):
+                if isinstance(row, TaskRow):
+                    yield task_of(id, row, bytes(payload or b""))
+                elif row is not None:
+                    log.warning("%s", row)
             if len(rows) < _PAGE:
                 return
             begin = rows[-1][0] + b"\x00"
@@ -147,8 +167,21 @@ class SysDb(SysDbBase):
         )
 
     def run_now(self, id: UUID) -> Task:
-        """Run as soon as the cadence allows, written to or not; while it runs, as its overlap policy says."""
-        return self._change("run_now", id, lambda row, _tail, now: core.requested(row, now))
+        """Run as soon as the cadence allows, written to or not; while it runs, as its overlap policy says.
+
+        A dead letter is tried again, as by `redrive`.
+        """
+
+        def body(tr: Any, at: Layout) -> tuple[Task, list[Step]]:
+            row = transitions.load_existing(tr, at, id)
+            if row.dead:
+                steps = transitions.redrive(tr, at, id, row.gen)
+            else:
+                steps = transitions.change(tr, at, "run_now", id, lambda row, _tail, now: core.requested(row, now))
+            return _seen(tr, at, id, steps[0].after or row if steps else row), steps
+
+        self.tick()
+        return self.commit("run_now", body)
 
     def backfill(self, id: UUID, n: int) -> Task:
         """Give the task `n` more generations, a cadence apart. Raises `TransitionError` beyond 1000 pending."""
@@ -162,7 +195,7 @@ class SysDb(SysDbBase):
         def body(tr: Any, at: Layout) -> tuple[Task, list[Step]]:
             steps = transitions.redrive(tr, at, id, gen)
             assert steps[0].after is not None
-            return task_of(id, steps[0].after), steps
+            return _seen(tr, at, id, steps[0].after), steps
 
         self.tick()
         return self.commit("redrive", body)
@@ -205,7 +238,10 @@ class SysDb(SysDbBase):
             stamp.on_ready(committed)
 
     def mark_dirty(self, partition: UUID | str, offset: int) -> None:
-        """After a write that is visible: the partition's log ends at `offset` (a count of records) or beyond."""
+        """After a write that is visible: the partition's log ends at `offset` (a count of records) or beyond.
+
+        An offset below the end that is known causes a run too: it may be a write of a log that was made anew.
+        """
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 1:
             raise ValueError(f"offset is the log's end after the write, 1 or more, not {offset!r}")
         there = partition_id(partition)
@@ -213,7 +249,15 @@ class SysDb(SysDbBase):
         outcome = run_committed(self.db, transitions.mark_dirty, self.layout, there, offset)
         failpoints.hit("sysdb.mark_dirty.after")
         version = None if outcome.commit is None else outcome.commit.version
-        self.trace.line("write", partition=there, offset=offset, v=version)
+        if offset < outcome.value:
+            log.warning(
+                "partition %s was written up to %d, which is below its known end %d: its tasks run once more for it, and so "
+                "for each such write until its log has passed that end",
+                partition,
+                offset,
+                outcome.value,
+            )
+        self.trace.line("write", partition=there, offset=offset, v=version, behind=offset < outcome.value)
 
     def log_end(self, partition: UUID | str) -> int:
         """Records written to the partition so far."""
@@ -229,9 +273,32 @@ class SysDb(SysDbBase):
         deleted, superseded, paused, dead, not_due or running.
         """
         wanted = item.item if isinstance(item, Task) else item
-        self.tick()
+        self.tick_for_start()
         sessions = self.sessions
-        return self.commit("claim", transitions.claim, wanted, sessions.session, sessions.is_dead)
+        mine = self._session = sessions.session
+        known = held_by(mine)
+
+        def is_over(tr: Any, row: TaskRow) -> bool:
+            if row.session == mine:
+                return known.lost(wanted.task, row.epoch)
+            return sessions.is_dead(tr, row.session)
+
+        with known.claiming(wanted.task):
+            claim = self.commit("claim", transitions.claim, wanted, mine, is_over)
+            known.add(claim)
+        return claim
+
+    def holds(self, task: UUID, epoch: int) -> bool:
+        """Whether this process knows of this session's claim, or is about to: one that it doesn't is taken over."""
+        return not held_by(self.sessions.session).lost(task, epoch, claiming=0)
+
+    def knows(self, task: UUID) -> bool:
+        """Whether this process knows of a claim of the task by this session, or is about to get one."""
+        return held_by(self.sessions.session).knows(task)
+
+    def abandon(self, claim: Claim) -> None:
+        """Forget a claim that can't be settled: its task may be claimed again, by this session too."""
+        held_by(claim.session).discard(claim)
 
     def finish(self, claim: Claim, upto_offset: int | None = None, *, output: str = "") -> None:
         """The run is over and read the log up to `upto_offset` (by default what the claim saw): exactly one effect.
@@ -240,20 +307,27 @@ class SysDb(SysDbBase):
         end: what is written later is not read yet. The last 4000 characters of `output` are kept with the task. Raises
         `ClaimLostError`.
         """
-        upto = claim.upto_offset if upto_offset is None else upto_offset
-        if isinstance(upto, bool) or not isinstance(upto, int) or upto < 0:
-            raise ValueError(f"upto_offset is a count of records, 0 or more, not {upto!r}")
+        if upto_offset is not None:
+            ReadUpTo(upto_offset)  # refuses what is no offset
         self.tick()
-        self.commit("finish", _only_steps(transitions.finish), claim.id, claim.gen, claim.epoch, upto, output)
+        self._settle("finish", transitions.finish, claim, upto_offset, storable(output))
 
     def fail(self, claim: Claim, error: BaseException | str, *, output: str = "") -> None:
         """The run failed: due again after its back-off, or a dead letter. `output` as in `finish`.
 
         Raises `ClaimLostError`.
         """
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        text = error if isinstance(error, str) else text_of(error)
         self.tick()
-        self.commit("fail", _only_steps(transitions.fail), claim.id, claim.gen, claim.epoch, text, output)
+        self._settle("fail", transitions.fail, claim, storable(text), storable(output))
+
+    def _settle(self, name: str, body: Callable[..., list[Step]], claim: Claim, *args: Any) -> None:
+        try:
+            self.commit(name, _only_steps(body), claim.id, claim.gen, claim.epoch, *args)
+        except ClaimLostError:
+            self.abandon(claim)
+            raise
+        self.abandon(claim)
 
     def are_done(self, items: Sequence[HeapItem]) -> list[bool]:
         """Whether each item will never be needed again, in their order; True is for ever.
@@ -268,6 +342,8 @@ class SysDb(SysDbBase):
                     f"item of task {item.task}, generation {item.gen}: the sysdb {self.cluster!r} has neither that "
                     f"task nor its tombstone, so nothing is known of it; check that heap and sysdb belong together"
                 )
+            if verdict is outbox.Verdict.UNREADABLE:
+                raise RecordError(f"task {item.task} has a row that can't be read, so nothing is known of its items")
         return [verdict is outbox.Verdict.DONE for verdict in found]
 
     def verdicts(self, items: Sequence[HeapItem]) -> list[outbox.Verdict]:
@@ -290,10 +366,14 @@ class SysDb(SysDbBase):
             steps = transitions.change(tr, at, operation, id, rule)
             row = steps[0].after if steps else transitions.load_existing(tr, at, id)
             assert row is not None
-            return task_of(id, row), steps
+            return _seen(tr, at, id, row), steps
 
         self.tick()
         return self.commit(operation, body)
+
+
+def _seen(tr: Any, at: Layout, id: UUID, row: TaskRow) -> Task:
+    return task_of(id, row, bytes(tr.get(at.keys.payload(id)).value or b""))
 
 
 def _only_steps(body: Callable[..., list[Step]]) -> Callable[..., tuple[None, list[Step]]]:

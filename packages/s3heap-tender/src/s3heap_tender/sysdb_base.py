@@ -13,12 +13,13 @@ from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, check_format
 from fdb_schema.clock import ADVANCE_SECONDS
 from idempotent_txn import run, run_committed
 from lease_locks import LeaseManager
-from s3heap_tender import failpoints
+from s3heap_tender import failpoints, held
 from s3heap_tender.keys import FORMAT, SUBSPACE, HeapKeys
+from s3heap_tender.layout import Layout
 from s3heap_tender.records import MICROSECONDS
 from s3heap_tender.sessions import LeaseSessions, Sessions
 from s3heap_tender.trace import Trace
-from s3heap_tender.transitions import Layout, Step
+from s3heap_tender.transitions import Step
 
 T = TypeVar("T")
 DEFAULT_SHARDS: Final = 16
@@ -62,8 +63,10 @@ class SysDbBase:
         self._clock: Clock = clock if clock is not None else ClusterClock(self.space)
         self._clock_lock = threading.Lock()
         self._ticked = float("-inf")
+        self._steady = False
         self._sessions = sessions
         self._session_lock = threading.Lock()
+        self._session: str | None = None  # the name of the session, once something was claimed
         keys = HeapKeys(self.space)
         config = run(db, _open, self.space, keys, shards)
         self.id: UUID = UUID(bytes=config["id"])
@@ -87,6 +90,8 @@ class SysDbBase:
         """End this process's session: whatever it still runs may be retaken at once."""
         with self._session_lock:
             if self._sessions is not None:
+                if self._session is not None:
+                    held.forget(self._session)
                 self._sessions.close()
                 self._sessions = None
 
@@ -104,9 +109,25 @@ class SysDbBase:
             now = time.monotonic()
             if now - self._ticked < ADVANCE_SECONDS and isinstance(self._clock, ClusterClock):
                 return
-            run(self.db, self._clock.advance)
-            self._clock.committed()
+            self._advance()
+            self._steady = now - self._ticked <= 2 * ADVANCE_SECONDS
             self._ticked = now
+
+    def tick_for_start(self) -> None:
+        """`tick`, after which the clock's row is at most two ticks old: a start is to be stored no earlier than it is.
+
+        Services that have nothing to do advance the clock rarely. Whoever was idle sees at its first look only that
+        another wrote the row, not when; at the second it was written since the first, or is written now.
+        """
+        self.tick()
+        with self._clock_lock:
+            if not self._steady:
+                self._advance()
+                self._steady = True
+
+    def _advance(self) -> None:
+        run(self.db, self._clock.advance)
+        self._clock.committed()
 
     def now(self) -> float:
         """The cluster clock, in seconds."""
@@ -145,7 +166,9 @@ class SysDbBase:
 
 
 def _open(tr: Any, space: ClusterSpace, keys: HeapKeys, shards: int) -> dict[str, Any]:
-    check_format(tr, space, SUBSPACE, FORMAT)
+    if check_format(tr, space, SUBSPACE, FORMAT) < FORMAT:
+        # From here on older releases, which don't keep the index, are refused; a tender's first turn makes what is missing.
+        tr.set(space.format.pack((SUBSPACE,)), pack(FORMAT))
     data = tr.get(keys.config).value
     if data is None:
         data = pack({"id": uuid.uuid4().bytes, "shards": shards})

@@ -6,58 +6,75 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from s3heap_tender import outbox, transitions
+from fdb_schema import RecordError, read_ahead
+from s3heap_tender import index, outbox, transitions
 from s3heap_tender.items import HeapItem
-from s3heap_tender.records import Dirty, Intent, Tombstone
+from s3heap_tender.layout import Layout
+from s3heap_tender.records import Dirty, Intent, TaskRow, Tombstone
 from s3heap_tender.sysdb_base import SysDbBase
-from s3heap_tender.transitions import Layout, Step
+from s3heap_tender.transitions import Step, Swept
 
 SWEEP_TASKS: Final = 200
 SWEEP_PARTITIONS: Final = 50
 CLEAR_INTENTS: Final = 500
+INDEX_PAGE: Final = 1000
 
 
-def sweep(sysdb: SysDbBase, markers: Sequence[Dirty]) -> int:
-    """Handle dirty partitions: their waiting tasks are scheduled. Returns how many tasks changed."""
+def sweep(sysdb: SysDbBase, markers: Sequence[Dirty]) -> tuple[int, dict[UUID, Dirty]]:
+    """Handle dirty partitions: their waiting tasks are scheduled.
+
+    Returns how many tasks changed, and the tasks whose rows can't be read, each with its partition's marker, which stays.
+    """
     changed = at = 0
+    unreadable: dict[UUID, Dirty] = {}
     while at < len(markers):
-        handled, more = _sweep_batch(sysdb, markers[at : at + SWEEP_PARTITIONS])
+        handled, more = _sweep_batch(sysdb, markers[at : at + SWEEP_PARTITIONS], unreadable)
         at += handled
         changed += more
-    return changed
+    return changed, unreadable
 
 
-def _sweep_batch(sysdb: SysDbBase, markers: Sequence[Dirty]) -> tuple[int, int]:
+def _sweep_batch(sysdb: SysDbBase, markers: Sequence[Dirty], unreadable: dict[UUID, Dirty]) -> tuple[int, int]:
     """As many of the partitions as fit into one transaction; returns how many those were, and the tasks changed."""
 
-    def body(tr: Any, at: Layout) -> tuple[tuple[int, int, list[tuple[Dirty, UUID]]], list[Step]]:
+    def body(tr: Any, at: Layout) -> tuple[list[Swept], list[Step]]:
         steps: list[Step] = []
-        unfinished: list[tuple[Dirty, UUID]] = []
-        handled = 0
+        swept: list[Swept] = []
+        # What each partition's turn begins with is on its way before the first is looked at.
+        ahead = read_ahead(tr, [span for marker in markers for span in _first_reads(at, marker)])
         for marker in markers:
             room = SWEEP_TASKS - len(steps)
             if room <= 0:
                 break
-            done, after = transitions.sweep(tr, at, marker, None, room)
-            handled += 1
-            steps.extend(done)
-            if after is not None:
-                unfinished.append((marker, after))
-        return (handled, len(steps), unfinished), steps
+            swept.append(transitions.sweep(tr, at, marker, None, room))
+            steps.extend(swept[-1].steps)
+        del ahead
+        return swept, steps
 
-    handled, changed, unfinished = sysdb.commit("sweep", body)
-    for marker, start in unfinished:
-        after: UUID | None = start
-        while after is not None:
-            more, after = _sweep_page(sysdb, marker, after)
-            changed += more
-    return handled, changed
+    swept = sysdb.commit("sweep", body)
+    changed = sum(len(done.steps) for done in swept)
+    for marker, done in zip(markers, swept, strict=False):
+        unreadable.update(dict.fromkeys(done.unreadable, marker))
+        keep = bool(done.unreadable)
+        while done.after is not None:
+            done = _sweep_page(sysdb, marker, done.after, keep)
+            unreadable.update(dict.fromkeys(done.unreadable, marker))
+            keep = keep or bool(done.unreadable)
+            changed += len(done.steps)
+    return len(swept), changed
 
 
-def _sweep_page(sysdb: SysDbBase, marker: Dirty, after: UUID) -> tuple[int, UUID | None]:
-    def body(tr: Any, at: Layout) -> tuple[tuple[int, UUID | None], list[Step]]:
-        steps, resume_after = transitions.sweep(tr, at, marker, after, SWEEP_TASKS)
-        return (len(steps), resume_after), steps
+def _first_reads(at: Layout, marker: Dirty) -> list[tuple[bytes, bytes, int]]:
+    keys = at.keys
+    begin, end = keys.part_range(marker.partition)
+    counters = (keys.log(marker.partition), keys.again(marker.partition))
+    return [(begin, end, SWEEP_TASKS), *((key, key + b"\x00", 1) for key in counters)]
+
+
+def _sweep_page(sysdb: SysDbBase, marker: Dirty, after: UUID, keep: bool) -> Swept:
+    def body(tr: Any, at: Layout) -> tuple[Swept, list[Step]]:
+        swept = transitions.sweep(tr, at, marker, after, SWEEP_TASKS, keep=keep)
+        return swept, swept.steps
 
     return sysdb.commit("sweep", body)
 
@@ -92,6 +109,57 @@ def reconcile(sysdb: SysDbBase, missing: Sequence[HeapItem]) -> int:
 
         asked += sysdb.commit("reconcile", body)
     return asked
+
+
+def settle_done(sysdb: SysDbBase, keys: Sequence[bytes]) -> None:
+    """What these notes told of is off the heap."""
+    for start in range(0, len(keys), CLEAR_INTENTS):
+        page = keys[start : start + CLEAR_INTENTS]
+
+        def body(tr: Any, at: Layout, page: Sequence[bytes] = page) -> tuple[None, list[Step]]:
+            index.clear_done(tr, at, page)
+            return None, []
+
+        sysdb.commit("pruned", body)
+
+
+def reindex(sysdb: SysDbBase, shard: int) -> int:
+    """Mend the index of a shard where it differs from the rows of its tasks; returns how many tasks that were."""
+    found: dict[UUID, list[bytes]] = {}
+    there: dict[bytes, bytes] = {}
+    last: bytes | None = None
+    while page := sysdb.read(index.entries, shard, last, INDEX_PAGE):
+        for key, value, task in page:
+            found.setdefault(task, []).append(key)
+            there[key] = value
+        last = page[-1][0]
+    wrong: set[UUID] = set()
+    after: UUID | None = None
+    while page_of_rows := sysdb.read(outbox.active_rows, shard, after, INDEX_PAGE):
+        for task, row in page_of_rows:
+            keys = found.pop(task, [])
+            right = index.entry(sysdb.layout, task, row) if isinstance(row, TaskRow) else None
+            if isinstance(row, TaskRow) and keys != ([] if right is None else [right[0]]):
+                wrong.add(task)
+                found[task] = keys
+            elif right is not None and there.get(right[0]) != right[1]:
+                wrong.add(task)
+        after = page_of_rows[-1][0]
+    todo = sorted(wrong | found.keys())
+    for start in range(0, len(todo), SWEEP_TASKS):
+        page_of_tasks = todo[start : start + SWEEP_TASKS]
+
+        def body(tr: Any, at: Layout, page: Sequence[UUID] = page_of_tasks) -> tuple[None, list[Step]]:
+            for task in page:
+                try:
+                    row = transitions.load(tr, at, task)
+                except RecordError:
+                    continue
+                index.mend(tr, at, task, row, found.get(task, ()))
+            return None, []
+
+        sysdb.commit("reindex", body)
+    return len(todo)
 
 
 def forget(sysdb: SysDbBase, tombstones: Sequence[Tombstone]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID
 
+from fdb_schema.private_files import PRIVATE_FILE
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import TaskRow
 from s3heap_tender.transitions import Step
@@ -56,7 +57,7 @@ class Trace:
 
     def _append(self, path: str, line: bytes) -> None:
         # One write of one line in append mode: lines of several processes never mix.
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         try:
             os.write(handle, line)
         finally:

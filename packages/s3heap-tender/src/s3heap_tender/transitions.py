@@ -6,16 +6,18 @@ the commit is known. All may run several times; only the commit counts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from fdb_schema import pack, read_clock, read_range
-from s3heap_tender import core
+from fdb_schema import RecordError, get_many, pack, read_clock, read_range
+from s3heap_tender import core, index
 from s3heap_tender.errors import ClaimRefusedError, TaskExistsError, TaskNotFoundError
 from s3heap_tender.items import HeapItem
-from s3heap_tender.keys import HeapKeys, stamped
+from s3heap_tender.keys import stamped
+from s3heap_tender.layout import Layout
 from s3heap_tender.output import MAX_OUTPUT_TEXT
 from s3heap_tender.records import Claim, DeadLetterRow, Dirty, RunOutput, TaskRow, item_of, task_of
 from s3heap_tender.states import State, check_change
@@ -31,18 +33,6 @@ class Step:
     after: TaskRow | None
     now: int  # cluster clock, µs
     extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The keys, and how many shards they are spread over."""
-
-    keys: HeapKeys
-    shards: int
-
-    def shard_of(self, identity: UUID) -> int:
-        """The shard of a task (its intent and items) or a partition (its dirty marker)."""
-        return int.from_bytes(identity.bytes[-4:], "big") % self.shards
 
 
 def read_counter(tr: Any, key: bytes, *, snapshot: bool = True) -> int:
@@ -75,7 +65,9 @@ def load_existing(tr: Any, at: Layout, task: UUID) -> TaskRow:
 def put_intent(tr: Any, at: Layout, task: UUID, row: TaskRow) -> None:
     """Ask for a push of the row's generation, in the transaction that scheduled it."""
     value = row.gen.to_bytes(8, "big") + (row.due // 1000).to_bytes(8, "big") + row.partition.bytes
-    tr.set_versionstamped_value(at.keys.intent(at.shard_of(task), task), stamped(value))
+    shard = at.shard_of(task)
+    tr.set_versionstamped_value(at.keys.intent(shard, task), stamped(value))
+    index.ring(tr, at, shard)
 
 
 def store(tr: Any, at: Layout, operation: str, task: UUID, before: TaskRow | None, after: TaskRow, now: int) -> Step:
@@ -84,6 +76,7 @@ def store(tr: Any, at: Layout, operation: str, task: UUID, before: TaskRow | Non
     if before is not None:
         after = replace(after, step=before.step + 1)
     tr.set(at.keys.task(task), after.encode())
+    index.changed(tr, at, task, before, after, now)
     was_active = before is not None and before.state is not State.WAITING
     if after.state is State.WAITING:
         tr.clear(at.keys.active(at.shard_of(task), task))
@@ -165,6 +158,7 @@ def delete(tr: Any, at: Layout, task: UUID) -> list[Step]:
         tr.clear(key)
     tr.clear_range(*keys.dlq_range(task))
     now = read_clock(tr, keys.space)
+    index.changed(tr, at, task, row, None, now)
     tr.set(keys.tomb(task), row.partition.bytes + now.to_bytes(8, "big"))
     return [Step("delete", task, row, None, now)]
 
@@ -172,20 +166,63 @@ def delete(tr: Any, at: Layout, task: UUID) -> list[Step]:
 def record_write(tr: Any, at: Layout, partition: UUID, records: int) -> None:
     """A write of `records` records: the log's end moves and the partition is dirty. Never conflicts with another write."""
     tr.add(at.keys.log(partition), records.to_bytes(8, "little"))
-    tr.set_versionstamped_value(at.keys.dirty(at.shard_of(partition), partition), stamped(b""))
+    _mark(tr, at, partition)
 
 
-def mark_dirty(tr: Any, at: Layout, partition: UUID, offset: int) -> None:
-    """A write that is visible already and ended the log at `offset`."""
-    tr.max(at.keys.log(partition), offset.to_bytes(8, "little"))
-    tr.set_versionstamped_value(at.keys.dirty(at.shard_of(partition), partition), stamped(b""))
+def _mark(tr: Any, at: Layout, partition: UUID) -> None:
+    shard = at.shard_of(partition)
+    tr.set_versionstamped_value(at.keys.dirty(shard, partition), stamped(b""))
+    index.ring(tr, at, shard)
 
 
-def sweep(tr: Any, at: Layout, marker: Dirty, after: UUID | None, limit: int) -> tuple[list[Step], UUID | None]:
+def mark_dirty(tr: Any, at: Layout, partition: UUID, offset: int) -> int:
+    """A write that is visible already and ended the log at `offset`. Returns the log's end as it was known before.
+
+    An offset below that is told late, or the log was made anew: nobody can tell, so the write is counted, and causes a run.
+    Where the end passed it only while this transaction ran, a run that starts then sees the write.
+    """
+    end = read_counter(tr, at.keys.log(partition))
+    if offset < end:
+        tr.add(at.keys.again(partition), (1).to_bytes(8, "little"))
+    else:
+        tr.max(at.keys.log(partition), offset.to_bytes(8, "little"))
+    _mark(tr, at, partition)
+    return end
+
+
+def seeing(tr: Any, at: Layout, row: TaskRow) -> tuple[TaskRow, int]:
+    """The row with the writes of its partition that it has to know of, and the log's end; by snapshot."""
+    tail, again = _log_of(tr, at, row.partition)
+    return row if row.again == again else replace(row, again=again), tail
+
+
+def _log_of(tr: Any, at: Layout, partition: UUID) -> tuple[int, int]:
+    """The end of a partition's log, and how many writes were said to lie below it; by snapshot, side by side."""
+    values = get_many(tr, [at.keys.log(partition), at.keys.again(partition)], snapshot=True)
+    tail, again = (0 if value is None else int.from_bytes(value, "little") for value in values)
+    return tail, again
+
+
+def depend_on_no_write(tr: Any, at: Layout, row: TaskRow) -> None:
+    """Only what lets a task wait depends on no write having come meanwhile; what goes on does not."""
+    tr.add_read_conflict_key(at.keys.log(row.partition))
+    tr.add_read_conflict_key(at.keys.again(row.partition))
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one transaction did for the tasks of a dirty partition."""
+
+    steps: list[Step]
+    after: UUID | None  # the task to go on after; None once all are handled
+    unreadable: tuple[UUID, ...] = ()  # tasks whose rows can't be read
+
+
+def sweep(tr: Any, at: Layout, marker: Dirty, after: UUID | None, limit: int, *, keep: bool = False) -> Swept:
     """C → B for the tasks of a dirty partition, at most `limit` of them from `after` on.
 
-    Returns the steps and the task to go on after; None once all are handled, when the marker is cleared iff it is
-    still the one that was read. Reads of tasks that need nothing are snapshots: a running task's `finish` and a paused
+    Once all are handled the marker is cleared iff it is still the one that was read; it stays where a task's row can't be
+    read, or where `keep` says so. Reads of tasks that need nothing are snapshots: a running task's `finish` and a paused
     one's `resume` re-read the log themselves, and conflict with a write they did not see.
     """
     keys = at.keys
@@ -194,26 +231,43 @@ def sweep(tr: Any, at: Layout, marker: Dirty, after: UUID | None, limit: int) ->
         begin = keys.part(marker.partition, after) + b"\x00"
     rows = read_range(tr, begin, end, limit=limit, snapshot=True)
     tasks = [keys.task_of(key) for key, _ in rows]
-    tail = read_counter(tr, keys.log(marker.partition))
+    tail, again = _log_of(tr, at, marker.partition)
     now = read_clock(tr, keys.space)
     steps: list[Step] = []
-    for task in tasks:
-        row = load(tr, at, task, snapshot=True)
-        if row is None or core.written(task, row, tail, now) is row:
+    unreadable: list[UUID] = []
+    values = get_many(tr, [keys.task(task) for task in tasks], snapshot=True)
+    for task, value in zip(tasks, values, strict=True):
+        try:
+            row = None if value is None else TaskRow.decode(bytes(value))
+        except RecordError:
+            unreadable.append(task)
+            continue
+        if _after_writes(task, row, tail, again, now) is None:
             continue
         row = load(tr, at, task)
-        if row is not None and (changed := core.written(task, row, tail, now)) is not row:
+        changed = _after_writes(task, row, tail, again, now)
+        if row is not None and changed is not None:
             steps.append(store(tr, at, "sweep", task, row, changed, now))
     if len(rows) == limit:
-        return steps, tasks[-1]
-    tr.compare_and_clear(keys.dirty(marker.shard, marker.partition), marker.value)
-    return steps, None
+        return Swept(steps, tasks[-1], tuple(unreadable))
+    if not unreadable and not keep:
+        tr.compare_and_clear(keys.dirty(marker.shard, marker.partition), marker.value)
+    return Swept(steps, None, tuple(unreadable))
+
+
+def _after_writes(task: UUID, row: TaskRow | None, tail: int, again: int, now: int) -> TaskRow | None:
+    """The row that writes make of this one; None where they change nothing."""
+    if row is None:
+        return None
+    seen = replace(row, again=again)
+    changed = core.written(task, seen, tail, now)
+    return None if changed is seen else changed
 
 
 def claim(
-    tr: Any, at: Layout, item: HeapItem, session: str, is_dead: Callable[[Any, str], bool]
+    tr: Any, at: Layout, item: HeapItem, session: str, is_over: Callable[[Any, TaskRow], bool]
 ) -> tuple[Claim, list[Step]]:
-    """Start the item's generation, G1 enforced; or take it over from a session that `is_dead(tr, session)`.
+    """Start the item's generation, G1 enforced; or take it over where the run that holds it `is_over(tr, row)`.
 
     Raises `ClaimRefusedError`.
     """
@@ -224,7 +278,7 @@ def claim(
     try:
         core.refuse_claim(item.task, row, item, now)
     except ClaimRefusedError as refusal:
-        if refusal.reason != "running" or row is None or not is_dead(tr, row.session):
+        if refusal.reason != "running" or row is None or not is_over(tr, row):
             raise
         if row.paused:
             raise ClaimRefusedError(
@@ -232,8 +286,8 @@ def claim(
             ) from None
         operation = "retake"
     assert row is not None
-    tail = read_counter(tr, keys.log(row.partition))
-    after = core.claimed(row, session, tail, now)
+    row, tail = seeing(tr, at, row)
+    after = replace(core.claimed(row, session, tail, now), started_wall=time.time_ns() // 1000)
     step = store(tr, at, operation, item.task, row, after, now)
     count(tr, at, "starts" if operation == "claim" else "retakes")
     if operation == "claim" and now - core.earliest_start(row) > max(row.cadence, 60_000_000):
@@ -241,23 +295,27 @@ def claim(
     assert step.after is not None
     payload = tr.get(keys.payload(item.task)).value or b""
     view = task_of(item.task, step.after, bytes(payload))
-    claimed = Claim(view, row.gen, after.epoch, row.attempt, tail, session, now / 1_000_000)
+    claimed = Claim(view, row.gen, after.epoch, row.attempt, after.claim_tail, session, now / 1_000_000)
     return claimed, [replace(step, extra={"tail": tail})]
 
 
-def finish(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int, output: str = "") -> list[Step]:
-    """B1 → C1, or B1 → B1 with an intent where the log has more. Raises `ClaimLostError`."""
+def finish(
+    tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int | None, output: str = ""
+) -> list[Step]:
+    """B1 → C1, or B1 → B1 with an intent where the log has more. Raises `ClaimLostError`.
+
+    Without an offset the run read what there was when its attempt was first claimed.
+    """
     row = core.check_claim(task, load(tr, at, task), gen, epoch)
-    log = at.keys.log(row.partition)
-    tail = read_counter(tr, log)
+    row, tail = seeing(tr, at, row)
     now = read_clock(tr, at.keys.space)
-    after = core.finished(task, row, upto_offset, tail, now)
+    upto = row.claim_tail if upto_offset is None else upto_offset
+    after = core.finished(task, row, upto, tail, now)
     if after.state is State.WAITING:
-        # Only a finish that lets the task wait depends on no write having come; one that goes on does not.
-        tr.add_read_conflict_key(log)
+        depend_on_no_write(tr, at, row)
     count(tr, at, "finishes")
     keep_output(tr, at, task, RunOutput(gen, epoch, True, now, output))
-    extra = {"upto": upto_offset, "tail": tail, "held": [gen, epoch]}
+    extra = {"upto": upto, "stated": upto_offset is not None, "tail": tail, "held": [gen, epoch]}
     return [replace(store(tr, at, "finish", task, row, after, now), extra=extra)]
 
 
@@ -301,14 +359,13 @@ def change(tr: Any, at: Layout, operation: str, task: UUID, body: Callable[[Task
     The log's end is read as `finish` reads it: a row left waiting conflicts with a write that was not seen.
     """
     row = load_existing(tr, at, task)
-    log = at.keys.log(row.partition)
-    tail = read_counter(tr, log)
+    seen, tail = seeing(tr, at, row)
     now = read_clock(tr, at.keys.space)
-    after = body(row, tail, now)
-    if after == row:
+    after = body(seen, tail, now)
+    if after == seen:
         return []
     if after.state is State.WAITING:
-        tr.add_read_conflict_key(log)
+        depend_on_no_write(tr, at, row)
     return [store(tr, at, operation, task, row, after, now)]
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fdb_schema import RecordError
+from s3heap_tender import index
 from s3heap_tender.heap import Heap
 from s3heap_tender.ownership import SHARD_LEASE
 
 
 def prune_untended(heap: Heap, locks: Any) -> int:
-    """Prune every shard whose lease is free, as its owner meanwhile; returns how many done items were removed.
+    """Prune every shard with done items whose lease is free, as its owner meanwhile; returns how many were removed.
 
-    A tender prunes the shards it holds by itself, and is not disturbed.
+    A tender prunes the shards it holds by itself, and is not disturbed. Where nothing is done it costs one transaction.
     """
     removed = 0
-    for shard in range(heap.shards):
+    heap.sysdb.tick()
+    _, looked = heap.sysdb.read(partial(index.look, runs=False), range(heap.shards))
+    for shard in (shard for shard, there in looked.items() if there.done is not None):
         try:
             lease = locks.try_acquire(f"{SHARD_LEASE}{shard}")
         except RecordError:
@@ -26,6 +30,7 @@ def prune_untended(heap: Heap, locks: Any) -> int:
         try:
             heap.own(shard, lease.token.version)
             removed += heap.prune(shards=[shard]).pruned
+            removed += heap.prune_done(shard)[0].pruned  # which settles the notes of what is past
         finally:
             heap.disown(shard)
             if lease.held:

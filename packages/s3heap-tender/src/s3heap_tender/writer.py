@@ -15,7 +15,7 @@ from s3heap_tender.naming import MAX_PARTS, ObjectName, bucket_prefix
 LINGER_SECONDS: Final = 0.02
 GROUP_ITEMS: Final = 500
 MAX_OBJECT_ITEMS: Final = 4096
-_KEPT_BUCKETS: Final = 64
+_KEPT_BUCKETS: Final = 256
 
 
 class _Group:
@@ -131,9 +131,11 @@ class ShardWriter:
 
     def _content(self, bucket: int, room: int) -> Content:
         """The bucket's part that has room for `room` more records."""
-        content = self._open.get(bucket)
+        content = self._open.pop(bucket, None)
         if content is None:
             content = self._last_part(bucket)
+        else:
+            self._open[bucket] = content  # the last used is the last to be forgotten
         if content.etag is not None and len(content.records) + room > self._max_items:
             content = self._next_part(content)
         return content
@@ -157,9 +159,15 @@ class ShardWriter:
         return Content(ObjectName(name.shard, name.bucket, name.part + 1), None, [])
 
     def _keep(self, bucket: int, content: Content) -> None:
+        self._open.pop(bucket, None)
         self._open[bucket] = content
         while len(self._open) > _KEPT_BUCKETS:
-            self._open.pop(min(self._open))
+            self._open.pop(next(iter(self._open)))
+
+    def known(self, name: ObjectName) -> Content | None:
+        """The object as this writer last wrote it; None where it doesn't know."""
+        content = self._open.get(name.bucket)
+        return content if content is not None and content.name == name else None
 
     def rewrite(
         self,
@@ -167,13 +175,16 @@ class ShardWriter:
         keep: Callable[[list[bytes]], Collection[bytes]],
         may_delete: bool,
         known: Content | None = None,
+        *,
+        current: bool = False,
     ) -> tuple[int, int, str]:
         """Drop the records that `keep(records)` leaves out, under one condition: the object is as it was when judged.
 
+        `current` says that a listing has just shown `known` to be what is there, so that it needs no other read.
         Returns (removed, retained, what was done: "kept", "rewritten", "emptied" or "deleted"). Raises `ConflictError`.
         """
         with self._write_lock:
-            content = self.io.load(name, known=known)
+            content = known if current else self.io.load(name, known=known)
             if content is None:
                 return 0, 0, "kept"
             kept = set(keep(content.records))

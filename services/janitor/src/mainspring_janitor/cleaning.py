@@ -19,14 +19,16 @@ from futures_worker.liveness import TTL_SECONDS, WorkerObserver, reap_dead
 from futures_worker.metrics import cluster_metrics
 from idempotent_txn import Cleaner, run
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS
-from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager, OldHistories
+from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager, OldHistories, OldMemos
 from lease_locks.clearing import ABANDONED_SECONDS
 from lease_locks.metrics import lease_metrics
-from s3heap_tender import Heap, HeapStore, SysDb, prune_untended
-from s3heap_tender.cli.common import EndpointOption, stop_on_signals
+from s3heap_tender import Heap, SysDb, prune_untended
+from s3heap_tender.cli.common import EndpointOption, open_heap_on, stop_on_signals
 from s3heap_tender.prometheus import heap_metrics
 
 COLLECT_SECONDS = 1.0
+MEMO_SECONDS = 60.0
+"""Between two looks at all that is memoized."""
 LOOKS_PER_TTL = 6
 """An observer of workers that looks less often than every half a ttl would start anew each time."""
 
@@ -48,6 +50,20 @@ def clean(
     leases_after: Annotated[
         float, typer.Option(min=0, help="Seconds after which a dead holder's lease that nobody took is ended.")
     ] = ABANDONED_SECONDS,
+    memos_after: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Seconds after which a memoized result is forgotten; never if not given.", show_default=False
+        ),
+    ] = None,
+    memo_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The oldest memoized results go beyond so many bytes in all; no limit if not given.",
+            show_default=False,
+        ),
+    ] = None,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that a future is kept after it ended and nobody holds it.")
     ] = GRACE_SECONDS,
@@ -95,16 +111,24 @@ def clean(
             Duty("leases", every, lambda: abandoned.clear() + histories.clear()),
             Duty("ids", every, ids),
         ]
+        if memos_after is not None or memo_bytes is not None:
+            duties.append(Duty("memos", max(every, MEMO_SECONDS), OldMemos(locks, memos_after, memo_bytes).clear))
         figures: list[Callable[[], list[Metric]]] = [
             lambda: cluster_metrics(database, space),
             lambda: lease_metrics(locks),
         ]
         if store is not None:
             sysdb = stack.enter_context(SysDb(database, cluster))
-            endpoint = endpoint_url if store.startswith("s3:") else None
-            heap = stack.enter_context(Heap(stack.enter_context(HeapStore(store, endpoint_url=endpoint)), sysdb))
-            duties.append(Duty("heap", every, lambda: prune_untended(heap, locks)))
-            figures.append(lambda: heap_metrics(sysdb, heap))
+            options = {"endpoint_url": endpoint_url} if store.startswith("s3:") else {}
+            heaps: list[Heap] = []
+
+            def heap() -> int:
+                if not heaps:  # a store that is away keeps none of the other duties
+                    heaps.append(open_heap_on(stack, sysdb, store, options))
+                return prune_untended(heaps[0], locks)
+
+            duties.append(Duty("heap", every, heap))
+            figures.append(lambda: heap_metrics(sysdb, *heaps))
         if once:
             for duty in duties:
                 typer.echo(f"{duty.name}: {duty.work()}")

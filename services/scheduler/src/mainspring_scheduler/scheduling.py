@@ -17,11 +17,10 @@ from fdb_schema import DEFAULT_CLUSTER, MainspringError, open_database
 from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption, fail
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.metrics import metrics_served
+from fdb_schema.processes import import_from_here
 from futures_worker import Client, WorkerPoolShell
 from lease_locks import LeaseManager, MemoizingPicklingRunner
 from s3heap_tender import (
-    Heap,
-    HeapStore,
     Scheduler,
     SysDb,
     Task,
@@ -30,7 +29,7 @@ from s3heap_tender import (
     memoized_trigger,
     subprocess_trigger,
 )
-from s3heap_tender.cli.common import DEFAULT_STORE, EndpointOption, StoreOption, stop_on_signals
+from s3heap_tender.cli.common import DEFAULT_STORE, EndpointOption, StoreOption, open_heap_on, stop_on_signals
 from s3heap_tender.prometheus import scheduler_metrics
 
 PIPELINE = "mainspring-scheduler"
@@ -103,7 +102,7 @@ def schedule(
     endpoint_url: EndpointOption = None,
     poll: Annotated[float, typer.Option(min=0.01, help="Seconds between looks at the heap.")] = 0.2,
     concurrency: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 32,
-    timeout: Annotated[float | None, typer.Option(help="Seconds until a run of COMMAND is killed.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds until a run is cancelled, and has failed.")] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that runs have to finish after SIGTERM.")] = 30.0,
     metrics_address: MetricsAddressOption = "127.0.0.1",
     metrics_port: MetricsPortOption = None,
@@ -113,19 +112,19 @@ def schedule(
     """Run a scheduler until SIGTERM: each due task becomes a memoized invocation, or a future, on the workers."""
     if command and run:
         fail("give --run MODULE:FUNCTION or a COMMAND, not both", EXIT_USAGE)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where the functions of who starts it usually are
+    import_from_here()  # where the functions of who starts it usually are
     if run:
         named_function(run)
     stop = stop_on_signals()
     with ExitStack() as stack:
         database = open_database(db)
         sysdb = stack.enter_context(SysDb(database, cluster))
-        opened = stack.enter_context(HeapStore(store, endpoint_url=endpoint_url if store.startswith("s3:") else None))
-        heap = stack.enter_context(Heap(opened, sysdb))
+        options = {"endpoint_url": endpoint_url} if store.startswith("s3:") else {}
+        heap = open_heap_on(stack, sysdb, store, options, patient=True)
         over = threading.Event()
         trigger = _trigger(stack, command, run, how, timeout, over, db, cluster)
-        scheduler = Scheduler(heap, sysdb, trigger, concurrency=concurrency, poll=poll)
+        limit = None if command else timeout  # a command is killed by its trigger
+        scheduler = Scheduler(heap, sysdb, trigger, concurrency=concurrency, poll=poll, timeout=limit)
         with metrics_served(lambda: scheduler_metrics(scheduler), metrics_address, metrics_port):
             scheduler.run(stop, grace=grace)
         over.set()  # commands that have used up their grace are killed, and have not failed

@@ -7,8 +7,9 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final
@@ -19,6 +20,7 @@ import typer
 from fdb_schema import open_database
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, command_app, print_json, print_rows
 from s3heap_tender.cli.moments import Moments
+from s3heap_tender.errors import StoreUnavailableError
 from s3heap_tender.heap import Heap
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import Task
@@ -29,6 +31,7 @@ from s3heap_tender.sysdb import SysDb
 
 app = command_app("s3heap-tender", "Tasks that run because data was written, no faster than their cadence.")
 
+log = logging.getLogger("s3heap_tender")
 DEFAULT_STORE: Final = "file:./heap"
 
 
@@ -50,6 +53,10 @@ StoreOption = Annotated[
     typer.Option(
         "--store", envvar="MAINSPRING_HEAP", metavar="URL", help="The heap: s3://BUCKET/PREFIX or file:DIRECTORY."
     ),
+]
+NewHeapOption = Annotated[
+    bool,
+    typer.Option("--new-heap", help="Begin an empty heap at --store though the cluster has one elsewhere."),
 ]
 EndpointOption = Annotated[
     str | None,
@@ -90,19 +97,48 @@ def open_heap(
     s3_client: str | None,
     *,
     create: bool = True,
+    patient: bool = False,
+    new_heap: bool = False,
 ) -> Iterator[Heap]:
-    """The heap that the options name, with its sysdb; `create` as of `open_database`."""
+    """The heap that the options name, with its sysdb; `create` as of `open_database`, `patient` waits for its store."""
     options: dict[str, Any] = {}
     if store.startswith("s3:"):
         options["endpoint_url"] = endpoint_url
         if s3_client is not None:
             options["client"] = s3_client
-    with (
-        open_sysdb(db, cluster, create=create) as sysdb,
-        HeapStore(store, **options) as opened,
-        Heap(opened, sysdb) as heap,
-    ):
-        yield heap
+    with ExitStack() as stack:
+        sysdb = stack.enter_context(open_sysdb(db, cluster, create=create))
+        yield open_heap_on(stack, sysdb, store, options, patient=patient, new_heap=new_heap)
+
+
+def open_heap_on(
+    stack: ExitStack,
+    sysdb: SysDb,
+    store: str,
+    options: dict[str, Any],
+    *,
+    patient: bool = False,
+    new_heap: bool = False,
+) -> Heap:
+    """The heap of a sysdb on the store of that URL, closed by the stack. A service waits for a store that is away."""
+
+    def opened() -> Heap:
+        with ExitStack() as whole:
+            heap = whole.enter_context(Heap(whole.enter_context(HeapStore(store, **options)), sysdb, may_move=new_heap))
+            stack.push(whole.pop_all())
+            return heap
+
+    if not patient:
+        return opened()
+    log_to_stderr()
+    delay = 1.0
+    while True:
+        try:
+            return opened()
+        except StoreUnavailableError as error:
+            log.warning("the store is away; it is asked again in %.0f s: %s", delay, error)
+        time.sleep(delay)
+        delay = min(30.0, delay * 2)
 
 
 def sysdb_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -118,6 +154,17 @@ def sysdb_reader(function: Callable[..., None]) -> Callable[..., None]:
 def heap_command(function: Callable[..., None]) -> Callable[..., None]:
     """A command that is given the open heap first: the options that say which are added to its own."""
     return _opening(function, _HEAP_OPTIONS, open_heap)
+
+
+def heap_maker(function: Callable[..., None]) -> Callable[..., None]:
+    """A `heap_service` that may begin the heap anew, elsewhere."""
+    options = (*_HEAP_OPTIONS, _option("new_heap", NewHeapOption, False))
+    return _opening(function, options, partial(open_heap, patient=True))
+
+
+def heap_service(function: Callable[..., None]) -> Callable[..., None]:
+    """A `heap_command` that runs for ever: it waits for a store that is away, and says so."""
+    return _opening(function, _HEAP_OPTIONS, partial(open_heap, patient=True))
 
 
 def heap_reader(function: Callable[..., None]) -> Callable[..., None]:
@@ -147,10 +194,15 @@ def stop_on_signals() -> threading.Event:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    log_to_stderr()
+    return stop
+
+
+def log_to_stderr() -> None:
+    """Logs to standard error, where nothing else has been set up."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("botocore").setLevel(logging.WARNING)
     logging.getLogger("aiobotocore").setLevel(logging.WARNING)
-    return stop
 
 
 def task_row(task: Task, moments: Moments) -> dict[str, Any]:
@@ -159,7 +211,11 @@ def task_row(task: Task, moments: Moments) -> dict[str, Any]:
     row.pop("payload")
     row["backoff"].pop("extra", None)
     due = None if task.state == State.WAITING.value else task.due
-    return {**row, **moments.fields("due", due), **moments.fields("last_start", task.last_start)}
+    started = moments.fields("last_start", task.last_start)
+    if task.started_wall is not None:
+        # While no service moves the cluster clock it stands still, so it can't say how long ago that was.
+        started = moments.fields_of_wall("last_start", task.started_wall)
+    return {**row, **moments.fields("due", due), **started}
 
 
 def show_task(sysdb: SysDb, task: Task, as_json: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fdb_schema.cli import JsonOption, print_json, print_rows
-from fdb_schema.errors import EXIT_FAILED
+from fdb_schema.cli import JsonOption, fail, print_json, print_rows, say
+from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
 from s3heap_tender import export as exporting
 from s3heap_tender import inspection
 from s3heap_tender.cli.common import app, heap_command, heap_reader, item_row, show_cell
@@ -27,7 +27,11 @@ def peek(
 ) -> None:
     """List the heap's live items in the order of their due times."""
     moments = Moments(heap.sysdb.now())
-    rows = [item_row(item, moments) for item in heap.peek(limit, before)]
+    try:
+        items = heap.peek(limit, before)
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    rows = [item_row(item, moments) for item in items]
     columns = ("due_in", "due_at", "task", "gen", "partition")
     print_rows(rows, columns, as_json=as_json, empty="the heap has no live item", show=show_cell)
 
@@ -55,7 +59,7 @@ def summary(heap: Heap, as_json: JsonOption = False) -> None:
     for name, value in found.items():
         if name in ("oldest", "newest"):
             name, value = f"{name} bucket", "none" if value is None else moments.text(value)
-        print(f"{name:18} {value}")
+        say(f"{name:18} {value}")
 
 
 @app.command()
@@ -87,7 +91,7 @@ def fsck(
         print_json(row)
     else:
         for name, value in row.items():
-            print(f"{name:12} {value}")
+            say(f"{name:12} {value}")
     if not found.clean and not (repair and not found.unknown and not found.foreign):
         raise typer.Exit(EXIT_FAILED)
 
@@ -104,4 +108,4 @@ def export(
     if as_json:
         print_json({"file": str(file), "items": items})
     else:
-        print(f"{items} item{'s' if items != 1 else ''} written to {file}")
+        say(f"{items} item{'s' if items != 1 else ''} written to {file}")

@@ -22,6 +22,12 @@ class Moments:
             return {f"{name}_in": None, f"{name}_at": None}
         return {f"{name}_in": round(seconds - self.now, 3), f"{name}_at": self.at(seconds)}
 
+    def fields_of_wall(self, name: str, seconds: float) -> dict[str, Any]:
+        """The same of a wall time, in seconds since 1970."""
+        at = datetime.fromtimestamp(seconds, UTC)
+        since = (at - self.wall).total_seconds()
+        return {f"{name}_in": round(since, 3), f"{name}_at": at.isoformat(timespec="milliseconds")}
+
     def at(self, seconds: float) -> str:
         """ISO 8601, UTC."""
         return (self.wall + timedelta(seconds=seconds - self.now)).isoformat(timespec="milliseconds")

@@ -15,7 +15,7 @@ from fdb_schema.cli import JsonOption, MetricsAddressOption, MetricsPortOption, 
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
 from fdb_schema.metrics import metrics_served
 from s3heap_tender import history
-from s3heap_tender.cli.common import PollOption, app, heap_command, stop_on_signals
+from s3heap_tender.cli.common import PollOption, app, heap_maker, heap_service, stop_on_signals
 from s3heap_tender.heap import Heap
 from s3heap_tender.prometheus import scheduler_metrics, tender_metrics
 from s3heap_tender.scheduler import Scheduler
@@ -26,7 +26,7 @@ log = logging.getLogger("s3heap_tender")
 
 
 @app.command()
-@heap_command
+@heap_maker
 def tend(
     heap: Heap,
     poll: PollOption = 0.2,
@@ -45,7 +45,7 @@ def tend(
 
 
 @app.command()
-@heap_command
+@heap_service
 def schedule(
     heap: Heap,
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What runs a task; write -- before it.")],

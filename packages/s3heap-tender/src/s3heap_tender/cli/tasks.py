@@ -9,7 +9,7 @@ from uuid import UUID
 
 import typer
 
-from fdb_schema.cli import JsonOption, fail, print_json, print_rows
+from fdb_schema.cli import JsonOption, fail, print_json, print_rows, say
 from fdb_schema.errors import EXIT_USAGE
 from s3heap_tender import inspection
 from s3heap_tender.cli.common import TaskArgument, app, show_cell, show_task, sysdb_command, sysdb_reader, task_row
@@ -52,15 +52,18 @@ def describe(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> N
     for name, value in row.items():
         if name in ("reasons", "output", "output_gen", "now") or name.endswith(("_in", "_at")):
             continue
-        if name in ("due", "last_start", "not_before") and value is not None:
+        if name == "last_start" and row["last_start_in"] is not None:
+            value = f"{moments.relative(row['last_start_in'])}, {moments.short(row['last_start_at'])}"
+        elif name in ("due", "last_start", "not_before") and value is not None:
             value = moments.text(value)
-        print(f"{name:18} {value}")
+        say(f"{name:18} {value}")
     if found.output:
-        print(f"generation {found.output_gen} printed at its end:")
+        say(f"generation {found.output_gen} printed at its end:")
         for line in found.output.rstrip("\n").split("\n"):
-            print(f"  {line}")
-    for reason in found.reasons or (f"it runs since {moments.text(found.task.last_start or 0)}",):
-        print(f"→ {reason}")
+            say(f"  {line}")
+    since = f"it runs since {row['last_start_at'] and moments.short(row['last_start_at'])}"
+    for reason in found.reasons or (since,):
+        say(f"→ {reason}")
 
 
 @app.command()
@@ -141,7 +144,7 @@ def delete(sysdb: SysDb, task: TaskArgument, as_json: JsonOption = False) -> Non
     if as_json:
         print_json({"task": str(task), "deleted": deleted})
     else:
-        print(f"task {task} was {'deleted' if deleted else 'deleted before'}")
+        say(f"task {task} was {'deleted' if deleted else 'deleted before'}")
 
 
 @app.command(name="next")

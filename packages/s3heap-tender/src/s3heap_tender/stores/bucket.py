@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from typing import Final
 
 from s3heap_tender.errors import StoreUrlError
+
+DEFAULT_REGION: Final = "us-east-1"
+
+
+def _region_of_environment() -> str | None:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 
 class BucketStore(ABC):
@@ -38,10 +46,15 @@ class BucketStore(ABC):
         self.prefix = prefix.strip("/")
         self.url = f"s3://{bucket}/{self.prefix}"
         self._timeout = timeout
-        self._connect(endpoint_url, access_key, secret_key, region or "us-east-1", connections)
+        self._connect(endpoint_url, access_key, secret_key, region or _region_of_environment(), connections)
 
     @abstractmethod
     def _connect(
-        self, endpoint_url: str | None, access_key: str | None, secret_key: str | None, region: str, connections: int
+        self,
+        endpoint_url: str | None,
+        access_key: str | None,
+        secret_key: str | None,
+        region: str | None,
+        connections: int,
     ) -> None:
         """Make the client."""

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from fdb_schema.private_files import PRIVATE_FILE, make_private_directory, private_opener
 from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
-from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
+from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject, check_size
 
 _LOCKS: Final = 64
 _HIDDEN: Final = "."
@@ -33,7 +34,8 @@ class FileStore:
         self.url = f"file:{self.root}"
         self._fsync = fsync
         try:
-            (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+            make_private_directory(self.root)
+            make_private_directory(self.root / ".locks")
             self._remove_scratches()
         except OSError as error:
             raise StoreUrlError(f"{self.url} can't be used as a heap's directory: {error}") from error
@@ -51,7 +53,7 @@ class FileStore:
             etag = secrets.token_bytes(_ETAG_BYTES)
             scratch = self.root / f"{_HIDDEN}{key}.{secrets.token_hex(8)}"
             try:
-                with open(scratch, "xb") as handle:
+                with open(scratch, "xb", opener=private_opener) as handle:
                     handle.write(etag + body)
                     handle.flush()
                     if self._fsync:
@@ -73,13 +75,16 @@ class FileStore:
                 raise StoreUnavailableError(f"{self.url}: object {key} can't be deleted: {error}") from error
             self._flush_directory(key)
 
-    def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
+    def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Iterator[Listed]:
         try:
-            names = sorted(name for name in os.listdir(self.root) if not name.startswith(_HIDDEN))
+            with os.scandir(self.root) as entries:
+                names = sorted(
+                    entry.name for entry in entries if entry.is_file() and not entry.name.startswith(_HIDDEN)
+                )
         except OSError as error:
             raise StoreUnavailableError(f"{self.url} can't be listed: {error}") from error
         for name in names:
-            if name.startswith(prefix) and (before is None or name < before):
+            if name.startswith(prefix) and (before is None or name < before) and (since is None or name >= since):
                 data = self._read(name, _ETAG_BYTES)
                 if data is not None:
                     yield Listed(name, _etag(data), self._size(name))
@@ -90,6 +95,8 @@ class FileStore:
     def _read(self, key: str, size: int = -1) -> bytes | None:
         try:
             with open(self.root / key, "rb") as handle:
+                if size < 0:
+                    check_size(self.url, key, os.fstat(handle.fileno()).st_size - _ETAG_BYTES)
                 return handle.read(size)
         except FileNotFoundError:
             return None
@@ -126,7 +133,7 @@ class FileStore:
         """Remove what writers that died have left: under the lock of its key a scratch file is nobody's."""
         for name in os.listdir(self.root):
             key = name[1:].rpartition(".")[0]
-            if name.startswith(_HIDDEN) and name.count(".") > 1 and key:
+            if name.startswith(_HIDDEN) and name.count(".") > 1 and key and (self.root / name).is_file():
                 with self._locked(key), contextlib.suppress(FileNotFoundError):
                     (self.root / name).unlink()
 
@@ -134,7 +141,7 @@ class FileStore:
     def _locked(self, key: str) -> Iterator[None]:
         slot = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=2).digest(), "big") % _LOCKS
         try:
-            handle = os.open(self.root / ".locks" / str(slot), os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(self.root / ".locks" / str(slot), os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         except OSError as error:
             raise StoreUnavailableError(f"{self.url}: no lock can be taken: {error}") from error
         try:

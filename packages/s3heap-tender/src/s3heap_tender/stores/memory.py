@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from s3heap_tender.errors import ConflictError
-from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
+from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject, check_size
 
 
 class MemoryStore:
@@ -29,6 +29,7 @@ class MemoryStore:
             body = self._objects.get(key)
         if body is None:
             return None
+        check_size(self.url, key, len(body))
         etag = _etag(body)
         return NOT_MODIFIED if etag == if_none_match else StoredObject(body, etag)
 
@@ -43,12 +44,12 @@ class MemoryStore:
             self._check(key, if_match)
             del self._objects[key]
 
-    def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
+    def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Iterator[Listed]:
         with self._lock:
             found = [
                 Listed(key, _etag(body), len(body))
                 for key, body in sorted(self._objects.items())
-                if key.startswith(prefix) and (before is None or key < before)
+                if key.startswith(prefix) and (before is None or key < before) and (since is None or key >= since)
             ]
         return iter(found)
 

@@ -12,7 +12,7 @@ from s3heap_tender.errors import ConflictError, StoreUnavailableError, StoreUrlE
 from s3heap_tender.naming import PROBE_PREFIX
 from s3heap_tender.stores.file import FileStore
 from s3heap_tender.stores.memory import MemoryStore
-from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject
+from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject, list_from
 
 CLIENTS: Final = ("aioboto3", "obstore")
 CLIENT_VARIABLE: Final = "MAINSPRING_S3_CLIENT"
@@ -63,9 +63,9 @@ class HeapStore:
         """See `ObjectStore.delete`."""
         self.inner.delete(key, if_match=if_match)
 
-    def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
+    def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Iterator[Listed]:
         """See `ObjectStore.list`."""
-        return self.inner.list(prefix, before=before)
+        return list_from(self.inner, prefix, before=before, since=since)
 
     def close(self) -> None:
         """Let go of connections and threads."""

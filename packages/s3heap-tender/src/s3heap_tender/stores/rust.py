@@ -11,9 +11,15 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 
-from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
-from s3heap_tender.stores.bucket import BucketStore
-from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
+from s3heap_tender.errors import (
+    ConflictError,
+    OutcomeUnknownError,
+    OversizedObjectError,
+    StoreUnavailableError,
+    StoreUrlError,
+)
+from s3heap_tender.stores.bucket import DEFAULT_REGION, BucketStore
+from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject, check_size
 
 _CHUNK: Final = 1000
 
@@ -25,7 +31,12 @@ class ObstoreStore(BucketStore):
     """
 
     def _connect(
-        self, endpoint_url: str | None, access_key: str | None, secret_key: str | None, region: str, connections: int
+        self,
+        endpoint_url: str | None,
+        access_key: str | None,
+        secret_key: str | None,
+        region: str | None,
+        connections: int,
     ) -> None:
         try:
             import obstore
@@ -35,7 +46,7 @@ class ObstoreStore(BucketStore):
             raise StoreUrlError("the client obstore isn't installed: pip install 's3heap-tender[obstore]'") from error
         self._obstore: Any = obstore
         self._errors: Any = exceptions
-        options: dict[str, Any] = {"region": region}
+        options: dict[str, Any] = {"region": region or DEFAULT_REGION}
         if endpoint_url is not None:
             options["endpoint"] = endpoint_url
         if access_key is not None:
@@ -63,7 +74,10 @@ class ObstoreStore(BucketStore):
         options = None if if_none_match is None else {"if_none_match": if_none_match}
         try:
             answer = self._obstore.get(self._client, key, options=options)
+            check_size(self.url, key, int(answer.meta["size"]))
             return StoredObject(bytes(answer.bytes()), str(answer.meta["e_tag"]))
+        except OversizedObjectError:
+            raise
         except self._errors.NotModifiedError:
             return NOT_MODIFIED
         except (self._errors.NotFoundError, FileNotFoundError) as error:
@@ -103,14 +117,17 @@ class ObstoreStore(BucketStore):
         except OSError as error:
             raise OutcomeUnknownError(f"{where}: {error}; it may have taken effect") from error
 
-    def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
+    def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Iterator[Listed]:
         # obstore's own prefixes are whole folders; keys are flat, so a listing begins at the prefix and ends after it.
         try:
-            for rows in self._obstore.list(self._client, offset=prefix or None, chunk_size=_CHUNK):
+            since = since or ""
+            for rows in self._obstore.list(self._client, offset=max(prefix, since[:-1]) or None, chunk_size=_CHUNK):
                 for row in rows:
                     key = str(row["path"])
                     if not key.startswith(prefix) or (before is not None and key >= before):
                         return
+                    if key < since:
+                        continue
                     yield Listed(key, str(row["e_tag"]), int(row["size"]))
         except Exception as error:
             raise self._translated("listed", prefix + "*", error, writes=False) from error

@@ -11,9 +11,16 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
-from s3heap_tender.stores.bucket import BucketStore
-from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject
+from s3heap_tender.errors import (
+    NO_SDK,
+    ConflictError,
+    OutcomeUnknownError,
+    OversizedObjectError,
+    StoreUnavailableError,
+    StoreUrlError,
+)
+from s3heap_tender.stores.bucket import DEFAULT_REGION, BucketStore
+from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject, check_size
 
 T = TypeVar("T")
 _CONFLICTS: Final = frozenset({409, 412})
@@ -30,10 +37,18 @@ class S3Store(BucketStore):
     """Objects under `prefix/` of a bucket, by the SDK; arguments as of `BucketStore`."""
 
     def _connect(
-        self, endpoint_url: str | None, access_key: str | None, secret_key: str | None, region: str, connections: int
+        self,
+        endpoint_url: str | None,
+        access_key: str | None,
+        secret_key: str | None,
+        region: str | None,
+        connections: int,
     ) -> None:
-        import aioboto3
-        from aiobotocore.config import AioConfig
+        try:
+            import aioboto3
+            from aiobotocore.config import AioConfig
+        except ImportError as error:
+            raise StoreUrlError(f"{self.url}: {NO_SDK}") from error
 
         self.prefix = f"{self.prefix}/" if self.prefix else ""  # the SDK takes whole keys
         config = AioConfig(
@@ -45,11 +60,12 @@ class S3Store(BucketStore):
             response_checksum_validation="when_required",
         )
         session = aioboto3.Session(aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=region)
+        region = session.region_name or DEFAULT_REGION  # of the environment or the profile, where none was given
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="s3heap-store", daemon=True)
         self._thread.start()
         try:
-            self._context = session.client("s3", endpoint_url=endpoint_url, config=config)
+            self._context = session.client("s3", region_name=region, endpoint_url=endpoint_url, config=config)
             self._client: Any = self._wait(self._context.__aenter__())
         except BaseException as error:
             self._end_loop()
@@ -63,10 +79,13 @@ class S3Store(BucketStore):
         async def request() -> StoredObject:
             answer = await self._client.get_object(Bucket=self.bucket, Key=self.prefix + key, **condition)
             async with answer["Body"] as stream:
+                check_size(self.url, key, int(answer["ContentLength"]))
                 return StoredObject(await stream.read(), str(answer["ETag"]))
 
         try:
             return self._wait(request())
+        except OversizedObjectError:
+            raise
         except Exception as error:
             status = _status(error)
             if status == 304:
@@ -96,8 +115,9 @@ class S3Store(BucketStore):
         except Exception as error:
             raise self._translated("deleted", key, error, writes=True) from error
 
-    def list(self, prefix: str, *, before: str | None = None) -> Iterator[Listed]:
-        after = ""
+    def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Iterator[Listed]:
+        since = since or ""
+        after = since[:-1]  # a listing begins after a key: after one that comes before `since`
         skip = len(self.prefix)
         while True:
             start = {"StartAfter": self.prefix + after} if after else {}
@@ -117,6 +137,8 @@ class S3Store(BucketStore):
                 key = row["Key"][skip:]
                 if before is not None and key >= before:
                     return
+                if key < since:
+                    continue
                 yield Listed(key, str(row["ETag"]), int(row["Size"]))
             if not answer.get("IsTruncated") or not rows:
                 return

@@ -1,0 +1,322 @@
+"""One object, row, task or shard that is bad stops itself and nothing else."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import idempotent_txn
+from fdb_schema import open_database
+from lease_locks import LeaseManager
+from s3heap_tender import Backoff, HeapStore, StoreUnavailableError, core, fsck, metrics, transitions
+from s3heap_tender.inspection import next_due
+from s3heap_tender.items import ObjectHeader, encode_object
+from s3heap_tender.naming import ObjectName
+from s3heap_tender.sessions import LeaseSessions
+from s3heap_tender.stores.memory import MemoryStore
+
+
+class Refusing(MemoryStore):
+    """A store that serves everything but what it refuses, by the operation and the key or prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: set[tuple[str, str]] = set()
+        self.rate = 0.0
+        self.rng = random.Random(7)
+
+    def _ask(self, what: str, key: str) -> None:
+        if any(what == op and key.startswith(name) for op, name in self.refused) or self.rng.random() < self.rate:
+            raise StoreUnavailableError(f"403 for {what} {key}")
+
+    def get(self, key: str, **options: Any) -> Any:
+        self._ask("get", key)
+        return super().get(key, **options)
+
+    def put(self, key: str, body: bytes, **options: Any) -> Any:
+        self._ask("put", key)
+        return super().put(key, body, **options)
+
+    def delete(self, key: str, **options: Any) -> Any:
+        self._ask("delete", key)
+        super().delete(key, **options)
+
+    def list(self, prefix: str, **options: Any) -> Any:
+        self._ask("list", prefix)
+        return super().list(prefix, **options)
+
+
+@pytest.fixture
+def bad(any_db: Any) -> Any:
+    """A bench of four shards on a refusing store."""
+    virtual: Any = sys.modules["s3heap_tender_tests_virtual"]
+    return virtual.Bench(any_db, shards=4, store=Refusing())
+
+
+def in_shard(bench: Any, shard: int, name: str, **options: Any) -> Any:
+    id = uuid.UUID(int=(uuid.uuid4().int >> 8 << 8) | shard)
+    assert bench.sysdb.layout.shard_of(id) == shard
+    return bench.sysdb.create_task("p", name, cadence=0, id=id, **options)
+
+
+def run_nothing(*args: Any) -> None:
+    return None
+
+
+def test_a_shard_that_is_not_listed_holds_up_no_other(bad: Any) -> None:
+    for shard in range(4):
+        in_shard(bad, shard, f"t{shard}")
+    bad.tend()
+    bad.store.refused.add(("list", "0002-"))
+    ran: list[str] = []
+    scheduler = bad.new_scheduler(lambda task, gen, epoch: ran.append(task.name))
+    report = scheduler.turn()
+    assert sorted(ran) == ["t0", "t1", "t3"]
+    assert any("0002-" in error for error in report.errors)
+    bad.store.refused.clear()
+    bad.clock.sleep(10)
+    scheduler.turn()
+    assert len(ran) == 4
+
+
+def test_an_object_that_is_not_served_holds_up_no_other(bad: Any) -> None:
+    for shard in range(4):
+        in_shard(bad, shard, f"t{shard}")
+    bad.tend()
+    [key] = [bucket.key for bucket in bad.heap.buckets() if bucket.shard == 1]
+    bad.heap = bad.new_heap(bad.sysdb)
+    bad.store.refused.add(("get", key))
+    ran: list[str] = []
+    bad.new_scheduler(lambda task, gen, epoch: ran.append(task.name)).turn()
+    assert sorted(ran) == ["t0", "t2", "t3"]
+
+
+def test_a_store_that_answers_nothing_fails_the_turn(bad: Any) -> None:
+    in_shard(bad, 0, "t")
+    bad.tend()
+    bad.store.refused.update({("list", ""), ("get", "")})
+    with pytest.raises(StoreUnavailableError):
+        bad.new_scheduler(run_nothing).turn()
+
+
+def test_an_object_that_is_not_written_holds_up_the_items_of_its_bucket_only(bad: Any) -> None:
+    now = in_shard(bad, 0, "now")
+    later = in_shard(bad, 0, "later", min_records=5, max_wait=300)
+    bad.settle(run_nothing, seconds=2)
+    bad.write("p")  # `now` is due now, `later` in five minutes, in another object
+    bad.clock.sleep(90)  # the bucket of this minute is a new one
+    bucket = f"0000-{_stamp(bad.clock.value // 1_000_000)}"
+    bad.store.refused.add(("put", bucket))
+    report = bad.tender.turn(prune=False, reconcile=False)
+    assert report.pushed == 1
+    assert any(bucket in error for error in report.errors)
+    assert [bad.sysdb.describe(task.id).intent_pending for task in (now, later)] == [True, False]
+
+
+def _stamp(seconds: int) -> str:
+    return time.strftime("%Y%m%dT%H%M00Z", time.gmtime(seconds))
+
+
+def test_runs_go_on_where_a_tenth_of_the_requests_is_refused(bad: Any) -> None:
+    tasks = [in_shard(bad, number % 4, f"t{number}") for number in range(12)]
+    scheduler = bad.new_scheduler(run_nothing)
+    bad.store.rate = 0.1
+    good = 0
+    for _ in range(48):
+        bad.tender.turn(prune=False, reconcile=False)
+        try:
+            good += not scheduler.turn().errors
+        except StoreUnavailableError:
+            pass
+        bad.clock.sleep(0.5)
+    assert {bad.sysdb.get(task.id).state for task in tasks} == {"waiting"}
+    assert good > 24
+
+
+def test_an_object_that_is_not_served_keeps_no_other_from_being_pruned(bad: Any) -> None:
+    tasks = [in_shard(bad, 0, f"t{number}") for number in range(3)]
+    for task in tasks:
+        bad.heap.push(task)
+        bad.clock.sleep(60)  # each in a bucket of its own
+    for task in tasks:
+        bad.sysdb.delete(task.id)
+    first = bad.heap.buckets()[0].key
+    bad.store.refused.add(("get", first))
+    stats = bad.heap.prune()
+    assert (stats.pruned, stats.unreadable) == (2, (first,))
+
+
+def spoil(bench: Any, task: Any) -> None:
+    key = bench.sysdb.layout.keys.task(task.id)
+    idempotent_txn.run(bench.db, lambda tr: tr.set(key, b"\xc1poison"))
+
+
+def test_a_row_that_cannot_be_read_keeps_no_other_from_being_pushed(bad: Any) -> None:
+    tasks = [in_shard(bad, 0, f"t{number}") for number in range(4)]
+    spoil(bad, tasks[1])
+    report = bad.tender.turn(prune=False, reconcile=False)
+    assert report.pushed == 3
+    assert any(str(tasks[1].id) in error for error in report.errors)
+    assert bad.settle(run_nothing, seconds=2) == 3
+
+
+def test_a_row_that_cannot_be_read_keeps_no_other_from_being_pruned(bad: Any) -> None:
+    tasks = [in_shard(bad, 0, f"t{number}") for number in range(4)]
+    bad.tend()
+    for task in tasks[:2]:
+        bad.sysdb.delete(task.id)
+    spoil(bad, tasks[2])
+    stats = bad.heap.prune()
+    assert (stats.pruned, stats.retained) == (2, 2)
+    assert {item.task for item in bad.heap.peek()} == {tasks[3].id}
+
+
+def test_a_row_that_cannot_be_read_keeps_no_task_of_its_partition_from_its_run(bad: Any) -> None:
+    tasks = [in_shard(bad, 0, f"t{number}") for number in range(4)]
+    bad.settle(run_nothing, seconds=2)
+    spoil(bad, tasks[0])
+    bad.write("p")
+    assert bad.tender.turn(prune=False, reconcile=False).swept == 3
+    assert bad.settle(run_nothing, seconds=2) == 3
+    marker = bad.sysdb.layout.keys.dirty(bad.sysdb.layout.shard_of(tasks[0].partition), tasks[0].partition)
+    assert idempotent_txn.run(bad.db, lambda tr: tr.get(marker).present()), "the write is not forgotten"
+
+
+@pytest.mark.parametrize("session", [b"\xff\xfe", b"no session's name"])
+def test_a_run_of_no_session_keeps_no_scheduler_from_its_work(bad: Any, session: bytes) -> None:
+    running = in_shard(bad, 0, "running")
+    bad.sysdb.claim(running)
+    in_shard(bad, 0, "due")
+    bad.tend()
+    index = bad.sysdb.layout.keys.run(0, running.id)
+    row = bad.sysdb.read(transitions.load, running.id)
+
+    def spoiled(tr: Any) -> None:
+        tr.set(index, session)
+        name = session.decode(errors="replace")
+        tr.set(bad.sysdb.layout.keys.task(running.id), replace(row, session=name).encode())
+
+    idempotent_txn.run(bad.db, spoiled)
+    sysdb = bad.new_sysdb()
+    with LeaseManager(bad.db, bad.cluster) as locks:
+        sysdb._sessions = LeaseSessions(locks)
+        assert bad.new_scheduler(run_nothing, sysdb).turn().started == 1
+        assert metrics(sysdb).orphaned == 0
+    assert bad.sysdb.get(running.id).state == "running"
+
+
+def test_a_row_that_cannot_be_read_keeps_no_listing_from_its_reader(bad: Any) -> None:
+    tasks = [in_shard(bad, 0, f"t{number}") for number in range(3)]
+    bad.tend()
+    spoil(bad, tasks[0])
+    left = {task.id for task in tasks[1:]}
+    assert {task.id for task in bad.sysdb.tasks()} == left
+    assert {task.id for task in bad.sysdb.tasks("p")} == left
+    assert {task.id for task in next_due(bad.sysdb)} == left
+    assert metrics(bad.sysdb).active == 3
+    assert not fsck(bad.heap, bad.sysdb).unknown
+
+
+def test_an_intent_that_cannot_be_read_is_asked_for_again(bad: Any) -> None:
+    tasks = [in_shard(bad, 0, f"t{number}") for number in range(2)]
+    key = bad.sysdb.layout.keys.intent(0, tasks[0].id)
+    idempotent_txn.run(bad.db, lambda tr: tr.set(key, b"poison"))
+    assert bad.tender.turn(prune=False, reconcile=False).pushed == 1
+    assert bad.tender.turn(prune=False, reconcile=True).reconciled == 1
+    assert bad.settle(run_nothing, seconds=2) == 2
+
+
+@pytest.mark.parametrize(
+    "backoff",
+    [
+        Backoff(initial=1e300, maximum=1e300),
+        Backoff(initial=1.0, factor=1e300, maximum=float("inf")),
+        Backoff(initial=1e12, maximum=1e12, jitter=1e300),
+    ],
+)
+def test_a_back_off_far_ahead_stops_its_own_task_only(bad: Any, backoff: Backoff) -> None:
+    far = in_shard(bad, 0, "far", backoff=backoff)
+    near = in_shard(bad, 0, "near", backoff=0.1)
+    ran: list[str] = []
+
+    def trigger(task: Any, gen: int, epoch: int) -> None:
+        ran.append(task.name)
+        if len(ran) <= 4:
+            raise RuntimeError("no")
+
+    bad.settle(trigger, seconds=10)
+    assert bad.sysdb.get(near.id).state == "waiting"
+    assert bad.sysdb.get(far.id).due > 1e8 or ran.count("far") > 1
+
+
+def test_a_back_off_that_is_no_number_is_refused_and_wedges_no_row_that_has_it() -> None:
+    with pytest.raises(ValueError, match="backoff must have"):
+        core_row(float("nan"))
+    assert 600.0 <= core.backoff_seconds(Backoff(initial=float("nan")), 1, 0.5) <= 660.0
+    assert core.backoff_seconds(Backoff(maximum=float("nan")), 1, 0.5) <= 600.0
+
+
+def core_row(initial: float) -> Any:
+    from s3heap_tender.settings import new_row
+
+    return new_row("p", "t", 1.0, 1, None, 0, initial, 5, "skip", "once", b"")
+
+
+@pytest.mark.parametrize("before", [float("nan"), float("inf"), float("-inf")])
+def test_a_moment_that_is_no_time_is_refused(quick: Any, before: float) -> None:
+    with pytest.raises(ValueError, match="a time in seconds"):
+        quick.heap.peek(before=before)
+    assert quick.heap.peek(before=1e300) == []
+
+
+def test_a_directory_beside_the_objects_is_none_of_the_heaps(quick: Any, tmp_path: Path) -> None:
+    quick.store = HeapStore(f"file:{tmp_path / 'heap'}")
+    (tmp_path / "heap" / "lost+found").mkdir()
+    (tmp_path / "heap" / ".Trash.of.someone").mkdir()
+    quick.heap = quick.new_heap(quick.sysdb)
+    quick.sysdb.create_task("p", "t", cadence=0)
+    quick.heap.push(list(quick.sysdb.tasks()))
+    HeapStore(f"file:{tmp_path / 'heap'}")
+    assert fsck(quick.heap, quick.sysdb).clean
+
+
+def test_a_tender_that_starts_while_the_store_is_away_waits_and_says_so(tmp_path: Path) -> None:
+    database = f"embedded:{tmp_path / 'db'}"
+    open_database(database)
+    command = [sys.executable, "-m", "s3heap_tender", "tend", "--db", database, "--store", "s3://heap/x"]
+    child = subprocess.Popen(
+        [*command, "--endpoint-url", "http://127.0.0.1:9"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PATH": "/bin", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
+    )
+    try:
+        assert child.stderr is not None
+        said = next(line for line in child.stderr if "store is away" in line)
+        assert "asked again" in said
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_an_object_of_a_newer_release_does_not_keep_what_is_done_elsewhere(quick: Any) -> None:
+    key = ObjectName(0, 0).key
+    body = encode_object(ObjectHeader(0, 0, 0, 0, 1, b"writer"), [])
+    quick.store.put(key, body.replace(b"\xa1v\x01", b"\xa1v\x02"), if_match=None)
+    tasks = [quick.sysdb.create_task("p", f"t{n}") for n in range(40)]
+    quick.tend()
+    for task in tasks:
+        quick.sysdb.delete(task.id)
+    quick.clock.sleep(120)
+    quick.sysdb.tick()
+    quick.heap.prune_done(0, limit=2)
+    assert [name.key for name in quick.heap.names(0)] == [key]
