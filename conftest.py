@@ -19,10 +19,11 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ ENGINES = ["fdb"] if _cluster_offered() else ["memory", "embedded"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what it runs in the background with these ignored, and children inherit that.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     config.addinivalue_line(
         "markers", "embedded_only(reason): the test asks for a database, but not of a cluster; the reason says why"
     )
@@ -102,6 +107,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"not on a cluster: {reason}"))
         elif not {"any_url", "shared_url"}.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.skip(reason="this run is of a cluster, and the test asks for none"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test printed or logged may hold half a character, which pytest-xdist can't send to who reports it."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 def _erase_cluster() -> None:

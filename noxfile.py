@@ -1,4 +1,9 @@
-"""The only build tool a person needs: `nox -s demo`, `nox -s tests`, `nox -s ci`; `nox -l` lists the rest."""
+"""The only build tool a person needs: `nox -s demo`, `nox -s tests`, `nox -s ci`; `nox -l` lists the rest.
+
+What sessions install from elsewhere is locked: exact versions, each with the checksums of its files, in `.ci/locked`, one file
+for each of `GROUPS`. `nox -s lock` writes them anew. With MAINSPRING_UNLOCKED=1 the newest versions that the ranges allow
+are installed instead.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +22,28 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from workspace import PROJECTS, closure  # noqa: E402
+from workspace import PROJECTS, closure, requirements  # noqa: E402
 
+LOCKED = ROOT / ".ci" / "locked"
+UV = "uv==0.13.9"
+RUFF = "ruff==0.17.6"
 TEST_TOOLS = [
     "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26", "playwright>=1.50", "httpx2>=2",
-    "obstore>=0.9", "pyarrow>=14", "pyyaml>=6", "opentelemetry-sdk>=1.20", "opentelemetry-exporter-otlp-proto-http>=1.20",
+    "pyyaml>=6", "coverage[toml]>=7.10", "mypy==2.4.1", "nox>=2025.5", "packaging>=24",
 ]  # fmt: skip
-TYPE_TOOLS = ["mypy==2.4.1", "nox", "numpy>=1.26", *TEST_TOOLS]
 DOCS_TOOLS = ["sphinx>=8.2,<10", "furo>=2025.7", "myst-parser>=4", "sphinx-copybutton>=0.5"]
-RUFF = "ruff==0.17.6"
+BACKEND = ["hatchling>=1.27", "editables>=0.5"]  # what builds our packages, which is done without isolation
+BUILD_TOOLS = ["build>=1.2", *BACKEND, "twine>=6.1", "check-wheel-contents>=0.6"]
+GROUPS = {
+    "development": [*requirements(optional=True), *BACKEND, *TEST_TOOLS],
+    "packages": [*requirements(optional=False), *BACKEND],
+    "docs": [*requirements(optional=True), *BACKEND, *DOCS_TOOLS],
+    "build": BUILD_TOOLS,
+    "lint": [RUFF],
+    "audit": ["pip-audit>=2.9"],
+    "nox": ["nox>=2025.5"],
+}
+"""Group → what it asks for. The first is locked first, and the others take the versions that it has."""
 RAY = "ray==2.60.0"
 DASK = "distributed==2026.8.0"
 PEERS = {"futures": ("ray", "dask")}  # benchmark -> what it is measured beside
@@ -33,12 +51,21 @@ SOAK_SEEDS = "10000"
 SOAK_KILLS = "500"
 
 
-def install(session: nox.Session, *names: str, editable: bool = True) -> None:
-    """Install packages of this repository, their siblings with them, in one pip command."""
+def locked(session: nox.Session, group: str) -> None:
+    """Install what a group asks for, as it is locked; pip shows what it does, since the first time takes a minute or two."""
+    if os.environ.get("MAINSPRING_UNLOCKED"):
+        session.install("--upgrade", *GROUPS[group], silent=False)
+    else:
+        session.install("--require-hashes", "-r", str(LOCKED / f"{group}.txt"), silent=False)
+
+
+def install(session: nox.Session, *names: str, group: str = "development", editable: bool = True) -> None:
+    """Install packages of this repository, their siblings with them, after what the group has for them."""
+    locked(session, group)
     arguments: list[str] = []
     for project in closure(names or tuple(PROJECTS)):
         arguments += [*(["-e"] if editable else []), str(project)]
-    session.install(*arguments)
+    session.install("--no-deps", "--no-build-isolation", *arguments)
 
 
 @nox.session
@@ -49,10 +76,11 @@ def demo(session: nox.Session) -> None:
     writes that cause memoized runs of futures, while services are killed.
     """
     if session.posargs[:1] == ["heap"]:
-        install(session, "s3heap-tender", editable=False)
+        install(session, "s3heap-tender", editable=False)  # on S3, so with the SDK
         session.run("python", "-m", "s3heap_tender.demo", *session.posargs[1:])
         return
-    install(session, "mainspring", editable=False)
+    group = "development" if "--s3" in session.posargs else "packages"
+    install(session, "mainspring", group=group, editable=False)
     session.run("mainspring", "demo", *session.posargs)
 
 
@@ -60,7 +88,6 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test of every package, on every engine found. `-- ARGS` go to pytest."""
     install(session)
-    session.install(*TEST_TOOLS)
     cpython_tests(session)
     if session.posargs:
         session.run("python", "-m", "pytest", "-q", *session.posargs)
@@ -94,9 +121,8 @@ def cpython_tests(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """The seeded suites at full size (MAINSPRING_SEEDS, 10,000 unless set), and MAINSPRING_KILLS (500) SIGKILLs; hours."""
     install(session)
-    session.install(*TEST_TOOLS)
     session.run(
-        "python", "-m", "pytest", "-q", "-k", "seed or sigkill or many_rounds", "--timeout", "0", *session.posargs,
+        "python", "-m", "pytest", "-q", "-k", "seed or sigkill or many_rounds", "--timeout", "0", "-o", "faulthandler_timeout=0", *session.posargs,
         env={
             "MAINSPRING_SEEDS": os.environ.get("MAINSPRING_SEEDS", SOAK_SEEDS),
             "MAINSPRING_KILLS": os.environ.get("MAINSPRING_KILLS", SOAK_KILLS),
@@ -106,22 +132,64 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def exact(session: nox.Session) -> None:
+    """The engine beside a cluster (FDB_CLUSTER_FILE; all in it is erased, so MAINSPRING_DISPOSABLE_CLUSTER=1): 10,000 streams."""
+    install(session)
+    session.run(
+        "python", "-m", "pytest", "-q", "--timeout", "0", "-o", "faulthandler_timeout=0", "tests/differential/test_api_streams.py", *session.posargs,
+        env={"MAINSPRING_SEEDS": os.environ.get("MAINSPRING_SEEDS", SOAK_SEEDS)},
+    )  # fmt: skip
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Clusters of real processes that are killed, stopped and starved, seed by seed: `-- --seeds 0:1000 --jobs 2`; hours."""
+    install(session)
+    session.run(
+        "python", "-m", "chaos", *(session.posargs or ("--seeds", "0:1000")), env={"PYTHONPATH": str(ROOT / "tests")}
+    )
+
+
+@nox.session
+def histories(session: nox.Session) -> None:
+    """Serializability and real-time order of what many processes saw, at length: `-- --seeds 0:100`; a cluster by `--url fdb:FILE`."""
+    install(session, "fdb-embedded", "fdb-schema", group="packages")
+    session.run("python", "-m", "histories", *session.posargs, env={"PYTHONPATH": str(ROOT / "tests")})
+
+
+@nox.session
+def crashes(session: nox.Session) -> None:
+    """The embedded engine's journal after crashes at thousands of points (MAINSPRING_CRASH_POINTS, 6,000 unless set); minutes."""
+    install(session, "fdb-embedded")
+    points = os.environ.get("MAINSPRING_CRASH_POINTS", "6000")
+    session.run(
+        "python", "-m", "pytest", "-q", "tests/crashes", *session.posargs, env={"MAINSPRING_CRASH_POINTS": points}
+    )
+
+
+@nox.session
 @nox.parametrize("binding", ["7.3", "7.4", "8.0"])
 def bindings(session: nox.Session, binding: str) -> None:
     """The conformance and differential suites and the engine's own tests over each official binding supported."""
     install(session, "fdb-embedded", "fdb-schema")
-    session.install(*TEST_TOOLS, f"foundationdb~={binding}.0")
+    session.install(f"foundationdb~={binding}.0")
     session.run(
         "python", "-m", "pytest", "-q", "tests/conformance", "tests/differential", "packages/fdb-embedded",
         *session.posargs,
     )  # fmt: skip
 
 
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+def pythons(session: nox.Session) -> None:
+    """The tests on every Python that is found; `-p 3.12` takes one, `-- ARGS` go to pytest."""
+    install(session)
+    session.run("python", "-m", "pytest", "-q", *session.posargs)
+
+
 @nox.session
 def coverage(session: nox.Session) -> None:
     """The tests under coverage, subprocesses included, and the report."""
     install(session)
-    session.install("coverage[toml]>=7.10", *TEST_TOOLS)
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", "-q", *session.posargs)
     session.run("coverage", "combine", success_codes=[0, 1])
@@ -131,7 +199,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style and common mistakes."""
-    session.install(RUFF)
+    locked(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
@@ -140,7 +208,6 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy, strict, over every package's sources and the tools."""
     install(session)
-    session.install(*TYPE_TOOLS)
     sources = [str(path) for path in sorted(ROOT.glob("packages/*/src")) + sorted(ROOT.glob("services/*/src"))]
     session.run("mypy", *sources, "tools", "noxfile.py", "conftest.py")
 
@@ -159,7 +226,6 @@ def bench(session: nox.Session) -> None:
         session.run(sys.executable, "-m", "nox", "-s", f"peer-{peer}", external=True)
         environment[f"MAINSPRING_{peer.upper()}_PYTHON"] = str(ROOT / ".nox" / f"peer-{peer}" / "bin" / "python")
     install(session)
-    session.install("numpy>=1.26")
     session.run("python", str(script), *rest, env=environment)
 
 
@@ -178,28 +244,40 @@ def peer_dask(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """Wheels and sdists of every package, in dist/, installed in clean environments without the checkout and tried."""
-    session.install("build>=1.2", "hatchling>=1.24")
+    locked(session, "build")
     session.run("python", "tools/release.py", "check")
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for project in closure(tuple(PROJECTS)):
         session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), str(project), silent=True)
+    session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())), silent=True)
+    session.run("check-wheel-contents", str(dist), silent=True)
     session.log(f"{len(list(dist.glob('*.whl')))} wheels and {len(list(dist.glob('*.tar.gz')))} sdists in {dist}")
+    pins = () if os.environ.get("MAINSPRING_UNLOCKED") else ("-c", str(versions_alone(session)))
     try_release = str(ROOT / "tools" / "try_release.py")
-    for what, names in (("futures-worker", ("futures-worker",)), ("all", tuple(PROJECTS))):
+    alone = [(name, (name,)) for name, folder in PROJECTS.items() if folder.parent.name == "packages"]
+    for what, names in (*alone, ("all", tuple(PROJECTS))):
         clean = Path(session.create_tmp()).resolve() / what
         session.run("python", "-m", "venv", "--clear", str(clean))
         python = str(clean / "bin" / "python")
-        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins)
         session.run(*pip, *built(dist, names, "whl"), external=True)
         session.chdir(session.create_tmp())
         session.run(python, try_release, what, external=True, env={"PYTHONPATH": ""})
         if what == "all":
-            session.run(*pip, "hatchling>=1.24", external=True)
+            session.run(*pip, "hatchling", external=True)
             again = ("--no-deps", "--no-build-isolation", "--force-reinstall", *built(dist, names, "tar.gz"))
             session.run(*pip, *again, external=True)
             session.run(python, try_release, what, external=True, env={"PYTHONPATH": ""})
         session.chdir(ROOT)
+
+
+def versions_alone(session: nox.Session) -> Path:
+    """The locked versions without checksums, as constraints: pip takes no wheel from a folder where it wants checksums."""
+    lines = (LOCKED / "development.txt").read_text(encoding="utf-8").splitlines()
+    file = Path(session.create_tmp()).resolve() / "versions.txt"
+    file.write_text("\n".join(line.removesuffix(" \\") for line in lines if "==" in line and line[0].isalnum()) + "\n")
+    return file
 
 
 def built(dist: Path, names: tuple[str, ...], suffix: str) -> list[str]:
@@ -214,12 +292,36 @@ def built(dist: Path, names: tuple[str, ...], suffix: str) -> list[str]:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documentation site, in build/site: references made from the code, every warning and broken link an error."""
-    install(session)
-    session.install(*DOCS_TOOLS)
+    install(session, group="docs")
     sources, site = ROOT / "build" / "site-sources", ROOT / "build" / "site"
     session.run("python", "tools/make_site.py", str(sources))
     session.run("sphinx-build", "-q", "-W", "--keep-going", "-E", "-b", "html", str(sources), str(site))
     session.log(f"open {site / 'index.html'}")
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write `.ci/locked` anew, with the newest versions that the ranges allow for every Python from 3.11 on. uv, which does
+    it, asks the index that UV_DEFAULT_INDEX names."""
+    session.install(UV)
+    first = LOCKED / f"{next(iter(GROUPS))}.txt"
+    for group, wanted in GROUPS.items():
+        asked, file = Path(session.create_tmp()).resolve() / f"{group}.in", LOCKED / f"{group}.txt"
+        asked.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+        session.run(
+            "uv", "pip", "compile", "--quiet", "--upgrade", "--universal", "--python-version", "3.11", "--generate-hashes",
+            "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--fork-strategy", "fewest",
+            "--custom-compile-command", "nox -s lock", *(() if file == first else ("-c", str(first))),
+            "-o", str(file), str(asked),
+        )  # fmt: skip
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Known holes in what is locked, by pip-audit. It needs the network's advisories and fails where they can't be had, so
+    it is no part of `ci`. `-- ARGS` go to pip-audit."""
+    locked(session, "audit")
+    session.run("python", "tools/audit.py", *map(str, sorted(LOCKED.glob("*.txt"))), "--", *session.posargs)
 
 
 def have_browser(session: nox.Session) -> None:

@@ -2,7 +2,8 @@
 
     python tools/install.py futures-worker            into the environment of this interpreter
     python tools/install.py --editable futures-worker lease-locks
-    python tools/install.py                           every package
+    python tools/install.py 's3heap-tender[s3]'        with an extra: what a heap on S3 needs
+    python tools/install.py                           every package, with every extra
 
 Other options go to pip; write their values with `=`, as in --index-url=URL.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from workspace import PROJECTS, closure
+from workspace import PROJECTS, closure, extras
 
 
 def main(arguments: list[str]) -> int:
@@ -23,10 +24,19 @@ def main(arguments: list[str]) -> int:
     names = [argument for argument in arguments if not argument.startswith("-")]
     options = [argument for argument in arguments if argument.startswith("-") and argument not in {"-e", "--editable"}]
     editable = ["-e"] if len(names) + len(options) < len(arguments) else []
-    paths: list[str] = []
-    for folder in closure(names or list(PROJECTS)):
-        paths += [*editable, str(folder)]
-    return subprocess.call([sys.executable, "-m", "pip", "install", *options, *paths])
+    return subprocess.call([sys.executable, "-m", "pip", "install", *options, *paths(names, editable)])
+
+
+def paths(names: list[str], editable: list[str]) -> list[str]:
+    """What pip is to install: the folders of the packages and their siblings, with the extras asked for."""
+    wanted = dict(name.rstrip("]").partition("[")[::2] for name in names)
+    if not names:
+        wanted = {name: ",".join(extras(name)) for name in PROJECTS}
+    found: list[str] = []
+    asked = {PROJECTS[name]: chosen for name, chosen in wanted.items() if chosen and name in PROJECTS}
+    for folder in closure(list(wanted)):
+        found += [*editable, f"{folder}[{asked[folder]}]" if folder in asked else str(folder)]
+    return found
 
 
 if __name__ == "__main__":

@@ -88,7 +88,8 @@ def set_version(root: Path, version: str, date: str) -> list[Path]:
         after = re.sub(rf'(?<=version = "){re.escape(before)}(?=")', version, text)
         after = re.sub(rf'(?<=__version__ = "){re.escape(before)}(?=")', version, after)
         for name in known:
-            after = after.replace(f"{name}=={before}", f"{name}=={version}")
+            pin = rf"({re.escape(name)}(?:\[[^\]]*\])?==){re.escape(before)}"  # with an extra or without one
+            after = re.sub(pin, rf"\g<1>{version}", after)
         if file.name == "test_repository.py":
             after = after.replace(f'"{before}"', f'"{version}"').replace(f"=={before}", f"=={version}")
         if after != text:

@@ -1,25 +1,27 @@
 """Tries what was installed from built distributions, with no checkout in sight; run by the interpreter of that environment.
 
 python try_release.py all              every package imports, is typed, and `mainspring demo` gives the right answer
-python try_release.py futures-worker   a worker from its wheels alone runs futures, and nothing else of ours is there
+python try_release.py PACKAGE          every module of the package imports, with its own requirements alone, and its
+                                       program answers --help; with futures-worker a worker runs futures
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import re
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib.metadata import distributions
+from importlib.metadata import distribution, distributions
 from importlib.resources import files
 from pathlib import Path
 
 OURS = {
     "fdb-schema", "fdb-embedded", "idempotent-txn", "lease-locks", "fdb-datamodel", "futures-worker", "s3heap-tender",
 }  # fmt: skip
-ALONE = {"fdb-schema", "fdb-embedded", "idempotent-txn", "fdb-datamodel", "futures-worker"}
 TIMEOUT = 300
 
 
@@ -36,6 +38,38 @@ def check_modules(names: set[str]) -> None:
         place = Path(str(module.__file__))
         assert Path(sysconfig.get_paths()["purelib"]) in place.parents, f"{name} comes from {place}"
         assert (files(module) / "py.typed").is_file(), f"{name} has no py.typed"
+
+
+def needs(name: str) -> set[str]:
+    """A package of ours and those of ours that it requires, directly or not; without extras."""
+    found = {name}
+    for requirement in distribution(name).requires or []:
+        other = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        if other in OURS and "extra ==" not in requirement:
+            found |= needs(other)
+    return found
+
+
+def check_every_module(name: str) -> None:
+    """Each module of the package imports, but for programs and what an extra brings."""
+    package = importlib.import_module(name.replace("-", "_"))
+    extras = {re.split(r"[^A-Za-z0-9._-]", one)[0] for one in distribution(name).requires or [] if "extra ==" in one}
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if module.name.endswith("__main__"):
+            continue
+        try:
+            importlib.import_module(module.name)
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in {extra.replace("-", "_") for extra in extras}:
+                raise
+
+
+def try_programs(name: str, folder: Path) -> None:
+    """What the package puts on the path says how it is used."""
+    for script in distribution(name).entry_points.select(group="console_scripts"):
+        subprocess.run(
+            [program(script.name), "--help"], check=True, timeout=TIMEOUT, cwd=folder, stdout=subprocess.DEVNULL
+        )
 
 
 def program(name: str) -> str:
@@ -71,10 +105,13 @@ def main(what: str) -> None:
     names = installed()
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        if what == "futures-worker":
-            assert names == ALONE, f"beside its own needs, there is {names ^ ALONE}"
+        if what != "all":
+            assert names == needs(what), f"beside its own needs, there is {names ^ needs(what)}"
             check_modules(names)
-            try_worker(folder)
+            check_every_module(what)
+            try_programs(what, folder)
+            if what == "futures-worker":
+                try_worker(folder)
         else:
             assert names >= OURS, f"missing: {OURS - names}"
             check_modules(names)

@@ -22,6 +22,12 @@ PROJECTS: Final = _projects()
 """Distribution name → folder, of every package and service."""
 
 
+def extras(name: str) -> list[str]:
+    """The names of the extras of a package."""
+    project = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())["project"]
+    return sorted(project.get("optional-dependencies", {}))
+
+
 def siblings(name: str) -> list[str]:
     """The distributions of this repository that `name` requires, extras included."""
     project = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())["project"]
@@ -52,3 +58,14 @@ def closure(names: Sequence[str]) -> list[Path]:
     for name in names:
         visit(name)
     return [PROJECTS[name] for name in ordered]
+
+
+def requirements(*, optional: bool) -> list[str]:
+    """What the packages ask for from elsewhere, each requirement once, sorted; with `optional`, what extras bring too."""
+    found: set[str] = set()
+    for folder in PROJECTS.values():
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        found.update(project.get("dependencies", []))
+        if optional:
+            found.update(*project.get("optional-dependencies", {}).values())
+    return sorted(one for one in found if re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0] not in PROJECTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -56,3 +57,14 @@ def test_every_page_of_the_repository_has_a_place_of_its_own() -> None:
     for page in found:
         if page.suffix == ".md":
             make_site.moved(page.read_text(), page, found)
+
+
+def test_every_page_is_reached_from_the_first_in_the_order_of_learning() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    trees = re.findall(r"```\{toctree\}\n(?::\w+:[^\n]*\n)*\n(.*?)```", index, re.DOTALL)
+    entries = [entry for tree in trees for entry in tree.split()]
+    pages = {place.with_suffix("").as_posix() for place in make_site.places().values() if place.suffix == ".md"}
+    assert len(set(entries)) == len(entries)
+    assert {entry for entry in entries if not entry.startswith("api/")} == pages - {"index"}
+    for folder in ("futures-worker", "lease-locks", "s3heap-tender", "idempotent-txn", "fdb-embedded"):
+        assert next(entry for entry in entries if entry.startswith(f"{folder}/")) == f"{folder}/tutorial"

@@ -26,7 +26,10 @@ SECTIONS = {
     "Service": {
         "Type", "User", "Group", "Environment", "EnvironmentFile", "ExecStart", "Restart", "RestartSec", "RestartSteps",
         "RestartMaxDelaySec", "KillMode", "TimeoutStopSec", "StateDirectory", "WorkingDirectory", "NoNewPrivileges",
-        "ProtectSystem", "ProtectHome", "PrivateTmp", "LimitNOFILE",
+        "ProtectSystem", "ProtectHome", "PrivateTmp", "LimitNOFILE", "StateDirectoryMode", "UMask", "CapabilityBoundingSet",
+        "ProtectProc", "ProtectClock", "ProtectHostname", "ProtectKernelTunables", "ProtectKernelModules", "ProtectKernelLogs",
+        "ProtectControlGroups", "PrivateDevices", "RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime",
+        "RestrictSUIDSGID", "LockPersonality", "SystemCallArchitectures", "SystemCallFilter",
     },
     "Install": {"WantedBy"},
 }  # fmt: skip
@@ -68,6 +71,15 @@ def test_each_unit_starts_a_service_with_options_it_has(path: Path) -> None:
     assert path.name in (f"mainspring-{name}.service", f"mainspring-{name}@.service")
     assert parses(name, arguments)
     assert parsed["Service"]["Restart"] == "always"
+    service = parsed["Service"]
+    assert (service["StateDirectoryMode"], service["UMask"]) == ("0700", "0077"), "what it stores is its own"
+    assert (service["NoNewPrivileges"], service["ProtectSystem"], service["CapabilityBoundingSet"]) == (
+        "yes",
+        "strict",
+        "",
+    )
+    assert ("EnvironmentFile" in service) is (name != "worker"), "tasks could read it"
+    assert ("dashboard.env" in service.get("EnvironmentFile", "")) is (name == "dashboard")
     assert parsed["Unit"]["PartOf"] == parsed["Install"]["WantedBy"] == "mainspring.target"
 
 
@@ -112,7 +124,13 @@ def test_the_container_file_is_well_formed() -> None:
 
 DOCUMENTS = [one for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "mainspring.yaml").read_text()) if one]
 DEPLOYMENTS = [one for one in DOCUMENTS if one["kind"] == "Deployment"]
-API = {"Namespace": "v1", "ConfigMap": "v1", "Service": "v1", "Deployment": "apps/v1"}
+API = {
+    "Namespace": "v1",
+    "ConfigMap": "v1",
+    "Service": "v1",
+    "Deployment": "apps/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+}
 
 
 def test_every_object_has_its_api_and_the_namespace() -> None:
@@ -142,6 +160,12 @@ def test_each_deployment_runs_a_service_and_hangs_together(one: dict[str, Any]) 
     service, *arguments = container["args"]
     assert parses(service, arguments)
     assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert not container["securityContext"]["allowPrivilegeEscalation"]
+    secrets = {source["secretRef"]["name"] for source in container.get("envFrom", [])}
+    assert secrets == {"worker": set(), "dashboard": {"mainspring", "dashboard"}}.get(service, {"mainspring"})
     volumes = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
     variables = {entry["name"] for entry in container["env"]}
@@ -152,7 +176,8 @@ def test_each_deployment_runs_a_service_and_hangs_together(one: dict[str, Any]) 
     ports = {port["name"] for port in container.get("ports", [])}
     for probe in ("readinessProbe", "livenessProbe"):
         if probe in container:
-            assert container[probe]["tcpSocket"]["port"] in ports
+            kind = "httpGet" if service == "worker" else "tcpSocket"
+            assert container[probe][kind]["port"] in ports
     assert pod["terminationGracePeriodSeconds"] > 30
     assert container["resources"]["limits"]["memory"]
 
@@ -164,3 +189,22 @@ def test_a_service_on_kubernetes_finds_its_pods() -> None:
             (deployment,) = chosen
             ports = {p["name"] for p in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]}
             assert {port["targetPort"] for port in one["spec"]["ports"]} <= ports
+
+
+def test_nobody_reaches_a_pod_on_kubernetes_but_who_is_named() -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in DOCUMENTS if one["kind"] == "NetworkPolicy"}
+    (default,) = [spec for spec in policies.values() if spec["podSelector"] == {}]
+    assert default["policyTypes"] == ["Ingress"]
+    assert "ingress" not in default
+    chosen = [spec["podSelector"].get("matchLabels", {}).get("app.kubernetes.io/name") for spec in policies.values()]
+    assert sorted(filter(None, chosen)) == ["dashboard", "worker"]
+
+
+def test_no_worker_is_known_by_an_address_that_nobody_can_dial() -> None:
+    assert check_file(DEPLOY / "mainspring.toml").tables["worker"]["address"] not in ("0.0.0.0", "::")
+
+
+def test_the_container_takes_no_package_without_its_checksum() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    assert "sha256sum --check" in text
+    assert text.index("sha256sum --check") < text.index("dpkg -i")

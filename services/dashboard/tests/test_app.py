@@ -53,6 +53,10 @@ def test_futures_by_state_text_and_page(client: TestClient, lab: Any) -> None:
     everything = client.get("/api/futures").json()
     assert [row["id"] for row in everything["futures"]] == [_text(one) for one in (done, failed, *queued)]
     assert everything["after"] is None
+    newest = client.get("/api/futures?newest=1&limit=3").json()
+    assert [row["id"] for row in newest["futures"]] == [_text(one) for one in queued[:1:-1]]
+    rest = client.get(f"/api/futures?newest=1&after={newest['after']}").json()
+    assert [row["id"] for row in rest["futures"]] == [_text(one) for one in (queued[1], queued[0], failed, done)]
     assert [row["name"] for row in client.get("/api/futures?state=failed").json()["futures"]] == ["second"]
     assert [row["name"] for row in client.get("/api/futures?q=LUCK").json()["futures"]] == ["second"]
     assert [row["name"] for row in client.get(f"/api/futures?q={_text(done)}").json()["futures"]] == ["first done"]
@@ -63,6 +67,13 @@ def test_futures_by_state_text_and_page(client: TestClient, lab: Any) -> None:
         seen += [row["id"] for row in page["futures"]]
         after = page["after"]
     assert seen == [_text(one) for one in queued]
+
+
+def test_a_list_says_why_nobody_runs_a_future(client: TestClient, lab: Any) -> None:
+    lab.submit(name="too large", requirements=dm.Requirements(gpu=8))
+    (row,) = client.get("/api/futures").json()["futures"]
+    assert row["reason"].startswith("unschedulable: needs")
+    assert len(client.get("/api/futures?q=unschedulable").json()["futures"]) == 1
 
 
 def test_a_future_with_its_failure_and_its_graph(client: TestClient, lab: Any) -> None:
@@ -191,6 +202,7 @@ def test_a_store_that_hangs_keeps_the_rest_of_the_page(cluster: Cluster, monkeyp
         ("/api/futures?after=zzz", 400, "no id of a future"),
         ("/api/futures/zzz", 400, "no id of a future"),
         ("/api/futures/01a20374-ee72-7000-96ab-e9313536b2fd", 404, "has no future"),
+        (f"/api/leases/{'n' * 20_000}", 400, "lease name"),
         ("/api/nothing", 404, "Not Found"),
         ("/static/../app.py", 404, "Not Found"),
         ("/static/%2e%2e/app.py", 404, "Not Found"),

@@ -22,6 +22,7 @@ from dashboard_lab import Lab
 import fdb_datamodel as dm
 from fdb_datamodel import Requirements
 from lease_locks import LeaseManager
+from mainspring_dashboard import reading
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
 
@@ -154,6 +155,7 @@ def test_the_overview_follows_the_cluster_live(page: Page, served: Served) -> No
     sync_api.expect(shown.locator(".u-over")).to_have_count(4, timeout=PATIENCE_MS)  # the plots were drawn
     shown.locator("#live.on").wait_for()
     _picture(shown, "overview")
+    assert "its result is stored" in str(shown.locator(".tile.realized").get_attribute("title")), "words are explained"
     shown.locator(".tile.failed").click()
     shown.wait_for_url("**/futures?state=failed")
     sync_api.expect(shown.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
@@ -186,6 +188,25 @@ def test_a_future_s_page_says_why_and_draws_its_lineage(page: Page, served: Serv
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['report'])}")
     shown.go_back()
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
+
+
+def test_a_search_goes_through_all_futures_and_the_newest_come_first(
+    page: Page, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_SCANNED_FUTURES", 10)
+    monkeypatch.setattr(reading, "_SCAN_PAGE", 5)
+    oldest = served.lab.submit(name="the needle")
+    for at in range(45):
+        served.lab.submit(name=f"hay {at}")
+    shown = page.go("/futures?q=needle")
+    sync_api.expect(shown.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
+    assert shown.locator("tbody a").get_attribute("href") == f"/futures/{UUID(bytes=oldest)}"
+    shown = page.go("/futures?q=no such name")
+    sync_api.expect(shown.locator(".empty")).to_have_text("No future matches “no such name”.", timeout=PATIENCE_MS)
+    shown = page.go("/futures")
+    sync_api.expect(shown.locator("tbody tr").first).to_contain_text("hay 44", timeout=PATIENCE_MS)
+    shown.locator(".chip", has_text="oldest first").click()
+    sync_api.expect(shown.locator("tbody tr").first).to_contain_text("the needle", timeout=PATIENCE_MS)
 
 
 def test_search_finds_by_text_and_by_id(page: Page, served: Served) -> None:

@@ -30,6 +30,7 @@ def test_the_answer_is_right_after_a_kill_at_a_random_moment(seed: int) -> None:
     assert outcome.report == outcome.expected
     assert outcome.right
     assert outcome.killed_after is not None
+    assert outcome.workers == 3, "another took the place of the killed one"
     assert outcome.tally.attempts >= outcome.tally.futures
 
 
@@ -57,7 +58,12 @@ def test_the_command_prints_the_ranking_and_the_verdict() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The 3 most complex functions" in done.stdout
     assert "SIGKILL" in done.stdout
-    assert "right" in done.stdout
+    assert "takes its place" in done.stdout
+    assert "times as fast" in done.stdout
+    assert "survived: " in done.stdout
+    said = done.stdout[done.stdout.index("right: ") :]
+    assert "Next, " in said
+    assert "mainspring up" in said
 
 
 @pytest.mark.parametrize(("folder", "says"), [("missing", "is not a folder"), ("empty", "no Python file below")])

@@ -34,9 +34,9 @@ from fdb_datamodel import (
 from fdb_schema import ClusterSpace, open_database, pack
 from idempotent_txn import run
 from lease_locks import Duties, Duty, LeaseManager, duty_reports
-from mainspring.doctor.cluster import check_futures
+from mainspring.doctor.cluster import check_futures, check_leases
 from mainspring.doctor.machine import check_space
-from mainspring.doctor.observing import Look, Observation
+from mainspring.doctor.observing import Look, Observation, observe
 from s3heap_tender import Heap, HeapStore, Scheduler, SysDb, Tender
 
 HOLDER = """
@@ -171,6 +171,32 @@ def test_work_without_workers_and_a_clock_that_nobody_advances(tmp_path: Path, c
     assert says(findings, "futures", "problem", "1 futures wait and no worker lives")
     assert says(findings, "clock", "warning", "no service runs")
     assert says(findings, "janitor", "warning", "no janitor runs")
+
+
+def test_a_lease_whose_holder_was_cleared_away_is_found() -> None:
+    db, name = open_database(f"memory:{uuid4().hex}"), "c"
+    holder = LeaseManager(db, name)
+    lease = holder.acquire("of the cleared")
+    seen = observe(db, name, 0, pause=lambda _: None)
+    assert [finding.level.value for finding in check_leases(seen)] == ["ok"]
+    for look in (seen.first, seen.second):
+        look.sessions.clear()  # as after a sweep of dead sessions: the lease's row stays until somebody wants it
+    (found,) = check_leases(seen)
+    assert found.level.value == "warning"
+    assert "'of the cleared' is held by" in found.what
+    lease.release()
+    holder.close()
+
+
+def test_a_cluster_that_is_not_there_is_named_beside_those_that_are(tmp_path: Path, cluster: Any) -> None:
+    local = cluster(workers=0)
+    local.client().submit(len, "").id
+    code, findings = examine(tmp_path, local.url, "mistyped", "--watch", "0.5")
+    assert code == 1
+    assert says(
+        findings, "cluster", "problem", f"there is no cluster 'mistyped' in this database; it has '{local.name}'"
+    )
+    assert says(findings, "workers", "warning", "no worker runs")
 
 
 def test_data_of_a_newer_release_is_named_and_hides_nothing_else(tmp_path: Path, cluster: Any) -> None:

@@ -35,6 +35,33 @@ def test_mainspring_has_the_same_service(name: str) -> None:
     assert here <= own
 
 
+@pytest.mark.parametrize("name", ["top", "logs"])
+def test_what_is_looked_for_first_is_found_at_the_top(name: str) -> None:
+    options = [
+        [
+            line.split()[1]
+            for line in program("mainspring", *where, name, "--help").splitlines()
+            if line.startswith("│ --")
+        ]
+        for where in ([], ["futures"])
+    ]
+    assert "--cluster" in options[0]
+    assert options[0] == options[1]
+
+
+def test_the_dashboard_without_its_package_says_what_is_missing(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['mainspring_dashboard'] = None; from mainspring.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, "dashboard", "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("error: the dashboard isn't installed here: add the package")
+
+
 def test_a_scheduler_says_what_it_can_t_run(tmp_path: Path) -> None:
     done = mainspring(tmp_path, "scheduler", "--run", "json:nothing", "--db", f"embedded:{tmp_path / 'db'}")
     assert done.returncode == 1

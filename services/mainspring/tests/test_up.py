@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -25,6 +26,7 @@ from mainspring.up import supervisor as supervising
 from mainspring.up.plan import ServiceSpec, Stage, UpSettings, services
 from mainspring.up.restarts import FIRST, GOOD_LIFE, LONGEST, Restarts
 from mainspring.up.supervisor import Phase, Supervisor
+from mainspring_dashboard.cli import DEFAULT_PORT
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,7 @@ def test_status_shows_it(cluster: Up) -> None:
     assert set(found["duties"]) == {"workers", "sessions", "garbage", "leases", "ids", "heap"}
     assert found["heap"]["dead_letters"] == 0
     people = cluster.command("status")
+    assert "runs to be put on the heap" in people.stdout, "in words that need no page"
     assert people.returncode == 0
     assert "realized" in people.stdout
 
@@ -158,6 +161,43 @@ def test_the_dashboard_is_one_of_its_services(tmp_path: Path) -> None:
         running.close()
 
 
+def test_a_second_cluster_s_dashboard_takes_a_free_port(tmp_path: Path) -> None:
+    none = ("--workers", "0", "--schedulers", "0", "--tenders", "0", "--janitors", "0")
+    with socket.socket() as first:  # as the first cluster's dashboard would
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            first.bind(("127.0.0.1", DEFAULT_PORT))
+        except OSError:
+            pass  # somebody has it already, which is as good
+        else:
+            first.listen()
+        running = Up(tmp_path / "second", "--dashboard", *none)
+        try:
+            running.wait_ready()
+            url = running.state()["services"]["dashboard"]["ready"].split()[-1]
+            assert not url.endswith(f":{DEFAULT_PORT}/")
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                assert answer.status == 200
+        finally:
+            running.close()
+
+
+def test_a_dashboard_that_can_t_start_holds_nobody_up(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        none = ("--workers", "0", "--schedulers", "0", "--tenders", "0")
+        running = Up(tmp_path / "cluster", "--dashboard", "--dashboard-port", port, *none)
+        try:
+            running.wait_ready()
+            assert running.state()["services"]["janitor"]["phase"] == "running"
+            assert f"can't serve on 127.0.0.1:{port}" in running.text()
+            assert "not running; its log says why" in running.text()
+        finally:
+            running.close()
+
+
 def test_pauses_double_and_a_good_life_makes_good() -> None:
     restarts = Restarts()
     pauses = [restarts.ended(started=0.0, now=1.0) for _ in range(12)]
@@ -233,7 +273,7 @@ def test_a_terminal_that_goes_away_ends_it_cleanly(tmp_path: Path) -> None:
 
 def test_a_service_s_own_table_goes_before_what_up_tells_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAINSPRING_LOG_LEVEL", raising=False)
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # `up` changes it for its services
+    monkeypatch.setenv("PYTHONPATH", "/mine")
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     file = tmp_path / "mainspring.toml"
     file.write_text('log_level = "error"\n[worker]\nlog_level = "debug"\ngrace = 70\n[up]\ngrace = 3\n')
@@ -243,6 +283,8 @@ def test_a_service_s_own_table_goes_before_what_up_tells_all(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     for given in ((), ("--grace", "9", "--log-level", "info")):
         CliRunner().invoke(app, ["up", "--config", str(file), "--no-dashboard", *given], catch_exceptions=False)
+    # The working directory isn't added: there it would come first, whoever may write to it. Those that import from it see to it.
+    assert os.environ["PYTHONPATH"] == "/mine"
     (worker, other), (commanded, _) = (
         [next(spec for spec in services(settings) if spec.name.startswith(kind)) for kind in ("worker", "scheduler")]
         for settings in seen
@@ -264,3 +306,12 @@ def test_every_service_is_planned_in_the_order_of_need(tmp_path: Path) -> None:
     assert [spec.stage for spec in planned] == sorted(spec.stage for spec in planned)
     assert planned[0].stage is Stage.store
     assert all(spec.environment["MAINSPRING_DB"] == "embedded:/d" for spec in planned[1:])
+
+
+def test_the_dashboards_token_is_inherited_by_the_dashboard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSPRING_DASHBOARD_TOKEN", "secret")
+    given = {
+        name: supervising._inherited(ServiceSpec(name, (), Stage.store)).get("MAINSPRING_DASHBOARD_TOKEN")
+        for name in ("worker-1", "tender", "dashboard")
+    }
+    assert given == {"worker-1": None, "tender": None, "dashboard": "secret"}

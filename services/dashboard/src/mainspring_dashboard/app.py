@@ -5,7 +5,7 @@
 | `/`, `/futures`, `/futures/ID`, `/workers`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
 | `/api/overview?since=T` | the newest sample, and those after T |
 | `/api/stream` | server-sent events: one sample a second |
-| `/api/futures?state=S&q=TEXT&after=ID&limit=N`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
+| `/api/futures?state=S&q=TEXT&after=ID&limit=N&newest=1`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
 | `/api/workers`, `/api/leases?prefix=P`, `/api/leases/NAME`, `/api/heap`, `/api/ids` | the rest |
 | `/healthz` | 200 while the database answers, else 503 |
 """
@@ -31,7 +31,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fdb_datamodel import FutureState
-from fdb_schema import MainspringError, fdb_error_code
+from fdb_schema import MainspringError, NameInvalidError, fdb_error_code
 from mainspring_dashboard.access import Access
 from mainspring_dashboard.heap import HeapView
 from mainspring_dashboard.reading import Cluster
@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 STATIC: Final = Path(__file__).parent / "static"
 INTERVAL_SECONDS: Final = 1.0
+KEY_TOO_LARGE: Final = 2102  # of FoundationDB
 PAGES: Final = ("/", "/futures", "/futures/{id}", "/workers", "/leases", "/leases/{name:path}", "/heap", "/ids")
 PAGE_LIMIT: Final = 500
 MOST_STREAMS: Final = 256
@@ -133,7 +134,10 @@ def create_app(
         query = request.query_params
         limit = int(_number(request, "limit", 100, 1, PAGE_LIMIT))
         after = _uuid(query["after"]) if query.get("after") else None
-        rows, following = await _read(cluster.futures, _state(query.get("state")), query.get("q", ""), after, limit)
+        newest = bool(_number(request, "newest", 0, 0, 1))
+        rows, following = await _read(
+            cluster.futures, _state(query.get("state")), query.get("q", ""), after, limit, newest
+        )
         return JSONResponse({"futures": rows, "after": following})
 
     async def future(request: Request) -> Response:
@@ -207,6 +211,8 @@ async def _read(work: Callable[..., T], *args: Any) -> T:
     try:
         return await run_in_threadpool(work, *args)
     except Exception as error:
+        if isinstance(error, NameInvalidError) or fdb_error_code(error) == KEY_TOO_LARGE:
+            raise HTTPException(400, str(error)) from error
         if _is_reading_error(error):
             raise HTTPException(503, str(error)) from error
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from typing import Annotated, NoReturn
@@ -21,7 +22,15 @@ def dashboard(
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     address: Annotated[str, typer.Option(help="Address to serve on; any but loopback needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 takes any free one.")] = DEFAULT_PORT,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port to serve on; 0 takes any free one.",
+            show_default=f"{DEFAULT_PORT}, or a free one where that is taken",
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -46,6 +55,7 @@ def dashboard(
     from mainspring_dashboard.app import create_app
     from mainspring_dashboard.heap import HeapView
     from mainspring_dashboard.reading import Cluster
+    from mainspring_dashboard.serving import limits
 
     if token is not None and len(token) < 16:
         fail("--token is shorter than 16 characters: anybody could guess it", EXIT_USAGE)
@@ -67,7 +77,11 @@ def dashboard(
 
     # The access log would hold tokens; streams end by themselves when the application closes.
     config = uvicorn.Config(
-        create_app(reading, token=shown, heap=heap), access_log=False, log_level="warning", timeout_graceful_shutdown=5
+        create_app(reading, token=shown, heap=heap),
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        **limits(),
     )
     try:
         Server(config).run(sockets=[listening])
@@ -80,18 +94,34 @@ def dashboard(
 app = service_app("mainspring-dashboard", "dashboard", dashboard)
 
 
-def _listen(address: str, port: int) -> socket.socket:
-    """A listening socket. A name that can't be served on is a usage error that says why."""
+def _listen(address: str, port: int | None) -> socket.socket:
+    """A listening socket; without a port, on the default one or a free one.
+
+    A place that was asked for and can't be served on is a usage error that says why.
+    """
     try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(found[0], socket.SOCK_STREAM)
+        if port is None:
+            try:
+                return _bound(address, DEFAULT_PORT)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        return _bound(address, port or 0)
+    except OSError as error:
+        place = f"{address}:{DEFAULT_PORT if port is None else port}"
+        fail(f"can't serve on {place}: {error.strerror or error}; give another --address or --port", EXIT_USAGE)
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(found[0], socket.SOCK_STREAM)
+    try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(found[4])
         made.listen(128)
-    except OSError as error:
-        fail(
-            f"can't serve on {address}:{port}: {error.strerror or error}; give another --address or --port", EXIT_USAGE
-        )
+    except OSError:
+        made.close()
+        raise
     return made
 
 

@@ -21,6 +21,7 @@ from fdb_datamodel import (
     list_workers,
     read_output,
 )
+from fdb_datamodel.reading import with_reason
 from fdb_schema import ClusterSpace, open_database, url_of
 from idempotent_txn import run
 from idempotent_txn.cleaner import id_status
@@ -52,9 +53,9 @@ class Cluster:
     # --- futures
 
     def futures(
-        self, state: FutureState | None, text: str, after: UUID | None, limit: int
+        self, state: FutureState | None, text: str, after: UUID | None, limit: int, newest_first: bool = False
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """A page of futures, oldest first, and the id after which the next page starts.
+        """A page of futures, oldest or newest first, and the id after which the next page starts.
 
         `text` is found in names, reasons, workers and ids. The page may be short, or empty, though more follow: a search
         looks through at most 20,000 futures at a time.
@@ -63,12 +64,15 @@ class Cluster:
         cursor = after.bytes if after is not None else None
         wanted = text.casefold()
         looked = 0
+        workers = run(self.db, list_workers, self.space, strategy="off")
         while len(rows) < limit and looked < _SCANNED_FUTURES:
             size = limit - len(rows) if not wanted else _SCAN_PAGE
-            found, following = run(self.db, list_futures, self.space, cursor, size, state, strategy="off")
+            found, following = run(
+                self.db, list_futures, self.space, cursor, size, state, newest_first=newest_first, strategy="off"
+            )
             looked += max(size, len(found))
             for info in found:
-                row = future_row(info)
+                row = future_row(with_reason(info, workers))
                 if not wanted or any(wanted in str(row[field] or "").casefold() for field in _SEARCHED):
                     rows.append(row)
                     if len(rows) == limit:

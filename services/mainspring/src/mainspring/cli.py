@@ -9,18 +9,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fdb_schema.cli import JsonOption, command_app, print_rows, run_app
+from fdb_schema.cli import JsonOption, command_app, fail, print_rows, run_app
 from fdb_schema.configuration import CONFIG_VARIABLE
+from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.service import EPILOG, service_command
 from futures_worker.cli import app as futures_app
 from futures_worker.cli import run as run_worker
+from futures_worker.commands.output import logs
+from futures_worker.commands.top import top
 from idempotent_txn.cli import app as ids_app
 from lease_locks.cli import app as leases_app
 from mainspring.demo.commands import demo_app
 from mainspring.doctor.command import doctor
 from mainspring.migrate.command import migrate
 from mainspring.status import status
-from mainspring.up.command import up
+from mainspring.up.command import NO_DASHBOARD, up
 from mainspring_janitor.cleaning import clean
 from mainspring_scheduler.scheduling import schedule
 from s3heap_tender.cli import app as heap_app
@@ -47,6 +50,20 @@ app.command("janitor", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(
 if importlib.util.find_spec("mainspring_dashboard") is not None:
     _dashboard = importlib.import_module("mainspring_dashboard.cli").dashboard
     app.command("dashboard", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(_dashboard, "dashboard"))
+else:
+
+    @app.command(
+        "dashboard",
+        rich_help_panel=_SERVICE,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        help="Serve the dashboard (not installed).",
+    )
+    def _no_dashboard() -> None:
+        fail(NO_DASHBOARD, EXIT_USAGE)
+
+
+app.command("top", rich_help_panel=_LOOK)(top)
+app.command("logs", rich_help_panel=_LOOK)(logs)
 app.add_typer(futures_app, name="futures", rich_help_panel=_LOOK, help="What `futures-worker` does.")
 app.add_typer(leases_app, name="leases", rich_help_panel=_LOOK, help="What `lease-locks` does.")
 app.add_typer(heap_app, name="heap", rich_help_panel=_LOOK, help="What `s3heap-tender` does.")

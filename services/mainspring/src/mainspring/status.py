@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fdb_datamodel import FutureState, census_page, list_workers
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, read_clock, url_of
-from fdb_schema.cli import ClusterOption, DbOption, JsonOption, print_json
+from fdb_schema.cli import ClusterOption, DbOption, JsonOption, print_json, printable
 from futures_worker.client.diagnosis import clusters
 from idempotent_txn import id_status, run
 from lease_locks import LeaseManager, duty_reports
@@ -130,13 +130,15 @@ def _print(found: dict[str, Any]) -> None:
         console.print("heap       none: no task was ever made")
     else:
         console.print(
-            f"heap       {heap['active']} active, {heap['running']} running, {heap['outbox_depth']} to push, "
-            f"{heap['dirty_partitions']} dirty; {heap['finishes']} runs finished, {heap['dead_letters']} dead letters"
+            f"heap       {heap['active']} tasks active, {heap['running']} running, {heap['outbox_depth']} runs to be put on the heap, "
+            f"{heap['dirty_partitions']} partitions with writes not looked at; "
+            f"{heap['finishes']} runs finished, {heap['dead_letters']} given up (dead letters)"
         )
     console.print(f"ids        {found['idempotency_ids']} idempotency ids kept")
     for name, duty in found["duties"].items():
         failed = f", FAILED {duty['failures']} times: {duty['error']}" if duty["failures"] else ""
-        console.print(f"duty       {name}: {duty['done']} done in {duty['rounds']} rounds by {duty['by']}{failed}")
+        duties = f"duty       {name}: {duty['done']} done in {duty['rounds']} rounds by {duty['by']}{failed}"
+        console.print(printable(duties))
     if not found["workers"]:
         console.print("workers    none: start one with `mainspring up` or `mainspring worker`")
         others = ", ".join(name for name in found["clusters"] if name != found["cluster"])
@@ -148,5 +150,5 @@ def _print(found: dict[str, Any]) -> None:
     for column in columns:
         table.add_column(column.replace("_", " "))
     for row in found["workers"]:
-        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
+        table.add_row(*("" if row[column] is None else printable(str(row[column])) for column in columns))
     console.print(table)

@@ -23,6 +23,11 @@ export function table(columns, rows, empty) {
     h("tbody", {}, rows.map((row) => h("tr", {}, columns.map(([, show, kind]) => h("td", { class: kind }, show(row) ?? "")))))));
 }
 
-export const badge = (state) => h("span", { class: `badge ${state}` }, state);
+// What the data model's own words mean, shown where the pointer rests on one.
+export const STATES = {
+  waiting: "for its arguments, or a pause after a failure", unclaimed: "in the pool, until a worker takes it", claimed: "a worker has it",
+  realized: "done: its result is stored", failed: "for good",
+};
+export const badge = (state) => h("span", { class: `badge ${state}`, title: STATES[state] }, state);
 export const list = (pairs) => h("dl", {}, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "" && !(Array.isArray(value) && !value.length))
   .map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from fdb_schema import MainspringError
+from fdb_schema.private_files import private_opener
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -28,10 +29,10 @@ class LocalWorker:
 
     def __init__(self, url: str, cluster: str, slots: int, log: Path, *arguments: str) -> None:
         command = [
-            sys.executable, "-m", "futures_worker", "run", "--db", url, "--cluster", cluster, "--slots", str(slots), *arguments,
+            sys.executable, "-P", "-m", "futures_worker", "run", "--db", url, "--cluster", cluster, "--slots", str(slots), *arguments,
         ]  # fmt: skip
         self.log = log
-        with log.open("wb") as errors:
+        with open(log, "wb", opener=private_opener) as errors:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
             )

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from fdb_datamodel import ClusterSpace, validate
 from fdb_schema import MainspringError, open_database
+from fdb_schema.private_files import private_opener
 from fdb_schema.processes import dying_with_parent
 from idempotent_txn import run
 from mainspring.demo.complexity import analyse_file, merge_reports, python_files
@@ -170,11 +171,11 @@ def _cluster(pipeline: Pipeline, show: Show) -> Iterator[None]:
     settings, folder = pipeline.settings, pipeline.folder
     store = ["--s3"] if settings.s3 else ["--store", f"file:{folder / 'heap'}"]
     command = [
-        sys.executable, "-m", "mainspring", "up", "--db", pipeline.url, "--cluster", CLUSTER, *store,
+        sys.executable, "-P", "-m", "mainspring", "up", "--db", pipeline.url, "--cluster", CLUSTER, *store,
         "--state", str(folder / "state"), "--workers", str(settings.workers), "--slots", str(settings.slots),
         "--no-dashboard", "--run", FUNCTION, "--grace", "5",
     ]  # fmt: skip
-    with (folder / "up.log").open("wb") as log:
+    with open(folder / "up.log", "wb", opener=private_opener) as log:
         pipeline.up = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

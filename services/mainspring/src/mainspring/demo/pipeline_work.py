@@ -21,7 +21,7 @@ from futures_worker import current_client
 from futures_worker.worker.task_context import current_task
 from idempotent_txn import run
 from mainspring.demo.complexity import Report, analyse_source
-from s3heap_tender import SysDb, transitions
+from s3heap_tender import ReadUpTo, SysDb, transitions
 
 PAGE: Final = 50
 LARGEST: Final = 60_000
@@ -60,8 +60,8 @@ def analyse_record(name: str, text: bytes) -> Report:
     return analyse_source(zlib.decompress(text), name)
 
 
-def index(task_id: UUID, gen: int, attempt: int) -> int:
-    """The memoized invocation: a future per record that the task hasn't read yet; returns up to where it read."""
+def index(task_id: UUID, gen: int, attempt: int) -> ReadUpTo:
+    """The memoized invocation: a future per record that the task hasn't read yet; says up to where it read."""
     here = current_task()
     assert here is not None, "it runs on a worker"
     client = current_client()
@@ -77,7 +77,7 @@ def index(task_id: UUID, gen: int, attempt: int) -> int:
             reports += client.gather(futures, progress=False)
             client.delete_all(futures)
         run(sysdb.db, _write_run, sysdb, task_id, partition, begin, end, gen, attempt, reports)
-    return end
+    return ReadUpTo(end)
 
 
 def _records(tr: Any, space: ClusterSpace, partition: str, begin: int, end: int) -> list[tuple[str, bytes]]:

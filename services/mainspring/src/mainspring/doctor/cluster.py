@@ -16,6 +16,16 @@ UNPRUNED_SECONDS: Final = 3_600.0
 SHOWN: Final = 5
 
 
+def check_cluster(seen: Observation, name: str) -> list[Finding]:
+    """The cluster that was asked about is one of this database."""
+    look = seen.second
+    if seen.others and not (look.clock_us or look.workers or look.states or look.sessions or look.heap):
+        there = ", ".join(map(repr, seen.others))
+        what = f"there is no cluster {name!r} in this database; it has {there}"
+        return [problem("cluster", what, "name one of them with --cluster")]
+    return []
+
+
 def check_clock(seen: Observation) -> list[Finding]:
     """The cluster clock goes on while services run."""
     passed = (seen.second.clock_us - seen.first.clock_us) / 1e6
@@ -52,6 +62,8 @@ def check_workers(seen: Observation) -> list[Finding]:
             what = f"worker {address} beats, and can't be reached from here: {why}"
             do = "start it with an --address that others reach, and open its port: large results are fetched there"
             found.append(problem("workers", what, do))
+    if not found and not seen.second.workers:
+        return [warning("workers", "no worker runs: what is submitted waits", "start one: `mainspring worker`")]
     return found or [ok("workers", f"{len(seen.second.workers)} workers beat and can be reached")]
 
 
@@ -104,18 +116,17 @@ def check_sessions(seen: Observation) -> list[Finding]:
     """No rows of processes that are gone."""
     dead = seen.second.dead_sessions
     if not dead:
-        return [ok("sessions", f"{seen.second.sessions} sessions live")]
+        return [ok("sessions", f"{len(seen.second.sessions)} sessions live")]
     shown = "; ".join(list(dead.values())[:SHOWN])
-    what = f"{len(dead)} of {seen.second.sessions} sessions are dead: {shown}"
+    what = f"{len(dead)} of {len(seen.second.sessions)} sessions are dead: {shown}"
     return [warning("sessions", what, "run a janitor, or `mainspring leases doctor --clean`")]
 
 
 def check_leases(seen: Observation) -> list[Finding]:
     """No lease is held by the dead, least of all while others wait for it."""
-    dead = seen.second.dead_sessions
     found = []
     for lease in seen.second.leases:
-        if not all(maintainer.session in dead for maintainer in lease.maintainers):
+        if not seen.held_by_the_dead(lease):
             continue
         what = f"lease {lease.name!r} is held by {lease.describe()}, which is dead"
         if lease.waiters:
@@ -132,11 +143,8 @@ def check_heap(seen: Observation) -> list[Finding]:
     first, second = seen.first.heap, seen.second.heap
     if first is None or second is None:
         return [ok("heap", "no task was ever made")]
-    dead = set(seen.second.dead_sessions)
     tenders = [
-        lease
-        for lease in seen.second.leases
-        if lease.name.startswith(TENDERS) and not all(m.session in dead for m in lease.maintainers)
+        lease for lease in seen.second.leases if lease.name.startswith(TENDERS) and not seen.held_by_the_dead(lease)
     ]
     found = []
     stays = min(first.outbox_depth, second.outbox_depth), min(first.dirty_partitions, second.dirty_partitions)
@@ -167,11 +175,10 @@ def check_heap(seen: Observation) -> list[Finding]:
 
 def check_duties(seen: Observation) -> list[Finding]:
     """A janitor runs, and its duties succeed."""
-    dead = set(seen.second.dead_sessions)
     held = {
         lease.name[len(DUTIES) :]
         for lease in seen.second.leases
-        if lease.name.startswith(DUTIES) and not all(m.session in dead for m in lease.maintainers)
+        if lease.name.startswith(DUTIES) and not seen.held_by_the_dead(lease)
     }
     found = []
     for name, report in sorted(seen.duties.items()):

@@ -94,6 +94,7 @@ def examine(
 
     findings += _guarded("observation", look)
     for observation in seen:
+        findings += checks.check_cluster(observation, cluster)
         for name, check in _CHECKS.items():
             findings += _guarded(name, lambda c=check, o=observation: c(o))  # type: ignore[misc]
         findings += _guarded("futures", lambda o=observation: checks.check_futures(o, describe))  # type: ignore[misc]

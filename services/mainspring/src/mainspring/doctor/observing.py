@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fdb_datamodel import Counted, FutureState, WorkerStatus, census_page, list_workers
 from fdb_schema import ClusterSpace, read_clock
+from futures_worker.client.diagnosis import clusters
 from idempotent_txn import run
 from lease_locks import DutyReport, LeaseInfo, LeaseManager, duty_reports
 from mainspring.status import has_heap
@@ -34,7 +35,7 @@ class Look:
     unclaimed: dict[bytes, Counted] = field(default_factory=dict)  # the oldest ones
     leases: list[LeaseInfo] = field(default_factory=list)
     dead_sessions: dict[str, str] = field(default_factory=dict)  # hexadecimal id → whose, and why it is dead
-    sessions: int = 0
+    sessions: set[str] = field(default_factory=set)  # hexadecimal ids of all that are registered, dead ones too
     heap: Metrics | None = None
     dead_letters: int = 0
 
@@ -47,12 +48,23 @@ class Observation:
     second: Look
     seconds: float
     refused: dict[str, str] = field(default_factory=dict)  # worker's address → why no connection came about
+    others: list[str] = field(default_factory=list)  # the other clusters of the database
     duties: dict[str, DutyReport] = field(default_factory=dict)
 
     def silent_workers(self) -> list[WorkerStatus]:
         """Workers whose heartbeat was the same at both looks."""
         before = {worker.id: _beat(worker) for worker in self.first.workers}
         return [worker for worker in self.second.workers if before.get(worker.id, -1) == _beat(worker)]
+
+    def held_by_the_dead(self, lease: LeaseInfo) -> bool:
+        """Whether every process that kept the lease alive is dead, whether its session is still there or was cleared.
+
+        A session that was registered at either look is judged by the second one, so that one which came or went between
+        them isn't taken for a dead one.
+        """
+        known = self.first.sessions | self.second.sessions
+        dead = self.second.dead_sessions
+        return all(one.session in dead or one.session not in known for one in lease.maintainers)
 
     def gone_workers(self) -> list[WorkerStatus]:
         """Workers of the first look that are not registered at the second."""
@@ -76,7 +88,8 @@ def observe(db: Any, cluster: str, seconds: float, pause: Callable[[float], None
     with ThreadPoolExecutor(16) as pool:
         answers = dict(zip(addresses, pool.map(_connect, addresses.values()), strict=True))
     refused = {address: why for address, why in answers.items() if why}
-    return Observation(first, second, seconds, refused, duty_reports(db, space))
+    others = [name for name in clusters(db) if name != cluster]
+    return Observation(first, second, seconds, refused, others, duty_reports(db, space))
 
 
 def _look(db: Any, space: ClusterSpace, locks: LeaseManager) -> Look:
@@ -93,7 +106,7 @@ def _look(db: Any, space: ClusterSpace, locks: LeaseManager) -> Look:
             break
     look.leases = locks.list()
     for sid, record, _ in locks.sessions():
-        look.sessions += 1
+        look.sessions.add(sid.hex())
         why = run(db, locks.session_dead, sid, strategy="off")
         if why is not None:
             look.dead_sessions[sid.hex()] = f"{record.host}:{record.pid} ({why})"

@@ -1,6 +1,6 @@
 """Reading a database as one snapshot, though no transaction lives long enough to read all of it.
 
-An embedded source that stands still keeps its version, so a look at the version proves each page. The versions of a cluster
+An embedded source that stands still keeps the version of its last commit, so a look at that proves each page. The versions of a cluster
 go on by themselves. There each page's transaction commits with a conflict range over everything, so that it fails where
 anything was written since the page before: a chain of such commits proves that all pages together are one snapshot.
 """
@@ -26,8 +26,15 @@ Row = tuple[bytes, bytes]
 
 
 def version_of(db: Any) -> int:
-    """The read version: on an embedded database that stands still, that of its last commit."""
+    """The read version; of an embedded database the version of its last commit, which stays while nobody commits."""
+    engine = _engine_of(db)
+    if engine is not None:
+        return int(engine.store.last_version())
     return int(run(db, lambda tr: tr.get_read_version().wait(), strategy="off"))
+
+
+def _engine_of(db: Any) -> Any:
+    return getattr(getattr(db, "dpointer", None), "engine", None)
 
 
 def identity_of(db: Any) -> bytes:
@@ -81,13 +88,14 @@ class EmbeddedSource(Pages):
         """The pages from here on are to be one snapshot: they are anyway."""
 
     def _read(self, tr: Any, begin: bytes) -> list[Row]:
-        found = tr.get_read_version().wait()
+        rows = super()._read(tr, begin)
+        found = version_of(self.db)  # looked at afterwards: until then nothing was committed that the rows could show
         if found != self.version:
             raise SourceInUseError(
                 f"the source was written to during the copy (version {self.version}, now {found}): stop every service "
                 "and client of it, clear the target, and begin anew"
             )
-        return super()._read(tr, begin)
+        return rows
 
 
 class ClusterSource(Pages):
@@ -134,8 +142,7 @@ Source = EmbeddedSource | ClusterSource
 
 def source_of(db: Any) -> Source:
     """The way to read `db`."""
-    engine = getattr(getattr(db, "dpointer", None), "engine", None)
-    return ClusterSource(db) if engine is None else EmbeddedSource(db)
+    return ClusterSource(db) if _engine_of(db) is None else EmbeddedSource(db)
 
 
 def check_still(db: Any, seconds: float = STILL_SECONDS) -> None:

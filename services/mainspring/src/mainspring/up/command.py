@@ -9,21 +9,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
 from fdb_schema import ClusterSpace, MainspringError, database_url, open_database
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, printable
 from fdb_schema.configuration import CONFIG_VARIABLE, configured_path
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.logs import LogFormat, LogLevel
+from fdb_schema.private_files import make_private_directory, private_opener
 from mainspring.settings import check_file
 from mainspring.up.plan import OWN, S3_BUCKET, UpSettings, services
 from mainspring.up.supervisor import Supervisor
 from s3heap_tender import HeapStore
 from s3heap_tender.cli.common import EndpointOption
+
+NO_DASHBOARD: Final = (
+    "the dashboard isn't installed here: add the package mainspring-dashboard of this release to this environment"
+)
 
 
 class AlreadyUpError(MainspringError):
@@ -49,6 +54,12 @@ def up(
     ] = None,
     dashboard: Annotated[
         bool | None, typer.Option("--dashboard/--no-dashboard", help="The dashboard.", show_default="where installed")
+    ] = None,
+    dashboard_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="The dashboard's port; 0 takes any free one.", show_default="8420, or a free one"
+        ),
     ] = None,
     s3: Annotated[
         bool, typer.Option("--s3", help="Keep the heap on a development S3 server (SeaweedFS) instead of in files.")
@@ -92,13 +103,14 @@ def up(
     settings = UpSettings(
         url, cluster, heap, folder, workers, _slots(slots, share, config), tenders, schedulers, janitors,
         _dashboard(dashboard), run, endpoint_url, None, config, log_format.value, log_level.value, otlp_endpoint, grace, _own(context, config),
+        dashboard_port,
     )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_directory(folder)
     with _alone(folder):
         if s3:
             settings = _with_s3(settings)
+            typer.echo("starting a development S3 server; the first time it is installed, which takes a minute or two")
         os.environ.pop(CONFIG_VARIABLE, None)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()]))
         ClusterSpace(cluster)
         open_database(url)  # made, or found unusable, here and not five times below
         _supervise(settings)
@@ -113,7 +125,7 @@ def _supervise(settings: UpSettings) -> None:
     def tell(text: str) -> None:
         # A terminal that went away, or a pipe that nobody reads (there rich exits), ends no cluster.
         with suppress(OSError, SystemExit):
-            console.print(text)
+            console.print(printable(text))
 
     def say(name: str, text: str) -> None:
         tell(f"{name:<{width}}  {text}")
@@ -139,7 +151,8 @@ def _what_is_where(settings: UpSettings, supervisor: Supervisor) -> str:
     lines = [f"  {name:<10} {value}" for name, value in shown.items()]
     for service in supervisor.services:
         if service.spec.name == "dashboard":
-            lines.append(f"  {'dashboard':<10} {service.said}")
+            said = service.said or f"not running; its log says why: {service.log}"
+            lines.append(f"  {'dashboard':<10} {said}")
     export = (
         f"export MAINSPRING_DB={settings.url} MAINSPRING_CLUSTER={settings.cluster} MAINSPRING_HEAP={settings.store}"
     )
@@ -187,7 +200,7 @@ def _own(context: typer.Context, config: Path | None) -> dict[str, dict[str, Any
 def _dashboard(wanted: bool | None) -> bool:
     installed = importlib.util.find_spec("mainspring_dashboard") is not None
     if wanted and not installed:
-        fail("the dashboard isn't installed: python -m pip install mainspring-dashboard", EXIT_USAGE)
+        fail(NO_DASHBOARD, EXIT_USAGE)
     return installed if wanted is None else wanted
 
 
@@ -195,7 +208,10 @@ def _with_s3(settings: UpSettings) -> UpSettings:
     from dataclasses import replace
 
     from s3heap_tender.devserver import ACCESS_KEY, SECRET_KEY, _free_ports, credentials
+    from s3heap_tender.errors import NO_SDK
 
+    if importlib.util.find_spec("boto3") is None:
+        fail(f"--s3: {NO_SDK}", EXIT_USAGE)
     if not settings.store.startswith("s3:"):
         fail(f"--s3 keeps the heap on the development server, and --store is {settings.store}: give one", EXIT_USAGE)
     if credentials() is None:  # else the server takes those, which the user's own tasks may need
@@ -208,7 +224,7 @@ def _with_s3(settings: UpSettings) -> UpSettings:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("w") as lock:
+    with open(folder / "lock", "w", opener=private_opener) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -59,6 +59,7 @@ class UpSettings:
     otlp_endpoint: str | None = None
     grace: float = 10.0
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # service → what it is told by itself, of OWN
+    dashboard_port: int | None = None  # None: the dashboard's own default
 
 
 _VARIABLES: Final = {"MAINSPRING_LOG_FORMAT": "log_format", "MAINSPRING_LOG_LEVEL": "log_level"}
@@ -87,7 +88,7 @@ def services(settings: UpSettings) -> list[ServiceSpec]:
         for number in range(1, count + 1):
             name = kind if count == 1 else f"{kind}-{number}"
             own = [argument.replace("{name}", name) for argument in arguments]
-            command = [sys.executable, "-m", f"mainspring_{kind}", *own]
+            command = [sys.executable, "-P", "-m", f"mainspring_{kind}", *own]
             # The database, cluster and heap of `up` hold for all, whatever the file says; the file's tables for the rest.
             if settings.config is not None:
                 command += ["--config", str(settings.config)]
@@ -95,7 +96,16 @@ def services(settings: UpSettings) -> list[ServiceSpec]:
 
     if settings.s3_port is not None:
         data = str(settings.state / "s3")
-        command = (sys.executable, "-m", "s3heap_tender.devserver", "--dir", data, "--port", str(settings.s3_port))
+        command = (
+            sys.executable,
+            "-P",
+            "-m",
+            "s3heap_tender.devserver",
+            "--dir",
+            data,
+            "--port",
+            str(settings.s3_port),
+        )
         found.append(ServiceSpec("s3", command, Stage.store, {}, says_ready=True))
     slots = () if settings.slots is None else ("--slots", str(settings.slots))
     spill = ("--spill", str(settings.state / "spill" / "{name}"))
@@ -114,5 +124,6 @@ def services(settings: UpSettings) -> list[ServiceSpec]:
     grace, patience = graceful("scheduler")
     add("scheduler", settings.schedulers, Stage.schedulers, *chosen, *grace, grace=patience)
     if settings.dashboard:
-        add("dashboard", 1, Stage.dashboard, says_ready=True)
+        at = () if settings.dashboard_port is None else ("--port", str(settings.dashboard_port))
+        add("dashboard", 1, Stage.dashboard, *at, says_ready=True)
     return found

@@ -22,9 +22,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from fdb_schema.private_files import make_private_directory, private_opener
 from fdb_schema.processes import dying_with_parent
 from mainspring.up.plan import ServiceSpec, Stage
 from mainspring.up.restarts import Restarts
+
+DASHBOARD_TOKEN: Final = "MAINSPRING_DASHBOARD_TOKEN"
 
 TAIL_BYTES: Final = 2_000
 LOG_BYTES: Final = 16 << 20
@@ -68,15 +71,15 @@ class Supervised:
 
     def start(self) -> int:
         """Start the process; its standard output's file descriptor."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_private_directory(self.log.parent)
         self.bound_log()
-        with self.log.open("ab") as errors:
+        with open(self.log, "ab", opener=private_opener) as errors:
             self.process = subprocess.Popen(
                 self.spec.command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.spec.environment},
+                env={**_inherited(self.spec), "PYTHONUNBUFFERED": "1", **self.spec.environment},
                 start_new_session=True,
                 preexec_fn=dying_with_parent(),
             )
@@ -91,7 +94,9 @@ class Supervised:
         """Begin the log anew where it has grown large. Who writes to it appends, and goes on at its beginning."""
         with contextlib.suppress(OSError):
             if self.log.stat().st_size > LOG_BYTES:
-                shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+                kept = self.log.with_suffix(".log.1")
+                with open(self.log, "rb") as whole, open(kept, "wb", opener=private_opener) as copy:
+                    shutil.copyfileobj(whole, copy)
                 os.truncate(self.log, 0)
 
     def read(self) -> list[str] | None:
@@ -122,6 +127,10 @@ class Supervised:
         return ""
 
 
+def _counts_as_ready(service: Supervised) -> bool:
+    return service.phase is Phase.running or (service.spec.stage is Stage.dashboard and service.restarts.total > 0)
+
+
 class Supervisor:
     """Runs services until SIGINT or SIGTERM. Not thread-safe: `run` belongs to the main thread."""
 
@@ -140,7 +149,10 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Start everything; `on_ready` is called once all services run for the first time."""
+        """Start everything; `on_ready` is called once all services run for the first time.
+
+        A dashboard that can't be started is said and tried again, and holds nobody up: it is only looked at.
+        """
         with self._signals() as woken:
             self._selector.register(woken, selectors.EVENT_READ, None)
             try:
@@ -149,7 +161,7 @@ class Supervisor:
                 self._publish()
                 while not self._asked:
                     self._turn()
-                    if not self._ready_told and all(s.phase is Phase.running for s in self.services):
+                    if not self._ready_told and all(map(_counts_as_ready, self.services)):
                         self._ready_told = True
                         on_ready()
             finally:
@@ -273,7 +285,7 @@ class Supervisor:
         temporary = self._state / "up.json.new"
         text = json.dumps({"pid": os.getpid(), **self._facts, "services": rows}, indent=1)
         try:
-            self._state.mkdir(parents=True, exist_ok=True)
+            make_private_directory(self._state)
             temporary.unlink(missing_ok=True)
             # For its owner alone: the dashboard's address, with the token that it made, is in it.
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -307,3 +319,8 @@ class Supervisor:
                 signal.signal(number, handler)
             here.close()
             there.close()
+
+
+def _inherited(spec: ServiceSpec) -> dict[str, str]:
+    """The environment, where the token of the dashboard is for the dashboard alone."""
+    return {name: value for name, value in os.environ.items() if name != DASHBOARD_TOKEN or spec.name == "dashboard"}

@@ -23,8 +23,8 @@ export default async function future({ parameters: [id], get }) {
       info.failure.traceback ? h("pre", { tabindex: 0 }, info.failure.traceback) : null) : null,
     h("div", { class: "grid" },
       h("section", { class: "panel" }, h("h2", {}, "Attempts and result"), list([
-        ["attempts", info.state === "deleted" ? null : `${info.attempts} (${info.charged ?? 0} charged, ${1 + (info.max_retries ?? 0)} allowed)`],
-        ["lost with workers", info.losses || null], ["out of memory", info.out_of_memory || null], ["reconstructions", info.epoch || null],
+        ["attempts", info.state === "deleted" ? null : `${info.attempts} (${info.charged ?? 0} count against the ${1 + (info.max_retries ?? 0)} that max_retries allows)`],
+        ["lost with workers", info.losses || null], ["out of memory", info.out_of_memory || null], ["computed again, since the result was lost", info.epoch || null],
         ["worker", info.worker], ["result", info.result_bytes === null || info.result_bytes === undefined ? null : size(info.result_bytes)],
         ["copies", info.copies?.join(", ")], ["may be computed again", info.allow_reconstruction === undefined ? null : info.allow_reconstruction ? "yes" : "no"],
       ])),

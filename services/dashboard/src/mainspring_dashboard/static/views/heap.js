@@ -11,7 +11,7 @@ export default async function heap({ get }) {
     const tile = (value, name, tone = "") => h("div", { class: `tile ${tone}` }, h("b", {}, value), h("span", {}, name));
     replace(body,
       h("div", { class: "tiles" }, tile(duration(lag.oldest_due_age), "oldest due task waits", lag.oldest_due_age > 60 ? "failed" : "realized"), tile(duration(lag.dirty_lag), "oldest write not yet seen"),
-        tile(duration(lag.cursor_lag), "since the last prune"), tile(count(lag.outbox_depth), "items to push"), tile(count(lag.active), "tasks active"), tile(count(lag.running), "running", "claimed"), tile(count(lag.dead_letters), "dead letters", lag.dead_letters ? "failed" : "")),
+        tile(duration(lag.cursor_lag), "since done items were last removed"), tile(count(lag.outbox_depth), "runs not yet on the heap"), tile(count(lag.active), "tasks active"), tile(count(lag.running), "running", "claimed"), tile(count(lag.dead_letters), "dead letters", lag.dead_letters ? "failed" : "")),
       found.error ? h("section", { class: "panel failed" }, h("h2", {}, "The store doesn't answer"), h("p", {}, found.error)) : null,
       h("div", { class: "grid" },
         h("section", { class: "panel" }, h("h2", {}, "Next to start"), table([

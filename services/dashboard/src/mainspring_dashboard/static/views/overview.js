@@ -1,9 +1,8 @@
 // How the cluster is: futures by state, rates and latencies over time, workers' slots.
 import { chart } from "../charts.js";
-import { h, replace } from "../dom.js";
+import { STATES, h, replace } from "../dom.js";
 import { count, duration, rate } from "../format.js";
 
-const STATES = ["waiting", "unclaimed", "claimed", "realized", "failed"];
 const KEPT_SECONDS = 900;
 
 export default async function overview({ get }) {
@@ -14,7 +13,7 @@ export default async function overview({ get }) {
     chart({ title: "Futures that have not ended, by state", stacked: true, whole: true, format: count,
       series: ["waiting", "unclaimed", "claimed"].map((state) => ({ label: state, colour: state, fill: true, value: (s) => s.counts?.[state] })) }),
     chart({ title: "Ends per second", format: rate, series: [
-      { label: "realized/s", colour: "realized", fill: true, value: (s) => s.finished },
+      { label: "done/s", colour: "realized", fill: true, value: (s) => s.finished },
       { label: "failed/s", colour: "failed", value: (s) => s.failed }] }),
     chart({ title: "From submit to result", format: duration, log: true, series: [
       { label: "median", colour: "claimed", value: (s) => s.p50 || null },
@@ -28,8 +27,8 @@ export default async function overview({ get }) {
     const sample = snapshot.sample;
     if (!sample) { replace(tiles, h("div", { class: "empty" }, "Counting …")); return; }
     replace(tiles,
-      STATES.map((state) => h("a", { class: `tile ${state}`, href: `/futures?state=${state}` }, h("b", {}, count(sample.counts[state])), h("span", {}, state))),
-      h("div", { class: "tile" }, h("b", {}, rate(sample.finished)), h("span", {}, "realized per second")),
+      Object.entries(STATES).map(([state, meaning]) => h("a", { class: `tile ${state}`, title: meaning, href: `/futures?state=${state}` }, h("b", {}, count(sample.counts[state])), h("span", {}, state))),
+      h("div", { class: "tile" }, h("b", {}, rate(sample.finished)), h("span", {}, "done per second")),
       h("div", { class: "tile" }, h("b", {}, duration(sample.p50)), h("span", {}, "median latency")),
       h("a", { class: "tile", href: "/workers" }, h("b", {}, `${sample.busy} / ${sample.slots}`), h("span", {}, `slots of ${sample.workers} worker${sample.workers === 1 ? "" : "s"}`)));
     note.textContent = snapshot.counting ? "Counting the futures of this cluster for the first time …"

@@ -1,0 +1,65 @@
+"""Each package declares what it imports, so that it can be installed alone, and carries its licence."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from workspace import PROJECTS  # noqa: E402
+
+INSTALLED = packages_distributions()
+
+
+def imports(source: str) -> set[str]:
+    """The top-level names of what a module imports, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names
+
+
+def providers(module: str) -> set[str]:
+    """The distributions that a module may come from, in lower case."""
+    ours = module.replace("_", "-")
+    return (
+        {ours} if ours in PROJECTS else {name.lower() for name in INSTALLED.get(module, [f"{module}: not installed"])}
+    )
+
+
+def declared(folder: Path) -> set[str]:
+    """What a package says it needs, extras included."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"]]
+    for extra in project.get("optional-dependencies", {}).values():
+        requirements += extra
+    return {re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0].lower() for one in requirements}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_package_declares_what_it_imports(name: str) -> None:
+    folder = PROJECTS[name]
+    allowed = declared(folder) | {name}
+    missing = {
+        f"{module} in {file.relative_to(folder)}"
+        for file in sorted(folder.glob("src/**/*.py"))
+        for module in imports(file.read_text())
+        if not providers(module) & allowed
+    }
+    assert missing == set(), f"{folder / 'pyproject.toml'} declares none of these"
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_package_carries_the_licence(name: str) -> None:
+    assert (PROJECTS[name] / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
