@@ -494,6 +494,10 @@ class Committer:
             if window.tail != last or window.floor > read:
                 window.advance(txn, read, last)
                 self._seen_commits = self.engine.store.page.commits()
+                if (
+                    window.floor > read
+                ):  # stopped on its way here for so long that what it may conflict with is forgotten
+                    return errors.TRANSACTION_TOO_OLD
             hit = window.check(read, read_points, member.read_ranges)
         if hit is None and earlier is not None:
             hit = earlier.check(0, read_points, member.read_ranges)

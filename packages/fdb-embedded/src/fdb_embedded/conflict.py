@@ -17,6 +17,7 @@ import msgpack
 
 from .errors import DamagedDatabase
 from .keys import LOG, LOG_END, log_key
+from .versions import MAX_READ_AGE
 
 Range = tuple[bytes, bytes]
 # ids committed in a version: (id, index in the batch, 1 when it ends once its commit was answered)
@@ -242,7 +243,15 @@ class ConflictWindow:
         self._loose.clear()
 
     def advance(self, txn: Any, since: int, last: int) -> None:
-        """Read what is missing of (since, last] from the log, in an LMDB transaction whose last version is `last`."""
+        """Read what is missing of (since, last] from the log, in an LMDB transaction whose last version is `last`.
+
+        Where the log doesn't reach as far back, `floor` says afterwards from where on all is known.
+        """
+        if last - min(since, self.tail) > MAX_READ_AGE:
+            begin = log_begin(txn)
+            since = max(since, begin)
+            if self.tail < begin:
+                self.restart(begin)
         if since > self.tail or not self.tail:
             self.restart(min(since, last))
         elif since < self.floor:
@@ -363,6 +372,16 @@ class ConflictWindow:
         if not self._ranged or self._ranged[-1].version <= version:
             return None
         return next(filter(None, (record.hit_within(points) for record in self._since(version))), None)
+
+
+def log_begin(txn: Any) -> int:
+    """The version from which on the log has all commit records: older ones are dropped after a while."""
+    cursor = txn.cursor()
+    if cursor.set_range(LOG):
+        key: bytes = cursor.key()
+        if key.startswith(LOG):
+            return int.from_bytes(key[len(LOG) :], "big")
+    return 0
 
 
 def read_log(txn: Any, since: int, last: int) -> list[Record]:
