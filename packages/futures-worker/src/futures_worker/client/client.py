@@ -317,7 +317,7 @@ class Client(DataMethods):
             from futures_worker.store_client import ObjectFetcher
             from futures_worker.store_secret import ClusterSecrets
 
-            self._fetcher = ObjectFetcher(self._secret or ClusterSecrets(self._db, self._space), own=True)
+            self._fetcher = ObjectFetcher(self._secret or ClusterSecrets(self._db, self._space, ask=ask), own=True)
         return self._fetcher
 
     def _submit(
