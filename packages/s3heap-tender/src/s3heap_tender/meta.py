@@ -6,14 +6,13 @@ write to the store must not choose it.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import msgpack
 
 from fdb_schema import NewerFormatError, read_range
 from s3heap_tender.errors import ConflictError, HeapMismatchError
-from s3heap_tender.layout import Layout
 from s3heap_tender.naming import META_KEY
 from s3heap_tender.stores.port import ObjectStore, StoredObject
 from s3heap_tender.sysdb_base import SysDbBase
@@ -62,9 +61,7 @@ def _check_place(store: ObjectStore, sysdb: SysDbBase) -> None:
         )
 
 
-def _open(
-    store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, before: int | None, may_move: bool
-) -> int:
+def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, before: int | None, may_move: bool) -> int:
     wanted = {
         "format": META_FORMAT,
         "bucket_seconds": bucket_seconds or before or BUCKET_SECONDS,
