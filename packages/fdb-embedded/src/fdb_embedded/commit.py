@@ -282,6 +282,11 @@ class Committer:
     # --- one batch, under `lead` ---
 
     def _commit(self, batch: list[Commit], outcome: _Outcome) -> None:
+        try:
+            self.engine.look_there()  # who only writes begins no snapshot that would look
+        except Code as gone:
+            outcome.failures = [(commit, gone.code) for commit in batch]
+            return
         if self._in_window:
             self.window = ConflictWindow()  # the log has all that it held
         self._in_window = True

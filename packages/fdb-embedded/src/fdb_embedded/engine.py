@@ -209,6 +209,11 @@ class Engine:
         code.__cause__ = found
         return code
 
+    def look_there(self) -> None:
+        """As `_check_there`, once a second: for those that begin no snapshot."""
+        if monotonic() >= self._look_there_at:
+            self._check_there()
+
     def _check_there(self) -> None:
         """Raises `Code` 1511, which isn't retried, where the database's directory was removed, or another is in its place.
 
