@@ -83,6 +83,20 @@ def test_another_process_gives_the_same_keys_whatever_its_hashes(seed: int) -> N
         assert wrong == set(), f"seed {seed}, hashes {hashes}"
 
 
+def test_a_path_goes_by_its_name_and_not_by_its_content(locks: LeaseManager, tmp_path: Path) -> None:
+    file = tmp_path / "input"
+    file.write_text("one")
+    runner = runner_of(locks)
+
+    def read(path: Path) -> str:
+        return path.read_text()
+
+    assert runner.call(read, file) == "one"
+    file.write_text("two")
+    assert runner.call(read, file) == "one"
+    assert runner.call(read, file.rename(tmp_path / "other")) == "two"
+
+
 # --- decorators
 
 
