@@ -17,6 +17,7 @@ import fdb_datamodel.transitions.output as stored_output
 import fdb_datamodel.transitions.sessions as sessions
 import fdb_embedded.durability as durability
 import fdb_embedded.engine as engine
+import fdb_embedded.faults as faults
 import fdb_embedded.formats as formats
 import fdb_embedded.housekeeping as housekeeping
 import fdb_embedded.keys as keys
@@ -121,12 +122,17 @@ PROMISES = [
     ("docs/security.md", r"cut off after (\d+) s", wire.HANDSHAKE_TIMEOUT),
     ("docs/security.md", r"secret, (\d+) random bytes", handshake.SECRET_BYTES),
     ("docs/security.md", r"a tag of (\d+) bytes", sealing.TAG_BYTES),
-    ("docs/security.md", r"learn of it within (half a) minute", store_secret.STALE_SECONDS / 60),
+    ("docs/security.md", r"learns of it within (half a) minute", store_secret.STALE_SECONDS / 60),
     ("docs/security.md", r"\| (\d+) \| the dashboard", DEFAULT_PORT),
     (f"{EMBEDDED}/limits.md", r"they jump by (\d+) million", versions.RECOVERY_JUMP / 1e6),
     (f"{EMBEDDED}/limits.md", r"1009 after (a) second", embedded_reading.FUTURE_VERSION_SECONDS),
     (f"{EMBEDDED}/limits.md", r"nobody waits for is made within (\d+) ms or so", housekeeping.TICK * 1000),
     (f"{EMBEDDED}/limits.md", r"after a pause within ([\d.]+) s", housekeeping.LONGEST_TICK),
+    (f"{EMBEDDED}/faults.md", r"up to three others or (\d+) ms", faults.LATE_AFTER * 1000),
+    (f"{EMBEDDED}/faults.md", r"the commit waits up to (\d+) ms", faults.MAX_DELAY * 1000),
+    (f"{EMBEDDED}/faults.md", r"the version jumps by ([\d,]+)", faults.JUMP),
+    (f"{EMBEDDED}/faults.md", r"\(SIGSTOP\) for ([\d.]+) to", faults.SHORTEST_PAUSE),
+    (f"{EMBEDDED}/faults.md", r"\(SIGSTOP\) for [\d.]+ to (\d+) s", faults.LONGEST_PAUSE),
     (f"{EMBEDDED}/reference.md", r"keys ([\d,]+) bytes \(2102\)", keys.KEY_LIMIT),
     (f"{EMBEDDED}/reference.md", r"values ([\d,]+) \(2103\)", state.VALUE_LIMIT),
     (f"{EMBEDDED}/reference.md", r"longer than the last checkpoint and (\d+) MB", durability.CHECKPOINT_BYTES / 2**20),
