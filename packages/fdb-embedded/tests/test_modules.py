@@ -645,3 +645,11 @@ def test_what_ends_while_it_is_handed_over_is_not_committed_in_silence(monkeypat
         tr.commit().wait()
     assert db[b"k"] is None
     fdb_embedded.close(db)
+
+
+def test_tenants_are_refused() -> None:
+    db = fdb_embedded.open(":memory:")
+    with pytest.raises(Exception, match="not supported") as refused:
+        db.open_tenant(b"tenant")
+    assert getattr(refused.value, "code", None) == 2108
+    fdb_embedded.close(db)
