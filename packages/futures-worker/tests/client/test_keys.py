@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from futures_worker import Client
+from fdb_datamodel.collector import Collector
+from futures_worker import Client, FutureDeletedError
 
 WAIT = 60.0
 
@@ -49,6 +50,22 @@ def test_whether_equal_parts_of_an_item_are_one_object_makes_no_difference(clien
 def test_futures_among_the_items_tell_them_apart(client: Client) -> None:
     one, two = client.submit(square, 2), client.submit(square, 3)
     assert client.gather(client.map(square, [one, two], key="k")) == [16, 81]
+
+
+def test_a_key_is_used_up_until_the_tombstone_of_its_future_has_gone(client: Client, any_db: Any) -> None:
+    def fails() -> None:
+        raise ValueError("the first")
+
+    assert "the first" in str(client.submit(fails, key="failed", max_retries=0).exception(WAIT))
+    assert "the first" in str(client.submit(square, 1, key="failed").exception(WAIT))
+    first = client.submit(square, 2, key="k")
+    assert first.result(WAIT) == 4
+    client.delete(first)
+    with pytest.raises(FutureDeletedError):
+        client.submit(square, 3, key="k").result(WAIT)
+    collector = Collector(any_db, "test", tombstones=-1.0)  # at once
+    assert sum(collector.whole_pass().tombstones for _ in range(3)) == 1
+    assert client.submit(square, 3, key="k").result(WAIT) == 9
 
 
 def test_map_takes_a_key_per_item(client: Client) -> None:
