@@ -136,6 +136,23 @@ def list_futures(
     return infos, last if len(rows) == page else None
 
 
+def ids_beginning(tr: Transaction, space: ClusterSpace, digits: str, limit: int = 2) -> list[bytes]:
+    """Ids of futures that begin with these hexadecimal digits, in order, at most `limit`; a read for each. By snapshot."""
+    ch = Changes(tr, space)
+    base = ch.keys.futures
+    first, last = (bytes.fromhex(digits.ljust(32, fill)) for fill in "0f")
+    begin, end = base + encode_id(first), base + encode_id(last) + b"\xff"
+    found: list[bytes] = []
+    while len(found) < limit:
+        rows = ch.read(begin, end, limit=1, snapshot=True)
+        if not rows:
+            break
+        e, _ = split_id(rows[0][0], len(base))
+        found.append(decode_id(e))
+        begin = base + e + b"\xff"
+    return found
+
+
 def list_downstreams(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, limit: int = 100) -> list[bytes]:
     """Ids of futures that have this one among their arguments, ended or not, at most `limit`, by snapshot."""
     ch = Changes(tr, space)

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fdb_schema.database import URL_VARIABLE
 from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, MainspringError, fdb_error_code
@@ -76,6 +77,7 @@ __all__ = [
     "MetricsPortOption",
     "command_app",
     "fail",
+    "in_terminal",
     "print_json",
     "print_rows",
     "printable",
@@ -171,10 +173,14 @@ def print_rows(
     as_json: bool,
     empty: str = "nothing found",
     show: Callable[[str, Any], str] | None = None,
+    style: Callable[[str, Any], str] | None = None,
+    flowing: str | None = None,
 ) -> None:
     """A listing: `rows` as a table of `columns`, or all their fields as a JSON array.
 
-    `show(column, value)` gives a cell's text where `str` isn't good enough.
+    `show(column, value)` gives a cell's text where `str` isn't good enough, `style(column, value)` its look in a terminal.
+    There the column named by `flowing` takes what width the others leave and goes on over several lines; the others take one
+    line, cut at its end where it must be.
     """
     listed = list(rows)
     if as_json:
@@ -185,16 +191,23 @@ def print_rows(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
+        one_line = flowing is not None and column != flowing
+        table.add_column(column.replace("_", " "), overflow="ellipsis" if one_line else "fold", no_wrap=one_line)
     for row in listed:
         cells = []
         for column in columns:
             value = row.get(column)
             cell = show(column, value) if show is not None else "" if value is None else str(value)
-            cells.append(printable(cell).replace("\n", "\\n"))
+            look = style(column, value) if style is not None else ""
+            cells.append(Text(printable(cell).replace("\n", "\\n"), style=look))
         table.add_row(*cells)
     console = Console(**_LITERAL)
     if not console.is_terminal:
         # A pipe has no width: never cut or wrap what a program will read.
         console = Console(width=max(200, console.width), soft_wrap=True, **_LITERAL)
     console.print(table)
+
+
+def in_terminal() -> bool:
+    """Whether a person reads standard output, and so wants little of much."""
+    return Console().is_terminal

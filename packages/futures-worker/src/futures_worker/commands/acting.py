@@ -1,54 +1,126 @@
-"""`cancel` and `retry`: what people may do to a future from outside."""
+"""`cancel` and `retry`: what people may do to futures from outside, to some by id or to all that are alike."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
-from fdb_datamodel import FutureState, cancel_future, get_future_state, resubmit_future
+from fdb_datamodel import ClusterSpace, FutureState, cancel_future, get_future_state, resubmit_future
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, print_json, say
-from futures_worker.commands.opening import find_future, look_into, not_found, parse_id
+from fdb_schema.errors import EXIT_USAGE
+from futures_worker.commands.choosing import (
+    NameOption,
+    ReasonOption,
+    SinceOption,
+    parse_id,
+    resolve_id,
+    walk,
+    wanted,
+)
+from futures_worker.commands.opening import find_future, look_into, not_found
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
 
-_Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="The futures' ids.")]
+_Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The futures' ids, or how they begin.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say which they are, and do nothing.")]
+_ENDED = frozenset({FutureState.realized, FutureState.failed})
+_Act = Callable[[Any, ClusterSpace, UUID], dict[str, Any]]
 
 
 def cancel(
-    futures: _Ids, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, as_json: JsonOption = False
+    futures: _Ids = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    name: NameOption = None,
+    reason: ReasonOption = None,
+    since: SinceOption = None,
+    dry_run: _DryRun = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Cancel futures that haven't ended: queued ones never run, running ones are stopped. Fails if one is realized."""
-    ids = [parse_id(text) for text in futures]
-    database, space = look_into(db, cluster)
-    rows: list[dict[str, Any]] = []
-    for one in ids:
-        try:
-            state: FutureState = run(database, cancel_future, space, one)
-        except (UnknownFutureError, FutureDeletedError) as error:
-            not_found(error)
-        failure = find_future(database, space, one).failure if state is FutureState.failed else None
-        rows.append(
-            {"id": str(one), "state": state.value, "cancelled": failure is not None and failure.reason == "cancelled"}
-        )
-    _report(rows, "cancelled", as_json, "had ended before")
+    """Cancel futures that haven't ended: queued ones never run, running ones are stopped. Fails if one is realized.
+
+    Without ids: all that haven't ended and are as the options say.
+    """
+    states = frozenset(FutureState) - _ENDED
+    _act(
+        _cancel, "cancelled", "had ended before", states, futures, (name, reason, since), db, cluster, dry_run, as_json
+    )
 
 
 def retry(
-    futures: _Ids, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, as_json: JsonOption = False
+    futures: _Ids = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    name: NameOption = None,
+    reason: ReasonOption = None,
+    since: SinceOption = None,
+    dry_run: _DryRun = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Run futures again that have failed, with a fresh budget of attempts. What failed with them has to be asked too."""
-    ids = [parse_id(text) for text in futures]
+    """Run futures again that have failed, with a fresh budget of attempts. What failed with them has to be asked too.
+
+    Without ids: all that have failed and are as the options say.
+    """
+    states = frozenset({FutureState.failed})
+    _act(_retry, "retried", "isn't failed", states, futures, (name, reason, since), db, cluster, dry_run, as_json)
+
+
+def _cancel(database: Any, space: ClusterSpace, future_id: UUID) -> dict[str, Any]:
+    try:
+        state: FutureState = run(database, cancel_future, space, future_id)
+    except (UnknownFutureError, FutureDeletedError) as error:
+        not_found(error)
+    failure = find_future(database, space, future_id).failure if state is FutureState.failed else None
+    done = failure is not None and failure.reason == "cancelled"
+    return {"id": str(future_id), "state": state.value, "cancelled": done}
+
+
+def _retry(database: Any, space: ClusterSpace, future_id: UUID) -> dict[str, Any]:
+    info = find_future(database, space, future_id)
+    retried = info.state is FutureState.failed and run(database, resubmit_future, space, future_id, info.epoch)
+    state = run(database, get_future_state, space, future_id, strategy="off")
+    return {"id": str(future_id), "state": state.value, "retried": bool(retried)}
+
+
+def _act(
+    act: _Act,
+    done: str,
+    otherwise: str,
+    states: frozenset[FutureState],
+    futures: list[str] | None,
+    options: tuple[str | None, str | None, str | None],
+    db: str | None,
+    cluster: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    like = wanted(states, *options)
+    if bool(futures) == bool(like):
+        fail("give either ids, or what the futures are like (--name, --reason, --since)", EXIT_USAGE)
+    meant = [parse_id(text) for text in futures or ()]
     database, space = look_into(db, cluster)
-    rows: list[dict[str, Any]] = []
-    for one in ids:
-        info = find_future(database, space, one)
-        retried = False
-        if info.state is FutureState.failed:
-            retried = run(database, resubmit_future, space, one, info.epoch)
-        state = run(database, get_future_state, space, one, strategy="off")
-        rows.append({"id": str(one), "state": state.value, "retried": retried})
-    _report(rows, "retried", as_json, "isn't failed")
+
+    def chosen() -> Iterator[tuple[UUID, str, str]]:
+        if like:
+            for info in walk(database, space, like):
+                yield UUID(bytes=info.id), info.state.value, info.name
+        for one in meant:
+            info = find_future(database, space, resolve_id(database, space, one))
+            yield UUID(bytes=info.id), info.state.value, info.name
+
+    if dry_run:
+        listed = [{"id": str(one), "state": state, "name": function} for one, state, function in chosen()]
+        if as_json:
+            print_json(listed)
+            return
+        for row in listed:
+            say(f"{row['id']}  {row['state']}  {row['name']}")
+        say(f"{len(listed)} futures would be {done}", err=True)
+        return
+    _report([act(database, space, one) for one, _, _ in list(chosen())], done, as_json, otherwise)
 
 
 def _report(rows: list[dict[str, Any]], done: str, as_json: bool, otherwise: str) -> None:
@@ -58,5 +130,7 @@ def _report(rows: list[dict[str, Any]], done: str, as_json: bool, otherwise: str
         for row in rows:
             outcome = done if row[done] else f"{row['state']}: not {done}, it {otherwise}"
             say(f"{row['id']}  {outcome}")
+        if not rows:
+            say("no such future", err=True)
     if not all(row[done] for row in rows):
         fail(f"{sum(not row[done] for row in rows)} of {len(rows)} futures not {done}")

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
-from fdb_datamodel import FutureInfo, FutureState, WorkerStatus, list_downstreams, list_futures, list_workers
-from fdb_datamodel.reading import with_reason
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
-from futures_worker.commands.opening import dashed, find_future, look_into, nothing, parse_id, size, wall
+from fdb_datamodel import FutureInfo, FutureState, WorkerStatus, list_downstreams, list_workers
+from fdb_schema.cli import (
+    DEFAULT_CLUSTER,
+    ClusterOption,
+    DbOption,
+    JsonOption,
+    in_terminal,
+    print_json,
+    print_rows,
+    say,
+)
+from futures_worker.commands.choosing import (
+    NameOption,
+    ReasonOption,
+    SinceOption,
+    ago,
+    cut,
+    in_brief,
+    parse_id,
+    resolve_id,
+    short_ids,
+    walk,
+    wanted,
+)
+from futures_worker.commands.opening import dashed, find_future, look_into, nothing, size, wall
 from idempotent_txn import run
 
-_PAGE = 500
 _STATES = {
     "waiting": "for its arguments, or a pause after a failure",
     "unclaimed": "in the pool, until a worker takes it",
@@ -28,40 +52,109 @@ _MEANINGS = {
     "named_by": "futures that have it as an argument",
 }
 """What `show` adds to words that are the data model's own."""
+_WORKER_COLUMNS = [
+    "address",
+    "slots",
+    "free_slots",
+    "claims",
+    "cpu",
+    "ram",
+    "gpu",
+    "object_store",
+    "host",
+    "pid",
+    "last_beat",
+]
 _SIZES = frozenset({"ram", "object_store", "object_store_free", "result_bytes", "code_bytes", "args_bytes"})
+
+
+class Order(StrEnum):
+    """By what `ls` sorts; the largest first."""
+
+    age = "age"
+    took = "took"
+    attempts = "attempts"
+    name = "name"
+
+
+_KEYS: dict[Order, Callable[[FutureInfo], Any]] = {
+    Order.age: lambda info: info.wall_us,
+    Order.took: lambda info: -(_seconds(info) or 0.0),
+    Order.attempts: lambda info: -info.attempts,
+    Order.name: lambda info: info.name,
+}
+_LOOKS = {
+    "waiting": "yellow",
+    "unclaimed": "yellow",
+    "claimed": "cyan",
+    "realized": "green",
+    "failed": "bold red",
+}
 
 
 def ls(
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     state: Annotated[FutureState | None, typer.Option(help="Only futures in this state.")] = None,
+    name: NameOption = None,
+    reason: ReasonOption = None,
+    since: SinceOption = None,
     limit: Annotated[int, typer.Option(min=1, help="Futures to list at most.")] = 100,
     after: Annotated[
         str | None, typer.Option(metavar="ID", help="List futures after this one, in the order of the list.")
     ] = None,
-    newest: Annotated[bool, typer.Option("--newest", help="The newest futures first.")] = False,
+    newest: Annotated[
+        bool | None,
+        typer.Option("--newest/--oldest", help="Which come first.", show_default="newest in a terminal, else oldest"),
+    ] = None,
+    sort: Annotated[
+        Order | None, typer.Option(help="Order of what is listed: the oldest, the longest, the most first.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List futures, oldest first unless --newest.
+    """List futures, and why each is in its state.
 
     A future is waiting (for its arguments), unclaimed (in the pool), claimed (by a worker), realized (done) or failed.
+    Ids are cut to what tells them apart: every command takes the beginning of an id.
     """
-    cursor = parse_id(after).bytes if after is not None else None
+    like = wanted(None if state is None else frozenset({state}), name, reason, since)
+    begin = parse_id(after) if after is not None else None
     database, space = look_into(db, cluster)
-    workers = run(database, list_workers, space, strategy="off")
-    rows: list[dict[str, Any]] = []
-    while len(rows) < limit:
-        size_of_page = min(_PAGE, limit - len(rows))
-        found, cursor = run(
-            database, list_futures, space, cursor, size_of_page, state, newest_first=newest, strategy="off"
-        )
-        rows.extend(future_row(with_reason(info, workers)) for info in found)
-        if cursor is None:
-            break
-    columns = ["id", "state", "name", "attempts", "worker", "reason"]
-    print_rows(rows, columns, as_json=as_json, empty=nothing("futures", database, cluster))
-    if cursor is not None and rows:
-        say(f"there may be more: {'--newest ' if newest else ''}--after {rows[-1]['id']}", err=True)
+    brief = not as_json and in_terminal()
+    newest = brief if newest is None else newest
+    cursor = resolve_id(database, space, begin).bytes if begin is not None else None
+    found = list(itertools.islice(walk(database, space, like, cursor, newest_first=newest), limit + 1))
+    more = len(found) > limit
+    infos = found[:limit]
+    last = str(UUID(bytes=infos[-1].id)) if infos else ""
+    if sort is not None:
+        infos.sort(key=_KEYS[sort])
+    rows = [future_row(info) | future_times(info) for info in infos]
+    if brief:  # the reason says which attempt it is, and where
+        shown = short_ids([row["id"] for row in rows])
+        for row in rows:
+            row |= {"reason": in_brief(row["reason"], row["id"]), "id": shown[row["id"]], "name": cut(row["name"])}
+    print_rows(
+        rows,
+        ["id", "state", "name", "age", "took", *(() if brief else ("attempts", "worker")), "reason"],
+        as_json=as_json,
+        empty=nothing("such futures" if like or state else "futures", database, cluster),
+        show=_show_future,
+        style=_look,
+        flowing="reason" if brief else None,
+    )
+    if more:
+        say(f"there may be more: {'--newest' if newest else '--oldest'} --after {last}", err=True)
+
+
+def _show_future(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return ago(value) if column in ("age", "took") else str(value)
+
+
+def _look(column: str, value: Any) -> str:
+    return _LOOKS.get(str(value), "") if column == "state" else "dim" if column == "id" else ""
 
 
 def show(
@@ -71,8 +164,9 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show everything known about one future, with the reason for its state."""
-    future_id = parse_id(future)
+    meant = parse_id(future)
     database, space = look_into(db, cluster)
+    future_id = resolve_id(database, space, meant)
     info = find_future(database, space, future_id)
     downstreams = run(database, list_downstreams, space, future_id, strategy="off")
     row = future_row(info) | future_details(info) | {"named_by": [str(UUID(bytes=one)) for one in downstreams]}
@@ -84,6 +178,7 @@ def show(
             continue  # many lines: after the others
         if value not in (None, "", [], {}) and not (name == "failure" and str(value) in str(row["reason"])):
             shown = size(value) if name in _SIZES else ", ".join(value) if isinstance(value, list) else value
+            shown = {True: "yes", False: "no"}[shown] if isinstance(shown, bool) else shown
             meaning = _STATES.get(str(value)) if name == "state" else _MEANINGS.get(name)
             say(f"{name.replace('_', ' '):>20}  {shown}" + (f"  ({meaning})" if meaning else ""))
     if row["traceback"]:
@@ -94,25 +189,18 @@ def workers(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, as_js
     """List the cluster's workers."""
     database, space = look_into(db, cluster)
     statuses: list[WorkerStatus] = run(database, list_workers, space, strategy="off")
-    columns = [
-        "address",
-        "slots",
-        "free_slots",
-        "claims",
-        "cpu",
-        "ram",
-        "gpu",
-        "object_store",
-        "host",
-        "pid",
-        "last_beat",
-    ]
+    brief = not as_json and in_terminal()
+    rows = [worker_row(status) for status in statuses]
+    for row in rows if brief else ():
+        free = row["free_slots"]
+        row["busy"] = f"{'?' if free is None else row['slots'] - free}/{row['slots']}"
     print_rows(
-        [worker_row(status) for status in statuses],
-        columns,
+        rows,
+        ["address", "busy", "cpu", "ram", "gpu", "object_store", "pid", "host"] if brief else _WORKER_COLUMNS,
         as_json=as_json,
         empty=nothing("workers", database, cluster),
         show=show_cell,
+        flowing="host" if brief else None,
     )
 
 
@@ -133,15 +221,34 @@ def future_row(info: FutureInfo) -> dict[str, Any]:
     }
 
 
+def future_times(info: FutureInfo) -> dict[str, Any]:
+    """What `ls` adds to the row: seconds since it was submitted, and from the claim to the end or, where it runs, to now."""
+    now_us = time.time_ns() // 1000
+    took = _seconds(info)
+    if took is None and info.claimed_us and info.state is FutureState.claimed:
+        took = max(0.0, (now_us - info.claimed_us) / 1e6)
+    age = max(0.0, (now_us - info.wall_us) / 1e6) if info.wall_us else None
+    return {"age": None if age is None else round(age, 3), "took": None if took is None else round(took, 6)}
+
+
+def _ended_us(info: FutureInfo) -> int:
+    return info.failure.wall_us if info.failure else info.result.wall_us if info.result is not None else 0
+
+
+def _seconds(info: FutureInfo) -> float | None:
+    """How long the last attempt took, of a future that has ended."""
+    ended_us = _ended_us(info)
+    return round((ended_us - info.claimed_us) / 1e6, 6) if ended_us and info.claimed_us else None
+
+
 def future_details(info: FutureInfo) -> dict[str, Any]:
     """What `show` adds to the row."""
     failure = info.failure or info.last_failure
-    ended_us = info.failure.wall_us if info.failure else info.result.wall_us if info.result is not None else 0
     return {
         "submitted": wall(info.wall_us),
         "claimed": wall(info.claimed_us),
-        "ended": wall(ended_us),
-        "seconds": round((ended_us - info.claimed_us) / 1e6, 6) if ended_us and info.claimed_us else None,
+        "ended": wall(_ended_us(info)),
+        "seconds": _seconds(info),
         "charged_attempts": info.charged,
         "max_retries": info.max_retries,
         "worker_losses": info.losses,

@@ -10,7 +10,7 @@ from uuid import UUID
 from fdb_datamodel import ClusterSpace, FutureInfo, describe_future
 from fdb_schema import open_database, url_of
 from fdb_schema.cli import fail
-from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from fdb_schema.errors import EXIT_NOT_FOUND
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
 
@@ -20,14 +20,6 @@ _HEX_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 def look_into(db: str | None, cluster: str) -> tuple[Any, ClusterSpace]:
     """The database, which must be there already, and the cluster."""
     return open_database(db, create=False), ClusterSpace(cluster)
-
-
-def parse_id(text: str) -> UUID:
-    """The id, or the end of the command."""
-    try:
-        return UUID(text)
-    except ValueError:
-        fail(f"{text!r} is no id of a future: give a UUID, as `futures-worker ls` prints them", EXIT_USAGE)
 
 
 def find_future(database: Any, space: ClusterSpace, future_id: UUID) -> FutureInfo:

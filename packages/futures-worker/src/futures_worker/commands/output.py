@@ -11,7 +11,8 @@ import typer
 
 from fdb_datamodel import FutureState, TaskOutput, get_future_state, read_output
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, printable
-from futures_worker.commands.opening import find_future, look_into, not_found, parse_id
+from futures_worker.commands.choosing import parse_id, resolve_id
+from futures_worker.commands.opening import find_future, look_into, not_found
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
 
@@ -28,8 +29,9 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a task wrote to its standard output and error: the last 64 kB of each of its last attempts."""
-    future_id = parse_id(future)
+    meant = parse_id(future)
     database, space = look_into(db, cluster)
+    future_id = resolve_id(database, space, meant)
     find_future(database, space, future_id)
     shown: dict[int, int] = {}  # attempt -> bytes of it that were shown or passed over
     if as_json:

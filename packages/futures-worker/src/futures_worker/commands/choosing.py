@@ -1,0 +1,163 @@
+"""Which futures a command is about: by id, by the beginning of an id, or by what they are like."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+import typer
+
+from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, WorkerStatus, list_futures, list_workers
+from fdb_datamodel.reading import ids_beginning, with_reason
+from fdb_schema.cli import fail
+from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from idempotent_txn import run
+
+PAGE: Final = 500
+"""Futures read by one transaction."""
+_SHORTEST: Final = 4  # digits of an id that are taken for its beginning
+_CANDIDATES: Final = 6
+_LONG_ID: Final = re.compile(r"\b([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4})-[0-9a-f]{4}-[0-9a-f]{12}\b")
+_INCARNATION: Final = re.compile(r"(:\d+)/[0-9a-f]+")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+NameOption = Annotated[
+    str | None, typer.Option("--name", metavar="GLOB", help="Only futures of functions named so: resize, my.tasks.*")
+]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Only futures whose reason has this text in it.")
+]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="AGO", help="Only futures submitted since: 90s, 10m, 2h, 7d.")
+]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What futures are to be like; None: anything."""
+
+    states: frozenset[FutureState] | None = None
+    name: str | None = None
+    reason: str | None = None
+    since_us: int = 0  # wall time of the submitting, for people: it decides nothing else
+
+    def __bool__(self) -> bool:
+        return bool(self.name or self.reason or self.since_us)
+
+    def holds(self, info: FutureInfo) -> bool:
+        """Whether a future, with its reason, is like this."""
+        return (
+            (self.states is None or info.state in self.states)
+            and (self.name is None or fnmatchcase(info.name, self.name))
+            and (self.reason is None or self.reason.casefold() in info.reason.casefold())
+            and info.wall_us >= self.since_us
+        )
+
+
+def wanted(states: frozenset[FutureState] | None, name: str | None, reason: str | None, since: str | None) -> Filter:
+    """The filter that options ask for, or the end of the command."""
+    ago = 0.0
+    if since is not None:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", since.strip())
+        if match is None:
+            fail(f"{since!r} is no time ago: give a number and s, m, h or d, as 10m", EXIT_USAGE)
+        ago = float(match[1]) * _SECONDS[match[2]]
+    return Filter(states, name, reason, int((time.time() - ago) * 1e6) if since is not None else 0)
+
+
+def walk(
+    database: Any, space: ClusterSpace, like: Filter, after: bytes | None = None, *, newest_first: bool = False
+) -> Iterator[FutureInfo]:
+    """All futures that are like this, with the reasons for their states; a transaction a page."""
+    workers: list[WorkerStatus] = run(database, list_workers, space, strategy="off")
+    state = next(iter(like.states)) if like.states is not None and len(like.states) == 1 else None
+    while True:
+        found, after = run(database, list_futures, space, after, PAGE, state, newest_first=newest_first, strategy="off")
+        yield from filter(like.holds, (with_reason(info, workers) for info in found))
+        if after is None:
+            return
+
+
+def parse_id(text: str) -> UUID | str:
+    """An id, or the digits that one begins with; or the end of the command."""
+    try:
+        return UUID(text)
+    except ValueError:
+        digits = text.strip().lower().replace("-", "")
+    if not re.fullmatch(rf"[0-9a-f]{{{_SHORTEST},31}}", digits):
+        fail(
+            f"{text!r} is no id of a future: give a UUID as `futures-worker ls` prints them, or four digits or more of "
+            "its beginning",
+            EXIT_USAGE,
+        )
+    return digits
+
+
+def resolve_id(database: Any, space: ClusterSpace, meant: UUID | str) -> UUID:
+    """The id that `parse_id` found, or the only one that begins so; or the end of the command."""
+    if isinstance(meant, UUID):
+        return meant
+    found = [UUID(bytes=one) for one in run(database, ids_beginning, space, meant, _CANDIDATES, strategy="off")]
+    if not found:
+        fail(f"no future in cluster {space.cluster!r} has an id that begins with {meant}", EXIT_NOT_FOUND)
+    if len(found) > 1:
+        more = ", ..." if len(found) == _CANDIDATES else ""
+        fail(f"several futures have ids that begin with {meant}: {', '.join(map(str, found))}{more}", EXIT_USAGE)
+    return found[0]
+
+
+def short_ids(ids: list[str]) -> dict[str, str]:
+    """As much of the beginning of each id as tells it from the others, all of one length.
+
+    Never less than time and sequence, which are the client's own: futures that aren't listed seldom have the same.
+    """
+    length = len("019ad1f2-3c4d-7000")
+    ordered = sorted(set(ids))
+    for one, other in itertools.pairwise(ordered):
+        same = next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+        length = max(length, same + 1)
+    return {one: one[:length].rstrip("-") for one in ordered}
+
+
+def in_brief(reason: str, future_id: str) -> str:
+    """A reason for a narrow column: other ids as `ls` shows them, without the future's own and what tells incarnations apart."""
+    text = reason.replace(f"future {future_id} depends on ", "")
+    return _INCARNATION.sub(r"\1", _LONG_ID.sub(r"\1", text))
+
+
+def cut(text: str, most: int = 16) -> str:
+    """`text` in at most so many characters: of a qualified name the end tells more than the beginning."""
+    return text if len(text) <= most else "…" + text[1 - most :]
+
+
+def ago(seconds: float) -> str:
+    """A time ago, or a duration, in one unit: `350ms`, `12s`, `5m`, `3h`, `8d`."""
+    if seconds < 1:
+        return f"{max(0.0, seconds) * 1000:.0f}ms"
+    for unit, size, most in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
+        if seconds < most * size:
+            return f"{seconds / size:.1f}{unit}" if seconds < 10 * size else f"{seconds / size:.0f}{unit}"
+    return f"{seconds / 86400:.0f}d"
+
+
+__all__ = [
+    "PAGE",
+    "Filter",
+    "NameOption",
+    "ReasonOption",
+    "SinceOption",
+    "ago",
+    "cut",
+    "in_brief",
+    "parse_id",
+    "resolve_id",
+    "short_ids",
+    "walk",
+    "wanted",
+]

@@ -1,0 +1,209 @@
+"""What people see: whole screens of a terminal of 80 columns, kept here as text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import sys
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import fdb_datamodel as dm
+from fdb_schema import ClusterSpace, open_database
+from futures_worker.cli import main
+from futures_worker.commands import grouping, listing
+from futures_worker.commands.choosing import ago, short_ids
+from futures_worker.failure import Failure
+from idempotent_txn import run
+
+IDS = [bytes.fromhex(f"019ad1f23c4d7{at:03x}9{at:015x}") for at in range(6)]
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster with a worker, and futures of each state."""
+    url = f"embedded:{tmp_path / 'db'}"
+    db, space = open_database(url), ClusterSpace("demo")
+    session = b"s" * 16
+    run(db, dm.beat_session, space, session, 1)
+    total = dm.Requirements(4, 8 << 30)
+    info = dm.WorkerInfo(4, total, 512 << 20, 4711, host="node-with-a-long-name.example")
+    worker = run(db, dm.register_worker, space, dm.WorkerId("10.0.0.7", 40001, b"w" * 16), info)
+    names = ["resize", "resize", "train.model_of_a_long_name", "report", "publish", "resize"]
+    specs = [
+        dm.FutureSpec(code=b"x", name=name, id=one, session=session, max_retries=0)
+        for one, name in zip(IDS, names, strict=True)
+    ]
+    specs[2] = dm.FutureSpec(
+        code=b"x", name=names[2], id=IDS[2], session=session, requirements=dm.Requirements(16, 2 << 30, 1)
+    )
+    specs[4] = dm.FutureSpec(code=b"x", name=names[4], id=IDS[4], session=session, dependencies=(IDS[0],))
+    run(db, dm.submit_futures, space, specs)
+    for at, error in ((0, "ValueError"), (5, "ValueError")):
+        claim = run(db, dm.claim_future, space, IDS[at], worker)
+        payload = Failure(f"builtins.{error}", f"no image in {at}.png", "").to_bytes()
+        run(db, dm.fail_future, space, claim, dm.Failure("error", f"no image in {at}.png", payload), True)
+    claim = run(db, dm.claim_future, space, IDS[3], worker)
+    run(db, dm.realize_future, space, claim, b"r")
+    run(db, dm.claim_future, space, IDS[1], worker)
+    for module in (listing, grouping):
+        monkeypatch.setattr(module, "ago", lambda seconds: "12s")
+    return SimpleNamespace(url=url, where=("--db", url, "--cluster", "demo"))
+
+
+def screen(*arguments: str, columns: int = 80, code: int = 0) -> str:
+    """What a command shows in a terminal, without colours."""
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    argv, sys.argv = sys.argv, ["futures-worker", *arguments]
+    environment = dict(os.environ)
+    os.environ |= {"COLUMNS": str(columns), "TERM": "xterm-256color"}
+    os.environ.pop("NO_COLOR", None)
+    found: Any = 0
+    try:
+        with os.fdopen(slave, "w") as terminal, contextlib.redirect_stdout(terminal):
+            try:
+                main()
+            except SystemExit as end:
+                found = end.code or 0
+            terminal.flush()
+            shown = os.read(master, 1 << 16).decode()
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = argv
+        os.close(master)
+    assert found == code
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    return "\n".join(line.rstrip() for line in plain.splitlines())
+
+
+LS = """\
+id                  state      name              age  took  reason
+019ad1f2-3c4d-7005  failed     resize            12s        error: no image in
+                                                            5.png
+019ad1f2-3c4d-7004  failed     publish           12s        upstream:
+                                                            019ad1f2-3c4d-7000,
+                                                            which failed: no
+                                                            image in 0.png
+019ad1f2-3c4d-7003  realized   report            12s  12s   result inline
+019ad1f2-3c4d-7002  unclaimed  …_of_a_long_name  12s        unschedulable: needs
+                                                            cpu=16 ram=2GiB
+                                                            gpu=1, the largest
+                                                            live worker has
+                                                            cpu=4 ram=8GiB gpu=0
+019ad1f2-3c4d-7001  claimed    resize            12s  12s   attempt 1 on worker
+                                                            10.0.0.7:40001
+019ad1f2-3c4d-7000  failed     resize            12s        error: no image in
+                                                            0.png"""
+
+NARROW = """\
+id                  state   name    age  took  reason
+019ad1f2-3c4d-7005  failed  resize  12s        error: no image in 5.png
+019ad1f2-3c4d-7000  failed  resize  12s        error: no image in 0.png"""
+
+ERRORS = """\
+count  last     name    error       id                  message
+2      12s ago  resize  ValueError  019ad1f2-3c4d-7005  no image in 5.png"""
+
+WORKERS = """\
+address         busy  cpu  ram    gpu  object store  pid   host
+10.0.0.7:40001  0/4   4.0  8 GiB  0.0  512 MiB       4711  node-with-a-long-name
+                                                           .example"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["ls"], LS),
+        (["ls", "--name", "resi*", "--reason", "NO IMAGE"], NARROW),
+        (["errors"], ERRORS),
+        (["workers"], WORKERS),
+    ],
+)
+def test_screens_of_eighty_columns(scene: Any, arguments: list[str], expected: str) -> None:
+    shown = screen(*arguments, *scene.where)
+    assert shown == expected
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_what_fails_with_another_is_counted_apart(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    screen("errors", *scene.where)
+    assert "1 more failed because of an argument that did" in capfd.readouterr().err
+    (group,) = piped(capfd, "errors", *scene.where)
+    assert (group["count"], group["name"], group["error"]) == (2, "resize", "ValueError")
+    assert group["id"] == str(UUID(bytes=IDS[5])), "whole, for programs"
+
+
+def piped(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    """The JSON document that a command prints."""
+    capfd.readouterr()
+    argv, sys.argv = sys.argv, ["futures-worker", *arguments, "--json"]
+    try:
+        with pytest.raises(SystemExit) as end:
+            main()
+    finally:
+        sys.argv = argv
+    assert (end.value.code or 0) == code
+    out = capfd.readouterr()
+    return json.loads(out.out) if out.out else out.err
+
+
+def test_a_program_gets_whole_ids_the_oldest_first_and_filters(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    whole = [str(UUID(bytes=one)) for one in IDS]
+    assert [row["id"] for row in piped(capfd, "ls", *scene.where)] == whole
+    assert [row["id"] for row in piped(capfd, "ls", "--newest", *scene.where)] == whole[::-1]
+    assert [row["id"] for row in piped(capfd, "ls", "--name", "r*", *scene.where)] == [whole[at] for at in (0, 1, 3, 5)]
+    assert [row["id"] for row in piped(capfd, "ls", "--reason", "unschedulable", *scene.where)] == [whole[2]]
+    assert len(piped(capfd, "ls", "--since", "1h", *scene.where)) == 6
+    assert piped(capfd, "ls", "--since", "0s", *scene.where) == []
+    assert "no time ago" in piped(capfd, "ls", "--since", "yesterday", *scene.where, code=2)
+    assert piped(capfd, "ls", "--sort", "name", *scene.where)[0]["name"] == "publish"
+    listed = piped(capfd, "ls", "--limit", "2", "--after", "019ad1f23c4d7001", *scene.where)
+    assert [row["id"] for row in listed] == whole[2:4]
+
+
+def test_the_beginning_of_an_id_is_enough_where_it_names_one(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    for text in ("019ad1f2-3c4d-7003", "019AD1F23C4D7003", str(UUID(bytes=IDS[3]))):
+        assert piped(capfd, "show", text, *scene.where)["name"] == "report"
+    assert "several futures" in piped(capfd, "show", "019ad1f2", *scene.where, code=2)
+    assert "no future" in piped(capfd, "show", "019ad1f3", *scene.where, code=3)
+    for text in ("019", "resize", "019ad1f2-3c4d-7003-9000-000000000003-0"):
+        assert "is no id" in piped(capfd, "show", text, *scene.where, code=2)
+    assert "is no id" in piped(capfd, "show", "zzzz", "--db", "embedded:/nowhere/at/all", code=2), "before it looks"
+
+
+def test_retry_and_cancel_take_what_is_alike(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    resized = [str(UUID(bytes=IDS[at])) for at in (0, 5)]
+    would = piped(capfd, "retry", "--name", "resize", "--dry-run", *scene.where)
+    assert [row["id"] for row in would] == resized
+    assert {row["state"] for row in piped(capfd, "ls", "--name", "resize", *scene.where)} == {"failed", "claimed"}
+    done = piped(capfd, "retry", "--name", "resize", *scene.where)
+    assert [(row["id"], row["retried"]) for row in done] == [(one, True) for one in resized]
+    gone = piped(capfd, "cancel", "--reason", "unschedulable", *scene.where)
+    assert [(row["id"], row["cancelled"]) for row in gone] == [(str(UUID(bytes=IDS[2])), True)]
+    assert piped(capfd, "cancel", "--name", "no.such", *scene.where) == []
+    assert "give either ids" in piped(capfd, "cancel", *scene.where, code=2)
+    assert "give either ids" in piped(capfd, "retry", resized[0], "--name", "x", *scene.where, code=2)
+
+
+def test_times_are_told_in_one_unit() -> None:
+    told = [ago(seconds) for seconds in (-1, 0.0004, 0.25, 3.14, 59, 119, 121, 3_000, 7_300, 100_000, 1e6)]
+    assert told == ["0ms", "0ms", "250ms", "3.1s", "59s", "119s", "2.0m", "50m", "2.0h", "28h", "12d"]
+
+
+def test_ids_are_as_long_as_tells_them_apart() -> None:
+    ids = [str(UUID(bytes=one)) for one in IDS]
+    alike = ids[0][:-1] + "7"
+    assert set(short_ids(ids).values()) == {one[:18] for one in ids}
+    assert short_ids([ids[0], alike]) == {ids[0]: ids[0], alike: alike}
+    assert short_ids([]) == {}
