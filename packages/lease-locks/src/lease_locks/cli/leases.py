@@ -80,7 +80,7 @@ def list_leases(
     """List the leases that are held."""
     rows = [lease_row(info) for info in look_into(db, cluster).list(prefix)]
     columns = ["name", "holder", "mode", "ttl", "held_for", "renewed", "waiting"]
-    print_rows(rows, columns, as_json=json, empty="no lease is held", show=_show)
+    print_rows(rows, columns, as_json=json, empty="no lease is held", show=_show, flowing="name")
 
 
 def show(
@@ -110,7 +110,7 @@ def show_history(
     rows = [event_row(event) for event in look_into(db, cluster, name).history(name)]
     if not rows:
         raise LeaseNotFoundError(f"lease {name!r} of cluster {cluster!r} has no history: it was never granted")
-    print_rows(rows, ["at", "kind", "token", "by", "why"], as_json=json, show=_show)
+    print_rows(rows, ["at", "kind", "token", "by", "why"], as_json=json, show=_show, flowing="why")
 
 
 def watch(

@@ -158,7 +158,7 @@ def next_(
     moments = Moments(sysdb.now())
     rows = [task_row(task, moments) for task in inspection.next_due(sysdb, limit)]
     columns = ("due_in", "due_at", "id", "name", "gen")
-    print_rows(rows, columns, as_json=as_json, empty="nothing is scheduled", show=show_cell)
+    print_rows(rows, columns, as_json=as_json, empty="nothing is scheduled", show=show_cell, flowing="name")
 
 
 @app.command()
@@ -168,7 +168,7 @@ def dlq(sysdb: SysDb, as_json: JsonOption = False) -> None:
     moments = Moments(sysdb.now())
     rows = [{**asdict(letter), **moments.fields("died", letter.at)} for letter in sysdb.dead_letters()]
     columns = ("task", "gen", "name", "failures", "died_at", "error")
-    print_rows(rows, columns, as_json=as_json, empty="no dead letters", show=show_cell)
+    print_rows(rows, columns, as_json=as_json, empty="no dead letters", show=show_cell, flowing="error")
 
 
 @app.command()
