@@ -15,6 +15,7 @@ from fdb_schema import ClusterSpace, RecordError, Transaction
 
 from . import codec
 from .changes import Changes, Ended, FutureRows
+from .elements import decode_id, encode_id, is_id
 from .endings import fail_for_good, finish
 from .errors import ClaimLostError, DamagedFutureError
 from .ids import show_id
@@ -31,8 +32,6 @@ from .space import (
     LISTENERS,
     NUM_ATTEMPTS,
     OPTIONS,
-    decode_id,
-    encode_id,
 )
 from .transitions.submit import submit_futures
 
@@ -182,6 +181,8 @@ def recorded_calls(
     rows = ch.read(prefix + after, prefix + b"\xff", limit=CALLS_PER_PAGE)
     found: list[RecordedCall] = []
     for key, _ in rows:
+        if not is_id(key[len(prefix) :]):
+            continue
         f = ch.load(decode_id(key[len(prefix) :]))
         if not _is_call(f, host.id):
             continue  # something that waits for the actor's end

@@ -8,8 +8,10 @@ from typing import NamedTuple
 from fdb_schema import ClusterSpace, Transaction
 
 from .changes import Changes, FutureRows
+from .elements import encode_id
 from .errors import DamagedFutureError
-from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, decode_id, encode_id, split_id
+from .pages import after_future, read_futures
+from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT
 from .states import FutureState
 
 _ROWS_OF_ANY_FUTURE = 64  # more than a future can have: a page always holds a whole one
@@ -36,17 +38,9 @@ def census_page(
     rows = max(rows, _ROWS_OF_ANY_FUTURE)
     ch = Changes(tr, space)
     base = ch.keys.futures
-    begin = base + encode_id(after) + b"\xff" if after is not None else base
-    found = ch.read(begin, base + b"\xff", limit=rows, snapshot=True)
-    grouped: dict[bytes, dict[bytes, bytes]] = {}
-    for key, value in found:
-        e, name = split_id(key, len(base))
-        grouped.setdefault(e, {})[name] = value
-    more = len(found) == rows
-    if more and len(grouped) > 1:
-        grouped.popitem()  # may be cut off: it begins the next page
-    last = decode_id(next(reversed(grouped))) if more and grouped else None
-    return _count(ch, [FutureRows(decode_id(e), e, named) for e, named in grouped.items()]), last
+    begin = after_future(ch, encode_id(after)) if after is not None else base
+    page = read_futures(ch, begin, base + b"\xff", rows)
+    return _count(ch, page.futures), page.futures[-1].id if page.more and page.futures else None
 
 
 def recount(tr: Transaction, space: ClusterSpace, ids: Sequence[bytes]) -> list[Counted]:
@@ -89,5 +83,4 @@ def _count_one(ch: Changes, f: FutureRows) -> Counted:
 
 
 def _has_edges(ch: Changes, e: bytes) -> bool:
-    prefix = ch.keys.dependencies + e
-    return bool(ch.read(prefix, prefix + b"\xff", limit=1, snapshot=True))
+    return bool(ch.read_ids(ch.keys.dependencies + e, limit=1, snapshot=True))

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from fdb_schema import add_read_conflict_keys, read_range
 
 from .changes import Changes, FutureRows
+from .elements import decode_id, encode_id, is_id
 from .records import Claim, WorkerId
 from .requirements import Capacity, Shape
-from .space import EDGE, decode_id, encode_id, split_id
+from .space import EDGE
 from .starts import Chosen, start
 
 
@@ -58,9 +59,9 @@ def _follower(ch: Changes, worker: WorkerId, upstream: bytes, free: Shape) -> tu
     keys, e = ch.keys, encode_id(upstream)
     prefix = keys.listeners + e + EDGE
     rows = read_range(ch.tr, prefix, prefix + b"\xff", limit=2, snapshot=True)
-    if len(rows) != 1:
+    down_e = rows[0][0][len(prefix) :] if len(rows) == 1 else b""
+    if not is_id(down_e):
         return None
-    down_e, _ = split_id(rows[0][0], len(prefix))
     edges = [rows[0][0], keys.dependency(down_e, e)]
     if any(key in ch.writes for key in edges):
         return None  # this transaction has decided something else

@@ -23,6 +23,7 @@ from fdb_schema import (
 )
 
 from . import codec
+from .elements import encode_id, is_id
 from .errors import DamagedFutureError, FutureDeletedError, UnknownFutureError, WorkerFencedError
 from .ids import show_id
 from .records import NO_SESSION, Failure, FutureResult, Locality, WorkerId
@@ -45,7 +46,6 @@ from .space import (
     REQUIREMENTS,
     UNCHARGED,
     Layout,
-    encode_id,
     layout_of,
 )
 
@@ -53,6 +53,7 @@ _ONE = (1).to_bytes(8, "little")
 _MAIL_ROW_BYTES = 80_000
 # Rows kept back are looked through at every read; when that many were, they are handed to the transaction instead.
 _LOOKED_THROUGH = 20_000
+_PAGE_PAST_STRAYS = 256
 
 
 _T = TypeVar("_T")
@@ -351,6 +352,23 @@ class Changes:
         found = sorted((key, value) for key, value in merged.items() if value is not None)
         return found[:limit] if limit else found
 
+    def read_ids(
+        self, prefix: bytes, limit: int = 0, snapshot: bool = False, begin: bytes = b""
+    ) -> list[tuple[bytes, bytes, bytes]]:
+        """Rows whose key is a prefix and an id: (key, encoded id, value), at most `limit`, from `begin` on.
+
+        Other keys there are stepped over, and keep none from being found.
+        """
+        found: list[tuple[bytes, bytes, bytes]] = []
+        at, end = len(prefix), prefix + b"\xff"
+        begin, page = begin or prefix, limit
+        while True:
+            rows = self.read(begin, end, limit=page, snapshot=snapshot)
+            found += [(key, key[at:], value) for key, value in rows if is_id(key[at:])]
+            if not page or len(rows) < page or len(found) >= limit:
+                return found[:limit] if limit else found
+            begin, page = rows[-1][0] + b"\x00", max(page, _PAGE_PAST_STRAYS)
+
     def read_ahead(self, ranges: Iterable[tuple[bytes, bytes, int]]) -> None:
         """Start reads of (begin, end, limit) that `read` or `load` will ask for one after another."""
         self._ahead += read_ahead(self.tr, ranges)
@@ -389,8 +407,7 @@ class Changes:
 
     def has_dependencies(self, e: bytes) -> bool:
         """Whether a future still waits for an upstream; the emptiness is read serializably."""
-        prefix = self.keys.dependencies + e
-        return bool(self.read(prefix, prefix + b"\xff", limit=1))
+        return bool(self.read_ids(self.keys.dependencies + e, limit=1))
 
     def live_incarnation(self, ip: str, port: int) -> bytes | None:
         """The registered incarnation of an address, read serializably."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from . import codec
 from .attempts import state_after_placing
 from .changes import Changes, FutureRows
-from .endings import fail_for_good, forget_results, lose_result, place, timed_out
+from .endings import fail_for_good, forget_results, lose_result, place, stored_copies, timed_out
 from .ids import show_id
 from .placement import add_edges, release_claim, set_timer
 from .records import Failure, FutureResult, WorkerId
@@ -27,8 +27,7 @@ def live_copies(ch: Changes, f: FutureRows) -> list[FutureResult]:
         return []
     if latest.inline is not None:
         return [latest]
-    prefix = ch.keys.results + f.e
-    rows = [(key, codec.unpack_result_row(value)[0]) for key, value in ch.read(prefix, prefix + b"\xff")]
+    rows = [(key, copy) for key, copy, _ in stored_copies(ch, f.e)]
     holders = list(dict.fromkeys((copy.worker.ip, copy.worker.port) for _, copy in rows if copy.worker is not None))
     live = dict(zip(holders, ch.get_many([ch.keys.incarnation(ip, port) for ip, port in holders]), strict=True))
     copies: list[FutureResult] = []
@@ -43,9 +42,7 @@ def live_copies(ch: Changes, f: FutureRows) -> list[FutureResult]:
 
 def find_copy(ch: Changes, f: FutureRows, worker: WorkerId) -> tuple[bytes, FutureResult] | None:
     """The row of the copy a worker holds, and its key."""
-    prefix = ch.keys.results + f.e
-    for key, value in ch.read(prefix, prefix + b"\xff"):
-        copy, inline = codec.unpack_result_row(value)
+    for key, copy, inline in stored_copies(ch, f.e):
         if not inline and copy.worker == worker:
             return key, copy
     return None

@@ -6,25 +6,18 @@ rest is listed in `unsettled` and settled by `advance`, by anyone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+
+from fdb_schema import RecordError
 
 from . import codec
 from .changes import Changes, Ended, FutureRows
+from .elements import decode_id, is_id
 from .ids import show_id
 from .placement import add_edges, clear_edges, enqueue, upstream_failure, withdraw
 from .records import Failure, FutureResult
-from .space import (
-    CLAIM,
-    DUE,
-    EDGE,
-    FAILURE,
-    LATEST_EXCEPTION,
-    LATEST_RESULT,
-    LISTENERS,
-    SESSION,
-    decode_id,
-    split_id,
-)
+from .space import CLAIM, DUE, EDGE, FAILURE, LATEST_EXCEPTION, LATEST_RESULT, LISTENERS, SESSION
 
 EDGES_PER_UPSTREAM = 256
 EDGES_PER_TRANSACTION = 1024
@@ -73,12 +66,23 @@ def forget_results(ch: Changes, f: FutureRows) -> list[FutureResult]:
     copies: list[FutureResult] = []
     for key, value in ch.read(prefix, prefix + b"\xff"):
         ch.clear(key)
-        copy, inline = codec.unpack_result_row(value)
-        if not inline:
-            copies.append(copy)
-            free_copy(ch, f, copy)
+        with contextlib.suppress(RecordError):  # what can't be read is no copy
+            copy, inline = codec.unpack_result_row(value)
+            if not inline:
+                copies.append(copy)
+                free_copy(ch, f, copy)
     ch.put(f, LATEST_RESULT, None)
     return copies
+
+
+def stored_copies(ch: Changes, e: bytes, snapshot: bool = False) -> list[tuple[bytes, FutureResult, bool]]:
+    """(key, copy, whether it is inline) of each row of `results`; what can't be read is no copy."""
+    prefix = ch.keys.results + e
+    found: list[tuple[bytes, FutureResult, bool]] = []
+    for key, value in ch.read(prefix, prefix + b"\xff", snapshot=snapshot):
+        with contextlib.suppress(RecordError):
+            found.append((key, *codec.unpack_result_row(value)))
+    return found
 
 
 def free_copy(ch: Changes, f: FutureRows, copy: FutureResult) -> None:
@@ -139,11 +143,14 @@ def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: _Bu
         done += 1
         ch.clear(key)
         rest = key[len(prefix) :]
-        if rest.startswith(SESSION):
-            ch.send(decode_id(rest[len(SESSION) :]), up.id, up.kind, up.value, up.epoch)
+        kind = SESSION if rest.startswith(SESSION) else EDGE
+        e = rest[len(kind) :]
+        if not rest.startswith(kind) or not is_id(e):
+            continue  # a stray; it goes with the others
+        if kind is SESSION:
+            ch.send(decode_id(e), up.id, up.kind, up.value, up.epoch)
             budget.bytes -= size
             continue
-        e, _ = split_id(rest, len(EDGE))
         ch.clear(ch.keys.dependency(e, up.e))
         if failure is None:
             released[e] = None

@@ -16,6 +16,7 @@ __all__ = [
     "FutureDeletedError",
     "FutureStateError",
     "OversizeError",
+    "StrayKeyError",
     "UnknownFutureError",
     "WorkerFencedError",
 ]
@@ -49,6 +50,14 @@ class DamagedFutureError(RecordError):
         super().__init__(f"a row of future {UUID(bytes=future_id)} is damaged: {why}")
         self.id = future_id
         self.why = why
+        self.key = key
+
+
+class StrayKeyError(RecordError):
+    """A key, or a part of one, that no release has written. Scans step over it, `validate` names it."""
+
+    def __init__(self, key: bytes, what: str) -> None:
+        super().__init__(f"key {key!r} {what}: nothing of this data model wrote it")
         self.key = key
 
 

@@ -10,25 +10,11 @@ from typing import Final
 
 from . import codec
 from .changes import Changes, FutureRows
+from .elements import decode_id, decode_int, encode_id, split_id
 from .ids import show_id
 from .placement import index_keys
 from .records import Violation, WorkerId
-from .space import (
-    CLAIM,
-    CODE,
-    DELETED,
-    DUE,
-    EDGE,
-    EPOCH,
-    FAILURE,
-    LATEST_RESULT,
-    LISTENERS,
-    SESSION,
-    decode_id,
-    decode_int,
-    encode_id,
-    split_id,
-)
+from .space import CLAIM, CODE, DELETED, DUE, EDGE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, SESSION
 
 INVARIANTS: Final[Mapping[str, str]] = {
     "known-keys": "every key is one of the reference's table, every value a record of its kind",
@@ -83,9 +69,13 @@ def check_future(ch: Changes, f: FutureRows) -> Iterator[Violation]:
     rows = ch.get_many([ch.keys.named_by(encode_id(one), f.e) for one in f.dependencies], snapshot=True)
     if any(row is None for row in rows):
         yield _found("lineage", f.id, "depends on a future that has no lineage row of it")
-    prefix = ch.keys.listeners + f.e
-    if not f.listened and ch.read(prefix, prefix + b"\xff", limit=1, snapshot=True):
+    if not f.listened and _has_listeners(ch, f.e):
         yield _found("listeners-flag", f.id, "has listeners but no 'listeners' key")
+
+
+def _has_listeners(ch: Changes, e: bytes) -> bool:
+    rows = [ch.read_ids(ch.keys.listeners + e + kind, limit=1, snapshot=True) for kind in (EDGE, SESSION)]
+    return any(rows)
 
 
 def _check_claim(ch: Changes, f: FutureRows, claim: tuple[bytes, WorkerId, int, int]) -> Iterator[Violation]:
@@ -124,8 +114,7 @@ def _check_place(ch: Changes, f: FutureRows) -> Iterator[Violation]:
         worker = locality.worker
         row = ch.get_many([ch.keys.assignment_rows(worker.ip, worker.port) + f.e], snapshot=True)[0]
         assigned = row is not None and codec.unpack_assignment(row)[0] == worker.incarnation
-    prefix = ch.keys.dependencies + f.e
-    edges = ch.read(prefix, prefix + b"\xff", limit=1, snapshot=True)
+    edges = ch.read_ids(ch.keys.dependencies + f.e, limit=1, snapshot=True)
     settled = f.ended or f.claimed
     if edges and settled:
         yield _found("edges", f.id, "has ended or runs, and still waits on an edge")

@@ -9,23 +9,11 @@ from fdb_schema import RecordError, read_clock
 
 from . import codec
 from .changes import Changes, FutureRows
+from .elements import encode_id
 from .errors import DamagedFutureError
 from .ids import show_id
 from .records import Failure, Locality, WorkerId
-from .space import (
-    ARGS,
-    CLAIM,
-    CODE,
-    DELETED,
-    DUE,
-    EPOCH,
-    FAILURE,
-    LATEST_RESULT,
-    LISTENERS,
-    REQUIREMENTS,
-    encode_id,
-    split_id,
-)
+from .space import ARGS, CLAIM, CODE, DELETED, DUE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, REQUIREMENTS
 
 _MICROSECONDS = 1_000_000
 WORTH_A_WAIT = 1 << 20  # bytes of inputs with one worker
@@ -107,8 +95,7 @@ def has_room(ch: Changes, worker: WorkerId) -> bool:
         slots = codec.unpack_worker_info(row)[1].slots
     except RecordError:  # it is the worker's row that is damaged, and no future's
         return False
-    prefix = ch.keys.assignment_rows(worker.ip, worker.port)
-    return len(ch.read(prefix, prefix + b"\xff", limit=slots, snapshot=True)) < slots
+    return len(ch.read_ids(ch.keys.assignment_rows(worker.ip, worker.port), limit=slots, snapshot=True)) < slots
 
 
 def assign(ch: Changes, f: FutureRows, locality: Locality) -> None:
@@ -194,10 +181,8 @@ def add_edges(
 
 def clear_edges(ch: Changes, f: FutureRows) -> bool:
     """Clear every edge of a Waiting future, both ends; whether there was one."""
-    prefix = ch.keys.dependencies + f.e
-    rows = ch.read(prefix, prefix + b"\xff")
-    for key, _ in rows:
-        upstream, _ = split_id(key, len(prefix))
+    rows = ch.read_ids(ch.keys.dependencies + f.e)
+    for key, upstream, _ in rows:
         ch.clear(key)
         ch.clear(ch.keys.edge(upstream, f.e))
     return bool(rows)

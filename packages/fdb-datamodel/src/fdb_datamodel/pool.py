@@ -16,8 +16,10 @@ from fdb_schema import RecordError, read_range
 
 from . import codec
 from .changes import Changes
+from .elements import decode_id, decode_int, encode_id
+from .errors import StrayKeyError
 from .requirements import Capacity, Requirements, Shape
-from .space import decode_id, decode_int, encode_id, rounded
+from .space import rounded
 from .starts import Chosen
 
 _READS = 256  # seeks of one scan at most
@@ -62,7 +64,7 @@ class _Scan:
     def __init__(self, ch: Changes, capacity: Capacity, free: Shape, limit: int) -> None:
         self.ch = ch
         self.base = ch.keys.cpu
-        self.free = list(free)
+        self.free = free
         self.total = (capacity.total or capacity.free).shape
         self.most_ram = max(self.total[1], rounded(free)[1])  # no entry of a shape over this ever fits here
         self.limit = limit
@@ -96,35 +98,59 @@ class _Scan:
         """Name every shape that nothing was taken of, by one seek each."""
         at = self.begin
         for _ in range(_SHAPES_SURVEYED):
-            rows = self.ch.read(at, self.end, limit=1, snapshot=True)
-            if not rows:
+            found = self._next_shape(at)
+            if found is None:
                 return
-            key = rows[0][0]
-            cpu, end = decode_int(key, len(self.base))
-            ram, end = decode_int(key, end)
-            gpu, end = decode_int(key, end)
-            if (cpu, ram, gpu) not in self.taken:
-                self._block((cpu, ram, gpu))
-            at = key[:end] + b"\xff"
+            shape, prefix = found
+            if shape not in self.taken:
+                self._block(shape)
+            at = prefix + b"\xff"
+
+    def _next_shape(self, at: bytes) -> tuple[Shape, bytes] | None:
+        """The shape of the first entry from `at` on, and what its keys start with."""
+        limit = 1
+        while rows := self.ch.read(at, self.end, limit=limit, snapshot=True):
+            for key, _ in rows:
+                with contextlib.suppress(StrayKeyError):
+                    shape, _, end = self._shape_of(key)
+                    _id_of(key, end)
+                    return shape, key[:end]
+            at, limit = rows[-1][0] + b"\x00", _PAGE_MOST
+        return None
+
+    def _shape_of(self, key: bytes) -> tuple[Shape, int, int]:
+        """The shape that an entry is under, and where its cpu and all of it end. Raises StrayKeyError."""
+        cpu, cpu_end = decode_int(key, len(self.base))
+        ram, end = decode_int(key, cpu_end)
+        gpu, end = decode_int(key, end)
+        if cpu < 0 or ram < 0 or gpu < 0:
+            raise StrayKeyError(key, "needs less than nothing")
+        return (cpu, ram, gpu), cpu_end, end
 
     def _take(self, rows: list[tuple[bytes, bytes]], asked: int) -> tuple[bytes, int] | None:
         """Take what fits from rows, as many as were asked for or all there are; where to read on, and how many.
 
-        None: to stop.
+        None: to stop. Strays are stepped over.
         """
         index, count = 0, len(rows)
         probe = min(_PROBE, self.page)
         while index < count:
             key = rows[index][0]
-            cpu, cpu_end = decode_int(key, len(self.base))
-            ram, at = decode_int(key, cpu_end)
-            gpu, at = decode_int(key, at)
-            prefix, shape = key[:at], (cpu, ram, gpu)
-            if cpu > self.free[0]:
+            try:
+                shape, cpu_end, at = self._shape_of(key)
+                fits, possible = self._fit(shape)
+                if not fits:
+                    _id_of(key, at)
+            except StrayKeyError:
+                index += 1
+                if index == count == asked:
+                    return key + b"\x00", _PAGE_MOST
+                continue
+            prefix = key[:at]
+            if shape[0] > self.free[0]:
                 self._block(shape)
                 return None  # the index is in order of cpu: nothing after it fits
-            fits, possible = self._fit(shape)
-            if not fits and ram > self.most_ram:
+            if not fits and shape[1] > self.most_ram:
                 prefix = key[:cpu_end]
             last = index
             while last < count and rows[last][0].startswith(prefix):
@@ -133,12 +159,14 @@ class _Scan:
                 if last == count == asked < self.page:
                     return key, self.page
                 self.taken.add(shape)
+                before = len(self.entries)
                 self._take_shape(rows[index:last], shape, len(prefix))
                 if len(self.entries) >= self.limit:
                     self.more = self.more or last < count or count == asked
                     return None
                 if last == count == asked and self._fit(shape)[0]:
-                    return rows[-1][0] + b"\x00", self.page  # more of this shape
+                    # More of this shape; behind nothing but strays, as many as there may be.
+                    return rows[-1][0] + b"\x00", self.page if len(self.entries) > before else _PAGE_MOST
                 if not self._fit(shape)[0]:
                     self._block(shape)
             elif possible:
@@ -162,7 +190,7 @@ class _Scan:
         # Rounding adds an eighth at most: most shapes are ruled out without it.
         if ram > free[1] + free[1] // 8 + 1 or gpu > free[2] + free[2] // 8 + 1:
             return False, False
-        up = rounded((free[0], free[1], free[2]))
+        up = rounded(free)
         return False, ram <= up[1] and gpu <= up[2]
 
     def _block(self, shape: Shape) -> None:
@@ -184,42 +212,76 @@ class _Scan:
                 return
 
     def _take_entry(self, key: bytes, value: bytes, shape: Shape, at: int) -> bool:
+        """Take an entry, or step over a stray; False: it doesn't fit."""
+        try:
+            if not key.startswith(self.prefix):  # of shape and priority, as the entry before had them
+                priority, id_at = decode_int(key, at)
+                self.priority, self.prefix = -priority, key[:id_at]
+            e = key[len(self.prefix) :]
+            future_id = decode_id(e)
+        except StrayKeyError:
+            return True
         exact = shape
         if value:
             with contextlib.suppress(RecordError):  # then what the key has, which is rounded up
                 exact = codec.unpack_shape(value)
-        free = self.free
-        if exact[0] > free[0] or exact[1] > free[1] or exact[2] > free[2]:
+        cpu, ram, gpu = exact
+        free_cpu, free_ram, free_gpu = self.free
+        if cpu > free_cpu or ram > free_ram or gpu > free_gpu:
             return False
-        free[0] -= exact[0]
-        free[1] -= exact[1]
-        free[2] -= exact[2]
-        if not key.startswith(self.prefix):  # of shape and priority, as the entry before had them
-            priority, id_at = decode_int(key, at)
-            self.priority, self.prefix = -priority, key[:id_at]
-        e = key[len(self.prefix) :]
-        self.entries.append(Entry(key, self.priority, Chosen(decode_id(e), e, exact)))
+        self.free = free_cpu - cpu, free_ram - ram, free_gpu - gpu
+        self.entries.append(Entry(key, self.priority, Chosen(future_id, e, exact)))
         return True
 
     def _search_boundary(self, prefix: bytes, shape: Shape) -> None:
         """Look through a page of a shape that only some entries of fit: from its start, then from a random place."""
-        rows = self.ch.read(prefix, prefix + b"\xff", limit=_BOUNDARY_PAGE, snapshot=True)
+        rows = self._boundary_page(prefix, prefix)
         taken = len(self.entries)
         self._take_fitting(rows, shape, len(prefix))
         if len(self.entries) > taken or len(rows) < _BOUNDARY_PAGE:
             return
-        newest = read_range(self.ch.tr, prefix, prefix + b"\xff", limit=1, reverse=True, snapshot=True)[0][0]
-        _, id_at = decode_int(rows[0][0], len(prefix))
-        first = int.from_bytes(decode_id(rows[0][0][id_at:]), "big")
-        _, newest_at = decode_int(newest, len(prefix))
-        last = int.from_bytes(decode_id(newest[newest_at:]), "big")
-        between = random.randint(min(first, last), max(first, last)).to_bytes(16, "big")
-        somewhere = rows[0][0][:id_at] + encode_id(between)
-        rows = self.ch.read(somewhere, prefix + b"\xff", limit=_BOUNDARY_PAGE, snapshot=True)
-        self._take_fitting(rows, shape, len(prefix))
+        ends = [end for end in (_first_id(rows, len(prefix)), self._newest(prefix)) if end is not None]
+        if not ends:
+            return
+        numbers = [int.from_bytes(future_id, "big") for _, future_id in ends]
+        between = random.randint(min(numbers), max(numbers)).to_bytes(16, "big")
+        somewhere = ends[0][0] + encode_id(between)
+        self._take_fitting(self._boundary_page(somewhere, prefix), shape, len(prefix))
+
+    def _boundary_page(self, begin: bytes, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """A page of a shape from `begin` on, not one of strays only."""
+        limit = _BOUNDARY_PAGE
+        while True:
+            rows = self.ch.read(begin, prefix + b"\xff", limit=limit, snapshot=True)
+            if len(rows) < limit or _first_id(rows, len(prefix)) is not None:
+                return rows
+            begin, limit = rows[-1][0] + b"\x00", _PAGE_MOST
+
+    def _newest(self, prefix: bytes) -> tuple[bytes, bytes] | None:
+        end, limit = prefix + b"\xff", 1
+        while True:
+            rows = read_range(self.ch.tr, prefix, end, limit=limit, reverse=True, snapshot=True)
+            found = _first_id(rows, len(prefix))
+            if found is not None or len(rows) < limit:
+                return found
+            end, limit = rows[-1][0], _PAGE_MOST
 
     def _take_fitting(self, rows: list[tuple[bytes, bytes]], shape: Shape, at: int) -> None:
         for key, value in rows:
             if len(self.entries) >= self.limit:
                 return
             self._take_entry(key, value, shape, at)
+
+
+def _id_of(key: bytes, at: int) -> tuple[bytes, bytes]:
+    """What comes before the id of an entry whose shape ends at `at`, and the id. Raises StrayKeyError."""
+    _, id_at = decode_int(key, at)
+    return key[:id_at], decode_id(key[id_at:])
+
+
+def _first_id(rows: list[tuple[bytes, bytes]], at: int) -> tuple[bytes, bytes] | None:
+    """`_id_of` the first row that isn't a stray."""
+    for key, _ in rows:
+        with contextlib.suppress(StrayKeyError):
+            return _id_of(key, at)
+    return None

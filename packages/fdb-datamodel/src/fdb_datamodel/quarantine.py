@@ -16,11 +16,12 @@ from idempotent_txn import run
 
 from . import codec
 from .changes import Changes, FutureRows
+from .elements import decode_id
 from .endings import fail_for_good, finish, write_failure
 from .errors import DamagedFutureError
 from .ids import as_id, show_id
 from .records import NO_SESSION, Failure
-from .space import CLAIM, CODE, FAILURE, LATEST_RESULT, decode_id
+from .space import CLAIM, CODE, FAILURE, LATEST_RESULT
 
 MOST_AT_ONCE: Final = 1000
 """Damaged futures that one call fails before it gives up."""
@@ -80,9 +81,8 @@ def _drop_copies(ch: Changes, e: bytes) -> None:
 
 def _tell_all(ch: Changes, f: FutureRows) -> None:
     """Whose future it was can't be read: every session is mailed, and those that don't wait for it pass over it."""
-    prefix = ch.keys.sessions
-    for key, _ in ch.read(prefix, prefix + b"\xff", limit=MOST_SESSIONS, snapshot=True):
-        ch.send(decode_id(key[len(prefix) :]), f.id, "failed", f.rows[FAILURE], f.epoch)
+    for _, session, _ in ch.read_ids(ch.keys.sessions, limit=MOST_SESSIONS, snapshot=True):
+        ch.send(decode_id(session), f.id, "failed", f.rows[FAILURE], f.epoch)
 
 
 def run_apart(db: Any, space: ClusterSpace, function: Callable[..., _T], *args: Any, **options: Any) -> _T:

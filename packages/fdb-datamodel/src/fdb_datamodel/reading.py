@@ -8,14 +8,16 @@ from dataclasses import replace
 from uuid import UUID
 
 from fdb_schema import ClusterSpace, RecordError, Transaction
-from fdb_schema.bulk import read_range
 
 from . import codec
 from .changes import Changes, FutureRows
+from .elements import decode_id, encode_id, split_id
+from .errors import StrayKeyError
 from .ids import as_id, show_id
+from .pages import after_future, read_futures
 from .records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
 from .requirements import Requirements
-from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, decode_id, encode_id, split_id
+from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT
 from .states import FutureState
 from .transitions.workers import list_workers
 
@@ -61,8 +63,7 @@ def get_future_states(
         elif due is not None:
             states.append(FutureState.waiting)
         else:
-            prefix = ch.keys.dependencies + e
-            waits = ch.read(prefix, prefix + b"\xff", limit=1, snapshot=snapshot)
+            waits = ch.read_ids(ch.keys.dependencies + e, limit=1, snapshot=snapshot)
             states.append(FutureState.waiting if waits else FutureState.unclaimed)
     return states
 
@@ -113,27 +114,19 @@ def list_futures(
     if after is not None and newest_first:
         end = base + encode_id(after)
     elif after is not None:
-        begin = base + encode_id(after) + b"\xff"
-    page = min(_PAGE_ROWS, 16 * limit)
-    rows = read_range(tr, begin, end, limit=page, reverse=newest_first, snapshot=True)
-    grouped: dict[bytes, dict[bytes, bytes]] = {}
-    for key, value in rows:
-        e, name = split_id(key, len(base))
-        grouped.setdefault(e, {})[name] = value
-    if len(rows) == page and len(grouped) > 1:
-        grouped.popitem()  # may be cut off: it begins the next page
+        begin = after_future(ch, encode_id(after))
+    page = read_futures(ch, begin, end, min(_PAGE_ROWS, 16 * limit), newest_first=newest_first)
     infos: list[FutureInfo] = []
     last: bytes | None = None
-    for e, named in grouped.items():
-        last = decode_id(e)
-        f = FutureRows(last, e, named)
+    for f in page.futures:
+        last = f.id
         if f.exists:
             info = _describe(f, _upstreams(ch, f), ())
             if state is None or info.state is state:
                 infos.append(info)
         if len(infos) == limit:
             return infos, last
-    return infos, last if len(rows) == page else None
+    return infos, last if page.more else None
 
 
 def ids_beginning(tr: Transaction, space: ClusterSpace, digits: str, limit: int = 2) -> list[bytes]:
@@ -147,9 +140,13 @@ def ids_beginning(tr: Transaction, space: ClusterSpace, digits: str, limit: int 
         rows = ch.read(begin, end, limit=1, snapshot=True)
         if not rows:
             break
-        e, _ = split_id(rows[0][0], len(base))
+        try:
+            e, _ = split_id(rows[0][0], len(base))
+        except StrayKeyError:
+            begin = rows[0][0] + b"\x00"
+            continue
         found.append(decode_id(e))
-        begin = base + e + b"\xff"
+        begin = after_future(ch, e)
     return found
 
 
@@ -157,16 +154,14 @@ def list_downstreams(tr: Transaction, space: ClusterSpace, future_id: UUID | byt
     """Ids of futures that have this one among their arguments, ended or not, at most `limit`, by snapshot."""
     ch = Changes(tr, space)
     prefix = ch.keys.named_by(encode_id(as_id(future_id)), b"")
-    rows = ch.read(prefix, prefix + b"\xff", limit=limit, snapshot=True)
-    return [decode_id(key[len(prefix) :]) for key, _ in rows]
+    return [decode_id(e) for _, e, _ in ch.read_ids(prefix, limit=limit, snapshot=True)]
 
 
 def _upstreams(ch: Changes, f: FutureRows) -> tuple[bytes, ...]:
     if f.ended or f.claimed or ARGS not in f.rows:
         return ()
-    prefix = ch.keys.dependencies + f.e
-    rows = ch.read(prefix, prefix + b"\xff", limit=_SHOWN, snapshot=True)
-    return tuple(decode_id(split_id(key, len(prefix))[0]) for key, _ in rows)
+    rows = ch.read_ids(ch.keys.dependencies + f.e, limit=_SHOWN, snapshot=True)
+    return tuple(decode_id(e) for _, e, _ in rows)
 
 
 def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[FutureResult, ...]) -> FutureInfo:

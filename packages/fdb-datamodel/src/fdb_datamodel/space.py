@@ -14,6 +14,7 @@ from fdb import tuple as fdb_tuple
 
 from fdb_schema import ClusterSpace, prefix_end
 
+from .elements import encode_id, token_stamp
 from .records import WorkerId
 from .requirements import Shape, round_up
 
@@ -109,6 +110,7 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc("streams", "(id, 'reader', session)", "empty", "who is mailed when there are more items"),
     KeyDoc("streams", "(id, 'writer')", "session", "who is mailed when items were taken"),
     KeyDoc("actors", "('name', name)", "id", "the actor of that name, the latest one"),
+    KeyDoc("actors", "(id, 'name')", "name", "the name that an actor was begun with"),
     KeyDoc(
         "actors", "(id, 'place')", "start, ip, port", "where the actor takes calls, while its claim is that start's"
     ),
@@ -135,6 +137,8 @@ KEYS: tuple[KeyDoc, ...] = (
 )
 
 SUBSPACES: tuple[str, ...] = tuple(dict.fromkeys(doc.subspace for doc in KEYS))
+
+TIMER_KINDS: tuple[str, ...] = ("backoff", "locality", "queue", "total", "unschedulable")
 
 FORMAT = 1  # of all subspaces of KEYS together, checked under the name "futures"
 
@@ -171,49 +175,13 @@ INCARNATION = _name("incarnation")
 PLACE = _name("place")
 
 
-def encode_id(future_id: bytes) -> bytes:
-    """The tuple encoding of 16 bytes (zeros are escaped)."""
-    return b"\x01" + future_id.replace(b"\x00", b"\x00\xff") + b"\x00"
-
-
-def decode_id(encoded: bytes) -> bytes:
-    """The inverse of `encode_id`."""
-    return encoded[1:-1].replace(b"\x00\xff", b"\x00")
-
-
-def split_id(key: bytes, start: int) -> tuple[bytes, bytes]:
-    """The encoded id that begins at `start` of a key, and what follows it."""
-    at = start
-    while True:
-        at = key.index(b"\x00", at)
-        if key[at + 1 : at + 2] != b"\xff":
-            return key[start : at + 1], key[at + 1 :]
-        at += 2
-
-
-def decode_int(key: bytes, at: int) -> tuple[int, int]:
-    """The integer of a tuple that begins at `at`, and where the next element begins."""
-    size = key[at] - 0x14
-    if size >= 0:
-        end = at + 1 + size
-        return int.from_bytes(key[at + 1 : end], "big"), end
-    end = at + 1 - size
-    return int.from_bytes(key[at + 1 : end], "big") - (1 << (8 * -size)) + 1, end
-
-
-def token_stamp(token: bytes) -> bytes:
-    """A claim's token (10 bytes) as the tuple element of a complete versionstamp."""
-    return b"\x33" + token + b"\x00\x00"
-
-
 class Layout:
     """Builds the keys of one cluster. Arguments named `e` are encoded ids (`encode_id`)."""
 
     def __init__(self, space: ClusterSpace) -> None:
-        def subspace(name: str) -> bytes:
-            return bytes(space[name].key())
-
         self.space = space
+        self.bases: dict[str, bytes] = {name: bytes(space[name].key()) for name in SUBSPACES}
+        subspace = self.bases.__getitem__
         self.futures = subspace("futures")
         self.cpu = subspace("resource_requirements_cpu")
         self.ram = subspace("resource_requirements_ram")
@@ -238,7 +206,7 @@ class Layout:
         self.streams = subspace("streams")
         self.children = subspace("children")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
-        self._session_bells = bytes(space["bells"]["session"].key())
+        self.session_bells = bytes(space["bells"]["session"].key())
         self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
         self._worker_prefixes: dict[tuple[str, int], bytes] = {}
 
@@ -327,10 +295,6 @@ class Layout:
     def stream_item(self, e: bytes, number: int) -> bytes:
         return self.streams + e + _name("item") + b"\x1c" + number.to_bytes(8, "big")
 
-    def stream_reader(self, key: bytes, prefix: bytes) -> bytes:
-        """The session of a row of a reader, of which `prefix` is all but the session."""
-        return decode_id(key[len(prefix) :])
-
     def actor_name(self, name: str) -> bytes:
         return self.actors + bytes(fdb_tuple.pack(("name", name)))
 
@@ -376,7 +340,7 @@ class Layout:
         return head + _STAMP_PLACE + b"\x00\x00" + e + len(head).to_bytes(4, "little")
 
     def session_bell(self, session: bytes) -> bytes:
-        return self._session_bells + encode_id(session)
+        return self.session_bells + encode_id(session)
 
 
 def stream_number(key: bytes) -> int:

@@ -10,11 +10,12 @@ from fdb_schema import RecordError
 
 from . import codec
 from .changes import Changes, FutureRows
+from .elements import encode_id
 from .endings import place
 from .errors import DamagedFutureError
 from .records import Claim, FutureResult, WorkerId
 from .requirements import Capacity, Shape
-from .space import ARGS, CLAIM, CODE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, NUM_ATTEMPTS, OPTIONS, encode_id
+from .space import ARGS, CLAIM, CODE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, NUM_ATTEMPTS, OPTIONS
 
 _ROWS_PER_FUTURE = 12  # more than a future has; bounds the one read that covers a dense batch
 _NO_LIMIT = float("inf")
@@ -76,13 +77,13 @@ def start(
             code, args, listened, failed = get(prefix + CODE), get(prefix + ARGS), False, False
             if not plain:
                 attempts, options, epoch = get(prefix + NUM_ATTEMPTS), get(prefix + OPTIONS), get(prefix + EPOCH)
-                listened, failed = prefix + LISTENERS in found, prefix + FAILURE in found
+                listened, failed = prefix + LISTENERS in found, prefix + FAILURE in found or prefix + CLAIM in found
         else:
             of = rows.rows.get
             code, args, attempts, options, epoch = of(CODE), of(ARGS), of(NUM_ATTEMPTS), of(OPTIONS), of(EPOCH)
             listened, failed = rows.listened, rows.failed
         if code is None or failed:
-            continue  # an entry without a future, or of one that was quarantined; validate names it
+            continue  # an entry without a future, or of one that was quarantined or claimed; validate names it
         try:
             if code != code_seen:  # a batch's futures seldom differ in it
                 session, program, _ = codec.unpack_code(code)

@@ -12,20 +12,22 @@ never written, and those whose holder is gone.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, RecordError, Transaction
 
 from . import codec
 from .changes import Changes, FutureRows
 from .copies import reconstruct
+from .elements import decode_id, encode_id
 from .endings import finish
 from .errors import ClaimLostError
 from .ids import show_id
 from .records import NO_SESSION, FutureResult, WorkerId
-from .space import EDGE, encode_id, stream_number
+from .space import EDGE, stream_number
 from .states import FutureState
 
 MOST_FREED = 1000  # stored items that holders are told of by one transaction; they find the others by themselves
@@ -82,8 +84,8 @@ def add_items(
     if items:
         ch.set(ch.keys.stream(e, "made"), codec.pack(max(_number(made), items[-1][0] + 1)))
         prefix = ch.keys.stream(e, "reader")
-        for key, _ in ch.read(prefix, prefix + b"\xff", limit=100):
-            ch.send(ch.keys.stream_reader(key, prefix), writer.id, "stream", None, f.epoch)
+        for key, reader, _ in ch.read_ids(prefix, limit=100):
+            ch.send(decode_id(reader), writer.id, "stream", None, f.epoch)
             ch.clear(key)
     edges = ch.keys.listeners + e + EDGE
     wanted = f.listened and bool(ch.read(edges, edges + b"\xff", limit=1, snapshot=True))
@@ -110,7 +112,7 @@ def read_items(
     items: list[FutureResult] = []
     if start < made:
         begin, end = ch.keys.stream_item(f.e, start), ch.keys.stream_item(f.e, min(made, start + limit))
-        for key, value in ch.read(begin, end, snapshot=True):
+        for key, value in _items(ch, begin, end, snapshot=True):
             if stream_number(key) != start + len(items):
                 break
             items.append(codec.unpack_latest_result(value))
@@ -151,7 +153,7 @@ def lost_items(tr: Transaction, space: ClusterSpace, future_id: bytes, start: in
     """Numbers from `start` below `start + limit` whose item isn't there, or is held by a worker that is no more."""
     ch = Changes(tr, space)
     e = encode_id(future_id)
-    rows = ch.read(ch.keys.stream_item(e, start), ch.keys.stream_item(e, start + limit))
+    rows = _items(ch, ch.keys.stream_item(e, start), ch.keys.stream_item(e, start + limit))
     missing = set(range(start, start + limit))
     for key, value in rows:
         item = codec.unpack_latest_result(value)
@@ -186,11 +188,17 @@ def clear_stream(ch: Changes, f: FutureRows) -> None:
         return
     items = ch.keys.stream(f.e, "item")
     for _, value in ch.read(items, items + b"\xff", limit=MOST_FREED):
-        item = codec.unpack_latest_result(value)
-        if item.inline is None and item.worker is not None and ch.is_live(item.worker):
-            ch.send(item.worker.incarnation, f.id, "free", value, f.epoch)
+        with contextlib.suppress(RecordError):  # what can't be read is nobody's
+            item = codec.unpack_latest_result(value)
+            if item.inline is None and item.worker is not None and ch.is_live(item.worker):
+                ch.send(item.worker.incarnation, f.id, "free", value, f.epoch)
     ch.flush_rows()
     ch.tr.clear_range(prefix, prefix + b"\xff")
+
+
+def _items(ch: Changes, begin: bytes, end: bytes, *, snapshot: bool = False) -> list[tuple[bytes, bytes]]:
+    """The rows of items between two items' keys; what isn't an item's is stepped over."""
+    return [row for row in ch.read(begin, end, snapshot=snapshot) if len(row[0]) == len(begin)]
 
 
 def _number(value: bytes | None) -> int:

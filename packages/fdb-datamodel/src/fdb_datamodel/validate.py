@@ -9,10 +9,13 @@ from fdb_schema import ClusterSpace, Database, Transaction
 from idempotent_txn import run
 
 from . import invariants
-from .changes import Changes, FutureRows
+from .changes import Changes
+from .elements import encode_id
+from .forms import is_known
 from .ids import show_id
+from .pages import after_future, read_futures
 from .records import Violation
-from .space import SUBSPACES, decode_id, encode_id, span, split_id
+from .space import SUBSPACES, span
 
 _PAGE_ROWS = 400
 
@@ -77,22 +80,14 @@ def validate(db: Database, cluster: str | ClusterSpace) -> list[Violation]:
 def _check_futures(tr: Transaction, space: ClusterSpace, after: bytes | None) -> tuple[list[Violation], bytes | None]:
     ch = Changes(tr, space)
     base = ch.keys.futures
-    begin = base + encode_id(after) + b"\xff" if after is not None else base
-    rows = ch.read(begin, span(base)[1], limit=_PAGE_ROWS, snapshot=True)
-    grouped: dict[bytes, dict[bytes, bytes]] = {}
-    for key, value in rows:
-        e, name = split_id(key, len(base))
-        grouped.setdefault(e, {})[name] = value
-    whole = len(rows) < _PAGE_ROWS
-    if not whole:
-        grouped.popitem()  # may be cut off: it begins the next page
-    found: list[Violation] = []
-    last: bytes | None = None
-    for e, named in grouped.items():
-        last = decode_id(e)
-        check = partial(invariants.check_future, ch, FutureRows(last, e, named))
-        found += _guarded(f"future {show_id(last)}", check)
-    return found, None if whole else last
+    begin = after_future(ch, encode_id(after)) if after is not None else base
+    page = read_futures(ch, begin, span(base)[1], _PAGE_ROWS)
+    found = [_stray("futures", key) for key in page.strays]
+    for f in page.futures:
+        found += _guarded(f"future {show_id(f.id)}", partial(invariants.check_future, ch, f))
+        keys = [base + f.e + name for name in f.rows]
+        found += [_stray("futures", key) for key in keys if not is_known(ch.keys, "futures", key)]
+    return found, page.futures[-1].id if page.more and page.futures else None
 
 
 def _check_rows(
@@ -102,8 +97,15 @@ def _check_rows(
     rows = ch.read(begin, span(bytes(space[subspace].key()))[1], limit=_PAGE_ROWS, snapshot=True)
     found: list[Violation] = []
     for key, value in rows:
-        found += _guarded(f"row {key!r} of {subspace}", partial(_CHECKS[subspace], ch, key, value))
+        if is_known(ch.keys, subspace, key):
+            found += _guarded(f"row {key!r} of {subspace}", partial(_CHECKS[subspace], ch, key, value))
+        else:
+            found.append(_stray(subspace, key))
     return found, None if len(rows) < _PAGE_ROWS else rows[-1][0] + b"\x00"
+
+
+def _stray(subspace: str, key: bytes) -> Violation:
+    return Violation("known-keys", f"row {key!r} of {subspace}", "its key is none that the reference has")
 
 
 def _guarded(subject: str, check: Callable[[], Iterable[Violation]]) -> list[Violation]:

@@ -35,8 +35,7 @@ class TransactionTimedOut(IdempotencyError, TimeoutError):
 
 
 class CommitUnknownResultFatal(IdempotencyError):
-    """Nobody can tell the outcome of a commit: it was in flight for so long that its idempotency id may have been expired, or the
-    database gives nothing but errors to who asks (`__cause__`).
+    """The commit was in flight for so long that its idempotency id may have been expired: nobody can tell the outcome.
 
     Never retried. Clients are expected to stop, and to find out from the data itself.
     """

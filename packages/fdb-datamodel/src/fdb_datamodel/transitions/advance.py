@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, Transaction
 
 from .. import codec
 from ..changes import Changes, Ended, FutureRows
+from ..elements import decode_id
 from ..endings import enqueue_or_fail, fail_for_good, finish, timed_out
-from ..ids import as_id, show_id
+from ..errors import StrayKeyError
+from ..forms import check_key
+from ..ids import show_id
 from ..placement import set_timer
 from ..records import Failure
 from ..requirements import Requirements
-from ..space import DUE, LATE, decode_id, span
+from ..space import DUE, LATE, span
 from .assign import is_unclaimed, relocate
 from .workers import list_workers
 
@@ -41,13 +43,11 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
     next_due: int | None = None
     for key, _ in rows[:limit]:
         try:
-            due, future_id, kind = space["timers"].unpack(key)
-            future_id = as_id(future_id)
-            if type(due) is not int:
-                raise TypeError(f"a timer is due at {due!r}")
-        except (ValueError, IndexError, TypeError, struct.error):  # no future of the cluster wrote it
+            check_key(ch.keys, "timers", key)
+        except StrayKeyError:
             ch.clear(key)
             continue
+        due, future_id, kind = space["timers"].unpack(key)
         if due > now_us:
             next_due = due
             break
@@ -56,10 +56,9 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
         if f.exists and not f.ended:
             moved += _fire(ch, f, due, kind)
     more = next_due is None and len(rows) > limit
-    begin, end = span(ch.keys.unsettled)
-    leftovers = ch.read(begin, end, limit=2)
+    leftovers = ch.read_ids(ch.keys.unsettled, limit=2)
     if leftovers:
-        _resume(ch, leftovers[0][0])
+        _resume(ch, *leftovers[0][:2])
         moved += 1
     finish(ch)
     return Progress(moved, more or ch.unsettled or len(leftovers) > 1, next_due)
@@ -119,9 +118,9 @@ def _check_schedulable(ch: Changes, f: FutureRows) -> int:
     return 0
 
 
-def _resume(ch: Changes, key: bytes) -> None:
+def _resume(ch: Changes, key: bytes, e: bytes) -> None:
     """Settle a further page of an ended future's listeners."""
-    f = ch.load(decode_id(key[len(ch.keys.unsettled) :]))
+    f = ch.load(decode_id(e))
     if f.deleted:
         failure = Failure("deleted", f"future {show_id(f.id)} was deleted", wall_us=ch.wall_us)
         ch.ended.append(Ended(f.id, f.e, "failed", codec.pack_failure(failure), 0))

@@ -10,6 +10,7 @@ from fdb_schema import ClusterSpace, RecordError, Transaction, add_read_conflict
 from .. import codec
 from ..chains import claim_ahead
 from ..changes import Changes, FutureRows
+from ..elements import decode_id, encode_id
 from ..endings import enqueue_or_fail, finish
 from ..errors import DamagedFutureError, FutureStateError
 from ..ids import as_id, show_id
@@ -17,7 +18,7 @@ from ..placement import dequeue, index_keys, near_inputs
 from ..pool import Entry, first_page, scan_pool
 from ..records import Claim, Claims, WorkerId
 from ..requirements import Capacity, Shape
-from ..space import ARGS, CODE, LATEST_RESULT, decode_id, encode_id
+from ..space import ARGS, CODE, LATEST_RESULT
 from ..starts import Chosen, affordable, read_rows, result_of, start
 
 
@@ -172,8 +173,7 @@ def first_reads(ch: Changes, worker: WorkerId, capacity: Capacity, limit: int) -
 def _choose_assignments(ch: Changes, worker: WorkerId, free: Shape, limit: int, chosen: list[Chosen]) -> Shape:
     """Choose from what is assigned to this incarnation, and leave it there; what stays free."""
     prefix = ch.keys.assignment_rows(worker.ip, worker.port)
-    for key, value in ch.read(prefix, prefix + b"\xff", limit=max(2 * limit, 64), snapshot=True):
-        e = key[len(prefix) :]
+    for key, e, value in ch.read_ids(prefix, limit=max(2 * limit, 64), snapshot=True):
         try:
             incarnation, reason, _, shape = codec.unpack_assignment(value)
         except RecordError as error:
@@ -202,8 +202,8 @@ def claims_of(
     ch = Changes(tr, space)
     prefix = ch.keys.claim_rows(worker.ip, worker.port)
     claims: list[Claim] = []
-    for key, value in ch.read(prefix, prefix + b"\xff", limit=limit):
-        future_id = decode_id(key[len(prefix) :])
+    for key, e, value in ch.read_ids(prefix, limit=limit):
+        future_id = decode_id(e)
         try:
             token, incarnation = codec.unpack_claim_row(value)
         except RecordError as error:

@@ -6,7 +6,10 @@ that the transaction which collects has read serializably.
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
+
+from fdb.subspace_impl import Subspace
 
 from fdb_schema import (
     LEASE_PIN,
@@ -21,9 +24,13 @@ from fdb_schema import (
 
 from .. import codec
 from ..changes import Changes, FutureRows
-from ..endings import free_copy
+from ..elements import decode_id, is_id, split_id
+from ..endings import free_copy, stored_copies
+from ..errors import StrayKeyError
+from ..forms import is_known
+from ..pages import after_future, read_futures
 from ..records import NO_SESSION, CodeDigest
-from ..space import CODE, DELETED, FUTURE, SESSION, decode_id, layout_of, span, split_id
+from ..space import CODE, DELETED, FUTURE, SESSION, layout_of, span
 from .code_use import CODE_REFERRER, SESSION_PREFIX, UNUSED
 from .results import delete_future
 from .workers import sightings
@@ -78,27 +85,19 @@ def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: fl
     base = ch.keys.futures
     now = read_clock(tr, space)
     begin = after or base
-    rows = read_range(tr, begin, span(base)[1], limit=_PAGE, snapshot=True)
-    grouped: dict[bytes, dict[bytes, bytes]] = {}
-    for key, value in rows:
-        e, name = split_id(key, len(base))
-        grouped.setdefault(e, {})[name] = value
-    whole = len(rows) < _PAGE
-    if not whole and len(grouped) > 1:
-        grouped.popitem()  # may be cut off: it begins the next page
+    page = read_futures(ch, begin, span(base)[1], _PAGE)
     ended: list[FutureRows] = []
     done = 0
-    for e, named in grouped.items():
-        f = FutureRows(decode_id(e), e, named)
+    for f in page.futures:
         if f.deleted:
-            deleted = codec.unpack(named[DELETED])
-            if isinstance(deleted, tuple) and now - deleted[1] > tombstones * _MICROSECONDS and len(named) == 1:
-                ch.clear(ch.keys.future(e, DELETED))
+            since = _deleted_at(f)
+            if since is not None and now - since > tombstones * _MICROSECONDS and len(f.rows) == 1:
+                ch.clear(ch.keys.future(f.e, DELETED))
                 done += 1
             continue
-        if CODE in named:
+        if CODE in f.rows:
             f.check_program()
-            _, code, _ = codec.unpack_code(named[CODE])
+            _, code, _ = codec.unpack_code(f.rows[CODE])
             if isinstance(code, CodeDigest):
                 codes.add(bytes(code))
         if f.ended and not f.option("keep"):
@@ -110,9 +109,15 @@ def mark_page(tr: Transaction, space: ClusterSpace, after: bytes, tombstones: fl
     for f, mark in zip(orphans, marks, strict=True):
         if mark is None:
             ch.set(ch.keys.garbage + f.e, codec.pack((False, now)))
-    last = next(reversed(grouped), None)
     ch.flush()
-    return Page(done, None if whole or last is None else base + last + b"\xff")
+    return Page(done, after_future(ch, page.futures[-1].e) if page.more and page.futures else None)
+
+
+def _deleted_at(f: FutureRows) -> int | None:
+    try:
+        return codec.unpack_ints(f.rows[DELETED], 2)[1]
+    except RecordError:
+        return None
 
 
 def sweep_page(tr: Transaction, space: ClusterSpace, after: bytes, grace: float, limit: int = 20) -> tuple[Page, int]:
@@ -123,7 +128,10 @@ def sweep_page(tr: Transaction, space: ClusterSpace, after: bytes, grace: float,
     now = read_clock(tr, space)
     done = shed = 0
     for key, _ in rows:
-        f = ch.load(decode_id(key[len(ch.keys.garbage) :]))
+        e = key[len(ch.keys.garbage) :]
+        if not is_id(e):
+            continue
+        f = ch.load(decode_id(e))
         verdict = _judge(ch, f, now, grace)
         if verdict == "delete":
             ch.flush()
@@ -142,7 +150,7 @@ def _judge(ch: Changes, f: FutureRows, now: int, grace: float) -> str:
     mark = ch.get_many([key])[0]
     if mark is None:
         return ""
-    released, since = codec.unpack(mark)
+    released, since = _read_mark(mark)
     if not f.exists or f.option("keep"):
         ch.clear(key)
         return ""
@@ -166,18 +174,26 @@ def _judge(ch: Changes, f: FutureRows, now: int, grace: float) -> str:
     result = f.result
     if result is None or result.inline is not None or not f.allow_reconstruction or len(named) == _DEPENDENTS_LOOKED_AT:
         return ""
-    base = len(ch.keys.lineage) + len(f.e)
-    # A dependent that hasn't ended is about to need it.
-    return "shed" if all(ch.load(decode_id(row[base:])).ended for row, _ in named) else ""
+    dependents = [row[len(ch.keys.lineage) + len(f.e) :] for row, _ in named]
+    # A dependent that hasn't ended is about to need it, and so may one whose key can't be read.
+    return "shed" if all(is_id(e) and ch.load(decode_id(e)).ended for e in dependents) else ""
+
+
+def _read_mark(value: bytes) -> tuple[bool, int | None]:
+    """(is released, since when nobody needs it); one that can't be read says neither."""
+    try:
+        released, since = codec.unpack(value)
+        return released is True, since if type(since) is int else None
+    except (RecordError, TypeError, ValueError):
+        return False, None
 
 
 def _shed(ch: Changes, f: FutureRows) -> int:
     """Let every stored copy of a result go; the record stays Realized, and a reader has it computed again."""
-    prefix = ch.keys.results + f.e
-    rows = ch.read(prefix, prefix + b"\xff")
-    for key, value in rows:
+    rows = stored_copies(ch, f.e)
+    for key, copy, _ in rows:
         ch.clear(key)
-        free_copy(ch, f, codec.unpack_result_row(value)[0])
+        free_copy(ch, f, copy)
     return 1 if rows else 0
 
 
@@ -188,6 +204,8 @@ def references_page(tr: Transaction, space: ClusterSpace, after: bytes) -> Page:
     rows = read_range(tr, after or base, span(base)[1], limit=_PAGE, snapshot=True)
     holders: dict[bytes, bytes] = {}  # row -> the key that is there while the holder is
     for key, _ in rows:
+        if not is_known(ch.keys, "references", key):
+            continue  # it may hold its future all the same: late, never early
         _, rest = split_id(key, len(base))
         if rest.startswith(SESSION):
             holders[key] = ch.keys.session(decode_id(rest[len(SESSION) :]))
@@ -206,24 +224,28 @@ def mail_page(tr: Transaction, space: ClusterSpace, after: bytes, limit: int = 5
     keys = layout_of(space)
     prefix = keys.mailboxes
     found: list[bytes] = []
-    at = after or prefix
-    while len(found) < limit:
+    at, more = after or prefix, True
+    for _ in range(limit):
         rows = read_range(tr, at, span(prefix)[1], limit=1, snapshot=True)
         if not rows:
+            more = False
             break
-        e, _ = split_id(rows[0][0], len(prefix))
+        try:
+            e, _ = split_id(rows[0][0], len(prefix))
+        except StrayKeyError:
+            at = rows[0][0] + b"\x00"
+            continue
         found.append(e)
         at = prefix + e + b"\xff"
-    done = _clear_mail(tr, space, [decode_id(e) for e in found])
-    return Page(done, at if len(found) == limit else None)
+    return Page(_clear_mail(tr, space, [decode_id(e) for e in found]), at if more else None)
 
 
 def bells_page(tr: Transaction, space: ClusterSpace, after: bytes) -> Page:
     """The same for bells, which outlive the mail."""
-    keys = layout_of(space)
-    prefix = keys.session_bell(b"")[:-2]
+    prefix = layout_of(space).session_bells
     rows = read_range(tr, after or prefix, prefix + b"\xff", limit=_PAGE, snapshot=True)
-    done = _clear_mail(tr, space, [decode_id(key[len(prefix) :]) for key, _ in rows])
+    encoded = [key[len(prefix) :] for key, _ in rows]
+    done = _clear_mail(tr, space, [decode_id(e) for e in encoded if is_id(e)])
     return Page(done, None if len(rows) < _PAGE else rows[-1][0] + b"\x00")
 
 
@@ -261,7 +283,10 @@ def blobs_page(
         rows = read_range(tr, base, end, limit=1, reverse=True, snapshot=True)
         if not rows:
             return Page(done, None), dropped
-        digest = space.blobs.unpack(rows[0][0])[0]
+        digest = _first_bytes(space.blobs, rows[0][0])
+        if digest is None:
+            end = rows[0][0]
+            continue
         end = bytes(space.blobs[digest].key())
         pins, collected = _judge_blob(tr, space, digest, codes)
         done += pins
@@ -278,6 +303,15 @@ def _of_a_dead_session(tr: Transaction, space: ClusterSpace, name: bytes) -> boo
     return False
 
 
+def _first_bytes(of: Subspace, key: bytes) -> bytes | None:
+    """The element of a key that names a blob or a referrer; None: there is none that begins the key so."""
+    try:
+        first = of.unpack(key)[0]
+    except (ValueError, IndexError, TypeError, struct.error):
+        return None
+    return first if type(first) is bytes and key.startswith(of[first].key()) else None
+
+
 def _judge_blob(tr: Transaction, space: ClusterSpace, digest: bytes, codes: set[bytes]) -> tuple[int, int]:
     blob = space.blobs[digest]
     done = 0
@@ -285,8 +319,10 @@ def _judge_blob(tr: Transaction, space: ClusterSpace, digest: bytes, codes: set[
     for kind in ("pin", "ref"):
         rows = blob[kind].range(())
         for key, _ in read_range(tr, rows.start, rows.stop, limit=1000):
-            name = blob[kind].unpack(key)[0]
-            if _of_a_dead_session(tr, space, name):
+            name = _first_bytes(blob[kind], key)
+            if name is None:
+                referrers.add(key)  # whose it is can't be told
+            elif _of_a_dead_session(tr, space, name):
                 tr.clear(key)
                 done += 1
             else:

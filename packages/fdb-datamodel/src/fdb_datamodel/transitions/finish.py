@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction, get_many, read_range
+from fdb_schema import ClusterSpace, Transaction, get_many
 
 from .. import codec
 from ..attempts import end_attempt
 from ..changes import Changes, Ended, FutureRows
 from ..copies import miss_inputs
+from ..elements import decode_id, encode_id, token_stamp
 from ..endings import fail_for_good, finish, settle
 from ..errors import ClaimLostError, OversizeError
 from ..ids import as_id, show_id
 from ..records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome, WorkerId
 from ..requirements import Capacity
-from ..space import LATEST_RESULT, LISTENERS, Layout, decode_id, encode_id, layout_of, token_stamp
+from ..space import LATEST_RESULT, LISTENERS, Layout, layout_of
 from ..states import FutureState
 from .claim import first_reads, take
 
@@ -150,11 +151,10 @@ def children_of(
     tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, after: bytes = b"", limit: int = 200
 ) -> list[bytes]:
     """A page of the futures that a future's task submitted, by snapshot, in the order of their ids from beyond `after`."""
-    keys = layout_of(space)
-    prefix = keys.children + encode_id(as_id(future_id))
+    ch = Changes(tr, space)
+    prefix = ch.keys.children + encode_id(as_id(future_id))
     begin = prefix + encode_id(after) + b"\x00" if after else prefix
-    rows = read_range(tr, begin, prefix + b"\xff", limit=limit, snapshot=True)
-    return [decode_id(key[len(prefix) :]) for key, _ in rows]
+    return [decode_id(e) for _, e, _ in ch.read_ids(prefix, limit, snapshot=True, begin=begin)]
 
 
 def _realize(

@@ -10,10 +10,12 @@ from fdb_schema import ClusterSpace, RecordError, Transaction, read_range
 
 from .. import codec
 from ..changes import Changes
+from ..elements import encode_id
 from ..errors import UnknownFutureError
+from ..forms import is_known
 from ..ids import show_id
 from ..records import Failure, MailEntry
-from ..space import CLAIM, CODE, DELETED, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, encode_id, layout_of
+from ..space import CLAIM, CODE, DELETED, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, layout_of
 
 _NAMES = (CODE, CLAIM, LATEST_RESULT, FAILURE, DELETED, EPOCH)
 
@@ -77,14 +79,21 @@ def read_mailbox(
 
     `limit` counts rows; a row holds the mail of one transaction. Entries may repeat; the last of an id counts.
     """
-    prefix = layout_of(space).mailbox(session)
+    keys = layout_of(space)
+    prefix = keys.mailbox(session)
     begin = prefix + after + b"\x00" if after else prefix
-    rows = read_range(tr, begin, prefix + b"\xff", limit=limit, snapshot=True)
     entries: list[MailEntry] = []
-    for _, value in rows:
+    while True:
+        rows = read_range(tr, begin, prefix + b"\xff", limit=limit, snapshot=True)
+        known = [row for row in rows if is_known(keys, "mailboxes", row[0])]
+        if known or len(rows) < limit:
+            break
+        begin = rows[-1][0] + b"\x00"
+    for _, value in known:
         with contextlib.suppress(RecordError):  # mail is a hint: what it doesn't tell is found by looking
             entries += _entries(value)
-    return entries, rows[-1][0][len(prefix) :] if rows else after
+    # Never behind a key that isn't mail's: what comes later may sort before it.
+    return entries, known[-1][0][len(prefix) :] if known else after
 
 
 def _entries(value: bytes) -> list[MailEntry]:

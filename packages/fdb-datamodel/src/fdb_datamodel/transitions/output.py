@@ -7,9 +7,11 @@ from uuid import UUID
 from fdb_schema import ClusterSpace, Transaction, read_range
 
 from .. import codec
+from ..elements import decode_int, encode_id
+from ..forms import is_known
 from ..ids import as_id
 from ..records import TaskOutput
-from ..space import CODE, decode_int, encode_id, layout_of
+from ..space import CODE, layout_of
 
 OUTPUT_KEPT = 64_000
 """Bytes of an attempt's output that are kept, of its end."""
@@ -30,9 +32,11 @@ def write_output(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, 
 
 def read_output(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes) -> list[TaskOutput]:
     """What is kept of each attempt that printed anything, oldest first, by snapshot."""
-    prefix = layout_of(space).logs + encode_id(as_id(future_id))
+    keys = layout_of(space)
+    prefix = keys.logs + encode_id(as_id(future_id))
     found = []
     for key, value in read_range(tr, prefix, prefix + b"\xff", snapshot=True):
-        data, size = codec.unpack(value)[:2]
-        found.append(TaskOutput(decode_int(key, len(prefix))[0], data, size))
+        if is_known(keys, "logs", key):
+            data, size = codec.unpack(value)[:2]
+            found.append(TaskOutput(decode_int(key, len(prefix))[0], data, size))
     return found

@@ -12,22 +12,13 @@ from ..actors import forget_actor
 from ..changes import Changes, Ended, FutureRows
 from ..copies import add_copy, find_copy, forget_copy, name_latest, reconstruct, recover
 from ..copies import live_copies as _live_copies
-from ..endings import finish, forget_results
+from ..elements import encode_id
+from ..endings import finish, forget_results, stored_copies
 from ..errors import FutureStateError, OversizeError
 from ..ids import as_id, show_id
 from ..placement import withdraw
 from ..records import NO_SESSION, CodeDigest, Failure, FutureResult, FutureSpec, WorkerId
-from ..space import (
-    ALLOW_RECONSTRUCTION,
-    CLAIM,
-    CODE,
-    DELETED,
-    LATEST_RESULT,
-    NUM_ATTEMPTS,
-    OPTIONS,
-    encode_id,
-    layout_of,
-)
+from ..space import ALLOW_RECONSTRUCTION, CLAIM, CODE, DELETED, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS, layout_of
 from ..streams import clear_stream
 
 _NO_WORKER = WorkerId("", 0, bytes(16))  # who "claims" an inline put of a client
@@ -55,9 +46,7 @@ def recorded_objects(
     for one, number in wanted:
         if number is not None:
             continue
-        prefix = ch.keys.results + encode_id(one)
-        for _, value in ch.read(prefix, prefix + b"\xff", snapshot=True):
-            copy, inline = codec.unpack_result_row(value)
+        for _, copy, inline in stored_copies(ch, encode_id(one), snapshot=True):
             if not inline and copy.worker == worker:
                 found.add(copy.name)
     return found

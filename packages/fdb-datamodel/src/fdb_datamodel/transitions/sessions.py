@@ -10,11 +10,12 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, RecordError, Transaction, drop_reference, read_range
+from fdb_schema import ClusterSpace, RecordError, Transaction, drop_reference
 
 from .. import codec
 from ..changes import Changes
-from ..space import CODE, decode_id, encode_id, layout_of
+from ..elements import decode_id, encode_id
+from ..space import CODE, layout_of
 from .code_use import session_referrer
 
 SESSION_BEAT_SECONDS = 5.0
@@ -52,13 +53,12 @@ def session_lives(tr: Transaction, space: ClusterSpace, session: bytes) -> bool:
 
 def session_sightings(tr: Transaction, space: ClusterSpace) -> list[SessionSighting]:
     """Every session and its counter, by snapshot: what an observer compares over time."""
-    keys = layout_of(space)
-    rows = read_range(tr, keys.sessions, keys.sessions + b"\xff", snapshot=True)
+    ch = Changes(tr, space)
     found = []
-    for key, value in rows:
+    for _, session, value in ch.read_ids(ch.keys.sessions, snapshot=True):
         with contextlib.suppress(RecordError):  # its next beat writes it anew
             fields = codec.unpack_session(value)
-            found.append(SessionSighting(decode_id(key[len(keys.sessions) :]), fields[0], fields[2], fields[3]))
+            found.append(SessionSighting(decode_id(session), fields[0], fields[2], fields[3]))
     return found
 
 

@@ -10,6 +10,7 @@ from fdb_schema import ClusterSpace, Transaction, add_reference, get_blob, put_s
 
 from .. import codec
 from ..changes import Changes, FutureRows
+from ..elements import encode_id
 from ..endings import enqueue_or_fail, finish, write_failure
 from ..errors import FutureDeletedError, FutureStateError, OversizeError, UnknownFutureError
 from ..ids import show_id
@@ -27,7 +28,6 @@ from ..space import (
     NUM_ATTEMPTS,
     OPTIONS,
     REQUIREMENTS,
-    encode_id,
 )
 from .code_use import CODE_REFERRER, use_code
 

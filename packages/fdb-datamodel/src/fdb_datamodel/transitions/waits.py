@@ -8,8 +8,9 @@ from fdb_schema import ClusterSpace, Transaction
 
 from .. import codec
 from ..changes import Changes, FutureRows
+from ..elements import decode_id, encode_id
 from ..records import Claim
-from ..space import LATEST_RESULT, decode_id, encode_id, split_id
+from ..space import LATEST_RESULT
 
 MOST_WAITS_FOLLOWED = 10_000
 
@@ -43,15 +44,15 @@ def end_wait(tr: Transaction, space: ClusterSpace, claim: Claim, ids: Sequence[b
     """
     ch = Changes(tr, space)
     e = encode_id(claim.id)
+    token = codec.pack(claim.token)
     if ids is None:
-        prefix = ch.keys.waits + e
-        rows = ch.read(prefix, prefix + b"\xff")
+        rows = [(key, value) for key, _, value in ch.read_ids(ch.keys.waits + e)]
     else:
         keys = [ch.keys.wait(e, encode_id(one)) for one in ids]
         found = zip(keys, ch.get_many(keys), strict=True)
         rows = [(key, value) for key, value in found if value is not None]
     for key, value in rows:
-        if codec.unpack(value) == claim.token:
+        if value == token:
             ch.clear(key)
     ch.flush()
 
@@ -79,12 +80,11 @@ def _waited_for(ch: Changes, f: FutureRows) -> list[bytes]:
     """What a future waits for: by its edges; or while it runs by the waits of this attempt; or for what it was claimed behind."""
     claim = f.claim
     if claim is None:
-        prefix = ch.keys.dependencies + f.e
-        rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED, snapshot=True)
-        return [decode_id(split_id(key, len(prefix))[0]) for key, _ in rows]
-    prefix = ch.keys.waits + f.e
-    rows = ch.read(prefix, prefix + b"\xff", limit=MOST_WAITS_FOLLOWED)
-    waits = [decode_id(split_id(key, len(prefix))[0]) for key, value in rows if codec.unpack(value) == claim[0]]
+        rows = ch.read_ids(ch.keys.dependencies + f.e, limit=MOST_WAITS_FOLLOWED, snapshot=True)
+        return [decode_id(e) for _, e, _ in rows]
+    token = codec.pack(claim[0])
+    rows = ch.read_ids(ch.keys.waits + f.e, limit=MOST_WAITS_FOLLOWED)
+    waits = [decode_id(e) for _, e, value in rows if value == token]
     inputs = f.dependencies[:MOST_WAITS_FOLLOWED]
     found = ch.get_many([ch.keys.future(encode_id(one), LATEST_RESULT) for one in inputs], snapshot=True)
     return waits + [one for one, value in zip(inputs, found, strict=True) if value is None]

@@ -12,12 +12,14 @@ from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, rea
 from .. import codec
 from ..attempts import end_attempt
 from ..changes import Changes
+from ..elements import decode_id
 from ..endings import fail_for_good, finish
 from ..errors import AddressInUseError, DamagedFutureError, WorkerFencedError
+from ..forms import is_known
 from ..ids import show_id
 from ..placement import lost_pinned
 from ..records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
-from ..space import FORMAT, HEARTBEAT, INCARNATION, decode_id, layout_of, span
+from ..space import FORMAT, HEARTBEAT, INCARNATION, layout_of, span
 from .assign import is_unclaimed, relocate
 
 _FIRST_BEAT = Heartbeat()
@@ -153,14 +155,13 @@ def reap(tr: Transaction, space: ClusterSpace, limit: int = 100) -> bool:
     the future's claim are touched, so it never takes what another incarnation claimed.
     """
     ch = Changes(tr, space)
-    begin, end = span(ch.keys.dead_workers)
-    dead = ch.read(begin, end, limit=2)
+    dead = _dead(ch)
     if not dead:
         return False
     key, value = dead[0]
     ip, port, incarnation = space["dead_workers"].unpack(key)
     worker = WorkerId(ip, port, incarnation)
-    left = limit - _reap_claims(ch, worker, limit, drained=codec.unpack(value))
+    left = limit - _reap_claims(ch, worker, limit, drained=value == codec.pack(True))
     if left > 0:
         left -= _reap_assignments(ch, worker, left)
     if left > 0:
@@ -174,10 +175,22 @@ def reap(tr: Transaction, space: ClusterSpace, limit: int = 100) -> bool:
     return left <= 0 or len(dead) > 1
 
 
+def _dead(ch: Changes) -> list[tuple[bytes, bytes]]:
+    """Two of the rows of dead incarnations; keys that are no incarnation's are stepped over."""
+    begin, end = span(ch.keys.dead_workers)
+    limit = 2
+    while True:
+        rows = ch.read(begin, end, limit=limit)
+        found = [row for row in rows if is_known(ch.keys, "dead_workers", row[0])]
+        if len(found) > 1 or len(rows) < limit:
+            return found
+        limit *= 8
+
+
 def _reap_claims(ch: Changes, worker: WorkerId, limit: int, drained: bool) -> int:
     prefix = ch.keys.claim_rows(worker.ip, worker.port)
     done = 0
-    rows = [(key, _held(key, prefix, value)) for key, value in _pages(ch, prefix)]
+    rows = [(key, _held(key, prefix, value)) for key, _, value in ch.read_ids(prefix)]
     rows = [(key, held) for key, held in rows if held[1] == worker.incarnation]
     ch.load_ahead(decode_id(key[len(prefix) :]) for key, _ in rows[:limit])
     for key, (token, _) in rows:
@@ -198,7 +211,7 @@ def _reap_claims(ch: Changes, worker: WorkerId, limit: int, drained: bool) -> in
 def _reap_assignments(ch: Changes, worker: WorkerId, limit: int) -> int:
     prefix = ch.keys.assignment_rows(worker.ip, worker.port)
     done = 0
-    for key, value in _pages(ch, prefix):
+    for key, _, value in ch.read_ids(prefix):
         try:
             incarnation, _, pinned, _ = codec.unpack_assignment(value)
         except RecordError as error:
@@ -237,18 +250,6 @@ def _worker_from(ip: str, port: int, row: bytes, beat: bytes | None) -> tuple[Wo
         return WorkerId(ip, port, incarnation), info, None
 
 
-def _pages(ch: Changes, prefix: bytes, page: int = 500) -> list[tuple[bytes, bytes]]:
-    """Every row under a prefix, read by pages."""
-    rows: list[tuple[bytes, bytes]] = []
-    begin = prefix
-    while True:
-        more = ch.read(begin, prefix + b"\xff", limit=page)
-        rows += more
-        if len(more) < page:
-            return rows
-        begin = more[-1][0] + b"\x00"
-
-
 def _fence(ch: Changes, sighting: WorkerSighting) -> bool:
     """Retire a registered incarnation if its heartbeat is still as sighted."""
     worker = sighting.id
@@ -285,6 +286,9 @@ def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, Wo
             begin = rows[0][0] + b"\x00"
             continue
         prefix = keys.workers + keys.worker(ip, port)
+        if not rows[0][0].startswith(prefix):  # a number that takes more bytes than it needs
+            begin = rows[0][0] + b"\x00"
+            continue
         beat, row = (
             read_range(tr, prefix + name, prefix + name + b"\x00", snapshot=True) for name in (HEARTBEAT, INCARNATION)
         )

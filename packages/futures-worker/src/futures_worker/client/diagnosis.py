@@ -91,7 +91,7 @@ def clusters(db: Any, limit: int = 20) -> list[str]:
                 continue
             if isinstance(name, str):
                 names.append(name)
-            begin = prefix_end(fdb.tuple.pack((name,)))
+            begin = max(key + b"\x00", prefix_end(fdb.tuple.pack((name,))))
         return names
 
     found: list[str] = ask(db, first_texts, strategy="off")

@@ -51,12 +51,9 @@ TEMPLATE_TRIES = 3
 class Crew:
     """The children of one worker, and their place in the shell's one wait (`epoll`)."""
 
-    def __init__(
-        self, epoll: select.epoll, store: ObjectStore, url: str, cluster: str, files: int = 0, address: str = ""
-    ) -> None:
-        """`files`: how many files a task may have open; 0: as many as this process. `address`: where the worker listens."""
+    def __init__(self, epoll: select.epoll, store: ObjectStore, url: str, cluster: str, files: int = 0) -> None:
+        """`files`: how many files a task may have open; 0: as many as this process."""
         self._files = files
-        self._address = address
         self._epoll = epoll
         self._store = store
         self._url = url
@@ -112,8 +109,7 @@ class Crew:
         self._processes.close()
 
     def _start_template(self) -> ChildProcesses:
-        folder = str(self._store.directory.path)
-        processes = ChildProcesses(folder, self._url, self._cluster, self._files, self._address)
+        processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster, self._files)
         try:
             self._epoll.register(processes.control.fileno(), select.EPOLLIN)
         except OSError:
