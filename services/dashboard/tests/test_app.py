@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import fdb_datamodel as dm
 from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager
-from mainspring_dashboard import Cluster, create_app
+from mainspring_dashboard import Cluster, create_app, reading
 
 TOKEN = "a-token-of-twenty-four-c"
 
@@ -308,3 +308,26 @@ def test_the_redirect_never_leaves_this_host(cluster: Cluster) -> None:
         answer = client.get(f"http://10.0.0.7//evil.example/?token={TOKEN}", follow_redirects=False)
         assert answer.status_code == 303
         assert answer.headers["location"] == "/evil.example/"
+
+
+def test_what_went_wrong_is_grouped_among_the_newest(
+    client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "ATTENTION_SECONDS", 0.0)
+    nothing = client.get("/api/attention").json()
+    assert nothing == {"groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
+    for at in range(4):
+        lab.fail(lab.submit(name=f"kind {at % 2}"), f"message {at}")
+    last = lab.submit(name="too big", requirements=dm.Requirements(gpu=8))
+    first, second, third = client.get("/api/attention").json()["groups"]
+    assert {(one["name"], one["what"], one["count"], one["message"]) for one in (first, second)} == {
+        ("kind 0", "error", 2, "message 2"),
+        ("kind 1", "error", 2, "message 3"),
+    }
+    assert (third["kind"], third["what"], third["id"]) == ("stuck", "unschedulable", _text(last))
+    assert "needs" in third["message"] and "gpu=8" in third["message"]
+    monkeypatch.setattr(reading, "ATTENTION_GROUPS", 1)
+    monkeypatch.setattr(reading, "ATTENTION_FUTURES", 2)
+    monkeypatch.setattr(reading, "_SCAN_PAGE", 1)
+    cut = client.get("/api/attention").json()
+    assert (len(cut["groups"]), cut["more"], cut["looked"], cut["all"]) == (1, 1, 2, False)

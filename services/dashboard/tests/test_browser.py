@@ -7,6 +7,7 @@ the documentation are written there.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -154,11 +155,39 @@ def test_the_overview_follows_the_cluster_live(page: Page, served: Served) -> No
     _tile(shown, "realized", 3)
     sync_api.expect(shown.locator(".u-over")).to_have_count(4, timeout=PATIENCE_MS)  # the plots were drawn
     shown.locator("#live.on").wait_for()
+    legend = shown.locator(".u-legend").first
+    sync_api.expect(legend).to_contain_text(
+        re.compile(r"UTC:?\s*\d\d:\d\d:\d\d")
+    )  # without a pointer there: the newest
+    sync_api.expect(legend).to_contain_text(re.compile(r"waiting:?\s*1"), timeout=PATIENCE_MS)
     _picture(shown, "overview")
     assert "its result is stored" in str(shown.locator(".tile.realized").get_attribute("title")), "words are explained"
     shown.locator(".tile.failed").click()
     shown.wait_for_url("**/futures?state=failed")
     sync_api.expect(shown.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
+
+
+def test_the_overview_says_first_what_needs_attention(page: Page, served: Served) -> None:
+    shown = page.go("/")
+    shown.locator("#live.on").wait_for()
+    assert shown.locator(".attention").count() == 0, "nothing is said where nothing is wrong"
+    ids = _fill(served.lab)
+    again = served.lab.submit(name="load <b>bold</b>")
+    served.lab.fail(again, "no such file: customers.csv")
+    served.lab.submit(name="publish", dependencies=(again,), args=b"x")
+    shown.locator(".attention").wait_for()  # without a reload
+    failed, stuck = shown.locator(".attention li.failed"), shown.locator(".attention li.unclaimed")
+    sync_api.expect(failed).to_have_count(1, timeout=PATIENCE_MS)
+    sync_api.expect(failed.locator("b").first).to_have_text("2", timeout=PATIENCE_MS)
+    sync_api.expect(failed).to_contain_text("load <b>bold</b>")
+    sync_api.expect(failed).to_contain_text("no such file: customers.csv")
+    sync_api.expect(stuck).to_contain_text("train: unschedulable")
+    sync_api.expect(stuck).to_contain_text("gpu=8")
+    sync_api.expect(shown.locator(".attention p")).to_have_text("1 more failed because one of their arguments did")
+    _picture(shown, "attention")
+    stuck.locator("a").click()
+    shown.wait_for_url(f"**/futures/{UUID(bytes=ids['big'])}")
+    sync_api.expect(shown.locator("p.reason")).to_contain_text("unschedulable", timeout=PATIENCE_MS)
 
 
 def test_other_peoples_text_is_text(page: Page, served: Served) -> None:

@@ -22,7 +22,6 @@ from fdb_schema import ClusterSpace, open_database
 from futures_worker.cli import main
 from futures_worker.commands import grouping, listing
 from futures_worker.commands.choosing import ago, short_ids
-from futures_worker.failure import Failure
 from idempotent_txn import run
 
 IDS = [bytes.fromhex(f"019ad1f23c4d7{at:03x}9{at:015x}") for at in range(6)]
@@ -50,8 +49,9 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     run(db, dm.submit_futures, space, specs)
     for at, error in ((0, "ValueError"), (5, "ValueError")):
         claim = run(db, dm.claim_future, space, IDS[at], worker)
-        payload = Failure(f"builtins.{error}", f"no image in {at}.png", "").to_bytes()
-        run(db, dm.fail_future, space, claim, dm.Failure("error", f"no image in {at}.png", payload), True)
+        text = f"no image in {at}.png"
+        traceback = f'Traceback (most recent call last):\n  File "x.py", line 1, in resize\n    f()\n{error}: {text}\n'
+        run(db, dm.fail_future, space, claim, dm.Failure("error", text, traceback=traceback), True)
     claim = run(db, dm.claim_future, space, IDS[3], worker)
     run(db, dm.realize_future, space, claim, b"r")
     run(db, dm.claim_future, space, IDS[1], worker)

@@ -4,6 +4,7 @@
 |---|---|
 | `/`, `/futures`, `/futures/ID`, `/workers`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
 | `/api/overview?since=T` | the newest sample, and those after T |
+| `/api/attention` | groups of failures, and of futures that nobody will run as things are |
 | `/api/stream` | server-sent events: one sample a second |
 | `/api/futures?state=S&q=TEXT&after=ID&limit=N&newest=1`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
 | `/api/workers`, `/api/leases?prefix=P`, `/api/leases/NAME`, `/api/heap`, `/api/ids` | the rest |
@@ -124,6 +125,9 @@ def create_app(
         since = _number(request, "since", 0.0)
         return JSONResponse(live.sampler.snapshot() | {"history": live.sampler.history.since(since)})
 
+    async def attention(_request: Request) -> Response:
+        return JSONResponse(await _read(cluster.attention))
+
     async def stream(request: Request) -> Response:
         live: Live = request.app.state.live
         if live.streams >= MOST_STREAMS:
@@ -174,6 +178,7 @@ def create_app(
     routes = [
         *(Route(path, page) for path in PAGES),
         Route("/api/overview", overview),
+        Route("/api/attention", attention),
         Route("/api/stream", stream),
         Route("/api/futures", futures),
         Route("/api/futures/{id}", future),

@@ -7,6 +7,9 @@ export const colour = (name) => getComputedStyle(document.documentElement).getPr
 const LEAST_SECONDS = 60; // a plot that just began isn't stretched over its width
 const WHOLE = [1, 2, 5].flatMap((n) => Array.from({ length: 10 }, (_, e) => n * 10 ** e)).sort((a, b) => a - b);
 
+// Times are UTC everywhere on the page.
+const clock = (at) => new Date(at * 1000).toISOString().slice(11, 19);
+
 // On a logarithmic axis only powers of ten have a line and a number.
 const power = (u, marks) => marks.map((mark) => (mark && Math.abs(Math.log10(mark) - Math.round(Math.log10(mark))) < 1e-9 ? mark : null));
 const tens = (axis) => ({ filter: power, grid: { ...axis.grid, filter: power }, ticks: { ...axis.ticks, filter: power } });
@@ -30,11 +33,11 @@ export function chart({ title, series, format, stacked = false, log = false, who
     plot = new uPlot({
       width: Math.max(240, holder.clientWidth), height: 190, cursor: { y: false }, legend: { live: true },
       scales: { x: { range: (u, low, high) => [Math.min(low, high - LEAST_SECONDS), high] }, y: log ? { distr: 3 } : { range: (u, low, high) => [0, Math.max(high ?? 0, 1) * 1.05] } },
-      axes: [axis, { ...axis, ...(log ? tens(axis) : {}), ...(whole ? { incrs: WHOLE } : {}), size: 62, values: (u, marks) => marks.map((mark) => (mark === null ? "" : format(mark))) }],
-      series: [{ label: "time", value: (u, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "") }, ...series.map((one) => ({
+      axes: [{ ...axis, space: 80, values: (u, marks) => marks.map(clock) }, { ...axis, ...(log ? tens(axis) : {}), ...(whole ? { incrs: WHOLE } : {}), size: 62, values: (u, marks) => marks.map((mark) => (mark === null ? "" : format(mark))) }],
+      series: [{ label: "UTC", value: (u, at) => (at || samples.length ? clock(at || samples.at(-1).at) : "") }, ...series.map((one) => ({
         label: one.label, stroke: colour(one.colour), width: 1.5, points: { show: false },
         fill: one.fill ? `${colour(one.colour)}${stacked ? "cc" : "33"}` : undefined,
-        value: (u, value, at, i) => { const v = i === null || i === undefined ? value : own(u, at, i); return v === null || v === undefined ? "–" : format(v); },
+        value: (u, value, at, i) => { const v = own(u, at, i ?? samples.length - 1); return v === null || v === undefined ? "–" : format(v); },
       }))],
     }, columns(), holder);
   };

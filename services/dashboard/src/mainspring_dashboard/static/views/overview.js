@@ -1,7 +1,7 @@
 // How the cluster is: futures by state, rates and latencies over time, workers' slots.
 import { chart } from "../charts.js";
 import { STATES, h, replace } from "../dom.js";
-import { count, duration, rate } from "../format.js";
+import { ago, count, duration, rate } from "../format.js";
 
 const KEPT_SECONDS = 900;
 
@@ -23,6 +23,8 @@ export default async function overview({ get }) {
       { label: "all", colour: "soft", value: (s) => s.slots }] }),
   ];
   const note = h("p", { class: "soft" });
+  const attention = h("div");
+  const refresh = async () => replace(attention, troubles(await get("attention")));
   const draw = (snapshot) => {
     const sample = snapshot.sample;
     if (!sample) { replace(tiles, h("div", { class: "empty" }, "Counting …")); return; }
@@ -36,8 +38,9 @@ export default async function overview({ get }) {
   };
   return {
     title: "Overview",
-    element: h("div", {}, tiles, note, h("div", { class: "grid" }, charts.map((one) => one.element))),
-    shown() { for (const one of charts) { one.shown(); one.set(samples); } draw(answer); },
+    element: h("div", {}, h("h1", { class: "aside" }, "Overview"), tiles, attention, note, h("div", { class: "grid" }, charts.map((one) => one.element))),
+    refresh,
+    shown() { for (const one of charts) { one.shown(); one.set(samples); } draw(answer); refresh(); },
     update(snapshot) {
       if (snapshot.sample && snapshot.sample.at > (samples.at(-1)?.at ?? 0)) {
         samples = [...samples.filter((one) => one.at > snapshot.sample.at - KEPT_SECONDS), snapshot.sample];
@@ -47,4 +50,16 @@ export default async function overview({ get }) {
     },
     close() { for (const one of charts) one.close(); },
   };
+}
+
+// What a person should look at first: the same that happened to many is one line.
+function troubles(found) {
+  if (!found.groups.length) return null;
+  const said = { failed: (one) => `${one.what} in ${one.name || "a function without a name"}`, stuck: (one) => `${one.name || "a function without a name"}: ${one.what}` };
+  return h("section", { class: "panel attention" }, h("h2", {}, "Needs attention"),
+    h("ul", {}, found.groups.map((one) => h("li", { class: one.kind === "failed" ? "failed" : "unclaimed" },
+      h("b", { title: one.kind === "failed" ? "futures that failed so" : "futures that wait in vain" }, count(one.count)),
+      h("a", { href: `/futures/${one.id}` }, said[one.kind](one)), h("span", { class: "why" }, one.message), h("span", { class: "soft nowrap" }, ago(one.last))))),
+    h("p", { class: "soft" }, [found.more && `${count(found.more)} more kinds`, found.followers && `${count(found.followers)} more failed because one of their arguments did`,
+      !found.all && `among the newest ${count(found.looked)} futures`].filter(Boolean).join("; ")));
 }
