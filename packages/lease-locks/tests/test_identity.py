@@ -83,6 +83,20 @@ def test_another_process_gives_the_same_keys_whatever_its_hashes(seed: int) -> N
         assert wrong == set(), f"seed {seed}, hashes {hashes}"
 
 
+def test_a_path_goes_by_its_name_and_not_by_its_content(locks: LeaseManager, tmp_path: Path) -> None:
+    file = tmp_path / "input"
+    file.write_text("one")
+    runner = runner_of(locks)
+
+    def read(path: Path) -> str:
+        return path.read_text()
+
+    assert runner.call(read, file) == "one"
+    file.write_text("two")
+    assert runner.call(read, file) == "one"
+    assert runner.call(read, file.rename(tmp_path / "other")) == "two"
+
+
 # --- decorators
 
 
@@ -114,6 +128,39 @@ def test_a_memoized_function_counts_as_the_function_itself(locks: LeaseManager) 
     assert bind("p", runner.memoize(f), (1,), {}).memo == plain
     assert bind("p", other.memoize(runner.memoize(f)), (1,), {}).memo == plain
     assert bind("p", decorated_functions.doubled(runner.memoize(f)), (1,), {}).memo != plain
+
+
+def test_what_says_that_it_is_found_by_a_name_is_looked_for_there(
+    locks: LeaseManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C callables: a cache around a nested function, a ufunc made of a lambda. Their names are held by no module."""
+    runner = runner_of(locks)
+    assert [runner.call(decorated_functions.cached(step), 1) for step in (1, 2, 1)] == [2, 3, 2]
+    assert canonical(decorated_functions.held) == canonical(pickle.loads(pickle.dumps(decorated_functions.held)))
+
+    def adding(step: int) -> Callable[[int], int]:
+        add = numpy.frompyfunc(lambda x: x + step, 1, 1)
+        return lambda x: int(add(x))
+
+    assert [runner.call(adding(step), 1) for step in (1, 2)] == [2, 3]
+    assert "no module holds it by that name" in caplog.text
+    with pytest.raises(MemoKeyError, match="no module holds it by that name"):
+        canonical(numpy.frompyfunc(lambda x: x, 1, 1))
+
+
+def test_the_logic_key_of_a_cached_function_counts_where_it_is_referred_to() -> None:
+    before = canonical(decorated_functions.held)
+    decorated_functions.held.__doc__ = "function-logic-key: other"
+    try:
+        assert canonical(decorated_functions.held) != before
+    finally:
+        decorated_functions.held.__doc__ = None
+
+
+def test_classes_that_are_equal_are_told_apart(locks: LeaseManager) -> None:
+    first, second = decorated_functions.classes_alike()
+    assert first == second
+    assert [runner_of(locks).call(lambda kind: kind.value, kind) for kind in (first, second)] == [1, 2]
 
 
 # --- scripts
@@ -356,6 +403,12 @@ print(canonical_digest([Names(["ab", "cd", "ef", "gh"]), {"ab", "x", "y"}, {"k":
     assert len({python(script, seed=str(n)) for n in range(3)}) == 1
 
 
+def test_a_dict_of_a_subclass_that_is_ordered_is_told_by_its_order() -> None:
+    one, other = [decorated_functions.Ordered(pairs) for pairs in ([("a", 1), ("b", 2)], [("b", 2), ("a", 1)])]
+    assert one != other
+    assert canonical(one) != canonical(other)
+
+
 def test_a_memo_key_of_a_class_takes_the_place_of_its_pickle() -> None:
     one, other = bind("p", shout, (Payload("a"),), {}), bind("p", shout, (Payload("b"),), {})
     assert one.memo == other.memo
@@ -474,6 +527,7 @@ def test_an_array_has_the_key_of_its_type_shape_and_values_however_it_lies_in_me
         plain + 1,
         plain.astype(">i8"),
         plain.tolist(),
+        *(numpy.zeros(2, {"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, at]}) for at in (2, 6)),
     ]
     assert len({canonical(each) for each in others}) == len(others)
 

@@ -159,6 +159,12 @@ def test_a_heap_of_another_sysdb_is_refused(quick: Any) -> None:
         ({"format": 2}, NewerFormatError, "upgrade"),
         ({"shards": 7}, HeapMismatchError, "7 shards"),
         ({"sysdb": uuid.uuid4().bytes}, HeapMismatchError, "another prefix"),
+        ({"sysdb": b"short"}, HeapMismatchError, "is this a heap"),
+        ({"sysdb": "text"}, HeapMismatchError, "is this a heap"),
+        ({"format": "1"}, HeapMismatchError, "is this a heap"),
+        ({"bucket_seconds": 0}, HeapMismatchError, "is this a heap"),
+        ({"bucket_seconds": "60"}, HeapMismatchError, "is this a heap"),
+        ({"bucket_seconds": 10**12}, HeapMismatchError, "somebody changed it"),
     ],
 )
 def test_a_meta_object_that_does_not_fit_is_refused(
@@ -168,6 +174,19 @@ def test_a_meta_object_that_does_not_fit_is_refused(
     overwrite(quick.store, "meta", msgpack.packb({**meta, **change}))
     with pytest.raises(error, match=message):
         Heap(quick.store, quick.sysdb)
+
+
+def test_a_meta_object_that_was_removed_is_written_as_it_was(quick: Any) -> None:
+    """Processes that run go on with the heap as it is cut; one that starts must find their items, and they its."""
+    store = HeapStore("memory:")
+    assert Heap(store, quick.sysdb, bucket_seconds=10).bucket_seconds == 10
+    before = store.get("meta")
+    assert isinstance(before, StoredObject)
+    store.delete("meta", if_match=before.etag)
+    assert Heap(store, quick.sysdb, may_move=False).bucket_seconds == 10
+    after = store.get("meta")
+    assert isinstance(after, StoredObject)
+    assert after.body == before.body
 
 
 def test_a_meta_object_that_is_garbage_is_refused(quick: Any) -> None:

@@ -99,6 +99,24 @@ def test_an_object_that_is_not_served_holds_up_no_other(bad: Any) -> None:
     assert sorted(ran) == ["t0", "t2", "t3"]
 
 
+@pytest.mark.parametrize("bucket", [0, 60 * 60 * 24 * 365 * 1000])
+def test_an_item_that_somebody_moved_to_another_bucket_is_pushed_again(bad: Any, bucket: int) -> None:
+    """Whoever may write to the store delays tasks; none is lost by where he puts their items."""
+    in_shard(bad, 0, "t")
+    bad.tend()
+    ran: list[str] = []
+    [content] = bad.heap.scan(shards=[0])
+    bad.store.delete(content.name.key, if_match=content.etag)
+    elsewhere = encode_object(ObjectHeader(0, bucket, 0, 0, 1, b"somebody"), content.records)
+    bad.store.put(ObjectName(0, bucket).key, elsewhere, if_match=None)
+    bad.clock.sleep(120)
+    assert bad.tender.turn(prune=False, reconcile=True).reconciled == 1
+    bad.tend()
+    bad.new_scheduler(lambda task, gen, epoch: ran.append(task.name)).turn()
+    assert ran == ["t"]
+    assert bad.tender.turn(prune=False, reconcile=True).reconciled == 0
+
+
 def test_a_store_that_answers_nothing_fails_the_turn(bad: Any) -> None:
     in_shard(bad, 0, "t")
     bad.tend()

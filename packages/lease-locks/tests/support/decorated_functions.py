@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -48,3 +49,42 @@ def _nine(function: Callable[..., Any]) -> Callable[..., Any]:
 @_nine
 def with_another_default(x: int, k: int = 1) -> tuple[int, int]:
     return x, k
+
+
+def cached(step: int) -> Callable[[int], int]:
+    """A nested function in a cache written in C, which says that it is found by its name."""
+
+    @functools.lru_cache
+    def f(x: int) -> int:
+        return x + step
+
+    return f
+
+
+@functools.cache
+def held(x: int) -> int:
+    return x
+
+
+class Ordered(OrderedDict[str, int]):
+    pass
+
+
+class Alike(type):
+    """A metaclass whose classes are all equal."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    def __hash__(cls) -> int:
+        return 1
+
+
+def classes_alike() -> list[type]:
+    class First(metaclass=Alike):
+        value = 1
+
+    class Second(metaclass=Alike):
+        value = 2
+
+    return [First, Second]

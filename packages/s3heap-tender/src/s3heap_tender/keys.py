@@ -1,7 +1,7 @@
 """Every key of the sysdb, as key → value lines, under (cluster, "s3heap").
 
     (…, "config")                      → {id, shards}, msgpack: identity of this sysdb, number of shards
-    (…, "heap", url)                   → "": where this sysdb's heap is, or was seen
+    (…, "heap", url)                   → the length of its buckets (s, decimal): where this sysdb's heap is, or was seen
     (…, "task", task)                  → TaskRow
     (…, "payload", task)               → the caller's bytes, as given
     (…, "output", task)                → RunOutput: the end of what the last run printed

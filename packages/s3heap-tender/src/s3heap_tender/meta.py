@@ -1,15 +1,18 @@
-"""The heap's `meta` object: which sysdb it belongs to and how it is cut, written once and checked at every open."""
+"""The heap's `meta` object: which sysdb it belongs to and how it is cut, written once and checked at every open.
+
+The sysdb notes the bucket length too: two processes that cut a heap differently don't find each other's items, so whoever may
+write to the store must not choose it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import msgpack
 
 from fdb_schema import NewerFormatError, read_range
 from s3heap_tender.errors import ConflictError, HeapMismatchError
-from s3heap_tender.layout import Layout
 from s3heap_tender.naming import META_KEY
 from s3heap_tender.stores.port import ObjectStore, StoredObject
 from s3heap_tender.sysdb_base import SysDbBase
@@ -23,8 +26,10 @@ def open_meta(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, 
 
     Where `may_move` is false no heap is made of a sysdb that has one elsewhere. Raises `HeapMismatchError`.
     """
-    seconds = _open(store, sysdb, bucket_seconds, may_move)
-    _remember(sysdb, store.url)
+    before = _noted(sysdb, store.url)
+    seconds = _open(store, sysdb, bucket_seconds, before, may_move)
+    if seconds != before:
+        _note(sysdb, store.url, seconds)
     return seconds
 
 
@@ -36,12 +41,14 @@ def known_heaps(sysdb: SysDbBase) -> list[str]:
     return [keys.heap_of(key) for key, _ in rows]
 
 
-def _remember(sysdb: SysDbBase, url: str) -> None:
-    def body(tr: Any, at: Layout) -> None:
-        if not tr.get(at.keys.heap(url)).present():
-            tr.set(at.keys.heap(url), b"")
+def _noted(sysdb: SysDbBase, url: str) -> int | None:
+    """The bucket length of the heap at a URL as the sysdb has it; None: it was never seen there, or by an earlier release."""
+    value = sysdb.read(lambda tr, at: tr.get(at.keys.heap(url)).value)
+    return int(bytes(value)) if value is not None and bytes(value).isdigit() else None
 
-    sysdb.read(body)
+
+def _note(sysdb: SysDbBase, url: str, seconds: int) -> None:
+    sysdb.read(lambda tr, at: tr.set(at.keys.heap(url), b"%d" % seconds))
 
 
 def _check_place(store: ObjectStore, sysdb: SysDbBase) -> None:
@@ -54,10 +61,10 @@ def _check_place(store: ObjectStore, sysdb: SysDbBase) -> None:
         )
 
 
-def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, may_move: bool) -> int:
+def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, before: int | None, may_move: bool) -> int:
     wanted = {
         "format": META_FORMAT,
-        "bucket_seconds": bucket_seconds or BUCKET_SECONDS,
+        "bucket_seconds": bucket_seconds or before or BUCKET_SECONDS,
         "shards": sysdb.shards,
         "sysdb": sysdb.id.bytes,
     }
@@ -67,7 +74,7 @@ def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, may_
             _check_place(store, sysdb)
         try:
             store.put(META_KEY, msgpack.packb(wanted), if_match=None)
-            return bucket_seconds or BUCKET_SECONDS
+            return bucket_seconds or before or BUCKET_SECONDS
         except ConflictError:
             found = store.get(META_KEY)
     if not isinstance(found, StoredObject):
@@ -75,6 +82,9 @@ def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, may_
     try:
         meta = msgpack.unpackb(found.body)
         format_, seconds, shards, owner = (meta[name] for name in ("format", "bucket_seconds", "shards", "sysdb"))
+        if type(format_) is not int or type(seconds) is not int or seconds < 1 or type(owner) is not bytes:
+            raise ValueError("its fields have other types")
+        owner = UUID(bytes=owner)
     except Exception as error:
         raise HeapMismatchError(
             f"{store.url}: its meta object can't be read ({error!r:.120}); is this a heap?"
@@ -83,9 +93,9 @@ def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, may_
         raise NewerFormatError(
             f"{store.url}: the heap has format {format_}, this release reads up to {META_FORMAT}: upgrade s3heap-tender"
         )
-    if owner != sysdb.id.bytes:
+    if owner != sysdb.id:
         raise HeapMismatchError(
-            f"{store.url} is the heap of the sysdb {UUID(bytes=owner)}, not of {sysdb.id} (cluster {sysdb.cluster!r}): "
+            f"{store.url} is the heap of the sysdb {owner}, not of {sysdb.id} (cluster {sysdb.cluster!r}): "
             f"use another prefix"
         )
     if shards != sysdb.shards:
@@ -95,5 +105,10 @@ def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, may_
     if bucket_seconds not in (None, seconds):
         raise HeapMismatchError(
             f"{store.url} has buckets of {seconds} s, not of {bucket_seconds} s: leave bucket_seconds out, or use another prefix"
+        )
+    if before not in (None, seconds):
+        raise HeapMismatchError(
+            f"{store.url}: its meta object says buckets of {seconds} s, and the heap has buckets of {before} s: somebody changed "
+            f"it. Remove that object, and it is written anew"
         )
     return int(seconds)

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -490,6 +490,7 @@ def reconcile_shard(heap: Heap, sysdb: SysDb, shard: int, *, dry_run: bool = Fal
     """Ask for a push of every item of a shard that the sysdb needs and the heap lacks; returns how many.
 
     Rows and intents are read first: an item without an intent was on the heap before, so a later look must find it.
+    One that lies in another bucket than it was pushed to is as good as none: whoever may write to the store put it there.
     """
     needed: list[HeapItem] = []
     after: UUID | None = None
@@ -500,11 +501,22 @@ def reconcile_shard(heap: Heap, sysdb: SysDb, shard: int, *, dry_run: bool = Fal
             break
     if not needed:
         return 0
-    there = {record for content in heap.scan(shards=[shard]) for record in content.records}
-    missing = [item for item in needed if item.pack() not in there]
+    found: dict[bytes, set[int]] = {}  # item → the buckets that it lies in
+    wanted = {item.pack() for item in needed}
+    for content in heap.scan(shards=[shard]):
+        for record in wanted.intersection(content.records):
+            found.setdefault(record, set()).add(content.name.bucket)
+    current = heap.bucket_of(sysdb.now_micro() // MICROSECONDS)
+    missing = [item for item in needed if not _in_place(heap, item, found.get(item.pack(), ()), current)]
     if dry_run or not missing:
         return len(missing)
     return tending.reconcile(sysdb, missing)
+
+
+def _in_place(heap: Heap, item: HeapItem, buckets: Iterable[int], current: int) -> bool:
+    """Whether a scheduler finds an item that lies in these buckets: from that of its due time on, and not in the future."""
+    due = heap.bucket_of(item.due_ms // 1000)
+    return any(due <= bucket <= max(due, current) for bucket in buckets)
 
 
 def _without_intent(tr: object, at: Layout, shard: int, after: UUID | None) -> tuple[list[HeapItem], UUID | None]:

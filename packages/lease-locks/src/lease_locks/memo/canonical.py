@@ -19,13 +19,16 @@ import dis
 import functools
 import hashlib
 import logging
+import pickle
 import re
 import secrets
 import struct
 import sys
 import threading
 import types
+import typing
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -46,7 +49,12 @@ _CLASS_NOISE: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
 )
 _DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
-_identities: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
+_CACHED: Final = type(functools.lru_cache(print))
+_TYPE_PARAMETERS: Final = tuple(
+    kind for name in ("TypeVar", "ParamSpec", "TypeVarTuple") if (kind := getattr(typing, name, None)) is not None
+)
+# By id, not by equality: a metaclass may say that two classes are equal.
+_identities: dict[int, tuple[weakref.ref[Any], bytes]] = {}
 _identifying = threading.RLock()
 
 
@@ -82,6 +90,11 @@ def by_name(thing: Any) -> bool:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<")
     if module is None or module in _SCRIPTS or "<" in name:
         return False
+    return _held(module, name, thing)
+
+
+def _held(module: Any, name: str, thing: Any) -> bool:
+    """Whether the module holds just this under the name."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -91,8 +104,9 @@ def by_name(thing: Any) -> bool:
 def identity(thing: Any) -> bytes:
     """SHA-256 of the content of a function or class, and of all such that it refers to; taken once."""
     with _identifying:
-        known = _identities.get(thing)
-        if known is None:
+        at = id(thing)
+        met_before, known = _identities.get(at, (None, b""))
+        if met_before is None or met_before() is not thing:
             met, numbers = [thing], {id(thing): 0}
 
             def number(part: Any) -> bytes:
@@ -104,8 +118,14 @@ def identity(thing: Any) -> bytes:
             digest = hashlib.sha256()
             for part in met:  # it grows while it is read
                 _Encoder(digest.update, number).content(part)
-            known = _identities[thing] = digest.digest()
+            known = digest.digest()
+            _identities[at] = weakref.ref(thing, lambda gone: _forget(at, gone)), known
         return known
+
+
+def _forget(at: int, gone: weakref.ref[Any]) -> None:
+    if _identities.get(at, (None,))[0] is gone:
+        del _identities[at]
 
 
 def _encode(write: Callable[[Any], Any], value: Any) -> None:
@@ -206,7 +226,7 @@ class _Encoder:
             return
         if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject:
             self.write(b"n")
-            self.put((value.dtype.str, value.dtype.descr if value.dtype.names else None, value.shape))
+            self.put((value.dtype.str, value.dtype if value.dtype.names else None, value.shape))
             self.sized(b"b", value.tobytes())
             return
         if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
@@ -225,10 +245,7 @@ class _Encoder:
                 f"no memo key can be made of a {kind.__qualname__} ({error}): pass what identifies it instead"
             ) from error
         if isinstance(reduced, str):
-            module = getattr(value, "__module__", None) or kind.__module__
-            self.sized(b"g", f"{module}:{reduced}".encode())
-            if module in _SCRIPTS:  # a name that every script may use: what it wraps counts, too
-                self.put(getattr(value, "__wrapped__", None))
+            self._global(value, kind, reduced)
             return
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
         self.write(b"o")
@@ -238,7 +255,23 @@ class _Encoder:
         self.put(list(items) if items is not None else None)
         if pairs is not None:
             pairs = list(pairs)
-            self.put(pairs if kind.__name__ == "OrderedDict" else dict(pairs))
+            self.put(pairs if isinstance(value, OrderedDict) else dict(pairs))
+
+    def _global(self, value: Any, kind: type, name: str) -> None:
+        """What is said to be found by a name: by that name where a module holds it, else by what it caches."""
+        module = getattr(value, "__module__", None) or kind.__module__
+        held = isinstance(value, _TYPE_PARAMETERS) or _held(module, name, value)
+        if not held and kind is not _CACHED:
+            module = pickle.whichmodule(value, name)  # type: ignore[attr-defined]  # looks through all modules
+            if not _held(module, name, value):
+                raise MemoKeyError(
+                    f"no memo key can be made of {name!r}, a {kind.__qualname__}: no module holds it by that name. Pass what "
+                    f"identifies it instead"
+                )
+        key = logic_key(value)
+        self.sized(b"g", (f"{module}:{name}@{key}" if key else f"{module}:{name}").encode())
+        if module in _SCRIPTS or not held:  # a name that every script, or call of what makes it, may use
+            self.put((kind, getattr(value, "__wrapped__", None)))
 
     # --- what has no name elsewhere
 
