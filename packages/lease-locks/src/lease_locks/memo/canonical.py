@@ -39,7 +39,7 @@ log = logging.getLogger("lease_locks")
 
 _LOGIC_KEY = re.compile(r"^\s*function-logic-key:\s*(\S+)\s*$", re.MULTILINE)
 _PROTOCOL: Final = 4
-_SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
+SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
 _HEAP_TYPE: Final = 1 << 9  # of a class's flags: it was made at run time
 _CODE_PARTS: Final = (
     *("co_code", "co_exceptiontable", "co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
@@ -47,8 +47,10 @@ _CODE_PARTS: Final = (
 )
 _CLASS_NOISE: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
+    | {"__slotnames__", "__annotations_cache__"}  # made when an instance is first pickled, annotations first looked at
 )
-_DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
+DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
+DESCRIPTOR_PARTS: Final = ("__func__", "fget", "fset", "fdel", "func")
 _CACHED: Final = type(functools.lru_cache(print))
 _TYPE_PARAMETERS: Final = tuple(
     kind for name in ("TypeVar", "ParamSpec", "TypeVarTuple") if (kind := getattr(typing, name, None)) is not None
@@ -88,7 +90,7 @@ def by_name(thing: Any) -> bool:
     if isinstance(thing, type) and not thing.__flags__ & _HEAP_TYPE:
         return True
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<")
-    if module is None or module in _SCRIPTS or "<" in name:
+    if module is None or module in SCRIPTS or "<" in name:
         return False
     return _held(module, name, thing)
 
@@ -135,8 +137,14 @@ def _encode(write: Callable[[Any], Any], value: Any) -> None:
         raise MemoKeyError("it is nested too deeply for a memo key: pass what identifies it instead") from None
 
 
+def module_of(thing: Any) -> str | None:
+    """The name of its module; that of a script is `__main__`, also in a process of multiprocessing."""
+    module = getattr(thing, "__module__", None)
+    return "__main__" if module in SCRIPTS else module
+
+
 def _name(thing: Any) -> bytes:
-    return f"{thing.__module__}:{thing.__qualname__}".encode()
+    return f"{module_of(thing)}:{thing.__qualname__}".encode()
 
 
 class _Encoder:
@@ -259,8 +267,11 @@ class _Encoder:
 
     def _global(self, value: Any, kind: type, name: str) -> None:
         """What is said to be found by a name: by that name where a module holds it, else by what it caches."""
-        module = getattr(value, "__module__", None) or kind.__module__
-        held = isinstance(value, _TYPE_PARAMETERS) or _held(module, name, value)
+        if isinstance(value, _TYPE_PARAMETERS):
+            self.sized(b"g", name.encode())
+            return
+        module = module_of(value) or module_of(kind)
+        held = _held(module, name, value)
         if not held and kind is not _CACHED:
             module = pickle.whichmodule(value, name)  # type: ignore[attr-defined]  # looks through all modules
             if not _held(module, name, value):
@@ -270,7 +281,7 @@ class _Encoder:
                 )
         key = logic_key(value)
         self.sized(b"g", (f"{module}:{name}@{key}" if key else f"{module}:{name}").encode())
-        if module in _SCRIPTS or not held:  # a name that every script, or call of what makes it, may use
+        if module in SCRIPTS or not held:  # a name that every script, or call of what makes it, may use
             self.put((kind, getattr(value, "__wrapped__", None)))
 
     # --- what has no name elsewhere
@@ -303,14 +314,13 @@ class _Encoder:
     def _class(self, kind: type) -> None:
         self.put((type(kind), kind.__bases__, logic_key(kind)))
         for name, value in sorted(vars(kind).items()):
-            if name in _CLASS_NOISE:
+            if name in _CLASS_NOISE or isinstance(value, types.MemberDescriptorType):  # `__slots__` says which
                 continue
             self.sized(b"=", name.encode())
             self._put_or_own(kind, name, value)
 
     def descriptor(self, value: Any) -> None:
-        parts = ("__func__", "fget", "fset", "fdel", "func")
-        self.put((type(value), *(getattr(value, part, None) for part in parts)))
+        self.put((type(value), *(getattr(value, part, None) for part in DESCRIPTOR_PARTS)))
 
     def code(self, code: types.CodeType) -> None:
         self.items(b"k", (getattr(code, part) for part in _CODE_PARTS), len(_CODE_PARTS))
@@ -327,8 +337,12 @@ def _around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, None
     space = function.__globals__
     module = space.get("__name__")
-    if module in _SCRIPTS or vars(sys.modules.get(module or "", types)) is not space:
-        yield from ((name, space[name]) for name in sorted(_globals_of(function.__code__)) if name in space)
+    there = vars(sys.modules.get(module or "", types))
+    if module in SCRIPTS or there is not space:
+        for name in sorted(_globals_of(function.__code__)):
+            # In a remote a nested function of a module has globals of its own, with what the module holds in them.
+            if name in space and (module in SCRIPTS or there.get(name, space) is not space[name]):
+                yield name, space[name]
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
@@ -364,5 +378,5 @@ _COMPOUND: dict[type, Callable[[_Encoder, Any], None]] = {
     frozenset: lambda e, v: e.unordered(b"U", v),
     types.MethodType: _Encoder.method,
     types.CodeType: _Encoder.code,
-    **dict.fromkeys(_DESCRIPTORS, _Encoder.descriptor),
+    **dict.fromkeys(DESCRIPTORS, _Encoder.descriptor),
 }

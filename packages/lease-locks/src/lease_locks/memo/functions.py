@@ -6,8 +6,6 @@ import functools
 import hashlib
 import importlib
 import inspect
-import io
-import pickle
 import reprlib
 import traceback
 import types
@@ -15,14 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import cloudpickle
-
 from lease_locks.errors import LeaseError
-from lease_locks.memo.canonical import MemoKeyError, by_name, canonical, canonical_digest, logic_key
+from lease_locks.memo.canonical import MemoKeyError, by_name, canonical, canonical_digest, logic_key, module_of
+from lease_locks.memo.pickling import dumps, dumps_result, loads
 from lease_locks.memo.rows import INLINE_BYTES, Memo
 from lease_locks.memo.wrapping import plain
 
-_PICKLE_PROTOCOL: Final = 5
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 160
 _NAMED: Final = (types.FunctionType, types.BuiltinFunctionType, type)
@@ -81,7 +77,7 @@ def _show(value: Any) -> str:
 def _described(function: Any) -> tuple[str, str]:
     """(module--qualname, function-logic-key) of a callable; an object's is its class's."""
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{getattr(named, '__module__', None) or '__main__'}--{named.__qualname__}", logic_key(named)
+    return f"{module_of(named) or '__main__'}--{named.__qualname__}", logic_key(named)
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -172,18 +168,15 @@ def dump_call(call: Call) -> bytes:
     reference = (module, name) if isinstance(call.function, _NAMED) and by_name(call.function) else None
     if reference is None:
         try:
-            function = cloudpickle.dumps(call.function, protocol=_PICKLE_PROTOCOL)
+            function = dumps(call.function)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
-    data: bytes = cloudpickle.dumps(
-        (reference, function, failure, call.args, dict(call.kwargs)), protocol=_PICKLE_PROTOCOL
-    )
-    return data
+    return dumps((reference, function, failure, call.args, dict(call.kwargs)))
 
 
 def load_call(data: bytes, live: Callable[..., Any] | None = None) -> Callable[[], Any]:
     """What makes the call: of the function itself, never of its memoizing wrapper; of `live` where that is given."""
-    reference, pickled, failure, args, kwargs = pickle.loads(data)
+    reference, pickled, failure, args, kwargs = loads(data)
     function: Any = live
     if function is None and failure:
         raise MemoKeyError(
@@ -197,24 +190,22 @@ def load_call(data: bytes, live: Callable[..., Any] | None = None) -> Callable[[
             function = getattr(function, part)
         function = plain(function)
     elif function is None:
-        function = pickle.loads(pickled)
+        function = loads(pickled)
     return functools.partial(function, *args, **kwargs)
 
 
 def dump_value(value: Any, what: str) -> bytes:
     """A result's bytes. Raises `UnpicklableResult`, which names `what` it is."""
-    buffer = io.BytesIO()
     try:
-        cloudpickle.Pickler(buffer, protocol=_PICKLE_PROTOCOL).dump(value)
+        return dumps_result(value)
     except Exception as error:
         raise UnpicklableResult(
             f"the function returned, but {what}, a {type(value).__qualname__}, can't be stored: {type(error).__name__}: {error}"
         ) from error
-    return buffer.getvalue()
 
 
 def load_value(data: bytes) -> Any:
-    return pickle.loads(data)
+    return loads(data)
 
 
 def dump_failure(error: BaseException) -> tuple[bytes, str, str]:
@@ -234,8 +225,8 @@ def dump_failure(error: BaseException) -> tuple[bytes, str, str]:
 def _round_trip(value: Any) -> bytes:
     """The value's pickle, where it can be unpickled as well; b"" where it can't."""
     try:
-        data: bytes = cloudpickle.dumps(value, protocol=_PICKLE_PROTOCOL)
-        pickle.loads(data)
+        data = dumps_result(value)
+        loads(data)
     except Exception:
         return b""
     return data
@@ -268,7 +259,7 @@ def load_failure(data: bytes, name: str, text: str) -> BaseException:
     """The exception to raise here, its cause the remote's traceback."""
     error: BaseException
     try:
-        error = pickle.loads(data) if data else RemoteError(name)
+        error = loads(data) if data else RemoteError(name)
     except Exception:
         error = RemoteError(name)
     error.__cause__ = RemoteTraceback(text)
