@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,15 +16,23 @@ import fdb_datamodel.placement as placement
 import fdb_datamodel.transitions.output as stored_output
 import fdb_datamodel.transitions.sessions as sessions
 import fdb_embedded.durability as durability
+import fdb_embedded.engine as engine
+import fdb_embedded.faults as faults
 import fdb_embedded.formats as formats
 import fdb_embedded.housekeeping as housekeeping
 import fdb_embedded.keys as keys
+import fdb_embedded.locality as locality
 import fdb_embedded.reading as embedded_reading
 import fdb_embedded.seal as seal
+import fdb_embedded.slots as slots
 import fdb_embedded.state as state
 import fdb_embedded.store as embedded_store
 import fdb_embedded.versions as versions
+import fdb_embedded.waiting as embedded_waiting
+import fdb_embedded.watches as watches
+import fdb_schema.clock as clock
 import futures_worker.client.nested as nested
+import futures_worker.client.options as options
 import futures_worker.client.session as client_session
 import futures_worker.database as database
 import futures_worker.failure as failure
@@ -35,6 +46,7 @@ import futures_worker.streams as streams
 import futures_worker.wire as wire
 import futures_worker.worker.core as core
 import futures_worker.worker.eager as eager
+import futures_worker.worker.memory as memory
 import futures_worker.worker.planning as planning
 import futures_worker.worker.streaming as streaming
 import idempotent_txn.backoff as backoff
@@ -43,13 +55,43 @@ import idempotent_txn.cleaner as cleaner
 import idempotent_txn.identity as identity
 import idempotent_txn.lanes as lanes
 import idempotent_txn.loop as loop
+import lease_locks.holding as holding
+import lease_locks.memo.rows as memo_rows
+import lease_locks.observer as observer
+import s3heap_tender.cli.services as services
+import s3heap_tender.core as heap_core
+import s3heap_tender.heap_io as heap_io
+import s3heap_tender.naming as naming
+import s3heap_tender.scheduler as scheduler
+import s3heap_tender.settings as settings
+import s3heap_tender.stores.port as port
+import s3heap_tender.subprocesses as subprocesses
+import s3heap_tender.tender as tender
+import s3heap_tender.writer as writer
 from futures_worker.cli import app
+from lease_locks import LeaseManager
 from mainspring_dashboard.cli import DEFAULT_PORT
 
 ROOT = Path(__file__).parents[2]
 FUTURES, EMBEDDED, IDEMPOTENT = "docs/futures-worker", "docs/fdb-embedded", "docs/idempotent-txn"
+LEASES, HEAP = "docs/lease-locks", "docs/s3heap-tender"
 WORKER = "packages/futures-worker/README.md"
-WORDS = {"a": 1, "two": 2, "four": 4, "sixteen": 16, "half a": 0.5}
+WORDS = {
+    "a": 1,
+    "an": 1,
+    "two": 2,
+    "four": 4,
+    "sixteen": 16,
+    "a thousand": 1000,
+    "half a": 0.5,
+    "a quarter": 0.25,
+    "a tenth": 0.1,
+}
+
+
+def default(function: Callable[..., object], name: str) -> Any:
+    return inspect.signature(function).parameters[name].default
+
 
 PROMISES = [
     (f"{FUTURES}/limits.md", r"`DatabaseUnreachableError` after (\d+) seconds", database.DATABASE_SECONDS),
@@ -80,12 +122,17 @@ PROMISES = [
     ("docs/security.md", r"cut off after (\d+) s", wire.HANDSHAKE_TIMEOUT),
     ("docs/security.md", r"secret, (\d+) random bytes", handshake.SECRET_BYTES),
     ("docs/security.md", r"a tag of (\d+) bytes", sealing.TAG_BYTES),
-    ("docs/security.md", r"learn of it within (half a) minute", store_secret.STALE_SECONDS / 60),
+    ("docs/security.md", r"learns of it within (half a) minute", store_secret.STALE_SECONDS / 60),
     ("docs/security.md", r"\| (\d+) \| the dashboard", DEFAULT_PORT),
     (f"{EMBEDDED}/limits.md", r"they jump by (\d+) million", versions.RECOVERY_JUMP / 1e6),
     (f"{EMBEDDED}/limits.md", r"1009 after (a) second", embedded_reading.FUTURE_VERSION_SECONDS),
     (f"{EMBEDDED}/limits.md", r"nobody waits for is made within (\d+) ms or so", housekeeping.TICK * 1000),
     (f"{EMBEDDED}/limits.md", r"after a pause within ([\d.]+) s", housekeeping.LONGEST_TICK),
+    (f"{EMBEDDED}/faults.md", r"up to three others or (\d+) ms", faults.LATE_AFTER * 1000),
+    (f"{EMBEDDED}/faults.md", r"the commit waits up to (\d+) ms", faults.MAX_DELAY * 1000),
+    (f"{EMBEDDED}/faults.md", r"the version jumps by ([\d,]+)", faults.JUMP),
+    (f"{EMBEDDED}/faults.md", r"\(SIGSTOP\) for ([\d.]+) to", faults.SHORTEST_PAUSE),
+    (f"{EMBEDDED}/faults.md", r"\(SIGSTOP\) for [\d.]+ to (\d+) s", faults.LONGEST_PAUSE),
     (f"{EMBEDDED}/reference.md", r"keys ([\d,]+) bytes \(2102\)", keys.KEY_LIMIT),
     (f"{EMBEDDED}/reference.md", r"values ([\d,]+) \(2103\)", state.VALUE_LIMIT),
     (f"{EMBEDDED}/reference.md", r"longer than the last checkpoint and (\d+) MB", durability.CHECKPOINT_BYTES / 2**20),
@@ -105,6 +152,48 @@ PROMISES = [
     (f"{IDEMPOTENT}/reference.md", r"members over ([\d,]+) bytes", batcher.MAX_MEMBER_BYTES),
     (f"{IDEMPOTENT}/reference.md", r"max_bytes=([\d_]+)", batcher.MAX_GROUP_BYTES),
     ("docs/operations.md", r"up to (\d+) kB\. The janitor", payload.INLINE_RESULT_BYTES / 1024),
+    ("docs/operations.md", r"removes futures (an) hour after", collector.GRACE_SECONDS / 3600),
+    (f"{FUTURES}/failure-modes.md", r"collected (an) hour after they ended", collector.GRACE_SECONDS / 3600),
+    (f"{FUTURES}/failure-modes.md", r"from (\d+) % of the machine's memory", memory.SHORT_OF_MEMORY * 100),
+    (f"{FUTURES}/limits.md", r"further attempts: (\d+) by default", options.SubmitOptions().max_retries),
+    (f"{FUTURES}/limits.md", r"`max_worker_losses`, `max_oom`, (\d+) each", options.SubmitOptions().max_worker_losses),
+    (f"{FUTURES}/limits.md", r"`max_worker_losses`, `max_oom`, (\d+) each", options.SubmitOptions().max_oom),
+    (f"{EMBEDDED}/limits.md", r"Keys of up to (\d+) bytes are", keys.DIRECT),
+    (f"{EMBEDDED}/limits.md", r"each further (\d+) bytes are one more step", keys.NODE - keys.STEM),
+    (f"{EMBEDDED}/limits.md", r"is read in (\d+) steps", 1 + -(-(10_000 - keys.DIRECT) // (keys.NODE - keys.STEM))),
+    (f"{EMBEDDED}/limits.md", r"up to (a tenth) of a second behind", versions.MARGIN / versions.VERSIONS_PER_SECOND),
+    (f"{EMBEDDED}/limits.md", r"delays others by (a quarter) of a second", durability.STALLED),
+    (f"{EMBEDDED}/limits.md", r"After (a) second the log names", embedded_waiting.TOLD_AFTER),
+    (f"{EMBEDDED}/limits.md", r"ends waits (\d+) s at most", engine.CLOSING_SECONDS),
+    (f"{EMBEDDED}/limits.md", r"within some ([\d.]+) s", watches.POLL + 2 * watches.POLL_AGAIN),
+    (f"{EMBEDDED}/limits.md", r"(\d+) processes can be told", slots.SLOTS),
+    (f"{EMBEDDED}/limits.md", r"for a watch look every (\d+) ms", slots.SLOTLESS_WAIT * 1000),
+    (f"{EMBEDDED}/limits.md", r"up to (a thousand) rows and a megabyte", locality.COUNTED_ROWS),
+    (f"{EMBEDDED}/limits.md", r"rows and (a) megabyte", locality.COUNTED_BYTES / 2**20),
+    (f"{EMBEDDED}/limits.md", r"within (a) second whoever begins to read", engine.THERE_SECONDS),
+    (f"{LEASES}/what-a-lease-promises.md", r"being cut off at ([\d.]+) × ttl", observer.FENCE),
+    (f"{LEASES}/what-a-lease-promises.md", r"stops believing ([\d.]+) × ttl after", observer.FENCE),
+    (f"{LEASES}/what-a-lease-promises.md", r"same heartbeats for ([\d.]+) × the holder's ttl", observer.UNCHANGED),
+    (f"{LEASES}/what-a-lease-promises.md", r"older than ttl \+ (\d+) hour", observer.LONG_DEAD_SECONDS / 3600),
+    (f"{LEASES}/what-a-lease-promises.md", r"a heartbeat every ttl/(\d+)", 1 / holding.RENEW_EVERY),
+    (f"{LEASES}/moving-from-mops.md", r"and its last (\d+) attempts", memo_rows.ATTEMPTS),
+    (f"{LEASES}/moving-from-mops.md", r"after about its ttl \((\d+) s", default(LeaseManager, "ttl")),
+    (f"{LEASES}/reference.md", r"Those over (\d+) kB are stored by their content", memo_rows.INLINE_BYTES / 1024),
+    (f"{HEAP}/guarantee.md", r"a tick of the clock \(([\d.]+) s\)", clock.ADVANCE_SECONDS),
+    (f"{HEAP}/guarantee.md", r"waits for (two) ticks beyond the cadence", heap_core.LATEST_START / heap_core.TICK),
+    (f"{HEAP}/operations.md", r"finish its runs for (\d+) s \(`--grace`\)", default(services.schedule, "grace")),
+    (f"{HEAP}/operations.md", r"only where something is (two) seconds late", scheduler.HELP_MICRO / 1e6),
+    (f"{HEAP}/operations.md", r"costs a write at most (\d+) s", heap_io.PATIENCE_SECONDS),
+    (f"{HEAP}/operations.md", r"the last (\d+) bytes of what", subprocesses.OUTPUT_BYTES),
+    (f"{HEAP}/operations.md", r"1 PUT for up to ([\d,]+) items", writer.MAX_OBJECT_ITEMS),
+    (f"{HEAP}/operations.md", r"an object holds ([\d,]+) items", writer.MAX_OBJECT_ITEMS),
+    (f"{HEAP}/operations.md", r"a bucket ([\d,]+) objects a shard", naming.MAX_PARTS),
+    (f"{HEAP}/operations.md", r"payload is at most ([\d,]+) bytes", settings.MAX_PAYLOAD),
+    (f"{HEAP}/operations.md", r"been due for (half a) minute", tender.OVERDUE_MS / 60_000),
+    (f"{HEAP}/operations.md", r"One of over (\d+) MiB is none", port.MOST_BYTES / 2**20),
+    (f"{HEAP}/operations.md", r"`poll` \(([\d.]+) s\)", default(tender.Tender, "poll")),
+    (f"{HEAP}/operations.md", r"`keep_tombstones` \((a) week\)", tender.KEEP_TOMBSTONES / (7 * 86_400)),
+    (f"{HEAP}/operations.md", r"is logged once (a) minute", tender.REPEAT_LOG_SECONDS / 60),
 ]  # fmt: skip
 
 

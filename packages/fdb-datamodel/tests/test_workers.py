@@ -313,6 +313,22 @@ def test_an_input_that_can_not_be_reached_is_tried_again_after_a_moment(lab: Lab
     assert len(lab.claim(worker)) == 1
 
 
+def test_one_start_whatever_happens_needs_reconstruction_to_be_refused_too(lab: Lab) -> None:
+    once = {"max_retries": 0, "max_worker_losses": 0, "max_oom": 0}
+    for allowed in (True, False):
+        ended, holder = _realized_elsewhere(lab, allow_reconstruction=allowed, **once)
+        lab.kill(holder)
+        if allowed:
+            lab(dm.recover_result, ended, 0)
+            (again,) = lab.claim(lab.worker(8))
+            assert (again.id, again.attempt) == (ended, 2), "its large result went with the worker that held it"
+            lab(dm.realize_future, again, b"small")
+        else:
+            lab(dm.recover_result, ended, 0)
+            failure = lab.info(ended).failure
+            assert failure is not None and failure.reason == "object-lost"
+
+
 def test_what_may_not_be_reconstructed_fails_naming_the_loss(lab: Lab) -> None:
     up, holder = _realized_elsewhere(lab, allow_reconstruction=False)
     worker = lab.worker()

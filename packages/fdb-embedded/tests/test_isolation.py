@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +14,8 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded import handles
+from fdb_embedded.conflict import log_begin
+from fdb_embedded.versions import last_version
 
 
 class _Stale:
@@ -237,4 +241,65 @@ def test_a_transaction_that_waits_for_flushes_sees_what_another_process_saw_befo
             assert process.wait(60) == 0
             assert process.stdout is not None
             process.stdout.close()
+    fdb_embedded.close(db)
+
+
+LATE = """
+import os, signal, sys
+import fdb_embedded
+db = fdb_embedded.open(sys.argv[1])
+tr = db.create_transaction()
+if sys.argv[2] == "id":
+    tr._set_option(504, b"0123456789abcdef", 16)
+else:
+    tr.add_read_conflict_key(b"lock")
+tr[b"late"] = b"here"
+turn = db.dpointer.engine.store.turn
+with turn:
+    commit = tr.commit()
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    commit.wait()
+    print("made")
+except fdb_embedded.load().FDBError as error:
+    print(error.code)
+"""
+
+
+@pytest.mark.parametrize("what", ["id", "read conflict"])
+def test_a_commit_that_was_stopped_on_its_way_is_kept_out_by_what_came_long_ago(tmp_path: Path, what: str) -> None:
+    """Where the log has dropped the record that it conflicts with, it is too old, though it has asked for no read version."""
+    db = fdb_embedded.open(tmp_path)
+    db[b"other"] = b""
+    late = subprocess.Popen([sys.executable, "-c", LATE, str(tmp_path), what], stdout=subprocess.PIPE, text=True)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(late.pid, os.WUNTRACED)[1])
+        tr = db.create_transaction()
+        tr.options.set_access_system_keys()
+        tr.add_write_conflict_key(b"\xff/SC/0123456789abcdef" if what == "id" else b"lock")
+        tr.commit().wait()
+        db[b"other"] = b""
+        db.dpointer.engine.jump_version(100_000_000)
+        for _ in range(200):  # the log is trimmed now and then
+            db[b"other"] = b""
+        os.kill(late.pid, signal.SIGCONT)
+        assert late.communicate()[0].strip() == "1007"
+    finally:
+        late.kill()
+        late.wait()
+    assert db[b"late"] is None
+    fdb_embedded.close(db)
+
+
+def test_the_log_goes_back_to_the_newest_commit_of_a_time_of_silence() -> None:
+    """What begins after it is validated, and not refused, when the log is trimmed meanwhile."""
+    db = fdb_embedded.open(":memory:")
+    engine = db.dpointer.engine
+    db[b"k"] = b"1"
+    db[b"k"] = b"2"
+    before = engine.store.last_version()
+    engine.jump_version(100_000_000)
+    with engine.store.env.begin(write=True) as txn:
+        engine.trim(txn, last_version(txn), 1000)
+        assert log_begin(txn) == before
     fdb_embedded.close(db)

@@ -6,8 +6,10 @@ import os
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 import fdb_embedded
@@ -15,6 +17,7 @@ from fdb_embedded import atomics, conflict, housekeeping, idempotency, journal, 
 from fdb_embedded.conflict import ConflictWindow, covers, merge_ranges, pack_record, unpack_record
 from fdb_embedded.errors import Code, describe, predicate
 from fdb_embedded.journal import Changes
+from fdb_embedded.keys import LOG_END, log_key
 from fdb_embedded.options import PLAIN
 from fdb_embedded.overlay import Overlay, Stack
 from fdb_embedded.ranges import difference
@@ -100,6 +103,64 @@ def test_a_long_window_that_is_pruned_and_read_again_finds_the_same(seed: int, m
             window.advance(None, read_at, version)
             expected = any(item.hit(points, spans) for item in history if item.version > read_at)
             assert (window.check(read_at, points or None, spans) is not None) == expected, f"seed {seed}"
+
+
+TRICKY = [
+    b"",
+    b"\x90",
+    b"k\x90",
+    b"\x91\xc4\x01k\x90",
+    b"\xc4\x01k",
+    b"k" * 255,
+    b"k" * 256,
+    b"k" * 255 + b"\x90",
+    b"k",
+    b"l",
+]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_few_points_are_looked_for_in_the_log_as_it_lies(seed: int, tmp_path: Path) -> None:
+    """Records of one key, several and none, with ranges whose ends look like the end of a record, with ids, in LMDB."""
+    chance = random.Random(seed)
+    history: list[conflict.Record] = []
+    with lmdb.open(str(tmp_path), map_size=1 << 24, sync=False) as env:
+        with env.begin(write=True) as txn:
+            version = 256 * chance.randrange(3)
+            for _ in range(chance.randrange(30)):
+                version += chance.randrange(1, 300)
+                points = chance.sample(TRICKY, chance.choice([0, 1, 1, 1, 2, 3]))
+                low, high = sorted(chance.sample(TRICKY, 2))
+                ranges = [(low, high)] if chance.random() < 0.2 else []
+                ids = [(b"id" * 8, 0, chance.randrange(2))] if chance.random() < 0.2 else []
+                history.append(conflict.Record(version, points, ranges))
+                txn.put(log_key(version), pack_record(points, ranges, ids, 1))
+            txn.put(LOG_END, b"\x92\x91\xc4\x01k\x90")
+            txn.put(log_key(0)[:-1], b"\x92\x91\xc4\x01k\x90")
+        with env.begin() as txn:
+            for _ in range(20):
+                since, last = sorted((chance.randrange(version + 3), chance.randrange(version + 3)))
+                reads = set(chance.sample(TRICKY, chance.randrange(1, 4)))
+                expected = any(item.hit_by_points(reads) for item in history if since < item.version <= last)
+                found = conflict.written_since(txn, since, last, reads)
+                assert bool(found) == expected, f"seed {seed}"
+                assert found is None or found[0] in reads, f"seed {seed}"
+
+
+def test_who_read_few_keys_unpacks_none_of_the_records_of_one_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unpack(data: bytes) -> None:
+        raise AssertionError(f"{data!r} was unpacked")
+
+    monkeypatch.setattr(conflict, "_fields", unpack)
+    with lmdb.open(str(tmp_path), map_size=1 << 24, sync=False) as env:
+        with env.begin(write=True) as txn:
+            for version in range(1, 101):
+                txn.put(log_key(version), pack_record([b"%d" % version], [], [], 0))
+        with env.begin() as txn:
+            assert conflict.written_since(txn, 0, 100, {b"0", b"x"}) is None
+            assert conflict.written_since(txn, 98, 100, {b"1", b"99"}) == (b"99", b"99\0")
 
 
 def test_a_range_read_far_back_looks_at_blocks_and_not_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,4 +644,12 @@ def test_what_ends_while_it_is_handed_over_is_not_committed_in_silence(monkeypat
     with pytest.raises(fdb.FDBError, match="1025"):
         tr.commit().wait()
     assert db[b"k"] is None
+    fdb_embedded.close(db)
+
+
+def test_tenants_are_refused() -> None:
+    db = fdb_embedded.open(":memory:")
+    with pytest.raises(Exception, match="not supported") as refused:
+        db.open_tenant(b"tenant")
+    assert getattr(refused.value, "code", None) == 2108
     fdb_embedded.close(db)

@@ -14,6 +14,7 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded import durability, handles, maintenance, private
+from fdb_embedded.errors import PathUnusable
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
@@ -87,6 +88,26 @@ def test_an_existing_directory_that_others_may_enter_is_told_of_once(
         told = [record.getMessage() for record in caplog.records]
         assert len(told) == (1 if word else 0)
         assert not word or (word in told[0] and f"chmod 700 {path}" in told[0])
+
+
+def test_a_database_in_a_directory_of_another_user_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory that all may write to, as /tmp, he made one where a relative path finds it."""
+    path = tmp_path / "db"
+    fdb_embedded.close(fdb_embedded.open(path))
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(private, "owner", lambda path: 4712, raising=False)
+    with pytest.raises(PathUnusable, match="of another user"):
+        fdb_embedded.open(path)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with caplog.at_level(logging.WARNING, "fdb_embedded"):
+        fdb_embedded.close(fdb_embedded.open(path))
+    assert "user 4712, who can run code as root" in caplog.text
+    for mine in (0, 4711):
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+        monkeypatch.setattr(private, "owner", lambda path, mine=mine: mine)
+        fdb_embedded.close(fdb_embedded.open(path))
 
 
 def test_another_user_who_may_enter_the_directory_can_hold_no_lock(tmp_path: Path) -> None:

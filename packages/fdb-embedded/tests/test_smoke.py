@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +47,31 @@ def test_directory_layer(db: Any) -> None:
     fdb = fdb_embedded.load()
     made = fdb.directory.create_or_open(db, ("a", "b"))
     assert fdb.directory.open(db, ("a", "b")).key() == made.key()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda tr: tr.set_many([(b"k", "text")]),
+        lambda tr: tr.set_many([(b"k", bytearray(b"text"))]),
+        lambda tr: tr.set_many([(b"k", None)]),
+        lambda tr: tr.set_many([("k", b"text")]),
+        lambda tr: tr.clear_many(["k"]),
+        lambda tr: tr.get_many(["k"]),
+        lambda tr: tr.add_read_conflict_keys(["k"]),
+    ],
+)
+def test_bulk_calls_take_bytes_and_nothing_else(db: Any, call: Callable[[Any], object]) -> None:
+    """As the single ones: it is the caller's mistake, and no commit's, or of others that would be written with it."""
+    with pytest.raises(TypeError, match="must be of type bytes"):
+        call(db.create_transaction())
+
+
+def test_bulk_calls_take_what_stands_for_bytes(db: Any) -> None:
+    space = fdb_embedded.load().Subspace(rawPrefix=b"s")
+    tr = db.create_transaction()
+    tr.set_many([(space, b"v")])
+    assert tr.get_many([space]) == [b"v"]
+    tr.clear_many([space])
+    tr.commit().wait()
+    assert db[b"s"] is None

@@ -580,6 +580,53 @@ def test_a_database_whose_directory_is_gone_says_so_and_is_not_retried(
     fdb_embedded.close(db)
 
 
+@pytest.mark.parametrize("durability", ["process", "fsync"])
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "does not wait"])
+def test_who_only_writes_is_told_that_the_directory_is_gone(
+    tmp_path: Path, durability: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fdb_embedded.engine.THERE_SECONDS", 0.0)
+    db = fdb_embedded.open(tmp_path / "db", durability=durability)
+    tr = db.create_transaction()
+    tr[b"k"] = b"there"
+    tr.commit().wait()
+    (tmp_path / "db").rename(tmp_path / "away")
+    tr = db.create_transaction()
+    tr[b"k"] = b"gone"
+    commit, told = tr.commit(), threading.Event()
+    if not waits:
+        commit.on_ready(lambda _: told.set())
+        assert told.wait(60)
+    with pytest.raises(Exception, match="File not found") as caught:
+        commit.wait()
+    assert caught.value.code == 1511
+    (tmp_path / "away").rename(tmp_path / "db")
+    assert db[b"k"] == b"there"
+    fdb_embedded.close(db)
+
+
+@pytest.mark.parametrize("called_back", [False, True], ids=["waits", "is called back"])
+def test_who_waits_for_a_watch_is_told_that_the_directory_is_gone(
+    tmp_path: Path, called_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fdb_embedded.engine.THERE_SECONDS", 0.0)
+    monkeypatch.setattr("fdb_embedded.watches.POLL", 0.01)
+    db = fdb_embedded.open(tmp_path / "db")
+    tr = db.create_transaction()
+    watch = tr.watch(b"k")
+    tr.commit().wait()
+    (tmp_path / "db").rename(tmp_path / "away")
+    told = threading.Event()
+    if called_back:
+        watch.on_ready(lambda _: told.set())
+        assert told.wait(60)
+    with pytest.raises(Exception, match="File not found") as caught:
+        watch.wait()
+    assert caught.value.code == 1511
+    (tmp_path / "away").rename(tmp_path / "db")
+    fdb_embedded.close(db)
+
+
 def test_a_write_that_an_interrupt_kept_from_its_end_stops_no_later_commit() -> None:
     db = fdb_embedded.open(":memory:")
     db[b"k"] = b"1"

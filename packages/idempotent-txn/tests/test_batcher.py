@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -428,3 +429,31 @@ def test_a_transaction_larger_than_a_member_may_be_commits_alone(any_db: Any, mo
     monkeypatch.setattr(module, "replay", refused)
     Batcher(any_db).run(lambda tr: [tr.set(b"effect/%d" % n, b"v" * 30_000) for n in range(4)])
     assert effects(any_db) == 4
+
+
+def _in_child(batcher: Batcher, gate: Gate, connection: Any) -> None:
+    gate.opened.set()
+    connection.send(batcher.run(put, b"effect/child"))
+
+
+@pytest.mark.embedded_only("the official client doesn't survive a fork")
+def test_a_forked_child_waits_for_no_thread_of_its_parent(shared_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = Batcher(shared_db)
+    gate = Gate(batcher, monkeypatch)
+    threads = in_threads(2, lambda n: batcher.run(put, b"effect/%d" % n) and None)
+    assert gate.entered.wait(60)
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_in_child, args=(batcher, gate, theirs))
+    child.start()
+    try:
+        assert mine.poll(60)
+        assert mine.recv() == b"effect/child"
+        assert effects(shared_db) == 1
+    finally:
+        gate.opened.set()
+        child.kill()
+        child.join()
+        for thread in threads:
+            thread.join()
+    assert effects(shared_db) == 3

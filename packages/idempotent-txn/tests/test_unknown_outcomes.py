@@ -343,7 +343,7 @@ def test_a_versionstamp_that_fails_does_not_make_a_failure_of_a_commit(injected:
 def test_an_error_of_the_resolution_is_not_taken_for_the_commits_own(
     injected: Any, strategy: Any, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2015 out of a commit says that it did not commit; out of the resolution it says nothing."""
+    """2015 out of a commit says that it did not commit; out of the resolution it says nothing, and the caller is told just that."""
     run(injected, add_effect, strategy=strategy)
     chosen = session_of(injected).strategy(strategy, explicit=False)
     attempts = 0
@@ -358,7 +358,7 @@ def test_an_error_of_the_resolution_is_not_taken_for_the_commits_own(
 
     monkeypatch.setattr(chosen, "resolve", failing)
     injected.injector.next(("after", 1021))
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(CommitUnknownResultFatal) as caught:
         run(injected, body, strategy=strategy)
-    assert fdb_error_code(caught.value) == code
+    assert fdb_error_code(caught.value.__cause__) == code
     assert (attempts, effects(injected)) == (1, 2)

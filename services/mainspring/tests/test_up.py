@@ -124,6 +124,29 @@ def test_a_service_that_ends_at_once_is_said_and_waited_for(tmp_path: Path) -> N
         running.close()
 
 
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_state_directory_that_others_may_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: bool
+) -> None:
+    """Its lock would be emptied, and its logs written, through links that they put there."""
+    state, precious = tmp_path / "state", tmp_path / "precious"
+    state.mkdir()
+    precious.write_text("kept")
+    (state / "lock").symlink_to(precious)
+    if owned:
+        state.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(state, 65534, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    monkeypatch.setattr("mainspring.up.command._supervise", lambda settings: None)
+    where = ["--db", f"embedded:{tmp_path / 'db'}", "--store", f"file:{tmp_path / 'heap'}", "--state", str(state)]
+    refused = CliRunner().invoke(app, ["up", "--no-dashboard", *where])
+    assert refused.exit_code == 2, refused.output
+    assert "others may write to" in refused.output
+    assert precious.read_text() == "kept"
+
+
 def test_a_mistyped_store_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = mainspring(tmp_path, "up", "--store", "bogus:x")
     assert done.returncode == 2, done.stderr

@@ -23,7 +23,7 @@ import lmdb
 
 from . import errors, idempotency
 from .applying import apply_writes
-from .conflict import ConflictWindow, Ids, Range, merge_ranges, pack_record, written_ranges
+from .conflict import ConflictWindow, Ids, Range, merge_ranges, pack_record, written_ranges, written_since
 from .errors import Code, DamagedDatabase, EngineClosed
 from .futures import Future
 from .journal import Changes
@@ -42,6 +42,8 @@ BATCH_MEMBERS = 1000
 BATCH_KEYS = 50_000
 _AT_ONCE = (False,)
 FAR_BEHIND = 16  # so many unseen commits are read outside the writer section
+FAR_BEHIND_POINTS = 200  # ... by who read few points, who need not keep them
+FEW_POINTS = 4
 FEW_SNAPSHOTS = (
     16  # so many are looked through for the oldest after each commit; more of them by the housekeeping thread
 )
@@ -76,6 +78,13 @@ class _Written:
 
 def _is_late(future: Future, now: float) -> bool:
     return isinstance(future, Commit) and 0.0 < future.deadline <= now
+
+
+def _read_few(commit: Commit) -> bool:
+    """Whether it read so little that who validates it need not keep what others wrote."""
+    points = commit.read_points
+    few = points is not None and len(points) <= FEW_POINTS
+    return few and not commit.read_ranges and not commit.reports_conflicts
 
 
 class _AllTold(Exception):
@@ -282,6 +291,11 @@ class Committer:
     # --- one batch, under `lead` ---
 
     def _commit(self, batch: list[Commit], outcome: _Outcome) -> None:
+        try:
+            self.engine.look_there()  # who only writes begins no snapshot that would look
+        except Code as gone:
+            outcome.failures = [(commit, gone.code) for commit in batch]
+            return
         if self._in_window:
             self.window = ConflictWindow()  # the log has all that it held
         self._in_window = True
@@ -377,7 +391,8 @@ class Committer:
             return
         count = self.engine.store.page.commits()
         window = self.window
-        if count - self._seen_commits <= FAR_BEHIND and (since >= window.floor or window.tail == window.floor):
+        far = FAR_BEHIND_POINTS if len(batch) == 1 and _read_few(batch[0]) else FAR_BEHIND
+        if count - self._seen_commits <= far and (since >= window.floor or window.tail == window.floor):
             return
         oldest = since
 
@@ -491,10 +506,15 @@ class Committer:
         read_points = member.validated_points()
         if read < last:
             window = self.window
-            if window.tail != last or window.floor > read:
-                window.advance(txn, read, last)
-                self._seen_commits = self.engine.store.page.commits()
-            hit = window.check(read, read_points, member.read_ranges)
+            if read_points and window.tail <= read >= last - MAX_READ_AGE and earlier is None and _read_few(member):
+                hit = written_since(txn, read, last, read_points)  # no more of them than `_look_ahead` leaves
+            else:
+                if window.tail != last or window.floor > read:
+                    window.advance(txn, read, last)
+                    self._seen_commits = self.engine.store.page.commits()
+                    if window.floor > read:  # it was stopped for so long that what it may conflict with is forgotten
+                        return errors.TRANSACTION_TOO_OLD
+                hit = window.check(read, read_points, member.read_ranges)
         if hit is None and earlier is not None:
             hit = earlier.check(0, read_points, member.read_ranges)
         if hit is not None:

@@ -19,7 +19,7 @@ import lmdb
 from . import durability as durable
 from . import idempotency, journal
 from .commit import Committer
-from .conflict import WITH_LASTING_IDS, pack_record, read_log, unconflicted, unpack_record
+from .conflict import WITH_LASTING_IDS, log_begin, pack_record, read_log, unconflicted, unpack_record
 from .errors import (
     FILE_NOT_FOUND,
     FUTURE_VERSION,
@@ -209,6 +209,11 @@ class Engine:
         code.__cause__ = found
         return code
 
+    def look_there(self) -> None:
+        """As `_check_there`, once a second: for those that begin no snapshot."""
+        if monotonic() >= self._look_there_at:
+            self._check_there()
+
     def _check_there(self) -> None:
         """Raises `Code` 1511, which isn't retried, where the database's directory was removed, or another is in its place.
 
@@ -383,11 +388,16 @@ class Engine:
     def written_between(self, since: int, until: int, begin: bytes, end: bytes, go_on: GoOn | None = None) -> bool:
         """Whether a commit of a version in (since, until] wrote in [begin, end), be it in conflict with readers or not."""
         spans = [(begin, end), *unconflicted((), [(begin, end)])]
+
+        def find(txn: Any) -> bool:
+            if until - since > MAX_READ_AGE and log_begin(txn) > since:
+                return True  # for all that is known
+            return any(record.hit_by_ranges(spans) is not None for record in read_log(txn, since, until))
+
         try:
-            records = self.store.read(lambda txn: read_log(txn, since, until), go_on)
+            return self.store.read(find, go_on)
         except DAMAGE as error:
             raise self.damaged(error) from error
-        return any(record.hit_by_ranges(spans) is not None for record in records)
 
     def busy(self) -> bool:
         """Whether anything is open that the housekeeping thread must look after. When nothing is, no old pages are kept any more."""
@@ -414,11 +424,15 @@ class Engine:
     # --- the log ---
 
     def trim(self, txn: Any, version: int, count: int) -> None:
-        """Drop commit records that no reader can need; inside a write transaction."""
+        """Drop commit records that no reader can need; inside a write transaction.
+
+        The newest of those that are old enough stays: it says that nothing is missing behind it.
+        """
         cursor = txn.cursor()
-        oldest = log_key(max(0, version - KEEP_LOG))
-        if not cursor.set_range(LOG):
+        if not (cursor.set_range(log_key(max(0, version - KEEP_LOG))) and cursor.prev()):
             return
+        oldest: bytes = cursor.key()
+        cursor.set_range(LOG)
         spilled = idempotency.spilled_to(txn)
         while count > 0 and cursor.key() < oldest:
             data = cursor.value()

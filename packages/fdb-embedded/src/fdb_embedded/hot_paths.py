@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from .capi import CApi
@@ -19,6 +20,19 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     value_class, key_value = impl.Value, impl.KeyValue
     base, new = impl.TransactionRead, object.__new__
     done = ready()
+
+    only_bytes = {bytes}.issuperset
+
+    def rows_of(items: Any) -> list[tuple[bytes, bytes]]:
+        """Pairs as a commit can write them. What isn't bytes would fail the commits of others that are written together with it."""
+        rows = items if isinstance(items, list) else list(items)
+        if only_bytes(map(type, chain.from_iterable(rows))):
+            return rows
+        return [(key_to_bytes(key), value_to_bytes(value)) for key, value in rows]
+
+    def keys_of(items: Any) -> list[bytes]:
+        found = list(items)
+        return found if only_bytes(map(type, found)) else list(map(key_to_bytes, found))
 
     # --- futures ---
 
@@ -114,7 +128,7 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     def get_many(self: Any, keys: Any, snapshot: bool = False) -> list[bytes | None]:
         """The values of many keys, in their order."""
         try:
-            found: list[bytes | None] = self.tpointer.get_many(list(keys), snapshot or self._snapshot)
+            found: list[bytes | None] = self.tpointer.get_many(keys_of(keys), snapshot or self._snapshot)
             return found
         except Code as error:
             raise error_class(error.code) from None
@@ -160,15 +174,15 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
 
     def set_many(self: Any, items: Any) -> None:
         """Set many (key, value) pairs of bytes at once."""
-        self.tpointer.set_many(items if isinstance(items, list) else list(items))
+        self.tpointer.set_many(rows_of(items))
 
     def clear_many(self: Any, keys: Any) -> None:
         """Clear many keys at once."""
-        self.tpointer.clear_many(list(keys))
+        self.tpointer.clear_many(keys_of(keys))
 
     def add_read_conflict_keys(self: Any, keys: Any) -> None:
         """A read conflict for each of many keys."""
-        self.tpointer.add_read_conflict_keys(keys)
+        self.tpointer.add_read_conflict_keys(keys_of(keys))
 
     def add_read_conflict_key(self: Any, key: Any) -> None:
         key = key_to_bytes(key)

@@ -14,19 +14,48 @@ import stat
 from pathlib import Path
 from typing import IO, Final
 
+from fdb_embedded.errors import PathUnusable
+
 PRIVATE_FILE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
 _OTHERS: Final = 0o077
 
 log = logging.getLogger("fdb_embedded")
 _told: set[Path] = set()
+_strange: set[Path] = set()
+
+
+def owner(path: Path) -> int:
+    """The user whose directory it is."""
+    return path.stat().st_uid
+
+
+def check_owner(path: Path) -> None:
+    """Refuse a directory of another user: who may write to a database runs code as those who use it. Raises PathUnusable.
+
+    Anybody can put one where a relative path finds it, as in /tmp. For root it is said only: root works in others' directories.
+    """
+    found = owner(path)
+    if found in (0, os.geteuid()):
+        return
+    if os.geteuid():
+        raise PathUnusable(
+            f"{path} is a directory of another user ({found}), who could run code as you by what he writes into a database "
+            "there: choose another path"
+        )
+    if path not in _strange:
+        _strange.add(path)
+        log.warning(
+            "%s is a directory of user %d, who can run code as root by what he writes into this database", path, found
+        )
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory of a database, or look at one that exists. Raises OSError."""
+    """Make the directory of a database, or look at one that exists. Raises OSError, PathUnusable."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True)
         return
+    check_owner(path)
     mode = path.stat().st_mode
     if mode & _OTHERS and _within_reach(path) and path not in _told:
         _told.add(path)

@@ -50,10 +50,10 @@ class Wait:
 
     __slots__ = ("_go_on", "_seconds", "_tell_at", "_whom")
 
-    def __init__(self, whom: Callable[[], str], go_on: GoOn | None) -> None:
+    def __init__(self, whom: Callable[[], str], go_on: GoOn | None, first_sleep: float = FIRST_SLEEP) -> None:
         self._whom = whom  # what to say in the log
         self._go_on = go_on
-        self._seconds = FIRST_SLEEP
+        self._seconds = first_sleep
         self._tell_at = time.monotonic() + TOLD_AFTER
 
     def pause(self, sleep: Callable[[float], object] = time.sleep) -> None:

@@ -301,6 +301,8 @@ class Watches:
 
     def _look(self) -> None:
         """Fire the watches whose value differs now, of those that there is a reason to look at."""
+        if self.by_key and time.monotonic() >= self._poll_at:
+            self._end_where_gone()
         if self._untold and self.by_key and time.monotonic() >= self._poll_at:
             with self.lock:  # without a slot until now; and it is given up before they are looked at
                 self._tell(())
@@ -328,6 +330,20 @@ class Watches:
             if found.all_at:
                 self._all_at = max(self._all_at, found.all_at)
                 self._all_done = max(self._all_done, found.all_wanted)
+
+    def _end_where_gone(self) -> None:
+        """End all watches of a database whose directory was removed: nobody will write there."""
+        try:
+            self.engine.look_there()
+        except Code as gone:
+            with self.lock:
+                left = self._live()
+            for watch in left:
+                watch.set(None, gone.code)
+
+    def _live(self) -> list[Watch]:
+        """All watches that somebody holds. Under `lock`."""
+        return [watch for entries in self.by_key.values() for held in entries if (watch := held()) is not None]
 
     def _find(self, txn: Any) -> _Found:
         """What is due in a read transaction. Under `lock`; may be called again."""
@@ -386,7 +402,7 @@ class Watches:
         with self.lock:
             thread = self.thread
             self.stopping = True
-            left = [watch for entries in self.by_key.values() for held in entries if (watch := held()) is not None]
+            left = self._live()
             self.by_key.clear()
         for watch in left:
             watch.set(None, code)

@@ -4,7 +4,7 @@ LMDB waits for its own lock in C, and neither a signal handler nor a timeout end
 file) comes first. The kernel gives it up with the process that holds it, after LMDB's. Uncontended it costs two system calls.
 
 Who finds it taken sleeps on a futex of the shared page, which is rung when it is given up. A holder that was killed rings nothing, so
-a sleep is short.
+a sleep has an end; that comes late, for whoever wakes before he is rung only takes the processor from who writes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 
 from .errors import EngineClosed
 from .shared import WRITER, WRITERS_WAIT, SharedPage
-from .waiting import TO_DO, GoOn, Wait, Waiter, own_note, who
+from .waiting import LONGEST_SLEEP, TO_DO, GoOn, Wait, Waiter, own_note, who
 
 
 class WriterLock:
@@ -40,7 +40,7 @@ class WriterLock:
 
     def _await(self, go_on: GoOn | None) -> None:
         page = self._page
-        wait = Wait(self._whom, go_on)
+        wait = Wait(self._whom, go_on, LONGEST_SLEEP)
         while True:
             word = page.writer_word()
             page.map[WRITERS_WAIT] = 1  # also of who takes it: others may be asleep

@@ -9,8 +9,10 @@ secret than it knows looks again, so nothing has to be restarted. A row that beg
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -29,6 +31,8 @@ LOOK_SECONDS: Final = 1.0
 """Between two looks that strangers can cause."""
 STALE_SECONDS: Final = 30.0
 """After which a process that is asked for a connection looks whether a secret was retired."""
+
+log = logging.getLogger("futures_worker")
 
 
 class StoredSecrets(NamedTuple):
@@ -112,12 +116,13 @@ def cluster_secret(db: Any, space: ClusterSpace) -> bytes:
 class ClusterSecrets:
     """The secrets of a cluster as a process knows them (`futures_worker.handshake.Secrets`). Thread-safe."""
 
-    def __init__(self, db: Any, space: ClusterSpace) -> None:
-        """Reads them. Raises `RecordError`."""
+    def __init__(self, db: Any, space: ClusterSpace, *, ask: Callable[..., Any] = run) -> None:
+        """Reads them. Raises `RecordError`. `ask` runs transactions: of who waits no longer than he wants for a database."""
         self._db = db
+        self._ask = ask
         self._space = space
         self._lock = threading.Lock()
-        self._stored: StoredSecrets = run(db, read_secrets, space)
+        self._stored: StoredSecrets = ask(db, read_secrets, space)
         self._read = time.monotonic()
         self._known = {secret_id(one): one for one in self._stored.secrets}
 
@@ -142,7 +147,9 @@ class ClusterSecrets:
             if self._read < asked:  # else somebody has just looked for us as well
                 time.sleep(max(0.0, self._read + LOOK_SECONDS - asked))
                 try:
-                    self._stored = run(self._db, read_secrets, self._space)
+                    self._stored = self._ask(self._db, read_secrets, self._space)
+                except RecordError as error:  # new processes can't join; this one goes on
+                    log.warning("%s; what was known of it is used", error)
                 finally:
                     self._read = time.monotonic()  # without the database, what was known counts
                 self._known = {secret_id(one): one for one in self._stored.secrets}

@@ -34,6 +34,7 @@ from futures_worker.handshake import (
     ServerHandshake,
     UnknownSecretError,
     as_secrets,
+    secret_id,
 )
 from futures_worker.sealing import HEADER, PIECE, TAG_BYTES, Halves, Records
 
@@ -256,6 +257,8 @@ def connect(
     """
     known = as_secrets(secret)
     destination = Destination(role, *address[:2], incarnation)
+    if known.find(secret_id(known.newest)) is None:  # it was read long ago: who knew it then need not know today's
+        known.refresh()
     try:
         return _connect(destination, known, timeout, max_body)
     except MisdirectedError:

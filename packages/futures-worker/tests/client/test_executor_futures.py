@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from futures_worker import Client
 from futures_worker.client.executor import ExecutorFuture
 
 
@@ -27,6 +28,13 @@ class Durable:
 
     def _exception(self) -> BaseException:
         return cf.CancelledError()
+
+
+def test_what_its_calls_raise_is_not_retried_and_the_loss_of_a_worker_is() -> None:
+    with Client("memory:executor", "c", max_retries=5) as client:
+        options = client.executor()._options
+        assert (options.max_retries, options.max_worker_losses, options.max_oom) == (0, 3, 3)
+        assert client.executor(max_worker_losses=0)._options.max_worker_losses == 0
 
 
 @pytest.mark.parametrize("early", [False, True])

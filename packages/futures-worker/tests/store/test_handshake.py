@@ -224,6 +224,55 @@ def test_a_secret_is_rotated_while_everybody_works(
             assert early.newest == late.newest
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_who_knows_a_retired_secret_is_taken_for_no_worker(
+    db: Any, monkeypatch: pytest.MonkeyPatch, encrypted: bool
+) -> None:
+    """He listens where a dead worker listened, and accepts whatever is dialled. Nobody else tells the client of the change."""
+    if encrypted:
+        pytest.importorskip("cryptography")
+        run(db, store_secret.set_encryption, SPACE, True)
+    early = ClusterSecrets(db, SPACE)
+    former = FixedSecret(early.newest, encrypted=encrypted)
+    run(db, store_secret.rotate_secret, SPACE)
+    run(db, store_secret.retire_secrets, SPACE)
+    early._read -= store_secret.STALE_SECONDS + 1  # some time later
+    monkeypatch.setattr(Identity, "is_meant", lambda self, digest: True)
+    sock = socket.create_server(("127.0.0.1", 0))
+    proved: list[bool] = []
+
+    def impostor() -> None:
+        peer, _ = sock.accept()
+        try:
+            with wire.accept(peer, former):
+                proved.append(True)
+        except WireError:
+            proved.append(False)
+            peer.close()
+
+    thread = threading.Thread(target=impostor, daemon=True)
+    thread.start()
+    with pytest.raises(WireError):
+        wire.connect(sock.getsockname(), early, incarnation=b"any").close()
+    thread.join(30)
+    sock.close()
+    assert proved == [False]
+
+
+def test_a_row_of_secrets_that_was_damaged_ends_no_connections_of_those_who_know_them(
+    db: Any, store: ObjectStore
+) -> None:
+    store.add("thing", [b"data"])
+    servers, clients = ClusterSecrets(db, SPACE), ClusterSecrets(db, SPACE)
+    db[store_secret.secret_key(SPACE)] = b"damaged"
+    with serving(store, servers) as live:
+        for known in (servers, clients):
+            known._read -= store_secret.STALE_SECONDS + 1
+        fetcher = ObjectFetcher(clients)
+        assert bytes(fetcher.fetch(live, "thing", by_file=False)) == b"data"
+        fetcher.close()
+
+
 def test_connections_are_encrypted_where_the_cluster_says_so(
     db: Any, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.worker.crew import Crew
-from futures_worker.worker.instructions import ChildEnded, ChildStarted, Event, KillChild, SpawnChild
+from futures_worker.worker.instructions import ChildEnded, ChildStarted, Event, KillChild, MemoryShort, SpawnChild
 
 PATIENCE = 60.0
 
@@ -50,6 +50,24 @@ def listen_until(crew: Crew, awaited: Event) -> list[Event]:
         select.select([crew._processes.control], [], [], 0.1)
         crew.listen(crew._processes.control.fileno(), events)
     return events
+
+
+def test_from_95_percent_on_the_process_that_holds_most_is_named(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2):
+        crew.carry_out(SpawnChild(number))
+        listen_until(crew, ChildStarted(number))
+    held = {crew._children[1].pid: 700 << 20, crew._children[2].pid: 90 << 20}
+    monkeypatch.setattr("futures_worker.worker.crew.resident_bytes", held.__getitem__)
+    named = []
+    for used in (0.94, 0.95):
+        monkeypatch.setattr(crew._memory, "used_fraction", lambda used=used: used)
+        events: list[Event] = []
+        crew._look_at_memory(events)
+        named.append(events)
+    assert named == [[], [MemoryShort(1, "95% used, 700 MiB of it by this process")]]
+    held.update(dict.fromkeys(held, 10 << 20))
+    crew._look_at_memory(events := [])
+    assert events == [], "none of them is what memory is short of"
 
 
 def test_a_template_whose_children_died_first_is_replaced(crew: Crew) -> None:

@@ -564,6 +564,27 @@ def test_a_worker_is_not_known_by_an_address_that_nobody_can_dial(address: str) 
         advertised(address, "host.example", address)
 
 
+def where_an_actor_listens() -> str:
+    from futures_worker.worker.actor_host import _listen_for
+
+    with _listen_for("203.0.113.5") as sock:
+        return str(sock.getsockname()[0])
+
+
+def test_an_actor_listens_where_its_worker_does_and_nowhere_else(tmp_path: Path) -> None:
+    """Also where both are dialled at the address of another machine, which passes on what comes."""
+    url = f"embedded:{tmp_path / 'db'}"
+    base = [sys.executable, "-m", "futures_worker", "run", "--db", url, "--slots", "1", "--address", "127.0.0.2"]
+    with subprocess.Popen([*base, "--advertise", "203.0.113.5"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("ready: worker 203.0.113.5:")
+            with Client(url) as client:
+                assert client.submit(where_an_actor_listens).result(60) == "127.0.0.2"
+        finally:
+            process.terminate()
+
+
 def test_a_worker_that_listens_everywhere_is_reached_where_it_says(tmp_path: Path) -> None:
     url = f"embedded:{tmp_path / 'db'}"
     base = [sys.executable, "-m", "futures_worker", "run", "--db", url, "--slots", "1", "--address", "0.0.0.0"]

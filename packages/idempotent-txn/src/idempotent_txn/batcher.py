@@ -6,6 +6,7 @@ of them takes the next. There is no timer and no thread: alone, a transaction co
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -81,19 +82,24 @@ class Batcher:
         self._strategy: Final = strategy
         self._max_bytes: Final = max_bytes
         self._member_bytes: Final = min(MAX_MEMBER_BYTES, max_bytes)
-        self._mutex: Final = threading.Lock()
-        self._queue: Final[deque[_Member]] = deque()
-        self._leader: _Member | None = None
-        """Whose thread commits; None only while nobody is queued."""
-        self._crowded = False
-        """Others come while a commit is in flight: it pays to let them come before the next one."""
         self._transaction_class: Final[type] = type(db.create_transaction())
-        self._under_way: Final[set[object]] = set()
-        """A mark for each transaction that reads and is under way here."""
+        self._begin()
+        _batchers.add(self)
         self._remembers = False
         """Whether any function is in one of these two."""
         self._reads: Final[WeakSet[Callable[..., Any]]] = WeakSet()
         self._alone: Final[WeakSet[Callable[..., Any]]] = WeakSet()
+
+    def _begin(self) -> None:
+        """Nobody is here: at first, and in a forked child, where the threads that were are not."""
+        self._mutex = threading.Lock()
+        self._queue: deque[_Member] = deque()
+        self._leader: _Member | None = None
+        """Whose thread commits; None only while nobody is queued."""
+        self._crowded = False
+        """Others come while a commit is in flight: it pays to let them come before the next one."""
+        self._under_way: set[object] = set()
+        """A mark for each transaction that reads and is under way here."""
 
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(tr, *args, **kwargs)` until it committed, once, with others or alone; return what it returned.
@@ -258,6 +264,17 @@ class Batcher:
         self._pass_on(member)
         if member.taken and self._strategy != "off" and not isinstance(member.error, CommitUnknownResultFatal):
             note_outcome(interruption, member.error is None)
+
+
+_batchers: Final[WeakSet[Batcher]] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for batcher in list(_batchers):
+        batcher._begin()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _settle(leader: _Member, error: BaseException | None) -> None:

@@ -35,7 +35,8 @@ class TransactionTimedOut(IdempotencyError, TimeoutError):
 
 
 class CommitUnknownResultFatal(IdempotencyError):
-    """The commit was in flight for so long that its idempotency id may have been expired: nobody can tell the outcome.
+    """Nobody can tell the outcome of a commit: it was in flight for so long that its idempotency id may have been expired, or the
+    database gives nothing but errors to who asks (`__cause__`).
 
     Never retried. Clients are expected to stop, and to find out from the data itself.
     """

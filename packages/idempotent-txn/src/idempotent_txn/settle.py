@@ -35,7 +35,7 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
     """Settle the commit of `tr`, out of which `error` came. Interruptions are kept back until it is done.
 
     Raises:
-        CommitUnknownResultFatal: the outcome can't be told any more.
+        CommitUnknownResultFatal: the outcome can't be told any more, or the database can't be asked.
     """
     interruption: BaseException | None = None
     code = fdb_error_code(error)
@@ -63,10 +63,13 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
             break
         except CommitUnknownResultFatal:
             raise
-        except Exception:
+        except Exception as problem:
             failures += 1
             if failures >= _PATIENCE:
-                raise
+                raise CommitUnknownResultFatal(
+                    f"whether a commit took place is unknown, and the database doesn't tell ({problem}): look at the data when "
+                    "it answers again"
+                ) from problem
         except BaseException as again:
             interruption = interruption or again
     if interruption is not None and strategy.name != "off":

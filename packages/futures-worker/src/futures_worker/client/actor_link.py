@@ -236,7 +236,7 @@ class ActorLink:
             return 0.0
         if place.ip:
             try:
-                secrets = ClusterSecrets(session.db, session.space)
+                secrets = ClusterSecrets(session.db, session.space, ask=ask)
                 connection = wire.connect((place.ip, place.port), secrets, role=ACTOR, incarnation=self.actor)
             except (OSError, WireError):
                 pass  # it died, and its place isn't given up yet

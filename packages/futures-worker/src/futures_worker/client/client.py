@@ -244,8 +244,8 @@ class Client(DataMethods):
     def executor(self, **options: Any) -> ClusterExecutor:
         """A `concurrent.futures.Executor` that runs on the cluster.
 
-        `options` are those of `submit`, for everything that is submitted through it. As executors promise, a call runs
-        once, and what it raises is how it ended: `max_retries` is 0 unless it is given.
+        `options` are those of `submit`, for everything that is submitted through it. As executors promise, what a call
+        raises is how it ended: `max_retries` is 0 unless it is given. One whose worker dies starts again.
         """
         chosen = self._options.changed(**{"max_retries": 0, **options})
         chosen.refuse_key("an executor's calls")
@@ -317,7 +317,7 @@ class Client(DataMethods):
             from futures_worker.store_client import ObjectFetcher
             from futures_worker.store_secret import ClusterSecrets
 
-            self._fetcher = ObjectFetcher(self._secret or ClusterSecrets(self._db, self._space), own=True)
+            self._fetcher = ObjectFetcher(self._secret or ClusterSecrets(self._db, self._space, ask=ask), own=True)
         return self._fetcher
 
     def _submit(

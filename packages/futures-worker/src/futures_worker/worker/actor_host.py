@@ -29,7 +29,7 @@ import msgpack
 from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, run_apart, session_lives
 from futures_worker import wire
 from futures_worker.acceptor import Acceptor
-from futures_worker.errors import AddressInUseError, FutureFailedError, MainspringError, ObjectLostError, WireError
+from futures_worker.errors import FutureFailedError, MainspringError, ObjectLostError, WireError
 from futures_worker.failure import text_of
 from futures_worker.handshake import ACTOR, Identity
 from futures_worker.object_names import result_name
@@ -37,7 +37,7 @@ from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_res
 from futures_worker.store_secret import ClusterSecrets
 from futures_worker.store_server import listen
 from futures_worker.worker.processes import leave_if_forked
-from futures_worker.worker.task_context import current_task, waiting
+from futures_worker.worker.task_context import current_task, waiting, worker_address
 from idempotent_txn import run
 
 MOST_PER_BATCH: Final = 200
@@ -118,11 +118,8 @@ class Caller:
 
 
 def _listen_for(ip: str) -> socket.socket:
-    """A socket for those who dial `ip`: there, or where that is an address of another machine's that passes it on, anywhere."""
-    try:
-        return listen(ip, 0)
-    except AddressInUseError:
-        return listen("::" if ":" in ip else "0.0.0.0", 0)
+    """A socket for those who dial `ip`, which may be another machine's that passes it on: where the worker listens, and nowhere else."""
+    return listen(worker_address() or ip, 0)
 
 
 class Server:

@@ -120,9 +120,12 @@ class ChildProcess:
 class ChildProcesses:
     """Starts the template, and forks, kills and reaps children through it."""
 
-    def __init__(self, directory: str, url: str, cluster: str, files: int = 0) -> None:
-        """`files`: how many files a task may have open; 0: as many as this process. Raises OSError where the host is short."""
-        self._setup = ("setup", directory, url, cluster, files)
+    def __init__(self, directory: str, url: str, cluster: str, files: int = 0, address: str = "") -> None:
+        """`files`: how many files a task may have open; 0: as many as this process. `address`: where the worker listens.
+
+        Raises OSError where the host is short.
+        """
+        self._setup = ("setup", directory, url, cluster, files, address)
         self._exits: list[Exited] = []
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

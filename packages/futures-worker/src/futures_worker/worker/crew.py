@@ -51,9 +51,12 @@ TEMPLATE_TRIES = 3
 class Crew:
     """The children of one worker, and their place in the shell's one wait (`epoll`)."""
 
-    def __init__(self, epoll: select.epoll, store: ObjectStore, url: str, cluster: str, files: int = 0) -> None:
-        """`files`: how many files a task may have open; 0: as many as this process."""
+    def __init__(
+        self, epoll: select.epoll, store: ObjectStore, url: str, cluster: str, files: int = 0, address: str = ""
+    ) -> None:
+        """`files`: how many files a task may have open; 0: as many as this process. `address`: where the worker listens."""
         self._files = files
+        self._address = address
         self._epoll = epoll
         self._store = store
         self._url = url
@@ -109,7 +112,8 @@ class Crew:
         self._processes.close()
 
     def _start_template(self) -> ChildProcesses:
-        processes = ChildProcesses(str(self._store.directory.path), self._url, self._cluster, self._files)
+        folder = str(self._store.directory.path)
+        processes = ChildProcesses(folder, self._url, self._cluster, self._files, self._address)
         try:
             self._epoll.register(processes.control.fileno(), select.EPOLLIN)
         except OSError:

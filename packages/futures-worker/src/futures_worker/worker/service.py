@@ -133,6 +133,7 @@ class WorkerService:
             grace=config.grace,
             object_store=config.object_store,
             files=config.files,
+            address=sock.getsockname()[0],
         )
         self._cleanup.callback(self.shell.close)
         fetcher = ObjectFetcher(secrets)

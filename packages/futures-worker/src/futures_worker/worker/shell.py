@@ -74,6 +74,7 @@ class Shell:
         grace: float = DEFAULT_GRACE,
         object_store: int = 0,
         files: int = 0,
+        address: str = "",
     ) -> None:
         self.core = core
         self.on_unsettled: Callable[[], None] = lambda: None  # called when edges or timers are left to be advanced
@@ -88,7 +89,7 @@ class Shell:
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._eventfd, select.EPOLLIN)
         self._posted: deque[Event] = deque()
-        self._crew = Crew(self._epoll, store, url, space.cluster, files)
+        self._crew = Crew(self._epoll, store, url, space.cluster, files, address)
         self._visitors = Visitors(self._epoll)
         self._eager = Eager()
         self._at_the_door: deque[Connection] = deque()

@@ -31,6 +31,7 @@ class TaskContext:
 
 
 _own_cluster: tuple[str, str] | None = None
+_worker_address = ""
 _report: Callable[[bool, Sequence[bytes]], None] | None = None
 _current: TaskContext | None = None
 _lock = threading.RLock()
@@ -39,6 +40,17 @@ _lock = threading.RLock()
 def own_cluster() -> tuple[str, str] | None:
     """(database URL, cluster) of the worker that this process belongs to, between tasks too; None outside of a worker."""
     return _own_cluster
+
+
+def worker_address() -> str:
+    """The address at which the worker of this process listens, which others may know it by another than; "" outside of a worker."""
+    return _worker_address
+
+
+def set_worker_address(address: str) -> None:
+    """Called once by the process that forks a worker's children."""
+    global _worker_address
+    _worker_address = address
 
 
 def current_task() -> TaskContext | None:

@@ -3,7 +3,7 @@
 Started by the worker as `python -P -m futures_worker.worker.template FD`; `FD` is a SOCK_SEQPACKET socket, one msgpack list
 per packet:
 
-    worker to template    ["setup", directory, url, cluster, files]: the limit of open files of tasks, 0 for this process's
+    worker to template    ["setup", directory, url, cluster, files, address]: the limit of open files of tasks, 0 for this process's
                           ["fork", child] with two descriptors (SCM_RIGHTS): the child's task socket and result pipe
                           ["kill", child]
     template to worker    ["ready"], ["forked", child, pid], ["exited", child, pid, wait status]
@@ -43,6 +43,7 @@ from futures_worker.worker.processes import (
     kill_session,
     set_file_limit,
 )
+from futures_worker.worker.task_context import set_worker_address
 
 
 def load_engine(url: str) -> None:
@@ -95,8 +96,9 @@ class Template:
             return False
         request: list[Any] = msgpack.unpackb(packet)
         if request[0] == "setup":
-            self._directory, self._url, self._cluster, files = request[1:5]
+            self._directory, self._url, self._cluster, files, address = request[1:6]
             self._files = files
+            set_worker_address(address)
             load_engine(self._url)
             import_from_here()  # tasks may; nothing that is loaded so far comes from there
             gc.collect()

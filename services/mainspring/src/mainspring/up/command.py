@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -105,7 +106,7 @@ def up(
         _dashboard(dashboard), run, endpoint_url, None, config, log_format.value, log_level.value, otlp_endpoint, grace, _own(context, config),
         dashboard_port,
     )  # fmt: skip
-    make_private_directory(folder)
+    _check_state(make_private_directory(folder))
     with _alone(folder):
         if s3:
             settings = _with_s3(settings)
@@ -114,6 +115,14 @@ def up(
         ClusterSpace(cluster)
         open_database(url)  # made, or found unusable, here and not five times below
         _supervise(settings)
+
+
+def _check_state(folder: Path) -> None:
+    """Refuse a directory that others may write to: links that they put there would be followed by who writes logs."""
+    found = folder.stat()
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o002:
+        whose = f"of user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
+        fail(f"--state {folder} is a directory that others may write to ({whose}): give one of your own", EXIT_USAGE)
 
 
 def _supervise(settings: UpSettings) -> None:
