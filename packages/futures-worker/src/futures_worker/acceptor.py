@@ -1,8 +1,8 @@
 """Takes in connections on one listening socket: who proves itself in time is given on, and nothing that comes ends it.
 
 One thread waits for all peers that have yet to prove themselves; each costs a descriptor and a few hundred bytes. There are
-limits to their number and to their time: where there are too many the one that came first has to go, so that whoever knows
-the secret, and says so at once, gets in at all times. Where the process is short of descriptors or memory the peers wait in the
+limits to their number and to their time: where there are too many, one of the address that most of them come from has to go, the
+one that came first, so that whoever knows the secret, and says so at once, gets in at all times. Where the process is short of descriptors or memory the peers wait in the
 kernel's queue until it no longer is.
 """
 
@@ -16,7 +16,7 @@ import select
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -45,16 +45,30 @@ SHORT_PAUSE: Final = 0.05
 BACKLOG: Final = 1024
 """Peers that may wait in the kernel's queue."""
 
+_MAPPED: Final = bytes(10) + b"\xff\xff"
+
 log = logging.getLogger("futures_worker")
 
 
 @dataclass(slots=True)
 class _Peer:
     sock: socket.socket
+    source: bytes
     shake: ServerHandshake
     until: float  # monotonic; when its time is over
     hello: bytearray = field(default_factory=bytearray)
     waiting: bool = False  # for another look at the secrets
+
+
+def source_of(place: object) -> bytes:
+    """Where a peer comes from: its IPv4 address, or of an IPv6 address the network, of which one has a whole one."""
+    if not isinstance(place, tuple):
+        return b""
+    ip = str(place[0]).partition("%")[0]
+    if ":" not in ip:
+        return socket.inet_aton(ip)
+    packed = socket.inet_pton(socket.AF_INET6, ip)
+    return packed[12:] if packed.startswith(_MAPPED) else packed[:8]
 
 
 class Acceptor:
@@ -75,6 +89,7 @@ class Acceptor:
         self._on_peer = on_peer
         self._identity = identity or wire.identity_of(sock)
         self._peers: dict[int, _Peer] = {}  # by descriptor, those that came first are first
+        self._sources: Counter[bytes] = Counter()  # of those
         self._parked: deque[wire.Connection] = deque()
         self._closing = False
         self._lock = threading.Lock()
@@ -166,7 +181,7 @@ class Acceptor:
     def _take(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                sock, _ = self._sock.accept()
+                sock, place = self._sock.accept()
             except (BlockingIOError, ConnectionError, InterruptedError):
                 return
             except OSError as error:
@@ -177,25 +192,30 @@ class Acceptor:
             try:
                 sock.setblocking(False)
                 wire.prepare(sock)
-                peer = _Peer(
-                    sock, ServerHandshake(self._secrets, self._identity), time.monotonic() + wire.HANDSHAKE_TIMEOUT
-                )
+                shake = ServerHandshake(self._secrets, self._identity)
+                peer = _Peer(sock, source_of(place), shake, time.monotonic() + wire.HANDSHAKE_TIMEOUT)
                 sock.send(peer.shake.greeting)
                 self._epoll.register(sock.fileno(), select.EPOLLIN)
             except OSError:
                 sock.close()
                 continue
             self._peers[sock.fileno()] = peer
+            self._sources[peer.source] += 1
             if len(self._peers) > self._most:
-                self._drop(next(iter(self._peers.values())))
+                self._make_room()
 
     def _shortage(self, error: OSError) -> None:
         """No descriptor, or no memory, for one more: it is the host's trouble, and passes."""
         self._say(error)
         if self._peers:
-            self._drop(next(iter(self._peers.values())))
+            self._make_room()
         self._paused_until = time.monotonic() + SHORT_PAUSE
         self._epoll.modify(self._listening, 0)
+
+    def _make_room(self) -> None:
+        """Who comes from one place, however often, is in nobody's way but his own."""
+        most = max(self._sources.values())
+        self._drop(next(peer for peer in self._peers.values() if self._sources[peer.source] == most))
 
     def _hear(self, peer: _Peer) -> None:
         try:
@@ -234,7 +254,7 @@ class Acceptor:
         if greeted.halves is None:
             self._drop(peer)
             return
-        del self._peers[peer.sock.fileno()]
+        self._forget(peer)
         peer.sock.setblocking(True)
         connection = wire.Connection(peer.sock, greeted.halves)
         if self._parked or not self._give(connection):
@@ -274,10 +294,16 @@ class Acceptor:
 
     def _drop(self, peer: _Peer) -> None:
         descriptor = peer.sock.fileno()
-        self._peers.pop(descriptor, None)
+        self._forget(peer)
         with contextlib.suppress(OSError):
             self._epoll.unregister(descriptor)
         peer.sock.close()
+
+    def _forget(self, peer: _Peer) -> None:
+        if self._peers.pop(peer.sock.fileno(), None) is not None:
+            self._sources[peer.source] -= 1
+            if not self._sources[peer.source]:
+                del self._sources[peer.source]
 
     def _say(self, error: BaseException) -> None:
         now = time.monotonic()

@@ -14,8 +14,9 @@ import pytest
 
 from futures_worker import acceptor as acceptor_module
 from futures_worker import wire
-from futures_worker.acceptor import Acceptor
+from futures_worker.acceptor import Acceptor, source_of
 from futures_worker.errors import WireError
+from futures_worker.handshake import ClientHandshake
 from futures_worker.store_server import listen
 
 SECRET = b"s" * 32
@@ -67,6 +68,44 @@ def test_half_open_connections_keep_nobody_out(site: Site) -> None:
     finally:
         for stranger in strangers:
             stranger.close()
+
+
+def test_who_comes_from_one_address_however_often_keeps_out_no_slow_peer_of_another(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers: list[socket.socket] = []
+    hello = ClientHandshake.hello
+
+    def late(shake: ClientHandshake, greeting: bytes) -> bytes:
+        """By the time it comes, many others have."""
+        while len(strangers) < 600:
+            strangers.append(socket.create_connection(site.place, 20, ("127.0.0.2", 0)))
+            assert strangers[-1].recv(8) == wire.MAGIC
+        return hello(shake, greeting)
+
+    monkeypatch.setattr(ClientHandshake, "hello", late)
+    try:
+        site.gets_in()
+        assert len(site.acceptor._peers) <= acceptor_module.MOST_UNPROVEN
+        assert site.acceptor._sources.total() == len(site.acceptor._peers)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (("10.0.0.1", 1), ("10.0.0.1", 2), True),
+        (("10.0.0.1", 1), ("10.0.0.2", 1), False),
+        (("::ffff:10.0.0.1", 1, 0, 0), ("10.0.0.1", 2), True),
+        (("fe80::1%eth0", 1, 0, 3), ("fe80::2%eth0", 1, 0, 3), True),
+        (("2001:db8::1", 1, 0, 0), ("2001:db8:0:1::1", 1, 0, 0), False),
+        ("", "", True),  # of a socket in the file system
+    ],
+)
+def test_where_peers_come_from(one: object, other: object, same: bool) -> None:
+    assert (source_of(one) == source_of(other)) is same
 
 
 def test_who_says_nothing_is_cut_off_in_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
