@@ -79,6 +79,9 @@ def test_each_unit_starts_a_service_with_options_it_has(path: Path) -> None:
         "",
     )
     assert ("EnvironmentFile" in service) is (name != "worker"), "tasks could read it"
+    own = "mainspring-worker" if name == "worker" else "mainspring"  # else tasks could read it in /proc
+    assert service["User"] == service["Group"] == service["StateDirectory"] == own
+    assert service["WorkingDirectory"] == f"/var/lib/{own}"
     assert ("dashboard.env" in service.get("EnvironmentFile", "")) is (name == "dashboard")
     assert parsed["Unit"]["PartOf"] == parsed["Install"]["WantedBy"] == "mainspring.target"
 
