@@ -21,6 +21,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +35,8 @@ from futures_worker.store_client import SPREAD_FROM
 
 MAX_CONNECTIONS = 256
 """Connections served at once; for a further one the one that asked for nothing for the longest is closed."""
+STALL_SECONDS = 60.0
+"""For a piece (a MiB) of a body; where every place is taken, who takes longer is closed for one that comes: somebody on the way holds it."""
 MOST_SENDING = 2
 """Large objects sent to other hosts at the same time; who may be put off is, and finds another copy meanwhile."""
 
@@ -83,6 +86,7 @@ class StoreServer:
         self._sending = threading.Semaphore(MOST_SENDING)
         self._connections: set[socket.socket] = set()
         self._idle: dict[socket.socket, None] = {}  # those that wait for a request, longest first
+        self._busy: dict[socket.socket, wire.Connection] = {}  # those whose request is being answered
         self._lock = threading.Lock()
         self._closing = False
 
@@ -102,7 +106,7 @@ class StoreServer:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _admit(self, connection: wire.Connection) -> bool:
-        """Give a proven peer a thread; False while every place is taken: an idle connection is closed for it.
+        """Give a proven peer a thread; False while every place is taken: an idle connection is closed for it, or one that stalls.
 
         Clients keep connections open for their next request, and open a new one where that was closed.
         """
@@ -111,9 +115,10 @@ class StoreServer:
                 connection.close()
                 return True
             if len(self._connections) >= MAX_CONNECTIONS:
-                longest = next(iter(self._idle), None)
+                longest = next(iter(self._idle), None) or self._stalled()
                 if longest is not None:
-                    del self._idle[longest]
+                    self._idle.pop(longest, None)
+                    self._busy.pop(longest, None)
                     with contextlib.suppress(OSError):
                         longest.shutdown(socket.SHUT_RDWR)
                 return False
@@ -126,6 +131,11 @@ class StoreServer:
             raise
         return True
 
+    def _stalled(self) -> socket.socket | None:
+        """The connection whose body has come no further for the longest, if that is long. Called with the lock held."""
+        first = min(self._busy.values(), key=lambda connection: connection.moved, default=None)
+        return first.sock if first is not None and time.monotonic() - first.moved > STALL_SECONDS else None
+
     def _serve(self, connection: wire.Connection) -> None:
         granted: set[str] = set()
         peer = connection.sock
@@ -136,6 +146,8 @@ class StoreServer:
                         with self._lock:
                             self._idle[peer] = None
                     self._answer(connection, granted)
+                    with self._lock:
+                        self._busy.pop(peer, None)
         except (EOFError, WireError, OSError, MemoryError):
             pass  # the peer left or broke the protocol: its connection ends, nobody else's
         finally:
@@ -145,12 +157,14 @@ class StoreServer:
             with self._lock:
                 self._connections.discard(peer)
                 self._idle.pop(peer, None)
+                self._busy.pop(peer, None)
             self._acceptor.poke()
 
     def _answer(self, connection: wire.Connection, granted: set[str]) -> None:
         header, size = connection.receive_header()
         with self._lock:
             self._idle.pop(connection.sock, None)
+            self._busy[connection.sock] = connection
         op = header.get("op")
         if op == "get":
             self._get(connection, header, size)

@@ -93,6 +93,7 @@ class Connection:
         self.sock = sock
         self.halves = halves
         self.max_body = max_body
+        self.moved = time.monotonic()  # when the last header or piece of a body was sent or came
 
     def send(self, header: Mapping[str, Any], body: bytes | bytearray | memoryview = b"") -> None:
         """Sends one frame."""
@@ -121,6 +122,7 @@ class Connection:
             self.sock.sendall(out)
             out.clear()
             offset += len(part)
+            self.moved = time.monotonic()
         self.sock.sendall(out)
 
     def _head(self, packed: bytes, body: int) -> bytearray:
@@ -149,6 +151,7 @@ class Connection:
         tag = bytes(packed[header_size:])
         del packed[header_size:]
         self.halves.receiving.open(HEADER, memoryview(packed), tag, first)
+        self.moved = time.monotonic()
         try:
             header = msgpack.unpackb(packed)
         except (ValueError, RecursionError, msgpack.UnpackException) as exc:
@@ -163,6 +166,7 @@ class Connection:
             piece = view[at : at + PIECE_BYTES]
             _receive_into(self.sock, piece)
             self.halves.receiving.open(PIECE, piece, _receive_exactly(self.sock, TAG_BYTES))
+            self.moved = time.monotonic()
 
     def receive(self) -> tuple[Header, bytearray]:
         """Reads a whole frame."""

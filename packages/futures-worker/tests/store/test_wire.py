@@ -363,6 +363,39 @@ def test_idle_connections_make_room_for_whoever_comes(store: ObjectStore, monkey
         server.close()
 
 
+def test_bodies_that_somebody_holds_up_on_their_way_hold_no_place_for_good(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is between two processes can let their connection live on, and nothing come through."""
+    monkeypatch.setattr("futures_worker.store_server.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("futures_worker.store_server.STALL_SECONDS", 0.0, raising=False)
+    store.add("thing", [b"data"])
+    store.add("large", [bytes(64 << 20)])
+    began, add = threading.Event(), store.add_stream
+
+    def add_stream(*arguments: Any) -> int:
+        began.set()
+        return add(*arguments)
+
+    monkeypatch.setattr(store, "add_stream", add_stream)
+    server = StoreServer(listen("127.0.0.1", 0), SECRET, store, dict)
+    where = server._sock.getsockname()
+    server.start()
+    fetcher = ObjectFetcher(SECRET, timeout=10.0)
+    with wire.connect(where, SECRET) as writer, wire.connect(where, SECRET) as reader:
+        try:
+            reader.send({"op": "get", "name": "large"})
+            assert reader.receive_header()[1] == 64 << 20
+            header = msgpack.packb({"op": "put", "name": "other"})
+            writer.sock.sendall(writer._head(header, 1 << 20) + b"a part")
+            assert began.wait(20)
+            assert bytes(fetcher.fetch(where, "thing")) == b"data"
+            assert len(server._connections) <= 2
+        finally:
+            fetcher.close()
+            server.close()
+
+
 def test_connections_to_workers_of_long_ago_are_closed(
     store: ObjectStore, fetcher: ObjectFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
