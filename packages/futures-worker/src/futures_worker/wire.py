@@ -79,11 +79,23 @@ def _receive_exactly(sock: socket.socket, size: int, deadline: float | None = No
 
 
 def _receive_into(sock: socket.socket, view: memoryview) -> None:
-    while len(view):
-        count = sock.recv_into(view)
-        if count == 0:
-            raise WireError("the peer closed the connection in the middle of a message")
-        view = view[count:]
+    """All of it within the time-out of the socket: byte by byte it could last as long as somebody on the way likes."""
+    patience = sock.gettimeout()
+    deadline = time.monotonic() + patience if patience else 0.0
+    try:
+        while len(view):
+            count = sock.recv_into(view)
+            if count == 0:
+                raise WireError("the peer closed the connection in the middle of a message")
+            view = view[count:]
+            if deadline and len(view):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("timed out")
+                sock.settimeout(left)
+    finally:
+        if deadline:
+            sock.settimeout(patience)
 
 
 class Connection:

@@ -18,7 +18,7 @@ import pytest
 from fdb_schema import boot_id
 from futures_worker import store_client, wire
 from futures_worker.errors import AddressInUseError, AuthenticationError, ObjectLostError, OversizeError, WireError
-from futures_worker.sealing import HEADER
+from futures_worker.sealing import HEADER, Half, Halves
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.store_client import ObjectFetcher
 from futures_worker.store_server import StoreServer, listen
@@ -334,6 +334,37 @@ def test_a_stranger_who_sends_a_byte_now_and_then_has_no_longer_than_one_who_is_
         ended.set()
         dripping.join()
         ours.close()
+        theirs.close()
+
+
+def test_a_body_that_comes_byte_by_byte_is_not_waited_for_longer_than_one_that_does_not_come() -> None:
+    ours, theirs = socket.socketpair()
+    key = b"k" * 32
+    sender, receiver = (
+        wire.Connection(one, Halves(Half(key, False), Half(key, False)), max_body=1 << 20) for one in (ours, theirs)
+    )
+    over = threading.Event()
+    dripped = 0
+
+    def drip() -> None:
+        nonlocal dripped
+        ours.sendall(sender._head(msgpack.packb({"ok": True}), 1 << 20))
+        while dripped < 1000 and not over.wait(0.01):
+            ours.sendall(b"x")
+            dripped += 1
+        ours.close()
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        theirs.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            receiver.receive()
+        assert dripped < 1000
+        assert theirs.gettimeout() == 0.5
+    finally:
+        over.set()
+        thread.join()
         theirs.close()
 
 
