@@ -54,11 +54,12 @@ def test_connections_that_ask_for_nothing_keep_nobody_out() -> None:
 
 def test_a_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     server = MetricsServer(list)
-    accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE, errno.ENOMEM]
+    accept = socket.socket.accept
+    failures = [OSError(errno.EMFILE, "scarce"), OSError(errno.ENFILE, "scarce"), MemoryError()]
 
     def scarce(self: socket.socket) -> object:
         if failures:
-            raise OSError(failures.pop(), "scarce")
+            raise failures.pop()
         return accept(self)
 
     monkeypatch.setattr(socket.socket, "accept", scarce)

@@ -88,9 +88,9 @@ class _Server(ThreadingHTTPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
             return super().get_request()
-        except OSError:
+        except (OSError, MemoryError) as error:
             time.sleep(SHORT_PAUSE)  # no descriptor, or no memory: it passes, and who waits is served then
-            raise
+            raise OSError(str(error)) from error  # nothing else may come out of here, or the server ends
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:

@@ -139,7 +139,8 @@ class Acceptor:
             except Exception as error:
                 if self._closing:
                     break
-                self._say(error)
+                with contextlib.suppress(Exception):  # without memory there are no words either
+                    self._say(error)
                 time.sleep(SHORT_PAUSE)
         for peer in list(self._peers.values()):
             self._drop(peer)
