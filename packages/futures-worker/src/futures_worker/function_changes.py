@@ -59,7 +59,8 @@ def _reached_by(
     names = function.__name__, function.__qualname__, function.__module__, function.__doc__
     yield (functools.partial(_same, weak, parts, names, attributes, annotations), True, fixed)
     lookups: list[Callable[[], Any]] = [functools.partial(_cell_contents, cell) for cell in function.__closure__ or ()]
-    lookups += [functools.partial(function.__globals__.get, name) for name in sorted(_global_names(function.__code__))]
+    names_used = sorted(_global_names(function.__code__))
+    lookups += [functools.partial(function.__globals__.get, name, _EMPTY_CELL) for name in names_used]
     for look in lookups:
         value = look()
         if isinstance(value, types.FunctionType) and not _found_by_name(value):
@@ -133,8 +134,8 @@ def _constant(value: Any) -> bool:
         return all(_constant(item) for item in value)
     if isinstance(value, type):
         return _found_by_name(value)
-    if isinstance(value, types.ModuleType):
-        return not modules.goes_by_value(value.__name__)
+    if isinstance(value, types.ModuleType):  # one that can't be imported goes by value
+        return sys.modules.get(value.__name__) is value and not modules.goes_by_value(value.__name__)
     if isinstance(value, types.BuiltinFunctionType):  # a bound method of a list changes with its list
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
     if isinstance(value, types.FunctionType):

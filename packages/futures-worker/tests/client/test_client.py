@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fdb_datamodel import FutureState, WorkerId, new_incarnation, read_mailbox, register_worker, validate
+from fdb_datamodel import FutureState, UnknownFutureError, WorkerId, new_incarnation, read_mailbox, register_worker, validate
 from fdb_datamodel.space import FORMAT
 from fdb_schema import ClusterSpace, MainspringError, NewerFormatError, open_database
 from fdb_schema.records import pack
@@ -61,6 +61,43 @@ def test_submit_within_the_users_transaction(client: Client, any_db: Any) -> Non
     assert done.state() == FutureState.realized
     with pytest.raises(MainspringError):
         client.get_future(never._id).state()
+
+
+def test_a_key_within_a_transaction_is_in_the_attempt_that_commits(client: Client, any_db: Any) -> None:
+    attempts: list[Any] = []
+
+    def order(tr: Any) -> Any:
+        tr[b"bell"].present()
+        if not attempts:
+            any_db[b"bell"] = b"rung"  # the first attempt conflicts
+        attempts.append(client.submit(square, 17, key="order", tr=tr))
+        return attempts[-1]
+
+    assert run(any_db, order).result(WAIT) == 289
+    assert len(attempts) == 2
+
+
+def test_a_key_of_a_transaction_that_came_to_nothing_may_be_submitted(client: Client, any_db: Any) -> None:
+    made: list[Any] = []
+
+    def fail(tr: Any) -> None:
+        made.extend(client.submit(square, 17, tr=tr, **options) for options in ({}, {"key": "order"}))
+        raise RuntimeError("out of stock")
+
+    with pytest.raises(RuntimeError, match="out of stock"):
+        run(any_db, fail)
+    for never in made:
+        with pytest.raises(UnknownFutureError):
+            never.result(WAIT)
+    assert client.submit(square, 17, key="order").result(WAIT) == 289
+    assert not client._live._pending, "nothing waits for what nobody asked for"
+
+
+def test_what_another_client_of_the_process_has_just_made_is_an_argument_too(client: Client, any_db: Any) -> None:
+    with Client(any_db, "test") as other:
+        for n in range(20):
+            made = other.submit(square, n)
+            assert client.submit(square, [made][0]).result(WAIT) == n**4
 
 
 def test_a_refused_future_says_why_and_harms_no_other(client: Client) -> None:

@@ -21,8 +21,9 @@ from fdb_datamodel import (
     register_worker,
     validate,
 )
-from fdb_schema import open_database
+from fdb_schema import DatabaseUnreachableError, open_database
 from futures_worker import Client, NoWorkerError, ObjectLostError
+from futures_worker.database import ask
 from futures_worker.liveness import WorkerObserver
 from futures_worker.store import ObjectStore, WorkDirectory
 from futures_worker.store_secret import cluster_secret
@@ -133,6 +134,34 @@ def test_a_copy_that_its_target_is_declared_dead_over_is_lost(
             client.clone(future, fenced)
         assert len(store.names()) == 1
         assert future.result(timeout=60) == b"x" * 100_000
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DatabaseUnreachableError])
+def test_a_move_that_may_be_recorded_when_it_is_cut_off_keeps_its_object(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for name in ("first", "second"):
+            sock = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            (tmp_path / name).mkdir()
+            stack.enter_context(serving(client, sock, tmp_path / name))
+            me = WorkerId("127.0.0.1", sock.getsockname()[1], new_incarnation())
+            workers.append(run(client._db, register_worker, SPACE, me))
+        source, target = workers
+        monkeypatch.setattr("futures_worker.client.objects._by_room", lambda db, space: [source])
+        future = client.put(b"x" * 100_000)
+
+        def recorded_and_cut_off(*args: Any, **kwargs: Any) -> None:
+            ask(*args, **kwargs)
+            raise error
+
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr("futures_worker.client.objects.ask", recorded_and_cut_off)
+            client.transfer(future, target)
+        again = client.get_future(future.id)
+        assert again.result(timeout=60) == b"x" * 100_000
+        assert again._entry.result.worker == target
 
 
 def test_a_dead_holder_whose_port_went_to_another_cluster_is_a_lost_object(

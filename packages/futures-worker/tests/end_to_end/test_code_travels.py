@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from futures_worker.worker.code_versions import LOOK_SECONDS
+
 WAIT = 60.0
 Cluster = Callable[..., Any]
 
@@ -77,3 +79,33 @@ def test_the_same_code_again_goes_to_the_same_process(
         with demo.client() as client:
             processes |= set(client.gather(client.map(job.run, range(5))))
     assert len(processes) == 1
+
+
+def test_what_was_submitted_before_an_edit_and_begins_after_it_runs_the_files_as_they_are_then(
+    cluster: Cluster, edit: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    demo = cluster(workers=0)
+    demo.start("--slots", "1", env={"PYTHONPATH": str(tmp_path)})
+    edit("mine_job", "VALUE = 1\ndef run(n): return VALUE\n")
+    job = importlib.import_module("mine_job")
+    edited, look = str(tmp_path / "edited"), 2 * LOOK_SECONDS
+
+    def wait_for_the_edit() -> None:
+        import os
+        import time
+
+        while not os.path.exists(edited):
+            time.sleep(0.01)
+        time.sleep(look)
+
+    with demo.client() as client:
+        assert client.submit(job.run, 0).result(WAIT) == 1
+        waits = client.submit(wait_for_the_edit)
+        later = client.map(job.run, range(20), max_retries=0)
+        client.flush()
+        edit("mine_job", "VALUE = 2\ndef run(n): return VALUE\n")
+        Path(edited).touch()
+        waits.result(WAIT)
+        assert set(client.gather(later)) == {2}
+        assert client.submit(int).result(WAIT) == 0
+    demo.check()

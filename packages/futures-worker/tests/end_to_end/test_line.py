@@ -208,3 +208,38 @@ def test_what_is_sent_to_a_busy_worker_goes_to_the_pool(cluster: Cluster) -> Non
         assert client.submit(my_attempt, n).result(WAIT) >= 1
     other.gather(busy, progress=False, timeout=WAIT)
     demo.check()
+
+
+def start(path: str) -> str:
+    with open(path, "a") as file:
+        file.write("x")
+    return until(f"{path}.go")
+
+
+def test_a_key_that_another_client_has_submitted_is_not_run_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = cluster(1, 2)
+    first, second = demo.client(), demo.client()
+    path = tmp_path / "starts"
+    call(second)
+    assert second._live.line.answered
+    once = first.submit(start, str(path), key="once", max_retries=0)
+    first.flush()
+    await_path(Path(f"{path}.go.began"))
+    sending = client_line.Line.send
+
+    def send_late(line: Any, claim: Any) -> bool:
+        Path(f"{path}.go").touch()
+        assert once.result(WAIT) == "done"
+        return sending(line, claim)
+
+    monkeypatch.setattr(client_line.Line, "send", send_late)
+    again = second.submit(start, str(path), key="once", max_retries=0)
+    second.flush()
+    Path(f"{path}.go").touch()
+    assert again.result(WAIT) == "done"
+    monkeypatch.undo()
+    call(second)
+    assert path.read_text() == "x"
+    demo.check()

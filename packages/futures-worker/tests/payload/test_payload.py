@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -218,6 +219,31 @@ def test_what_changes_in_place_is_never_served_from_the_cache() -> None:
     assert payload.load_code(cache.dump(total).data)() == 1
     items.append(10)
     assert payload.load_code(cache.dump(total).data)() == 11
+
+
+def test_a_module_that_nobody_can_import_is_never_served_from_the_cache() -> None:
+    cache = payload.CodeCache()
+    made = ModuleType("made_by_hand")
+    made.__dict__["number"] = 1
+
+    def read() -> int:
+        return made.number
+
+    assert payload.load_code(cache.dump(read).data)() == 1
+    made.__dict__["number"] = 2
+    assert payload.load_code(cache.dump(read).data)() == 2
+
+
+def test_a_global_that_is_made_late_is_seen_even_if_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = payload.CodeCache()
+
+    def read() -> Any:
+        return MADE_LATE  # type: ignore[name-defined] # noqa: F821
+
+    with pytest.raises(NameError):
+        payload.load_code(cache.dump(read).data)()
+    monkeypatch.setitem(globals(), "MADE_LATE", None)
+    assert payload.load_code(cache.dump(read).data)() is None
 
 
 def test_recursive_functions_are_cached(dumps: list[object]) -> None:

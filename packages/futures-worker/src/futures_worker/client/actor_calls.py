@@ -74,6 +74,13 @@ class ActorCalls:
         self._intake.flush()
         self.record_calls(dependencies)
 
+    def make_known(self, ids: Sequence[bytes]) -> None:
+        """Those of `ids` that this session made and hasn't stored are in the database."""
+        made = (self._pending.get(one) for one in ids)
+        if any(future is not None and not future._stored for future in made):
+            self._intake.flush()
+        self.record_calls(ids)
+
     def record_calls(self, ids: Iterable[bytes]) -> None:
         """Make those unanswered calls among `ids` known to the cluster."""
         if self._calls is not None:

@@ -16,7 +16,8 @@ from fdb_datamodel import (
     put_code,
     session_referrer,
 )
-from fdb_schema import ClusterSpace, MainspringError, Origin, put_blob, unpin_blob
+from fdb_schema import ClusterSpace, MainspringError, put_blob, unpin_blob
+from futures_worker.client import processes
 from futures_worker.client.calls import Call
 from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from futures_worker.client.client import Client
     from futures_worker.client.home import Home
-    from futures_worker.client.session import Session
 
 A = TypeVar("A")
 
@@ -103,6 +103,7 @@ def call_actor(actor: Actor[Any], method: str, args: tuple[Any, ...], kwargs: di
     data, dependencies = dump_args(args, kwargs, client.origin)
     if dependencies:
         session.flush_before(dependencies)
+        processes.flush_others(client, dependencies)
     link = session.calls.link(actor._id, actor._label)
     call: Call[Any] = Call(
         client._session_of, link, new_future_id(), f"{actor._label}.{method}", (method, data, dependencies)
@@ -132,7 +133,7 @@ def make_actor(
     resident = options.requirements is None or not options.requirements.shape[0]
     client._live.keeping.begin()
     owner = client._live.id if name is None else b""
-    spec, blobs, code = _host_spec(client._live, client.origin, owner, kind, args, kwargs, options, resident, restarts)
+    spec, blobs, code = _host_spec(client, owner, kind, args, kwargs, options, resident, restarts)
     spec.locality = client._locality(options.locality)
 
     def body(tr: Any, space: ClusterSpace) -> bytes:
@@ -149,8 +150,7 @@ def make_actor(
 
 
 def _host_spec(
-    session: Session,
-    origin: Origin,
+    client: Client,
     owner: bytes,
     kind: type,
     args: tuple[Any, ...],
@@ -160,10 +160,12 @@ def _host_spec(
     restarts: int,
 ) -> tuple[FutureSpec, list[bytes], bytes]:
     """The actor's own future, what was uploaded for it, and its code."""
-    data, dependencies, names = dump_args_and_names((kind, args, dict(kwargs), resident, owner), {}, origin)
+    session = client._live
+    data, dependencies, names = dump_args_and_names((kind, args, dict(kwargs), resident, owner), {}, client.origin)
     code = dump_code(run_actor, names)
     if dependencies:
         session.flush_before(dependencies)
+        processes.flush_others(client, dependencies)
     spec = FutureSpec(
         CodeDigest(code.digest),
         data,

@@ -333,6 +333,7 @@ class Client(DataMethods):
             note_large(args, kwargs, options.name or code.name)
         if dependencies:
             session.record_calls(dependencies)
+            processes.flush_others(self, dependencies)
         name = options.name or code.name
         future_id = new_future_id() if options.key is None else id_for_key(self.cluster, options.key)
         joints: tuple[Future[Any], ...] = ()
@@ -352,13 +353,14 @@ class Client(DataMethods):
             spec.parent = task.id
         if options is not DEFAULT_OPTIONS:
             self._apply(options, spec)
-            if options.key is not None:
+            if options.key is not None and options.tr is None:  # a transaction has to hold it, whoever else may
                 known = session.pending(future_id)
                 if known is not None:
                     return known
         if tracing.enabled():
             spec.call_options = tracing.with_trace(spec.call_options)
-        future: Future[Any] = Future(self._session_of, future_id, name, stored=False, subscribed=options.key is None)
+        own = options.key is None and options.tr is None  # its rows are this session's, and are sure to be
+        future: Future[Any] = Future(self._session_of, future_id, name, stored=False, subscribed=own)
         future._streams = isgeneratorfunction(fn)
         if options.tr is not None:
             session.submit_within(options.tr, future, spec, code)

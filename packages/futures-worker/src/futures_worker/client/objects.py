@@ -21,7 +21,7 @@ from fdb_datamodel import (
     transfer_result,
 )
 from futures_worker.client.diagnosis import start_hint
-from futures_worker.database import ask
+from futures_worker.database import ask, is_database_trouble
 from futures_worker.errors import AuthenticationError, NoWorkerError, ObjectLostError
 from futures_worker.object_names import copy_name, put_name
 from futures_worker.payload import ResultPayload
@@ -103,9 +103,10 @@ def copy_to_worker(
             recorded = ask(db, transfer_result, space, future_id, stored.worker, copy)
         else:
             recorded = ask(db, clone_result, space, future_id, copy)
-    except BaseException as error:
-        with contextlib.suppress(ObjectLostError, AuthenticationError):  # the caller is told what went wrong first
-            fetcher.delete(address, name)
+    except Exception as error:
+        if not is_database_trouble(error):  # else, as at an interrupt, it may be recorded, and then it may be the only copy
+            with contextlib.suppress(ObjectLostError, AuthenticationError):  # the caller is told what went wrong first
+                fetcher.delete(address, name)
         if isinstance(error, WorkerFencedError):
             raise ObjectLostError(f"worker {target} was declared dead while it took a copy") from error
         raise

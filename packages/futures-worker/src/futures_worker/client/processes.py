@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from futures_worker.payload import CodeCache
@@ -34,6 +35,14 @@ def open_clients() -> list[Client]:
     """Those of this process."""
     with _lock:
         return list(_open_clients)
+
+
+def flush_others(client: Client, ids: Sequence[bytes]) -> None:
+    """Those futures of `ids` that other clients here made of the same cluster are in the database: it is about to be named them."""
+    for other in open_clients():
+        session = other._session
+        if other is not client and session is not None and other.origin.identity == client.origin.identity:
+            session.make_known(ids)
 
 
 def _before_fork() -> None:

@@ -106,14 +106,13 @@ class Session(FutureQueries, ActorCalls):
         self._intake.add(Submission(future, spec, None if self._store.has_code(code.digest) else code))
 
     def submit_within(self, tr: Any, future: Future[Any], spec: FutureSpec, code: Code) -> None:
-        """Store a future in the caller's own transaction; it exists once that commits."""
+        """Store a future in the caller's own transaction; it exists if that commits, so nobody waits for it before he asks."""
         self.keeping.begin()
         put_code(tr, self.space, code.data, self.id)
         submit_futures(tr, self.space, [spec])
         future._session = self
         self.keeping.hold_another(spec.id)
         future._stored = True
-        self._pending[spec.id] = future
 
     def pending(self, future_id: bytes) -> Future[Any] | None:
         """The handle that waits for this id, if there is one."""

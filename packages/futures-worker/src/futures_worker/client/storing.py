@@ -105,7 +105,9 @@ class SubmitStore:
                 uploaded.append(spec.args)
 
         push_to = idle if len(specs) == 1 and _may_be_pushed(specs[0]) else None
-        by_line = push_to is not None and not batch[0].future._streams and self._line.open_to(push_to)
+        # By line goes what nobody else can have submitted: a key's claim that is there already may have run by the time it comes.
+        alone = batch[0].future._subscribed and not batch[0].future._streams
+        by_line = push_to is not None and alone and self._line.open_to(push_to)
         claims: list[Claim] = []
 
         def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:

@@ -127,6 +127,8 @@ class ChildLoop:
         started = time.perf_counter()
         self._output.begin(future_id, attempt)
         try:
+            if not self._versions.hold(started):
+                raise _OlderFiles
             function = self._functions.get(digest) or self._load_function(digest)
             if not args:
                 positional: tuple[Any, ...] = ()

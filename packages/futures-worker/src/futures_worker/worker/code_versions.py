@@ -9,8 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
+from typing import Final
 
 from futures_worker.code_files import forget_older_cache, local_file, version_of
+
+LOOK_SECONDS: Final = 0.05
+"""Between two looks: each asks the file system once per file, of which there may be a thousand."""
 
 log = logging.getLogger("futures_worker")
 
@@ -21,6 +25,14 @@ class CodeVersions:
     def __init__(self) -> None:
         self._at_start = frozenset(sys.modules)  # the template's: a fresh child has the same
         self._known: dict[str, tuple[bytes, bytes | None]] = {}  # module -> version the submitter has, version here
+        self._look_at = 0.0
+
+    def hold(self, now: float) -> bool:
+        """Whether the files that were loaded are as they were: looked at before a task, but not before each of many short ones."""
+        if now < self._look_at:
+            return True
+        self._look_at = now + LOOK_SECONDS
+        return all(version_of(name) == here for name, (_, here) in self._known.items())
 
     def admits(self, needs: Iterable[tuple[str, bytes]]) -> bool:
         """Whether code that needs these files may be loaded; then they count as loaded."""
