@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from fdb_datamodel import FutureState, UnknownFutureError, WorkerId, new_incarnation, read_mailbox, register_worker, validate
+from fdb_datamodel import (
+    FutureState,
+    UnknownFutureError,
+    WorkerId,
+    new_incarnation,
+    read_mailbox,
+    register_worker,
+    validate,
+)
 from fdb_datamodel.space import FORMAT
 from fdb_schema import ClusterSpace, MainspringError, NewerFormatError, open_database
 from fdb_schema.records import pack

@@ -104,7 +104,9 @@ def copy_to_worker(
         else:
             recorded = ask(db, clone_result, space, future_id, copy)
     except Exception as error:
-        if not is_database_trouble(error):  # else, as at an interrupt, it may be recorded, and then it may be the only copy
+        if not is_database_trouble(
+            error
+        ):  # else, as at an interrupt, it may be recorded, and then it may be the only copy
             with contextlib.suppress(ObjectLostError, AuthenticationError):  # the caller is told what went wrong first
                 fetcher.delete(address, name)
         if isinstance(error, WorkerFencedError):

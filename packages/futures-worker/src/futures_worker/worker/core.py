@@ -300,8 +300,13 @@ class WorkerCore(ClaimedTasks):
         if task.cancelled:
             self.close(task)
             return
-        if child.kill_reason == "drained":
-            self.give_back(task, "drained", started=True)
+        late = child.kill_reason in ("cancelled", "timeout") and task is not child.killed_for
+        if late or child.kill_reason == "drained":  # late: that one had ended, and the child had gone on to this one
+            self.give_back(
+                task,
+                f"its process was ended for another task ({child.kill_reason})" if late else "drained",
+                started=True,
+            )
             return
         self.counters.failed += 1
         if child.kill_reason == planning.TOO_DEEP:

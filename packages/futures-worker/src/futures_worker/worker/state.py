@@ -267,4 +267,5 @@ class WorkerState:
         child.become(ChildState.dying)
         self.staff_changed = True
         child.kill_reason = reason
+        child.killed_for = child.queue[0] if child.queue else None
         self.out.append(KillChild(child.number))

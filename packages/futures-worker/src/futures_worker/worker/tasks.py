@@ -79,6 +79,7 @@ class Child:
     resident: bool = False  # an actor lives in it
     leave_by: float = 0.0  # when it is killed unless it ended by itself
     kill_reason: str = ""  # "timeout", "cancelled", ... if the worker killed it
+    killed_for: Task | None = None  # and what it ran then, as far as was known
 
     def become(self, state: ChildState) -> None:
         """One step of the table."""
