@@ -30,7 +30,7 @@ class Callbacks:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = threading.Lock()
-        self._awaited: set[bytes] = set()  # ids with callbacks, which no thread may be waiting for
+        self._awaited: dict[int, Future[Any]] = {}  # with callbacks that haven't run, by identity: handles may be equal
         self._watchers: dict[object, tuple[float, Callable[[BaseException], object]]] = {}  # since when, whom to tell
         self._due: list[Future[Any]] = []  # ended, with callbacks that no thread ran yet
         self._work = threading.Event()
@@ -49,7 +49,7 @@ class Callbacks:
             if future._callbacks is None:
                 future._callbacks = []
             future._callbacks.append(callback)
-            self._awaited.add(future._id)
+            self._awaited[id(future)] = future
         if future._entry is None and future._trouble is None:
             try:
                 self._session.expect([future])
@@ -79,16 +79,25 @@ class Callbacks:
             self.run(due)
 
     def run(self, futures: Sequence[Future[Any]]) -> None:
-        """Run the callbacks of futures that ended, each once."""
+        """Run the callbacks of futures that ended, each once. Those that an interrupt leaves are run by the thread that reads."""
         for future in futures:
-            with self._lock:
-                callbacks = future._take_callbacks()
-                self._awaited.discard(future._id)
-            for callback in callbacks:
+            while (callback := self._take(future)) is not None:
                 try:
                     callback(future)
                 except Exception:
                     log.exception("a callback of %r failed", future)
+
+    def _take(self, future: Future[Any]) -> Callable[[Future[Any]], object] | None:
+        with self._lock:
+            if future._callbacks:
+                return future._callbacks.pop(0)
+            self._awaited.pop(id(future), None)
+            return None
+
+    def _run_left(self) -> None:
+        with self._lock:
+            left = [one for one in self._awaited.values() if one._entry is not None or one._trouble is not None]
+        self.run(left)
 
     def watch(self, key: object, tell: Callable[[BaseException], object]) -> None:
         """Call `tell(error)` whenever an attempt of this thread fails that began after this, until `unwatch(key)`."""
@@ -131,8 +140,9 @@ class Callbacks:
                     lambda: not self._needed() or session.closed,
                     None,
                     lambda: None,
-                    lambda: (list(self._awaited), False),
+                    lambda: ([one._id for one in tuple(self._awaited.values())], False),
                     pump=True,
+                    look=self._run_left,
                 )
                 self._work.clear()
                 if self._needed():

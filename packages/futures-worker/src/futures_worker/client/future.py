@@ -246,10 +246,6 @@ class Future(Generic[T]):
             self._error = failure_exception(self._id, self._name, self._entry.failure)
         return self._error
 
-    def _take_callbacks(self) -> list[Callable[[Future[T]], object]]:
-        taken, self._callbacks = self._callbacks, None
-        return taken or []
-
 
 class _Unread:
     """In the place of a value that wasn't unpickled yet."""
