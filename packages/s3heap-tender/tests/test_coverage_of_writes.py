@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 from typing import Any
 
 import pytest
 
 import idempotent_txn
 from fdb_schema import RecordError
-from s3heap_tender import ClaimRefusedError, ReadUpTo, SysDb, memoized_trigger
+from s3heap_tender import ClaimRefusedError, ReadUpTo, Scheduler, SysDb, memoized_trigger
 
 
 class Memo:
@@ -72,6 +73,47 @@ def test_a_result_that_is_no_offset_is_not_taken_for_one(quick: Any, result: Any
     assert quick.settle(trigger, seconds=5) == 2
     after = quick.sysdb.get(task.id)
     assert (after.state, after.completion_offset) == ("waiting", 5)
+
+
+async def later(task: Any, gen: int, epoch: int) -> None:
+    raise AssertionError("nobody runs it")
+
+
+def one_by_one(task: Any, gen: int, epoch: int) -> Any:
+    yield task
+
+
+@pytest.mark.parametrize("trigger", [later, one_by_one])
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_trigger_whose_code_never_ran_has_covered_nothing(quick: Any, trigger: Any) -> None:
+    task = quick.sysdb.create_task("p", "t", cadence=0, max_attempts=1)
+    quick.write("p", 3)
+    quick.settle(trigger, seconds=2)
+    after = quick.sysdb.get(task.id)
+    assert (after.dead, after.completion_offset) == (True, 0)
+    assert "whose code has not run" in quick.sysdb.dead_letters(task.id)[0].error
+
+
+def test_a_run_for_which_there_is_no_thread_is_started_later(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = quick.sysdb.create_task("p", "t", cadence=0)
+    quick.tend()
+    ran: list[int] = []
+    scheduler = Scheduler(quick.heap, quick.sysdb, lambda task, gen, epoch: ran.append(gen), concurrency=2)
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "s3heap-run":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        report = scheduler.turn()
+    assert (report.started, len(report.errors), scheduler.running) == (0, 1, 0)
+    assert scheduler.turn().started == 1
+    assert scheduler.drain(30)
+    assert ran == [1]
+    assert quick.sysdb.get(task.id).state == "waiting"
 
 
 def test_an_offset_of_its_own_type_says_how_far_a_run_read(quick: Any) -> None:

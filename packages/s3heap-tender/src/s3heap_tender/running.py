@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import threading
 import time
@@ -146,8 +147,13 @@ class Runs:
             finally:
                 self._ended(run, item.task)
 
+        try:
+            threading.Thread(target=work, name="s3heap-run", daemon=True).start()
+        except RuntimeError as error:  # no room for another thread: a later look starts it
+            self._ended(run, item.task)
+            report.errors.append(f"task {item.task}, generation {item.gen}: {error}")
+            return
         report.started += 1
-        threading.Thread(target=work, name="s3heap-run", daemon=True).start()
 
     def watch(self) -> None:
         """Cancel what has lost its claim or taken too long; leave behind what doesn't end by that. To be called often."""
@@ -248,6 +254,10 @@ class Runs:
             epoch=claim.epoch,
         ):
             outcome = self.trigger(claim.task, claim.gen, claim.epoch)
+            if inspect.iscoroutine(outcome) or inspect.isgenerator(outcome) or inspect.isasyncgen(outcome):
+                raise TypeError(
+                    f"the trigger returned a {type(outcome).__name__}, whose code has not run: call what runs it"
+                )
             result = getattr(outcome, "result", None)
             if callable(result):
                 run.awaits(outcome)
