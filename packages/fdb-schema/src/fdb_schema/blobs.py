@@ -28,6 +28,8 @@ from fdb_schema.records import Record
 CHUNK_BYTES: Final = 90_000
 CHUNKS_PER_TRANSACTION: Final = 8  # about 0.7 MB: transactions stay under 1 MB
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
+MOST_UPLOADS: Final = 16
+"""So often one upload is begun anew."""
 _CHUNKS_PER_READ: Final = 64  # about 6 MB, far from what one transaction's 5 s allow
 
 Run = Callable[..., Any]
@@ -100,33 +102,39 @@ def put_blob(
     if limited:
         check_blob_size(data, what)
     digest = blob_digest(data)
-    blob = space.blobs[digest]
+    for _ in range(MOST_UPLOADS):
+        if _uploaded(run, db, space.blobs[digest], data, session):
+            return digest
+    raise BlobMissingError(
+        f"the upload of blob {digest.hex()} was collected while it ran, again and again: upload it again"
+    )
+
+
+def _uploaded(run: Run, db: Any, blob: Any, data: bytes, session: bytes) -> bool:
+    """Whether the blob is there in full; False where the pin went meanwhile: another thread of the session had uploaded the same, or the
+    session is over. What was written before may have been collected then.
+    """
 
     def begin(tr: Any) -> bool:
         tr.set(blob.pack(("pin", session)), b"")
         return bool(tr.get(blob.pack(("manifest",))).present())
 
     if run(db, begin):
-        return digest
+        return True
     pieces = list(_chunks(data))
-    for start in range(0, len(pieces), CHUNKS_PER_TRANSACTION):
-        page = [(blob.pack(("chunk", index)), chunk) for index, chunk in pieces[start : start + CHUNKS_PER_TRANSACTION]]
+    rows = [(blob.pack(("chunk", index)), chunk) for index, chunk in pieces]
+    pages = [rows[start : start + CHUNKS_PER_TRANSACTION] for start in range(0, len(rows), CHUNKS_PER_TRANSACTION)]
+    for page in [*pages, [(blob.pack(("manifest",)), BlobManifest(len(data), len(pieces)).encode())]]:
 
-        def write(tr: Any, rows: list[tuple[bytes, bytes]] = page) -> None:
-            # The pin is read: had it been collected meanwhile, the chunks before might be gone with it.
+        def write(tr: Any, page: list[tuple[bytes, bytes]] = page) -> bool:
             if not tr.get(blob.pack(("pin", session))).present():
-                raise BlobMissingError(f"the upload of blob {digest.hex()} was collected while it ran: upload it again")
-            set_many(tr, rows)
+                return False
+            set_many(tr, page)
+            return True
 
-        run(db, write)
-
-    def finish(tr: Any) -> None:
-        if not tr.get(blob.pack(("pin", session))).present():
-            raise BlobMissingError(f"the upload of blob {digest.hex()} was collected while it ran: upload it again")
-        tr.set(blob.pack(("manifest",)), BlobManifest(len(data), len(pieces)).encode())
-
-    run(db, finish)
-    return digest
+        if not run(db, write):
+            return False
+    return True
 
 
 def unpin_blob(tr: Any, space: ClusterSpace, digest: bytes, session: bytes) -> None:
