@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import fdb_datamodel as dm
 from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager
-from mainspring_dashboard import Cluster, create_app, reading
+from mainspring_dashboard import Cluster, create_app, survey
 
 TOKEN = "a-token-of-twenty-four-c"
 
@@ -33,7 +33,7 @@ def _text(future_id: bytes) -> str:
 def test_every_page_is_the_same_file_so_that_its_address_can_be_shared(client: TestClient) -> None:
     first = client.get("/").text
     assert "/static/main.js" in first
-    for path in ("/futures", "/futures/x?q=1", "/workers", "/leases", "/leases/a/b", "/heap", "/ids"):
+    for path in ("/futures", "/futures/x?q=1", "/functions", "/workers", "/leases", "/leases/a/b", "/heap", "/ids"):
         assert client.get(path).text == first
     assert client.get("/static/main.js").status_code == 200
 
@@ -313,7 +313,7 @@ def test_the_redirect_never_leaves_this_host(cluster: Cluster) -> None:
 def test_what_went_wrong_is_grouped_among_the_newest(
     client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "ATTENTION_SECONDS", 0.0)
+    monkeypatch.setattr(survey, "KEPT_SECONDS", 0.0)
     nothing = client.get("/api/attention").json()
     assert nothing == {"groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
     for at in range(4):
@@ -326,8 +326,35 @@ def test_what_went_wrong_is_grouped_among_the_newest(
     }
     assert (third["kind"], third["what"], third["id"]) == ("stuck", "unschedulable", _text(last))
     assert "needs" in third["message"] and "gpu=8" in third["message"]
-    monkeypatch.setattr(reading, "ATTENTION_GROUPS", 1)
-    monkeypatch.setattr(reading, "ATTENTION_FUTURES", 2)
-    monkeypatch.setattr(reading, "_SCAN_PAGE", 1)
+    monkeypatch.setattr(survey, "GROUPS", 1)
+    monkeypatch.setattr(survey, "NEWEST", 2)
+    monkeypatch.setattr(survey, "PAGE", 1)
     cut = client.get("/api/attention").json()
     assert (len(cut["groups"]), cut["more"], cut["looked"], cut["all"]) == (1, 1, 2, False)
+
+
+def test_how_far_each_function_is(client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "KEPT_SECONDS", 0.0)
+    parts = [lab.submit(name="part") for _ in range(5)]
+    for one in parts[:2]:
+        lab.realize(one)
+    lab.fail(parts[2], "no")
+    lab(dm.claim_future, parts[3], lab.worker)
+    total = lab.submit(name="total", dependencies=(parts[4],), args=b"x")
+    found = client.get("/api/functions").json()
+    assert (found["looked"], found["all"]) == (6, True)
+    last, first = found["functions"]
+    assert (last["name"], last["id"], last["median"], last["left"]) == ("total", _text(total), None, None)
+    assert first["counts"] == {"waiting": 0, "unclaimed": 1, "claimed": 1, "realized": 2, "failed": 1}
+    assert 0 <= first["median"] <= first["slowest"]
+    assert first["rate"] == 3 / 60 and first["left"] == 40
+
+
+def test_many_who_ask_at_once_are_one_look(client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    real = survey.list_futures
+    monkeypatch.setattr(survey, "list_futures", lambda *args, **options: (looks.append(1), real(*args, **options))[1])
+    lab.submit(name="one")
+    asked = [client.get(path).json()["looked"] for path in ("/api/attention", "/api/functions") * 10]
+    assert asked == [1] * 20
+    assert len(looks) == 1

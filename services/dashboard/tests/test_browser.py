@@ -160,6 +160,7 @@ def test_the_overview_follows_the_cluster_live(page: Page, served: Served) -> No
         re.compile(r"UTC:?\s*\d\d:\d\d:\d\d")
     )  # without a pointer there: the newest
     sync_api.expect(legend).to_contain_text(re.compile(r"waiting:?\s*1"), timeout=PATIENCE_MS)
+    shown.locator(".attention").wait_for()
     _picture(shown, "overview")
     assert "its result is stored" in str(shown.locator(".tile.realized").get_attribute("title")), "words are explained"
     shown.locator(".tile.failed").click()
@@ -184,10 +185,29 @@ def test_the_overview_says_first_what_needs_attention(page: Page, served: Served
     sync_api.expect(stuck).to_contain_text("train: unschedulable")
     sync_api.expect(stuck).to_contain_text("gpu=8")
     sync_api.expect(shown.locator(".attention p")).to_have_text("1 more failed because one of their arguments did")
-    _picture(shown, "attention")
     stuck.locator("a").click()
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['big'])}")
     sync_api.expect(shown.locator("p.reason")).to_contain_text("unschedulable", timeout=PATIENCE_MS)
+
+
+def test_each_function_has_a_bar_of_its_progress(page: Page, served: Served) -> None:
+    _fill(served.lab)
+    for at in range(12):
+        one = served.lab.submit(name="resize")
+        if at < 7:
+            served.lab.realize(one)
+        elif at < 9:
+            served.lab.fail(one, "no")
+    shown = page.go("/functions")
+    row = shown.locator("tbody tr", has_text="resize")
+    sync_api.expect(row).to_contain_text("9 of 12", timeout=PATIENCE_MS)
+    assert row.locator(".phases").get_attribute("aria-label") == "7 realized, 2 failed, 3 unclaimed"
+    sync_api.expect(row.locator(".phases i")).to_have_count(3)
+    widths = [box["width"] for box in (row.locator(".phases i").nth(at).bounding_box() for at in range(3)) if box]
+    assert widths[0] > widths[2] > widths[1] > 0
+    _picture(shown, "functions")
+    row.locator("a").click()
+    shown.wait_for_url("**/futures?q=resize")
 
 
 def test_other_peoples_text_is_text(page: Page, served: Served) -> None:
@@ -281,7 +301,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Any, served
     shown = opened.go("/")
     _tile(shown, "failed", 1)
     _picture(shown, f"phone-{scheme}")
-    for path in ("/", "/futures", "/workers", "/leases", "/heap", "/ids"):
+    for path in ("/", "/futures", "/functions", "/workers", "/leases", "/heap", "/ids"):
         opened.go(path)
         shown.locator("main *").first.wait_for()
         assert shown.evaluate("document.documentElement.scrollWidth") <= 390

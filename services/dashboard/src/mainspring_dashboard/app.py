@@ -2,9 +2,10 @@
 
 | path | answers |
 |---|---|
-| `/`, `/futures`, `/futures/ID`, `/workers`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
+| `/`, `/futures`, `/futures/ID`, `/functions`, `/workers`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
 | `/api/overview?since=T` | the newest sample, and those after T |
 | `/api/attention` | groups of failures, and of futures that nobody will run as things are |
+| `/api/functions` | how far each function is: counts by state, rate, median |
 | `/api/stream` | server-sent events: one sample a second |
 | `/api/futures?state=S&q=TEXT&after=ID&limit=N&newest=1`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
 | `/api/workers`, `/api/leases?prefix=P`, `/api/leases/NAME`, `/api/heap`, `/api/ids` | the rest |
@@ -43,7 +44,17 @@ T = TypeVar("T")
 STATIC: Final = Path(__file__).parent / "static"
 INTERVAL_SECONDS: Final = 1.0
 KEY_TOO_LARGE: Final = 2102  # of FoundationDB
-PAGES: Final = ("/", "/futures", "/futures/{id}", "/workers", "/leases", "/leases/{name:path}", "/heap", "/ids")
+PAGES: Final = (
+    "/",
+    "/futures",
+    "/futures/{id}",
+    "/functions",
+    "/workers",
+    "/leases",
+    "/leases/{name:path}",
+    "/heap",
+    "/ids",
+)
 PAGE_LIMIT: Final = 500
 MOST_STREAMS: Final = 256
 
@@ -126,7 +137,10 @@ def create_app(
         return JSONResponse(live.sampler.snapshot() | {"history": live.sampler.history.since(since)})
 
     async def attention(_request: Request) -> Response:
-        return JSONResponse(await _read(cluster.attention))
+        return JSONResponse(await _read(cluster.survey.attention))
+
+    async def functions(_request: Request) -> Response:
+        return JSONResponse(await _read(cluster.survey.functions))
 
     async def stream(request: Request) -> Response:
         live: Live = request.app.state.live
@@ -179,6 +193,7 @@ def create_app(
         *(Route(path, page) for path in PAGES),
         Route("/api/overview", overview),
         Route("/api/attention", attention),
+        Route("/api/functions", functions),
         Route("/api/stream", stream),
         Route("/api/futures", futures),
         Route("/api/futures/{id}", future),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from dataclasses import asdict
 from typing import Any, Final
@@ -24,15 +22,12 @@ from fdb_datamodel import (
     read_output,
 )
 from fdb_datamodel.reading import with_reason
-from fdb_datamodel.troubles import Troubles
 from fdb_schema import ClusterSpace, open_database, url_of
 from idempotent_txn import run
 from idempotent_txn.cleaner import id_status
 from lease_locks import LeaseEvent, LeaseInfo, LeaseManager
+from mainspring_dashboard.survey import Survey
 
-ATTENTION_FUTURES: Final = 3_000  # the newest, looked through for troubles
-ATTENTION_SECONDS: Final = 3.0
-ATTENTION_GROUPS: Final = 12
 LINEAGE_NODES: Final = 60
 LINEAGE_DEPTH: Final = 8
 _SCAN_PAGE: Final = 500
@@ -51,9 +46,7 @@ class Cluster:
         self.name = cluster
         self.url = url_of(self.db) or db or ""
         self._locks = LeaseManager(self.db, cluster)
-        self._attention: dict[str, Any] = {}
-        self._attention_until = 0.0
-        self._attention_lock = threading.Lock()  # who comes meanwhile gets the same
+        self.survey = Survey(self.db, self.space)
 
     def close(self) -> None:
         """Let go of the database."""
@@ -90,44 +83,6 @@ class Cluster:
                 return rows, None
             cursor = following
         return rows, str(UUID(bytes=cursor)) if cursor is not None else None
-
-    def attention(self) -> dict[str, Any]:
-        """What went wrong among the newest futures: groups of failures, and of what nobody will run as things are.
-
-        looked: how many futures were looked through, the newest; all: whether those are all. Kept for some seconds.
-        """
-        with self._attention_lock:
-            if time.monotonic() >= self._attention_until:
-                self._attention = self._look_for_troubles()
-                self._attention_until = time.monotonic() + ATTENTION_SECONDS
-            return self._attention
-
-    def _look_for_troubles(self) -> dict[str, Any]:
-        workers = run(self.db, list_workers, self.space, strategy="off")
-        found, cursor, looked = Troubles(), None, 0
-        while looked < ATTENTION_FUTURES:
-            infos, cursor = run(
-                self.db, list_futures, self.space, cursor, _SCAN_PAGE, None, newest_first=True, strategy="off"
-            )
-            looked += len(infos)
-            for info in infos:
-                found.add(with_reason(info, workers))
-            if cursor is None:
-                break
-        groups = [
-            {
-                "kind": group.kind.value,
-                "name": group.name,
-                "what": group.what,
-                "count": group.count,
-                "id": str(UUID(bytes=group.id)),
-                "message": group.message[:500],
-                "last": group.last_us / 1e6 if group.last_us > 0 else None,
-            }
-            for group in found.listed()[:ATTENTION_GROUPS]
-        ]
-        more = max(0, len(found.groups) - ATTENTION_GROUPS)
-        return {"groups": groups, "more": more, "followers": found.followers, "looked": looked, "all": cursor is None}
 
     def future(self, future_id: UUID) -> dict[str, Any] | None:
         """Everything about one future; None where there is none. A deleted one says so."""

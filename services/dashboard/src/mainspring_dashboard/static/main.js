@@ -3,6 +3,7 @@ import { get, stream } from "./api.js";
 import { h, replace } from "./dom.js";
 import future from "./views/future.js";
 import futures from "./views/futures.js";
+import functions from "./views/functions.js";
 import heap from "./views/heap.js";
 import ids from "./views/ids.js";
 import lease from "./views/lease.js";
@@ -11,7 +12,7 @@ import overview from "./views/overview.js";
 import workers from "./views/workers.js";
 
 const ROUTES = [
-  [/^\/$/, overview], [/^\/futures$/, futures], [/^\/futures\/([^/]+)$/, future], [/^\/workers$/, workers],
+  [/^\/$/, overview], [/^\/futures$/, futures], [/^\/futures\/([^/]+)$/, future], [/^\/functions$/, functions], [/^\/workers$/, workers],
   [/^\/leases$/, leases], [/^\/leases\/(.+)$/, lease], [/^\/heap$/, heap], [/^\/ids$/, ids],
 ];
 const root = document.getElementById("view");

@@ -1,0 +1,38 @@
+// How far each function is: its futures by state as a bar, its pace, and how long one takes.
+import { STATES, h, replace, table } from "../dom.js";
+import { ago, count, duration, rate } from "../format.js";
+
+const ORDER = ["realized", "failed", "claimed", "unclaimed", "waiting"];
+const sum = (counts) => ORDER.reduce((all, state) => all + counts[state], 0);
+const ended = (counts) => counts.realized + counts.failed;
+
+function progress(row) {
+  const all = sum(row.counts);
+  const said = ORDER.filter((state) => row.counts[state]).map((state) => `${count(row.counts[state])} ${state}`).join(", ");
+  return h("div", { class: "phases", role: "img", "aria-label": said, title: said },
+    ORDER.filter((state) => row.counts[state]).map((state) => h("i", { class: state, style: { "flex-grow": String(row.counts[state] / all) } })));
+}
+
+const columns = [
+  ["Function", (row) => h("a", { href: `/futures?${new URLSearchParams({ q: row.name })}` }, row.name || "without a name")],
+  ["Progress", progress, "progress"],
+  ["Ended", (row) => `${count(ended(row.counts))} of ${count(sum(row.counts))}`, "num"],
+  ["Failed", (row) => (row.counts.failed ? h("span", { class: "badge failed", title: STATES.failed }, count(row.counts.failed)) : ""), "num"],
+  ["Running", (row) => row.counts.claimed || "", "num"],
+  ["Per second", (row) => (row.rate ? rate(row.rate) : ""), "num"],
+  ["Left", (row) => (row.left === null ? "" : duration(row.left)), "num"],
+  ["Median", (row) => (row.median === null ? "" : duration(row.median)), "num"],
+  ["Slowest", (row) => (row.slowest === null ? "" : duration(row.slowest)), "num"],
+  ["Used", (row) => h("span", { class: "nowrap" }, ago(row.last))],
+];
+
+export default async function functions({ get }) {
+  const body = h("div");
+  const refresh = async () => {
+    const found = await get("functions");
+    replace(body, table(columns, found.functions, "No futures yet: submit one and its function appears here."),
+      found.all ? null : h("p", { class: "soft" }, `Of the newest ${count(found.looked)} futures.`));
+  };
+  await refresh();
+  return { title: "Functions", element: h("div", {}, h("h1", {}, "Functions"), h("section", { class: "panel" }, body)), refresh };
+}
