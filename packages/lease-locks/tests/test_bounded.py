@@ -12,6 +12,7 @@ from typing import Any
 import fdb
 import memo_functions as functions
 import pytest
+from silent_database import Hanging
 
 from fdb_schema import open_database
 from idempotent_txn import TransactionTimedOut
@@ -28,47 +29,6 @@ from lease_locks import locks as locks_module
 from lease_locks.tokens import FencingToken
 
 DEADLINE = 60.0
-
-
-class Hanging:
-    """A database that answers nothing until each transaction's own timeout, while `hangs` says so."""
-
-    def __init__(self, db: Any) -> None:
-        self._db = db
-        self.hangs: Callable[[], bool] = lambda: False
-        self.unbounded = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
-
-    def create_transaction(self) -> Any:
-        tr = self._db.create_transaction()
-        return Silent(tr, self) if self.hangs() else tr
-
-
-class Silent:
-    """A transaction whose reads end by its timeout only; without one, the test fails instead of waiting for ever."""
-
-    def __init__(self, tr: Any, db: Hanging) -> None:
-        self._tr, self._db = tr, db
-        self._timeout: int | None = None
-        self.options = self
-        self.snapshot = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tr, name)
-
-    def set_timeout(self, ms: int) -> None:
-        self._timeout = ms
-
-    def _hang(self, *_: Any, **__: Any) -> Any:
-        if self._timeout is None:
-            self._db.unbounded += 1
-            raise AssertionError("this would wait for ever")
-        time.sleep(self._timeout / 1000)
-        raise fdb.FDBError(1031)
-
-    get = get_range = get_read_version = peek_read_version = _hang
 
 
 @pytest.fixture

@@ -342,6 +342,37 @@ def test_the_commands_own_exit_codes_can_be_told_from_those_of_the_lease(lease_r
     assert lost.returncode == 90
 
 
+SILENT = """
+from fdb_schema import open_database
+from lease_locks.cli import running
+from silent_database import Hanging
+class Manager(running.LeaseManager):
+    def __init__(self, db, cluster, ttl):
+        super().__init__(Hanging(open_database(db)), cluster, ttl)
+        self._session.patience = 0.3
+running.LeaseManager = Manager
+run = running._Supervision.run
+def ended(self):
+    code = run(self)
+    self._lease._session.db.hangs = lambda: WHEN
+    return code
+running._Supervision.run = ended
+"""
+CLOSING = "self._lease._session._stopping"
+
+
+@pytest.mark.parametrize(("when", "code"), [("True", 5), ("True", 127), (CLOSING, 5)])
+def test_the_exit_code_is_the_commands_also_where_the_database_is_silent_afterwards(
+    lease_run: Run, when: str, code: int
+) -> None:
+    command = ["/no/such"] if code == 127 else ["sh", "-c", f"exit {code}"]
+    process = lease_run("a", "--ttl", "600", "--", *command, before=SILENT.replace("WHEN", when))
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == code, errors
+    assert ("lease 'a' wasn't given back, it runs out by itself" in errors) == (when == "True"), errors
+    assert "Traceback" not in errors
+
+
 @pytest.mark.parametrize("timeout", ["inf", "1e12"])
 def test_a_timeout_beyond_all_measure_is_none(lease_run: Run, timeout: str) -> None:
     process = lease_run("a", "--timeout", timeout, "--", "true")

@@ -220,7 +220,7 @@ class Session:
             outcome = run(self.db, give_back, strategy=IDEMPOTENT, timeout=max(_LEAST_SECONDS, left))
         except BaseException as error:
             self._poke()
-            if _of_database(error):
+            if of_database(error):
                 log.warning("lease %r is released as soon as the database answers: %s", lease.name, error)
             raise
         self._paid(give_back)
@@ -410,7 +410,7 @@ class Session:
                 for chore in chores:
                     self._do(chore, horizon)
             except Exception as error:
-                if not _of_database(error):
+                if not of_database(error):
                     log.exception("the renewal of session %s failed unexpectedly; it goes on", self.sid.hex())
                 else:
                     log.warning("a renewal of session %s failed and is retried: %s", self.sid.hex(), error)
@@ -425,7 +425,7 @@ class Session:
         try:
             run(self.db, chore, strategy=IDEMPOTENT, timeout=timeout)
         except Exception as error:
-            if _of_database(error):
+            if of_database(error):
                 raise
             log.exception("session %s gives up what it owed the database", self.sid.hex())
         self._paid(chore)
@@ -484,7 +484,7 @@ class Session:
                 self._call_back(callbacks, lease)
 
 
-def _of_database(error: BaseException) -> bool:
+def of_database(error: BaseException) -> bool:
     """Whether it says nothing but that the database didn't do it now."""
     return fdb_error_code(error) is not None or isinstance(error, TransactionTimedOut | OSError)
 

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, printable
 from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, EXIT_FAILED, EXIT_LOCK_STOLEN
+from fdb_schema.logs import redacted
 from lease_locks.cli import keeper
 from lease_locks.cli.keeper import boottime, say
 from lease_locks.errors import AcquireTimeout
@@ -24,9 +25,12 @@ from lease_locks.host import MARK, mark, process_start
 from lease_locks.lease import Lease
 from lease_locks.locks import MOST_SECONDS, LeaseManager
 from lease_locks.observer import FENCE, OVERHOLD, UNCHANGED
+from lease_locks.session import of_database
 
 _GRACE_SECONDS: Final = 5.0
 _ORDERS_PER_TTL: Final = 10
+_PATIENCE_AFTERWARDS: Final = 1.0
+"""Seconds for what is left to be done, where the database didn't answer the release."""
 _NOT_FORWARDED: Final = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE),
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
@@ -72,7 +76,7 @@ def run_under(
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
-    """Run a command while a lease is held; its exit code is the command's.
+    """Run a command while a lease is held; its exit code is the command's, also where the lease can't be given back.
 
     If the lease is lost the command is stopped (TERM, then KILL) and the exit code is 47. Whatever the command started ends
     with it, before the lease is free. Signals are passed on to it; Ctrl-Z stops it as well, and for longer than 0.8 ttl loses
@@ -87,7 +91,7 @@ def run_under(
         # Only when both processes are gone may another take over at once: each kills the command where the other ended.
         session = locks._session
         session.record = replace(session.record, helpers=(kept.helper,))
-        with locks:
+        with _bounded(kept), locks:
             try:
                 lease = locks.acquire(
                     name,
@@ -107,13 +111,35 @@ def run_under(
                 if lease._leave is not None:
                     session.owe(lease._leave)
                 fail(f"lease {name!r} was lost ({lease.lost_reason}), {command[0]!r} was stopped", lost_exit_code)
-            lease.release()
+            _give_back(lease)
     if kept.failed:
         missing = kept.failed in (errno.ENOENT, errno.ENOTDIR)
         fail(f"{command[0]!r} can't be run: {os.strerror(kept.failed)}", 127 if missing else 126)
     if code is None:
         fail(f"the process that kept {command[0]!r} was killed, so the command was, too", EXIT_FAILED)
     raise typer.Exit(code)
+
+
+def _give_back(lease: Lease) -> None:
+    """Release the lease; where the database doesn't answer, say what becomes of it."""
+    try:
+        lease.release()
+    except Exception as error:
+        if not of_database(error):
+            raise
+        lease._session.patience = _PATIENCE_AFTERWARDS
+        text = f"warning: lease {lease.name!r} wasn't given back, it runs out by itself after about {lease.ttl:g} s: {error}"
+        print(printable(redacted(text)), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _bounded(kept: _Kept) -> Iterator[None]:
+    """Once the command has ended, a database that doesn't answer changes nothing of what it came to."""
+    try:
+        yield
+    except Exception as error:
+        if not (kept.over and of_database(error)):
+            raise
 
 
 class _Kept:
