@@ -506,6 +506,67 @@ def test_a_collected_handle_finishes_its_commits(tmp_path: Path) -> None:
     assert not [engine for engine in handles._engines.values() if engine.path == tmp_path / "db"]
 
 
+def test_an_opening_that_hangs_holds_up_those_of_the_same_database_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+    opened: list[Any] = []
+
+    class Slow(handles.Engine):
+        def __init__(self, path: Path | None, **options: Any) -> None:
+            if path == tmp_path / "slow":
+                hangs.set()
+                assert goes_on.wait(60)
+            super().__init__(path, **options)
+            opened.append(self)
+
+    monkeypatch.setattr(handles, "Engine", Slow)
+    found: list[Any] = []
+
+    def open_slow() -> None:
+        found.append(fdb_embedded.open(tmp_path / "slow"))
+
+    def others() -> None:
+        for name in (tmp_path / "other", tmp_path / "other", "memory:beside", ":memory:"):
+            db = fdb_embedded.open(name)
+            db[b"k"] = b"v"
+            fdb_embedded.close(db)
+
+    first = threading.Thread(target=open_slow, daemon=True)
+    first.start()
+    assert hangs.wait(60)
+    second, beside = (threading.Thread(target=target, daemon=True) for target in (open_slow, others))
+    second.start()
+    beside.start()
+    beside.join(30)
+    free = not beside.is_alive()
+    goes_on.set()
+    for thread in (first, second, beside):
+        thread.join(60)
+    assert free, "another database's opening waited"
+    assert [engine.path for engine in opened].count(tmp_path / "slow") == 1
+    found[0][b"k"] = b"v"
+    assert found[1][b"k"] == b"v"
+    fdb_embedded.close(found[0])
+    assert found[1][b"k"] == b"v", "each has a handle of its own"
+    fdb_embedded.close(found[1])
+    assert not handles._openings
+
+
+def test_an_opening_that_fails_keeps_nobody_from_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = handles.Engine
+
+    def broken(*args: Any, **options: Any) -> Any:
+        raise OSError("no")
+
+    monkeypatch.setattr(handles, "Engine", broken)
+    with pytest.raises(OSError, match="no"):
+        fdb_embedded.open(tmp_path / "db")
+    monkeypatch.setattr(handles, "Engine", whole)
+    fdb_embedded.close(fdb_embedded.open(tmp_path / "db"))
+    assert not handles._openings
+
+
 def test_threads_may_share_a_transaction(tmp_path: Path) -> None:
     db = fdb_embedded.open(":memory:")
     tr = db.create_transaction()

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import futures, options
@@ -82,7 +83,8 @@ class Database:
 
 
 _engines: dict[object, Engine] = {}
-_registry_lock = threading.RLock()
+_openings: dict[object, _Opening] = {}
+_registry_lock = threading.RLock()  # of the two above; held for moments, never while a database is opened or closed
 
 
 def open_database(
@@ -94,24 +96,59 @@ def open_database(
     faults: Faults | None = None,
 ) -> Database:
     """A handle on the database of a directory or of memory: `:memory:` is a new one, `memory:NAME` is shared."""
-    with _registry_lock:
-        key: object
-        path: Path | None = None
-        if name in (":memory:", "memory:"):
-            key = object()
-        elif name is not None and name.startswith("memory:"):
-            key = name
-        else:
-            path = Path(name if name is not None else ".mainspring").absolute()  # the process may change its directory
-            key = str(path.resolve())
-        engine = _engines.get(key)
-        if engine is None or engine.closed:
-            engine = _engines[key] = Engine(path, durability=durability, map_size=map_size)
-        else:
-            engine.check_open()
+    key: object
+    path: Path | None = None
+    if name in (":memory:", "memory:"):
+        key = object()
+    elif name is not None and name.startswith("memory:"):
+        key = name
+    else:
+        path = Path(name if name is not None else ".mainspring").absolute()  # the process may change its directory
+        key = str(path.resolve())
+    injected = faults if faults is not None else Faults.from_environment()
+    with _alone(key):
+        with _registry_lock:
+            engine = _engines.get(key)
+            database: Database | None = None
+            if engine is not None and not engine.closed:
+                database = Database(
+                    engine, api_version, injected
+                )  # from here on it is no other's last handle that closes it
+        if database is None:
+            engine = Engine(path, durability=durability, map_size=map_size)
+            with _registry_lock:
+                _engines[key] = engine
+                return Database(engine, api_version, injected)
+        try:
+            database.engine.check_open()
             if durability == "fsync":
-                engine.make_durable()
-        return Database(engine, api_version, faults if faults is not None else Faults.from_environment())
+                database.engine.make_durable()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+
+@contextlib.contextmanager
+def _alone(key: object) -> Iterator[None]:
+    """One opening of a database at a time; one that takes long, or hangs, holds up those of no other."""
+    with _registry_lock:
+        opening = _openings.setdefault(key, _Opening())
+        opening.users += 1
+    try:
+        with opening.lock:
+            yield
+    finally:
+        with _registry_lock:
+            opening.users -= 1
+            if not opening.users and _openings.get(key) is opening:
+                del _openings[key]
+
+
+class _Opening:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.users = 0
 
 
 def _close_all() -> None:
@@ -123,6 +160,7 @@ def _close_all() -> None:
 def _after_fork_in_child() -> None:
     global _registry_lock
     _registry_lock = threading.RLock()
+    _openings.clear()
     futures.renew_lock()
     for engine in list(_engines.values()):
         if not engine.closed:
