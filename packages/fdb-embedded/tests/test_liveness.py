@@ -342,6 +342,24 @@ def test_who_is_stopped_while_he_flushes_stops_nobody_else(flushed_db: Any, tmp_
     assert durability.STALLED <= took < 1
 
 
+def test_who_is_stopped_while_he_flushes_is_waited_for_once(
+    flushed_db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = lead_and_stop(tmp_path / "db")
+    try:
+        flushed_db[b"a"] = b"0"
+        monkeypatch.setattr(durability, "STALLED", 600.0)
+        tr = flushed_db.create_transaction()
+        tr.options.set_timeout(30_000)
+        tr[b"a"] = b"1"
+        tr.commit().wait()
+        assert engine_of(flushed_db).store.flusher._stalled
+    finally:
+        os.close(held)
+    flushed_db[b"a"] = b"2"
+    assert not engine_of(flushed_db).store.flusher._stalled
+
+
 def test_timeouts_and_cancels_end_the_wait_for_a_flush(
     flushed_db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

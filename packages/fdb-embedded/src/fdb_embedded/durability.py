@@ -60,6 +60,9 @@ class Flusher:
         self._lock_fd = os.open(directory / FLUSH_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         self._local = threading.Lock()
         self._flush_seconds = 0.001
+        self._stalled = (
+            False  # who has the lock made no progress for a while; until this process gets it, it doesn't wait for him
+        )
         self._next_repair = 0.0
         self.keep: Callable[[Any, int], None] | None = None  # takes the read transaction of what is flushed
 
@@ -78,7 +81,7 @@ class Flusher:
                 reached, since = page.flushed(), time.monotonic()
             word = page.flush_word()
             try:
-                led = self._lead(position, time.monotonic() - since > STALLED)
+                led = self._lead(position, self._stalled or time.monotonic() - since > STALLED)
             except GivenUp:  # another process is waited for: look first whether this wait is to go on
                 continue
             except (OSError, lmdb.Error) as error:
@@ -99,6 +102,7 @@ class Flusher:
             try:
                 try:
                     fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._stalled = False
                 except OSError:
                     # From here on this process's descriptor learns of a flush that fails, also of one that another has made.
                     at = self.store.read(journal.place, waiting.at_most(STALLED))
@@ -106,6 +110,7 @@ class Flusher:
                         self.reading.use(at[0])
                     if not stalled or self.store.page.flush_failed():
                         return False
+                    self._stalled = True
                 if self.store.page.flushed() >= position:
                     pass
                 elif self.store.page.flush_failed():
