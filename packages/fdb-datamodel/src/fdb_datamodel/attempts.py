@@ -58,9 +58,10 @@ def end_attempt(
     if (lost, oom, given_back) != before:
         ch.put(f, UNCHARGED, codec.pack((lost, oom, given_back, never_begun)))
     claim = f.claim
-    failure = dataclasses.replace(
-        failure, attempt=f.attempts, epoch=f.epoch, wall_us=ch.wall_us, token=claim[0] if claim else b""
-    )
+    failure = dataclasses.replace(failure, attempt=f.attempts, epoch=f.epoch, wall_us=ch.wall_us)
+    if claim is not None:
+        token, worker, began_us, _ = claim
+        failure = dataclasses.replace(failure, token=token, began_us=began_us, worker=f"{worker.ip}:{worker.port}")
     if not returned or failure.reason == SHORTAGE:
         ch.put(f, LATEST_EXCEPTION, codec.pack_failure(failure))
     if returned and LATE in f.rows and not f.begun:

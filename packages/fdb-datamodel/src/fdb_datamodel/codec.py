@@ -330,6 +330,8 @@ def pack_failure(failure: Failure) -> bytes:
             failure.token,
             failure.wall_us,
             failure.cause,
+            failure.began_us,
+            failure.worker,
         )
     )
 
@@ -337,8 +339,8 @@ def pack_failure(failure: Failure) -> bytes:
 @_reader("a failure")
 def unpack_failure(value: bytes) -> Failure:
     f = unpack(value)
-    _typed(f, _STR, _STR, _BYTES, _STR, _TUPLE, _INT, _INT, _BYTES, _INT, _STR)
-    return Failure(*f[:10])
+    _typed(f, _STR, _STR, _BYTES, _STR, _TUPLE, _INT, _INT, _BYTES, _INT, _STR, _INT, _STR)
+    return Failure(*f[:12])
 
 
 # --- what is submitted

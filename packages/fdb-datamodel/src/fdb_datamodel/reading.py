@@ -225,7 +225,7 @@ def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[
         code_size=None if isinstance(code, CodeDigest) else len(code),
         args_size=len(codec.unpack_args(args)[0]),
         wall_us=wall_us,
-        claimed_us=claim[2] if claim is not None else 0,
+        claimed_us=claim[2] if claim is not None else failure.began_us if failure is not None else 0,
         details={name: value for name, value in f.options.items() if name not in ("name", "call_options")},
     )
 

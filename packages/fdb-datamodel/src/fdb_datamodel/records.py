@@ -64,6 +64,7 @@ class Failure:
     message: one line for people. payload: the pickled exception (opaque here). traceback: the remote traceback's text.
     chain: ids from the direct upstream to the cause (reason "upstream"; of a long chain the middle is left out). epoch: of
     the cause. attempt: which start. cause: the message of the future that failed first, where that isn't this one.
+    began_us, worker: when that attempt was claimed, by the wall clock, and by whom (`ip:port`); for people.
     """
 
     reason: str = "error"
@@ -76,6 +77,8 @@ class Failure:
     token: bytes = b""
     wall_us: int = 0
     cause: str = ""
+    began_us: int = 0
+    worker: str = ""
 
     def bounded(self) -> Failure:
         """Itself, or with what is too long to be stored cut: a payload is left out, texts lose their beginning or end."""
@@ -336,7 +339,23 @@ class FutureInfo:
     args_size: int = 0
     wall_us: int = 0  # submitted at
     details: Mapping[str, Any] = field(default_factory=dict)
-    claimed_us: int = 0  # wall clock of the latest claim; 0 where none stands
+    claimed_us: int = (
+        0  # wall clock of the latest claim, also of the attempt that failed for good; 0 where there was none
+    )
+
+    @property
+    def ended_us(self) -> int:
+        """Wall clock of its end; 0 where it hasn't ended."""
+        if self.failure is not None:
+            return self.failure.wall_us
+        return self.result.wall_us if self.result is not None else 0
+
+    @property
+    def address(self) -> str | None:
+        """`ip:port` of the worker that has it, made its result, or had it when it failed for good."""
+        if self.worker is not None:
+            return f"{self.worker.ip}:{self.worker.port}"
+        return (self.failure.worker or None) if self.failure is not None else None
 
 
 class TaskOutput(NamedTuple):

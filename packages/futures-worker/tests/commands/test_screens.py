@@ -89,7 +89,7 @@ def screen(*arguments: str, columns: int = 80, code: int = 0) -> str:
 
 LS = """\
 id                  state      name              age  took  reason
-019ad1f2-3c4d-7005  failed     resize            12s        error: no image in
+019ad1f2-3c4d-7005  failed     resize            12s  12s   error: no image in
                                                             5.png
 019ad1f2-3c4d-7004  failed     publish           12s        upstream:
                                                             019ad1f2-3c4d-7000,
@@ -103,13 +103,13 @@ id                  state      name              age  took  reason
                                                             cpu=4 ram=8GiB gpu=0
 019ad1f2-3c4d-7001  claimed    resize            12s  12s   attempt 1 on worker
                                                             10.0.0.7:40001
-019ad1f2-3c4d-7000  failed     resize            12s        error: no image in
+019ad1f2-3c4d-7000  failed     resize            12s  12s   error: no image in
                                                             0.png"""
 
 NARROW = """\
 id                  state   name    age  took  reason
-019ad1f2-3c4d-7005  failed  resize  12s        error: no image in 5.png
-019ad1f2-3c4d-7000  failed  resize  12s        error: no image in 0.png"""
+019ad1f2-3c4d-7005  failed  resize  12s  12s   error: no image in 5.png
+019ad1f2-3c4d-7000  failed  resize  12s  12s   error: no image in 0.png"""
 
 ERRORS = """\
 count  last     name    error       id                  message

@@ -8,7 +8,6 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_datamodel import (
-    TERMINAL,
     FutureDeletedError,
     FutureInfo,
     FutureState,
@@ -129,20 +128,16 @@ _SEARCHED: Final = ("id", "name", "reason", "worker")
 
 def future_row(info: FutureInfo) -> dict[str, Any]:
     """A future in a listing. Times are seconds since 1970, for people."""
-    result, failure = info.result, info.failure
-    ended = 0
-    if info.state in TERMINAL:
-        ended = failure.wall_us if failure is not None else result.wall_us if result is not None else 0
     return {
         "id": str(UUID(bytes=info.id)),
         "state": info.state.value,
         "name": info.name,
         "reason": info.reason,
         "attempts": info.attempts,
-        "worker": f"{info.worker.ip}:{info.worker.port}" if info.worker is not None else None,
+        "worker": info.address,
         "submitted": info.wall_us / 1e6 or None,
         "started": info.claimed_us / 1e6 or None,
-        "ended": ended / 1e6 or None,
+        "ended": info.ended_us / 1e6 or None,
     }
 
 

@@ -39,7 +39,7 @@ class Function:
     def add(self, info: FutureInfo, now_us: int) -> None:
         """Count a future."""
         self.counts[info.state] += 1
-        ended_us = info.failure.wall_us if info.failure else info.result.wall_us if info.result is not None else 0
+        ended_us = info.ended_us
         if info.state is FutureState.realized and info.claimed_us and ended_us >= info.claimed_us:
             self.seconds.append((ended_us - info.claimed_us) / 1e6)
         if info.state in (FutureState.realized, FutureState.failed) and now_us - ended_us <= RATE_SECONDS * 1e6:

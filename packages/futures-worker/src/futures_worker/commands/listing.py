@@ -216,7 +216,7 @@ def future_row(info: FutureInfo) -> dict[str, Any]:
         "state": info.state.value,
         "name": info.name,
         "attempts": info.attempts,
-        "worker": f"{info.worker.ip}:{info.worker.port}" if info.worker is not None else None,
+        "worker": info.address,
         "reason": dashed(info.reason),
     }
 
@@ -231,14 +231,9 @@ def future_times(info: FutureInfo) -> dict[str, Any]:
     return {"age": None if age is None else round(age, 3), "took": None if took is None else round(took, 6)}
 
 
-def _ended_us(info: FutureInfo) -> int:
-    return info.failure.wall_us if info.failure else info.result.wall_us if info.result is not None else 0
-
-
 def _seconds(info: FutureInfo) -> float | None:
     """How long the last attempt took, of a future that has ended."""
-    ended_us = _ended_us(info)
-    return round((ended_us - info.claimed_us) / 1e6, 6) if ended_us and info.claimed_us else None
+    return round((info.ended_us - info.claimed_us) / 1e6, 6) if info.ended_us and info.claimed_us else None
 
 
 def future_details(info: FutureInfo) -> dict[str, Any]:
@@ -247,7 +242,7 @@ def future_details(info: FutureInfo) -> dict[str, Any]:
     return {
         "submitted": wall(info.wall_us),
         "claimed": wall(info.claimed_us),
-        "ended": wall(_ended_us(info)),
+        "ended": wall(info.ended_us),
         "seconds": _seconds(info),
         "charged_attempts": info.charged,
         "max_retries": info.max_retries,
