@@ -162,7 +162,7 @@ PROMISES = [
     (f"{EMBEDDED}/limits.md", r"each further (\d+) bytes are one more step", keys.NODE - keys.STEM),
     (f"{EMBEDDED}/limits.md", r"is read in (\d+) steps", 1 + -(-(10_000 - keys.DIRECT) // (keys.NODE - keys.STEM))),
     (f"{EMBEDDED}/limits.md", r"up to (a tenth) of a second behind", versions.MARGIN / versions.VERSIONS_PER_SECOND),
-    (f"{EMBEDDED}/limits.md", r"delays others by (a quarter) of a second", durability.STALLED),
+    (f"{EMBEDDED}/limits.md", r"delays each other process by (a quarter) of a second", durability.STALLED),
     (f"{EMBEDDED}/limits.md", r"After (a) second the log names", embedded_waiting.TOLD_AFTER),
     (f"{EMBEDDED}/limits.md", r"ends waits (\d+) s at most", engine.CLOSING_SECONDS),
     (f"{EMBEDDED}/limits.md", r"within some ([\d.]+) s", watches.POLL + 2 * watches.POLL_AGAIN),
