@@ -265,6 +265,67 @@ def test_state_that_a_function_changes_as_it_runs_does_not_change_its_key(locks:
     assert runs == [1, 2]
 
 
+REBOUND = """
+STEP, MORE = 5, [1]
+runs = seen = 0
+def note():
+    global seen
+    seen += 1
+def helper(x):
+    return x * STEP + MORE[0]
+def process(x):
+    global runs
+    runs += 1
+    note()
+    return helper(x)
+"""
+
+
+@pytest.mark.parametrize(("name", "value"), [("STEP", 6), ("MORE", [2]), ("helper", abs)])
+def test_a_name_that_is_bound_anew_counts_from_then_on(locks: LeaseManager, name: str, value: Any) -> None:
+    """Else what is computed with the new value would be found where the old one was meant, by other processes too."""
+    space, fresh = [dict[str, Any](__name__="__main__") for _ in range(2)]
+    for each in (space, fresh):
+        exec(REBOUND, each)
+    runner = runner_of(locks)
+    assert runner.call(space["process"], 1) == 6
+    assert runner.call(space["process"], 1) == 6
+    assert space["runs"] == 1
+    space[name] = value
+    assert runner.call(space["process"], 2) == {"STEP": 13, "MORE": 12, "helper": 2}[name]
+    assert runner.call(fresh["process"], 2) == 11
+    assert runner.call(fresh["process"], 1) == 6
+    assert fresh["runs"] == 1
+
+
+def test_what_a_function_closes_over_is_looked_at_again_where_it_was_bound_anew(locks: LeaseManager) -> None:
+    def made() -> tuple[Callable[[int], int], Callable[[int], None], list[int]]:
+        step, runs, calls = 1, 0, list[int]()
+
+        def f(x: int) -> int:
+            nonlocal runs
+            runs += 1
+            calls.append(x)
+            return x + step
+
+        def change(to: int) -> None:
+            nonlocal step
+            step = to
+
+        return f, change, calls
+
+    runner = runner_of(locks)
+    f, change, calls = made()
+    assert [runner.call(f, 1), runner.call(f, 1), runner.call(f, 2)] == [2, 2, 3]
+    change(10)
+    assert [runner.call(f, 1), runner.call(f, 3)] == [11, 13]
+    other, _, _ = made()
+    assert runner.call(other, 3) == 4
+    f.__defaults__ = (7,)
+    assert runner.call(f) == 17
+    assert calls == [1, 2, 1, 3, 7]
+
+
 def test_what_does_not_pickle_runs_in_this_process_and_is_shared_with_no_other_function(
     locks: LeaseManager, caplog: pytest.LogCaptureFixture
 ) -> None:

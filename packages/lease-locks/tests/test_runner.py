@@ -460,33 +460,33 @@ def test_a_result_is_written_once(locks: LeaseManager, marks: Path) -> None:
 
 
 def test_a_remote_robbed_while_it_runs_publishes_if_there_is_no_result(locks: LeaseManager) -> None:
-    name = ""
+    name: list[str] = []
 
     def compute() -> int:
-        locks.force_release(name, reason="test")
+        locks.force_release(name[0], reason="test")
         return 5
 
     runner = runner_of(locks)
-    name = bind("demo", compute, (), {}).memo.lock_name
+    name.append(bind("demo", compute, (), {}).memo.lock_name)
     assert runner.call(compute) == 5
     (record,) = attempts(runner)
     assert record.note == "the lock was lost while it ran"
 
 
 def test_a_remote_robbed_while_it_runs_never_publishes_its_failure(locks: LeaseManager) -> None:
-    name = ""
+    name: list[str] = []
     runs: list[int] = []
 
     def compute() -> int:
         runs.append(1)
         if len(runs) == 1:
-            locks.force_release(name, reason="test")
+            locks.force_release(name[0], reason="test")
             raise ValueError("robbed")
         return 6
 
     runner = runner_of(locks)
     call = bind("demo", compute, (), {})
-    name = call.memo.lock_name
+    name.append(call.memo.lock_name)
     with pytest.raises(ValueError, match="robbed"):
         runner.call(compute)
     keys = runner.rows.keys(call.memo)

@@ -7,15 +7,14 @@
     number, text, bytes, tuple, list, dict, set  its type and content; 1, 1.0 and True differ
     any other object                             what its class's `__memo_key__(self)` returns, else what pickle rebuilds it from
 
-Functions and classes of the second kind are looked at once, when they are first met: what they close over counts as it was
-then. The wrapper that a runner's `memoize` puts around a function counts as that function; no other decorator is looked
+Functions and classes of the second kind are looked at when they are first met, and again where a name that they use was bound anew:
+what it is bound to counts as it was then, whatever is put into it since. The wrapper that a runner's `memoize` puts around a function counts as that function; no other decorator is looked
 through. What doesn't pickle has no key, but where such a function or class refers to it: then that is known in this process only.
 """
 
 from __future__ import annotations
 
 import copyreg
-import dis
 import functools
 import hashlib
 import logging
@@ -29,17 +28,17 @@ import types
 import typing
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
+from lease_locks.memo.bindings import SCRIPTS, Bindings, around
 from lease_locks.memo.wrapping import plain
 
 log = logging.getLogger("lease_locks")
 
 _LOGIC_KEY = re.compile(r"^\s*function-logic-key:\s*(\S+)\s*$", re.MULTILINE)
 _PROTOCOL: Final = 4
-SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
 _HEAP_TYPE: Final = 1 << 9  # of a class's flags: it was made at run time
 _CODE_PARTS: Final = (
     *("co_code", "co_exceptiontable", "co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
@@ -56,7 +55,7 @@ _TYPE_PARAMETERS: Final = tuple(
     kind for name in ("TypeVar", "ParamSpec", "TypeVarTuple") if (kind := getattr(typing, name, None)) is not None
 )
 # By id, not by equality: a metaclass may say that two classes are equal.
-_identities: dict[int, tuple[weakref.ref[Any], bytes]] = {}
+_identities: dict[int, tuple[weakref.ref[Any], bytes, Bindings]] = {}
 _identifying = threading.RLock()
 
 
@@ -104,11 +103,13 @@ def _held(module: Any, name: str, thing: Any) -> bool:
 
 
 def identity(thing: Any) -> bytes:
-    """SHA-256 of the content of a function or class, and of all such that it refers to; taken once."""
+    """SHA-256 of the content of a function or class, and of all such that it refers to; taken again where a name of theirs
+    was bound anew."""
     with _identifying:
         at = id(thing)
-        met_before, known = _identities.get(at, (None, b""))
-        if met_before is None or met_before() is not thing:
+        there = _identities.get(at)
+        known = there[1] if there is not None and there[0]() is thing and there[2].stand() else b""
+        if not known:
             met, numbers = [thing], {id(thing): 0}
 
             def number(part: Any) -> bytes:
@@ -121,12 +122,13 @@ def identity(thing: Any) -> bytes:
             for part in met:  # it grows while it is read
                 _Encoder(digest.update, number).content(part)
             known = digest.digest()
-            _identities[at] = weakref.ref(thing, lambda gone: _forget(at, gone)), known
+            _identities[at] = weakref.ref(thing, lambda gone: _forget(at, gone)), known, Bindings(met)
         return known
 
 
 def _forget(at: int, gone: weakref.ref[Any]) -> None:
-    if _identities.get(at, (None,))[0] is gone:
+    there = _identities.get(at)
+    if there is not None and there[0] is gone:
         del _identities[at]
 
 
@@ -293,7 +295,7 @@ class _Encoder:
             self._class(thing)
             return
         self.put(thing.__code__)
-        for label, value in _around(thing):
+        for label, value in around(thing):
             self.sized(b"=", label.encode())
             self._put_or_own(thing, label, value)
 
@@ -324,33 +326,6 @@ class _Encoder:
 
     def code(self, code: types.CodeType) -> None:
         self.items(b"k", (getattr(code, part) for part in _CODE_PARTS), len(_CODE_PARTS))
-
-
-def _around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """(name, value) of all that a function's behaviour depends on, beside its code and its arguments."""
-    yield "its defaults", (function.__defaults__, function.__kwdefaults__)
-    yield "its attributes", vars(function)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # nothing in it yet
-            yield name, None
-    space = function.__globals__
-    module = space.get("__name__")
-    there = vars(sys.modules.get(module or "", types))
-    if module in SCRIPTS or there is not space:
-        for name in sorted(_globals_of(function.__code__)):
-            # In a remote a nested function of a module has globals of its own, with what the module holds in them.
-            if name in space and (module in SCRIPTS or there.get(name, space) is not space[name]):
-                yield name, space[name]
-
-
-def _globals_of(code: types.CodeType) -> set[str]:
-    """The globals that code names, that of its inner functions included."""
-    names = {
-        step.argval for step in dis.get_instructions(code) if step.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))
-    }
-    return names.union(*(_globals_of(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
 def _int(encoder: _Encoder, value: int) -> None:

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import cloudpickle
 
-from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, SCRIPTS, canonical, module_of
+from lease_locks.memo.bindings import SCRIPTS
+from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, canonical, module_of
 
 _PROTOCOL: Final = 5
 _Told = tuple[str, bytes]  # the class's qualified name, a digest of what it does
