@@ -165,6 +165,39 @@ def test_paused_tasks_on_the_heap_are_looked_at_once_a_second(quick: Any, monkey
     assert scheduler.turn().started == 5
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_paused_task_whose_scheduler_is_dead_costs_no_listing(quick: Any, beside: bool) -> None:
+    task = quick.sysdb.create_task("p", "t", cadence=0)
+    quick.tend()
+    quick.sysdb.claim(task)
+    quick.sysdb.pause(task.id)
+    quick.sysdb.sessions.close()  # it died
+    sysdb = quick.new_sysdb()
+    scheduler = quick.new_scheduler(lambda task, gen, epoch: None, sysdb)
+    if beside:  # another one's run in the same shard is taken over all the same
+        other = sysdb.create_task("p", "u", cadence=0, id=UUID(int=task.id.int ^ 1 << 60))
+        quick.tend()
+        dead = quick.new_sysdb()
+        dead.claim(other)
+        dead.sessions.close()
+    started = 0
+    for _ in range(3):
+        started += scheduler.turn().started
+        scheduler._runs_looked, scheduler._alive = float("-inf"), {}
+        quick.clock.sleep(1)
+    assert started == beside
+    before = dict(scheduler.heap.io.requests)
+    for _ in range(5):
+        assert scheduler.turn().started == 0
+        scheduler._runs_looked, scheduler._alive = float("-inf"), {}
+        quick.clock.sleep(1)
+    assert scheduler.heap.io.requests == before
+    sysdb.resume(task.id)
+    scheduler._runs_looked = float("-inf")
+    quick.clock.sleep(5)
+    assert scheduler.turn().started == 1
+
+
 def test_a_due_scan_reads_an_object_once_and_again_only_when_it_changed(quick: Any) -> None:
     quick.sysdb.create_task("p", "t", cadence=0)
     quick.tend()

@@ -16,11 +16,13 @@ import pytest
 import idempotent_txn
 from fdb_schema import open_database
 from lease_locks import LeaseManager
-from s3heap_tender import Backoff, HeapStore, StoreUnavailableError, core, fsck, metrics, transitions
+from s3heap_tender import Backoff, HeapStore, StoreUnavailableError, core, fsck, metrics, prune_untended, transitions
+from s3heap_tender.errors import StrayKeyError
 from s3heap_tender.inspection import next_due
 from s3heap_tender.items import ObjectHeader, encode_object
 from s3heap_tender.naming import ObjectName
 from s3heap_tender.sessions import LeaseSessions
+from s3heap_tender.settings import partition_id
 from s3heap_tender.stores.memory import MemoryStore
 
 
@@ -338,3 +340,84 @@ def test_an_object_of_a_newer_release_does_not_keep_what_is_done_elsewhere(quick
     quick.sysdb.tick()
     quick.heap.prune_done(0, limit=2)
     assert [name.key for name in quick.heap.names(0)] == [key]
+
+
+# --- keys that no release wrote
+
+STRAYS: list[tuple[Any, ...]] = [
+    ("x",),
+    (-5, b"x" * 16),
+    (None,),
+    (b"x" * 15,),
+    (b"x" * 16, b"x" * 16, b"x" * 16),
+    (0, "x"),
+    (0, b"short"),
+    (5, 5, 5, 5),
+    (1 << 70, b"x" * 16),
+    (b"\x00",),
+    ((), ()),
+    ("~", "~"),
+    (uuid.UUID(int=5), uuid.UUID(int=5)),
+]
+TORN = [b"\x00", b"\x01", b"\x02x", b"\x15", b"\x16\x00\x01", b"\x1d\x09" + b"\x01" * 9, b"\xfe", b"\xfe\xff"]
+PLACES = {
+    **{name: (name,) for name in ("heap", "task", "tomb", "dlq", "quarantine", "stats")},
+    **{name: (name, 0) for name in ("active", "due", "run", "done", "intent", "dirty")},
+    "part": ("part", partition_id("p").bytes),
+}
+
+
+def is_stray(bench: Any, key: bytes, kind: str) -> bool:
+    try:
+        bench.sysdb.layout.keys._read(key, kind)
+    except StrayKeyError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_key_that_nothing_here_wrote_ends_no_turn_and_hides_nothing(bad: Any, place: str) -> None:
+    base = bad.sysdb.layout.keys.space["s3heap"]
+    prefix = base[PLACES[place][0]]
+    for part in PLACES[place][1:]:
+        prefix = prefix[part]
+    planted = [prefix.pack(stray) for stray in STRAYS] + [prefix.key() + torn for torn in TORN]
+    planted += [prefix.key() + torn + b"%04d" % n for n in range(300) for torn in (b"\x00", b"\xfe")]
+    planted = [key for key in planted if is_stray(bad, key, PLACES[place][0])]
+
+    def plant(tr: Any) -> None:
+        for key in planted:
+            tr.set(key, b"")
+
+    idempotent_txn.run(bad.db, plant)
+    tasks = [in_shard(bad, shard, name) for shard, name in ((0, "first"), (0, "last"), (1, "other"))]
+    ran: list[str] = []
+    scheduler = bad.new_scheduler(lambda task, gen, epoch: ran.append(task.name))
+    for _ in range(3):
+        bad.tend()
+        assert scheduler.turn().errors == []
+        bad.clock.sleep(5)
+    assert sorted(ran) == ["first", "last", "other"]
+    for _ in range(2):
+        bad.write("p")
+        for _ in range(6):
+            bad.tend()
+            assert scheduler.turn().errors == []
+            bad.clock.sleep(5)
+    assert sorted(ran) == sorted(["first", "last", "other"] * 3)
+    bad.clock.sleep(300)
+    assert bad.tender.turn(prune=True, reconcile=True).errors == []
+    assert bad.heap.summary().items == 0
+    assert fsck(bad.heap, bad.sysdb, repair=True).missing == 0
+    assert (
+        {task.id for task in bad.sysdb.tasks()} == {task.id for task in bad.sysdb.tasks("p")} == {t.id for t in tasks}
+    )
+    assert next_due(bad.sysdb) == []
+    assert bad.sysdb.dead_letters() == []
+    assert metrics(bad.sysdb, bad.heap).starts == bad.sysdb.stats()["starts"] == 9
+    assert bad.sysdb.describe(tasks[0].id).dead_letters == ()
+    with LeaseManager(open_database(f"memory:{uuid.uuid4().hex}")) as locks:
+        prune_untended(bad.heap, locks)
+    bad.sysdb.delete(tasks[0].id)
+    bad.clock.sleep(300)
+    assert bad.tender.turn(prune=True, reconcile=True).errors == []

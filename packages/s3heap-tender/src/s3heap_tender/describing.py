@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import read_clock, read_range
+from fdb_schema import read_clock
 from s3heap_tender import core, transitions
+from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
 from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, RunOutput, Task, TaskRow, task_of
 from s3heap_tender.states import State
@@ -43,7 +44,7 @@ def describe(sysdb: SysDbBase, id: UUID) -> Description:
         tail = transitions.read_counter(tr, keys.log(row.partition))
         intent = tr.get(keys.intent(at.shard_of(id), id)).present()
         dirty = tr.get(keys.dirty(at.shard_of(row.partition), row.partition)).present()
-        letters = tuple(keys.dead_letter_of(key)[1] for key, _ in read_range(tr, *keys.dlq_range(id)))
+        letters = tuple(gen for (_, gen), _, _ in read_known(tr, *keys.dlq_range(id), 0, keys.dead_letter_of))
         start = core.earliest_start(row) if row.state is State.SCHEDULED else None
         kept = tr.get(keys.output(id)).value
         output = None if kept is None else RunOutput.decode(bytes(kept))

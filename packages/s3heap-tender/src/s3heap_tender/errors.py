@@ -96,6 +96,10 @@ class HeapMismatchError(HeapTenderError):
     """The heap's `meta` object says another format, bucket length, number of shards or sysdb."""
 
 
+class StrayKeyError(HeapTenderError, ValueError):
+    """A key of the sysdb that no release wrote."""
+
+
 class CorruptObjectError(HeapTenderError):
     """An object of the heap that can't be what its key says; `key` names it."""
 

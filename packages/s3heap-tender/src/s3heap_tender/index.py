@@ -12,17 +12,20 @@ The rows are hints. A task's own row decides; a reconciliation mends what a rele
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from fdb_schema import clear_many, get_many, read_ahead, read_clock, read_range
+from fdb_schema import clear_many, get_many, read_ahead, read_clock
 from s3heap_tender import core
 from s3heap_tender.keys import stamped
+from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
 from s3heap_tender.records import TaskRow
 from s3heap_tender.states import State
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +102,27 @@ def look(tr: Any, at: Layout, shards: Sequence[int], *, runs: bool) -> tuple[int
     stamps = get_many(tr, [keys.pushed(shard) for shard in shards], snapshot=True)
     found = {}
     for shard, stamp in zip(shards, stamps, strict=True):
-        dirty, intents, due, done = (_first(tr, begin, end) for begin, end in firsts[shard])
-        due_ms = None if due is None else keys.due_of(due)[0]
+        of_dirty, of_intents, of_due, of_done = firsts[shard]
+        due, done = _first(tr, *of_due, keys.due_of), _first(tr, *of_done, keys.done_of)
+        due_ms = None if due is None else due[0]
         last, following = None, due_ms
         if due_ms is not None and due_ms <= now // 1000:
             begin, end = keys.due_range(shard)
             cut = keys.due(shard, now // 1000 + 1, UUID(int=0))
             last, following = (
-                None if key is None else keys.due_of(key)[0]
-                for key in (_first(tr, begin, cut, reverse=True), _first(tr, cut, end))
+                None if first is None else first[0]
+                for first in (
+                    _first(tr, begin, cut, keys.due_of, reverse=True),
+                    _first(tr, cut, end, keys.due_of),
+                )
             )
         found[shard] = ShardLook(
-            dirty is not None,
-            intents is not None,
+            _first(tr, *of_dirty, keys.partition_of) is not None,
+            _first(tr, *of_intents, keys.task_of) is not None,
             due_ms,
             last,
             following,
-            None if done is None else keys.done_of(done)[0],
+            None if done is None else done[0],
             b"" if stamp is None else bytes(stamp),
             _runs(tr, at, shard) if runs else (),
         )
@@ -123,15 +130,15 @@ def look(tr: Any, at: Layout, shards: Sequence[int], *, runs: bool) -> tuple[int
     return now, found
 
 
-def _first(tr: Any, begin: bytes, end: bytes, *, reverse: bool = False) -> bytes | None:
-    rows = read_range(tr, begin, end, limit=1, reverse=reverse, snapshot=True)
-    return bytes(rows[0][0]) if rows else None
+def _first(tr: Any, begin: bytes, end: bytes, read: Callable[[bytes], _T], *, reverse: bool = False) -> _T | None:
+    rows = read_known(tr, begin, end, 1, read, reverse=reverse)
+    return rows[0][0] if rows else None
 
 
 def _runs(tr: Any, at: Layout, shard: int) -> tuple[tuple[UUID, str], ...]:
     begin, end = at.keys.run_range(shard)
-    rows = read_range(tr, begin, end, snapshot=True)
-    return tuple((at.keys.task_of(key), bytes(value).decode(errors="replace")) for key, value in rows)
+    rows = read_known(tr, begin, end, 0, at.keys.task_of)
+    return tuple((task, value.decode(errors="replace")) for task, _, value in rows)
 
 
 def read_done(
@@ -143,8 +150,8 @@ def read_done(
     begin, end = at.keys.done_range(shard)
     begin = begin if after is None else after + b"\x00"
     end = min(end, at.keys.done(shard, before_ms, UUID(int=0)))
-    rows = read_range(tr, begin, end, limit=limit, snapshot=True) if begin < end else []
-    return [(bytes(key), at.keys.done_of(key)[1], int.from_bytes(value, "big")) for key, value in rows]
+    rows = read_known(tr, begin, end, limit, at.keys.done_of) if begin < end else []
+    return [(key, task, min(ms, int.from_bytes(value, "big"))) for (ms, task), key, value in rows]
 
 
 def clear_done(tr: Any, at: Layout, keys: Sequence[bytes]) -> None:
@@ -159,8 +166,8 @@ def entries(tr: Any, at: Layout, shard: int, after: bytes | None, limit: int) ->
         if after is not None:
             begin = max(begin, after + b"\x00")
         if begin < end and len(found) < limit:
-            rows = read_range(tr, begin, end, limit=limit - len(found), snapshot=True)
-            found.extend((bytes(key), bytes(value), at.keys.task_of(key)) for key, value in rows)
+            rows = read_known(tr, begin, end, limit - len(found), at.keys.task_of)
+            found.extend((key, value, task) for task, key, value in rows)
     return found
 
 

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError, read_range, unpack
+from fdb_schema import RecordError, unpack
 from s3heap_tender import core, index, outbox, transitions
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_values import PruneStats
 from s3heap_tender.items import HeapItem, due_of
+from s3heap_tender.known import read_known
 from s3heap_tender.records import MICROSECONDS, Task, TaskRow, task_of
 from s3heap_tender.states import State
 from s3heap_tender.sysdb_base import SysDbBase
@@ -81,8 +82,8 @@ def metrics(sysdb: SysDbBase, heap: Heap | None = None) -> Metrics:
                 oldest_due = min(oldest_due, row.last_start)
     version = sysdb.read(lambda tr, _at: int(tr.get_read_version().wait()))
     begin, end = keys.stats_range()
-    rows = sysdb.read(lambda tr, _at: read_range(tr, begin, end, snapshot=True))
-    stats = {keys.stat_of(key): int.from_bytes(value, "little") for key, value in rows}
+    rows = sysdb.read(lambda tr, _at: read_known(tr, begin, end, 0, keys.stat_of))
+    stats = {name: int.from_bytes(value, "little") for name, _, value in rows}
     requests = {} if heap is None else dict(heap.io.requests)
     return Metrics(
         oldest_due_age=(now - oldest_due) / MICROSECONDS,
@@ -178,9 +179,8 @@ def quarantined(sysdb: SysDbBase) -> list[dict[str, Any]]:
     """Objects that could not be read: shard, key, reason, and where their bytes went."""
     keys = sysdb.layout.keys
     begin, end = keys.quarantine_range()
-    rows = sysdb.read(lambda tr, _at: read_range(tr, begin, end, snapshot=True))
+    rows = sysdb.read(lambda tr, _at: read_known(tr, begin, end, 0, keys.quarantined_of))
     found = []
-    for key, value in rows:
-        shard, name = keys.quarantined_of(key)
-        found.append({"shard": shard, "key": name, **unpack(bytes(value))})
+    for (shard, name), _, value in rows:
+        found.append({"shard": shard, "key": name, **unpack(value)})
     return found

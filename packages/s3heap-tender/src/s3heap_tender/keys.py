@@ -29,10 +29,12 @@ A partition and a task are UUIDs, stored as 16 bytes; times are µs of the clust
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema import ClusterSpace
+from s3heap_tender.errors import StrayKeyError
 
 SUBSPACE: Final = "s3heap"
 FORMAT: Final = 2  # 2: due, run and done rows, without which nothing would be looked at
@@ -45,7 +47,7 @@ class HeapKeys:
 
     def __init__(self, space: ClusterSpace) -> None:
         self.space = space
-        base = space[SUBSPACE]
+        base = self._base = space[SUBSPACE]
         self.config: bytes = base.pack(("config",))
         self._heaps = base["heap"]
         self._tasks = base["task"]
@@ -77,7 +79,8 @@ class HeapKeys:
         return _range(self._heaps)
 
     def heap_of(self, key: bytes) -> str:
-        return str(self._heaps.unpack(key)[0])
+        [url] = self._read(key, "heap")
+        return str(url)
 
     def task(self, task: UUID) -> bytes:
         return _b(self._tasks.pack((task.bytes,)))
@@ -126,13 +129,13 @@ class HeapKeys:
 
     def due_of(self, key: bytes) -> tuple[int, UUID]:
         """When the task of a `due` key may start, in ms, and the task."""
-        _, ms, task = self._due.unpack(key)
-        return int(ms), UUID(bytes=bytes(task))
+        _, ms, task = self._read(key, "due")
+        return ms, task
 
     def done_of(self, key: bytes) -> tuple[int, UUID]:
         """From when on the bucket of a `done` key's item may be deleted, in ms, and the task."""
-        _, ms, task = self._done.unpack(key)
-        return int(ms), UUID(bytes=bytes(task))
+        _, ms, task = self._read(key, "done")
+        return ms, task
 
     def intent(self, shard: int, task: UUID) -> bytes:
         return _b(self._intents.pack((shard, task.bytes)))
@@ -189,28 +192,73 @@ class HeapKeys:
         return _range(self._stats)
 
     def stat_of(self, key: bytes) -> str:
-        return str(self._stats.unpack(key)[0])
+        [name] = self._read(key, "stats")
+        return str(name)
 
     def task_of(self, key: bytes) -> UUID:
-        """The task of a `task`, `part`, `active` or `intent` key: its last element."""
-        return UUID(bytes=bytes(self._tasks.unpack(key)[-1] if self._tasks.contains(key) else key_tail(self, key)))
+        """The task of a key whose last element is one."""
+        task: UUID = self._read(key, "task", "part", "active", "intent", "due", "run", "tomb")[-1]
+        return task
 
     def partition_of(self, key: bytes) -> UUID:
         """The partition of a `dirty` key."""
-        return UUID(bytes=bytes(self._dirty.unpack(key)[1]))
+        _, partition = self._read(key, "dirty")
+        found: UUID = partition
+        return found
 
     def dead_letter_of(self, key: bytes) -> tuple[UUID, int]:
-        task, gen = self._dlq.unpack(key)
-        return UUID(bytes=bytes(task)), int(gen)
+        task, gen = self._read(key, "dlq")
+        return task, gen
 
     def quarantined_of(self, key: bytes) -> tuple[int, str]:
-        shard, name = self._quarantine.unpack(key)
-        return int(shard), str(name)
+        shard, name = self._read(key, "quarantine")
+        return shard, name
+
+    def _read(self, key: bytes, *kinds: str) -> list[Any]:
+        """The elements of a key of one of these kinds. Raises StrayKeyError for one that nothing here wrote."""
+        try:
+            parts = self._base.unpack(key)
+            if parts[0] not in kinds or self._base.pack(parts) != key:
+                raise ValueError(f"it isn't one of {' or '.join(kinds)}")
+            return [_ELEMENTS[kind](part) for kind, part in zip(_FORMS[parts[0]], parts[1:], strict=True)]
+        except (ValueError, TypeError, IndexError, struct.error, RecursionError) as error:
+            raise StrayKeyError(f"key {key!r} of the sysdb is none that a release wrote: {error}") from error
 
 
-def key_tail(keys: HeapKeys, key: bytes) -> bytes:
-    """The last tuple element of a key of the sysdb."""
-    return bytes(keys.space[SUBSPACE].unpack(key)[-1])
+def _uuid(part: object) -> UUID:
+    if type(part) is not bytes:
+        raise TypeError(f"{part!r} is no id")
+    return UUID(bytes=part)
+
+
+def _number(part: object) -> int:
+    if type(part) is not int or not 0 <= part < 1 << 63:
+        raise TypeError(f"{part!r} is no number")
+    return part
+
+
+def _text(part: object) -> str:
+    if type(part) is not str:
+        raise TypeError(f"{part!r} is no text")
+    return part
+
+
+_ELEMENTS: Final = {"uuid": _uuid, "number": _number, "text": _text}
+_FORMS: Final = {
+    "heap": ("text",),
+    "task": ("uuid",),
+    "part": ("uuid", "uuid"),
+    "active": ("number", "uuid"),
+    "due": ("number", "number", "uuid"),
+    "run": ("number", "uuid"),
+    "done": ("number", "number", "uuid"),
+    "intent": ("number", "uuid"),
+    "dirty": ("number", "uuid"),
+    "tomb": ("uuid",),
+    "dlq": ("uuid", "number"),
+    "quarantine": ("number", "text"),
+    "stats": ("text",),
+}
 
 
 def stamped(value: bytes) -> bytes:

@@ -11,8 +11,9 @@ from uuid import UUID
 
 import msgpack
 
-from fdb_schema import NewerFormatError, read_range
+from fdb_schema import NewerFormatError
 from s3heap_tender.errors import ConflictError, HeapMismatchError
+from s3heap_tender.known import read_known
 from s3heap_tender.naming import META_KEY
 from s3heap_tender.stores.port import ObjectStore, StoredObject
 from s3heap_tender.sysdb_base import SysDbBase
@@ -37,8 +38,7 @@ def known_heaps(sysdb: SysDbBase) -> list[str]:
     """The URLs at which this sysdb's heap was seen."""
     keys = sysdb.layout.keys
     begin, end = keys.heaps_range()
-    rows = sysdb.read(lambda tr, _at: read_range(tr, begin, end, snapshot=True))
-    return [keys.heap_of(key) for key, _ in rows]
+    return [url for url, _, _ in sysdb.read(lambda tr, _at: read_known(tr, begin, end, 0, keys.heap_of))]
 
 
 def _noted(sysdb: SysDbBase, url: str) -> int | None:

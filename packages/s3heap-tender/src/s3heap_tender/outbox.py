@@ -8,10 +8,11 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError, get_many, read_clock, read_range
+from fdb_schema import RecordError, get_many, read_clock
 from s3heap_tender import core, index
 from s3heap_tender.items import HeapItem
 from s3heap_tender.keys import STAMP_BYTES
+from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
 from s3heap_tender.records import Dirty, Intent, TaskRow, Tombstone
 from s3heap_tender.transitions import read_counter
@@ -46,14 +47,13 @@ def read_intents(tr: Any, at: Layout, shard: int, after: UUID | None, limit: int
     if after is not None:
         begin = at.keys.intent(shard, after) + b"\x00"
     found = []
-    for key, value in read_range(tr, begin, end, limit=limit, snapshot=True):
-        task = at.keys.task_of(key)
+    for task, _, value in read_known(tr, begin, end, limit, at.keys.task_of):
         if len(value) == INTENT_BYTES:
             gen, due_ms = int.from_bytes(value[:8], "big"), int.from_bytes(value[8:16], "big")
             item = HeapItem(UUID(bytes=bytes(value[16:32])), task, gen, due_ms)
         else:
             item = HeapItem(NO_PARTITION, task, 0, 0)  # done for ever: it goes, and a reconciliation asks anew
-        found.append(Intent(item, shard, bytes(value)))
+        found.append(Intent(item, shard, value))
     return found
 
 
@@ -94,10 +94,8 @@ def read_dirty(tr: Any, at: Layout, shard: int, after: UUID | None, limit: int) 
     begin, end = at.keys.dirty_range(shard)
     if after is not None:
         begin = at.keys.dirty(shard, after) + b"\x00"
-    return [
-        Dirty(at.keys.partition_of(key), shard, bytes(value))
-        for key, value in read_range(tr, begin, end, limit=limit, snapshot=True)
-    ]
+    rows = read_known(tr, begin, end, limit, at.keys.partition_of)
+    return [Dirty(partition, shard, value) for partition, _, value in rows]
 
 
 def read_tombstones(tr: Any, at: Layout, after: UUID | None, limit: int) -> list[Tombstone]:
@@ -105,10 +103,8 @@ def read_tombstones(tr: Any, at: Layout, after: UUID | None, limit: int) -> list
     begin, end = at.keys.tomb_range()
     if after is not None:
         begin = at.keys.tomb(after) + b"\x00"
-    return [
-        Tombstone(at.keys.task_of(key), int.from_bytes(value[16:24], "big"), bytes(value))
-        for key, value in read_range(tr, begin, end, limit=limit, snapshot=True)
-    ]
+    rows = read_known(tr, begin, end, limit, at.keys.task_of)
+    return [Tombstone(task, int.from_bytes(value[16:24], "big"), value) for task, _, value in rows]
 
 
 def row_of(task: UUID, value: bytes | None) -> TaskRow | Unreadable | None:
@@ -150,7 +146,7 @@ def active_tasks(tr: Any, at: Layout, shard: int, after: UUID | None, limit: int
     begin, end = at.keys.active_range(shard)
     if after is not None:
         begin = at.keys.active(shard, after) + b"\x00"
-    return [at.keys.task_of(key) for key, _ in read_range(tr, begin, end, limit=limit, snapshot=True)]
+    return [task for task, _, _ in read_known(tr, begin, end, limit, at.keys.task_of)]
 
 
 def active_rows(

@@ -233,11 +233,18 @@ class Scheduler:
         return todo
 
     def _has_lost_run(self, runs: Sequence[tuple[UUID, str]]) -> bool:
-        """Whether a run's session is dead, or is this one and nothing here knows of the run."""
+        """Whether a run may be taken over: its session is dead, or is this one and nothing here knows of the run."""
         mine = self.sysdb.sessions.session
-        foreign = {session for _, session in runs if session != mine}
-        strays = [task for task, session in runs if session == mine and task not in self._runs]
-        return any(not self.sysdb.knows(task) for task in strays) or any(map(self._may_be_dead, sorted(foreign)))
+        foreign = sorted({session for _, session in runs if session != mine})
+        dead = {session for session in foreign if self._may_be_dead(session)}
+        lost = [
+            task
+            for task, session in runs
+            if session in dead or (session == mine and task not in self._runs and not self.sysdb.knows(task))
+        ]
+        rows = self.sysdb.read(outbox.read_rows, lost) if lost else []
+        # One that is paused meanwhile stays as it is: listing its shard again and again would find nothing to start.
+        return any(isinstance(row, TaskRow) and not row.paused and not row.dead for row in rows)
 
     def _start_due(
         self,

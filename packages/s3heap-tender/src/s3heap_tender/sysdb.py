@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError, get_many, read_range, tracing
+from fdb_schema import RecordError, get_many, tracing
 from idempotent_txn import run_committed
 from s3heap_tender import core, failpoints, outbox, transitions
 from s3heap_tender.describing import Description, describe
 from s3heap_tender.errors import ClaimLostError, TaskNotFoundError, UnknownItemError
 from s3heap_tender.held import held_by
 from s3heap_tender.items import HeapItem
+from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
 from s3heap_tender.output import storable, text_of
 from s3heap_tender.records import (
@@ -126,10 +127,10 @@ class SysDb(SysDbBase):
         keys = self.layout.keys
         begin, end = keys.tasks_range() if partition is None else keys.part_range(partition_id(partition))
         while True:
-            rows = self.read(lambda tr, _at, b=begin: read_range(tr, b, end, limit=_PAGE, snapshot=True))
-            ids = [keys.task_of(key) for key, _ in rows]
+            rows = self.read(lambda tr, _at, b=begin: read_known(tr, b, end, _PAGE, keys.task_of))
+            ids = [id for id, _, _ in rows]
             if partition is None:
-                found = [outbox.row_of(id, value) for id, (_, value) in zip(ids, rows, strict=True)]
+                found = [outbox.row_of(id, value) for id, _, value in rows]
             else:
                 found = self.read(outbox.read_rows, ids)
             payloads = self.read(lambda tr, _at, ids=ids: get_many(tr, [keys.payload(id) for id in ids], snapshot=True))
@@ -140,7 +141,7 @@ class SysDb(SysDbBase):
                     log.warning("%s", row)
             if len(rows) < _PAGE:
                 return
-            begin = rows[-1][0] + b"\x00"
+            begin = rows[-1][1] + b"\x00"
 
     def delete(self, id: UUID) -> bool:
         """Delete the task; no claim commits any more. False where it was deleted before.
@@ -206,13 +207,11 @@ class SysDb(SysDbBase):
         begin, end = keys.dlq_range(id)
         found: list[DeadLetter] = []
         while True:
-            rows = self.read(lambda tr, _at, b=begin: read_range(tr, b, end, limit=_PAGE, snapshot=True))
-            found.extend(
-                dead_letter_of(*keys.dead_letter_of(key), DeadLetterRow.decode(bytes(value))) for key, value in rows
-            )
+            rows = self.read(lambda tr, _at, b=begin: read_known(tr, b, end, _PAGE, keys.dead_letter_of))
+            found.extend(dead_letter_of(*of, DeadLetterRow.decode(value)) for of, _, value in rows)
             if len(rows) < _PAGE:
                 return found
-            begin = rows[-1][0] + b"\x00"
+            begin = rows[-1][1] + b"\x00"
 
     # writes
 
@@ -358,8 +357,8 @@ class SysDb(SysDbBase):
     def stats(self) -> dict[str, int]:
         """Counters since the sysdb was made: starts, retakes, finishes, failures, dead letters, missed deadlines."""
         begin, end = self.layout.keys.stats_range()
-        rows = self.read(lambda tr, _at: read_range(tr, begin, end, snapshot=True))
-        return {self.layout.keys.stat_of(key): int.from_bytes(value, "little") for key, value in rows}
+        rows = self.read(lambda tr, at: read_known(tr, begin, end, 0, at.keys.stat_of))
+        return {name: int.from_bytes(value, "little") for name, _, value in rows}
 
     def _change(self, operation: str, id: UUID, rule: Callable[[TaskRow, int, int], TaskRow]) -> Task:
         def body(tr: Any, at: Layout) -> tuple[Task, list[Step]]:

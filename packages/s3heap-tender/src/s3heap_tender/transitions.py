@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from fdb_schema import RecordError, get_many, pack, read_clock, read_range
+from fdb_schema import RecordError, get_many, pack, read_clock
 from s3heap_tender import core, index
 from s3heap_tender.errors import ClaimRefusedError, TaskExistsError, TaskNotFoundError
 from s3heap_tender.items import HeapItem
 from s3heap_tender.keys import stamped
+from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
 from s3heap_tender.output import MAX_OUTPUT_TEXT
 from s3heap_tender.records import Claim, DeadLetterRow, Dirty, RunOutput, TaskRow, item_of, task_of
@@ -229,8 +230,7 @@ def sweep(tr: Any, at: Layout, marker: Dirty, after: UUID | None, limit: int, *,
     begin, end = keys.part_range(marker.partition)
     if after is not None:
         begin = keys.part(marker.partition, after) + b"\x00"
-    rows = read_range(tr, begin, end, limit=limit, snapshot=True)
-    tasks = [keys.task_of(key) for key, _ in rows]
+    tasks = [task for task, _, _ in read_known(tr, begin, end, limit, keys.task_of)]
     tail, again = _log_of(tr, at, marker.partition)
     now = read_clock(tr, keys.space)
     steps: list[Step] = []
@@ -248,7 +248,7 @@ def sweep(tr: Any, at: Layout, marker: Dirty, after: UUID | None, limit: int, *,
         changed = _after_writes(task, row, tail, again, now)
         if row is not None and changed is not None:
             steps.append(store(tr, at, "sweep", task, row, changed, now))
-    if len(rows) == limit:
+    if len(tasks) == limit:
         return Swept(steps, tasks[-1], tuple(unreadable))
     if not unreadable and not keep:
         tr.compare_and_clear(keys.dirty(marker.shard, marker.partition), marker.value)

@@ -23,16 +23,20 @@ def prune_untended(heap: Heap, locks: Any) -> int:
         try:
             lease = locks.try_acquire(f"{SHARD_LEASE}{shard}")
         except RecordError:
-            removed += heap.prune(shards=[shard]).pruned  # nobody can hold it; the tenders prune it without it too
+            removed += _prune(heap, shard)  # nobody can hold it; the tenders prune it without it too
             continue
         if lease is None:
             continue
         try:
             heap.own(shard, lease.token.version)
-            removed += heap.prune(shards=[shard]).pruned
-            removed += heap.prune_done(shard)[0].pruned  # which settles the notes of what is past
+            removed += _prune(heap, shard)
         finally:
             heap.disown(shard)
             if lease.held:
                 lease.release()
     return removed
+
+
+def _prune(heap: Heap, shard: int) -> int:
+    removed = heap.prune(shards=[shard]).pruned
+    return removed + heap.prune_done(shard)[0].pruned  # which settles the notes of what is past
