@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fdb_datamodel import (
+    FutureDeletedError,
     FutureState,
     UnknownFutureError,
     WorkerId,
@@ -102,11 +103,21 @@ def test_a_key_of_a_transaction_that_came_to_nothing_may_be_submitted(client: Cl
     assert not client._live._pending, "nothing waits for what nobody asked for"
 
 
+def test_what_was_just_submitted_is_an_argument_within_a_transaction_too(client: Client, any_db: Any) -> None:
+    for n in range(20):
+        made = client.submit(square, n)
+        assert run(any_db, lambda tr, made=made: client.submit(square, made, tr=tr)).result(WAIT) == n**4
+
+
 def test_what_another_client_of_the_process_has_just_made_is_an_argument_too(client: Client, any_db: Any) -> None:
     with Client(any_db, "test") as other:
         for n in range(20):
             made = other.submit(square, n)
-            assert client.submit(square, [made][0]).result(WAIT) == n**4
+            assert client.submit(square, made).result(WAIT) == n**4
+        gone = other.submit(square, 3)
+        client.delete(gone)
+        with pytest.raises(FutureDeletedError):
+            gone.result(WAIT)
 
 
 def test_a_refused_future_says_why_and_harms_no_other(client: Client) -> None:

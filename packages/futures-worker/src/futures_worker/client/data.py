@@ -21,6 +21,7 @@ from fdb_datamodel import (
     set_apart,
 )
 from fdb_schema import MainspringError, Origin
+from futures_worker.client import processes
 from futures_worker.client.future import Future
 from futures_worker.client.home import ClientHome
 from futures_worker.client.objects import copy_to_worker, put_on_worker
@@ -125,6 +126,7 @@ class DataMethods:
         """Delete several futures and their results."""
         ids = [future._id for future in check_futures(futures, "delete")]
         self.flush()
+        processes.flush_others(self, ids)
         for start in range(0, len(ids), 50):
             page = ids[start : start + 50]
 

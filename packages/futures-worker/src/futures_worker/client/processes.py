@@ -13,6 +13,7 @@ from futures_worker.payload import CodeCache
 
 if TYPE_CHECKING:
     from futures_worker.client.client import Client
+    from futures_worker.client.data import DataMethods
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 _lock = threading.Lock()
@@ -37,7 +38,7 @@ def open_clients() -> list[Client]:
         return list(_open_clients)
 
 
-def flush_others(client: Client, ids: Sequence[bytes]) -> None:
+def flush_others(client: DataMethods, ids: Sequence[bytes]) -> None:
     """Those futures of `ids` that other clients here made of the same cluster are in the database: it is about to be named them."""
     for other in open_clients():
         session = other._session

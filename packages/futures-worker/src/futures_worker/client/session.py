@@ -108,6 +108,7 @@ class Session(FutureQueries, ActorCalls):
     def submit_within(self, tr: Any, future: Future[Any], spec: FutureSpec, code: Code) -> None:
         """Store a future in the caller's own transaction; it exists if that commits, so nobody waits for it before he asks."""
         self.keeping.begin()
+        self.make_known(spec.dependencies)
         put_code(tr, self.space, code.data, self.id)
         submit_futures(tr, self.space, [spec])
         future._session = self
