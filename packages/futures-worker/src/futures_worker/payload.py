@@ -74,6 +74,7 @@ __all__ = [
     "dump_call",
     "dump_code",
     "dump_exception",
+    "dump_function",
     "dump_result",
     "dump_retry_on",
     "load_args",
@@ -139,6 +140,10 @@ def note_contained(future_id: bytes, origin: Origin | None = None) -> None:
     """For a future's `__reduce__`: it is pickled as itself; into a result of its cluster, it lives as long as that."""
     if _context.contained is not None:
         _context.contained[future_id] = b"" if origin is None else origin.identity
+
+
+def _of_cluster(contained: Mapping[bytes, bytes], identity: bytes) -> tuple[bytes, ...]:
+    return tuple(one for one, cluster in contained.items() if cluster in (b"", identity))
 
 
 def _resolve_reference(index: int) -> Any:
@@ -236,6 +241,18 @@ def dump_call(
     return PickledTask(code, data, dependencies)
 
 
+def dump_function(
+    function: Callable[..., Any], also: frozenset[str], cache: CodeCache, identity: bytes
+) -> tuple[Code, tuple[bytes, ...]]:
+    """A function's code, and the futures of the cluster `identity` that it refers to: they live as long as what it is called for."""
+    outer, _context.contained = _context.contained, {}
+    try:
+        code = cache.dump(function, also)
+        return code, _of_cluster(_context.contained, identity) if _context.contained else ()
+    finally:
+        _context.contained = outer
+
+
 def load_args(
     data: bytes | memoryview, values: Sequence[Any] = (), *, name: str = "the task", python: str = ""
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -292,9 +309,7 @@ class ResultPayload:
 
     def contained_in(self, identity: bytes) -> tuple[bytes, ...]:
         """The futures inside that are of the cluster with this identity."""
-        return tuple(
-            one for one, cluster in zip(self.contained, self.clusters, strict=True) if cluster in (b"", identity)
-        )
+        return _of_cluster(dict(zip(self.contained, self.clusters, strict=True)), identity)
 
     @property
     def nbytes(self) -> int:

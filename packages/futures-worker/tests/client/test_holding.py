@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,15 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_datamodel import MailEntry, UnknownFutureError, collect, declare_session_dead, session_sightings, subscribe
+from fdb_datamodel import (
+    FutureDeletedError,
+    MailEntry,
+    UnknownFutureError,
+    collect,
+    declare_session_dead,
+    session_sightings,
+    subscribe,
+)
 from fdb_schema import ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client import expected, keeping
@@ -74,6 +83,50 @@ def test_a_client_that_comes_back_holds_what_it_held(db: Any) -> None:
             assert other.get_future(ids[1]).result(WAIT) == 1, "held by a handle"
             for gone in (ids[0], ids[2]):
                 assert other.get_future(gone).exception(WAIT) is not None
+
+
+def refers_to(future: Any) -> Callable[[], str]:
+    return lambda: type(future).__name__
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_future_that_a_function_refers_to_lives_as_long_as_what_the_function_is_submitted_as(
+    db: Any, within: bool
+) -> None:
+    with Client(db, "test") as client:
+
+        def let_go() -> None:
+            gc.collect()
+            client._live.keeping.release_dropped()
+            collect_all(db)
+
+        inner = client.submit(square, 3)
+        assert inner.result(WAIT) == 9
+        inner_id, function = inner.id, refers_to(inner)
+        outer = run(db, lambda tr: client.submit(function, tr=tr)) if within else client.submit(function)
+        assert outer.result(WAIT) == "Future"
+        del inner, function
+        let_go()
+        assert client.get_future(inner_id).result(WAIT) == 9
+        client.delete(outer)
+        let_go()
+        with pytest.raises(FutureDeletedError):
+            client.get_future(inner_id).result(WAIT)
+
+
+def test_a_future_that_a_function_refers_to_stays_one_whatever_calls_the_function(db: Any) -> None:
+    with Client(db, "test") as client:
+        future = client.submit(square, 3)
+
+        def kind(*_: Any) -> str:
+            return type(future).__name__
+
+        with client.executor() as executor:
+            for size in (1, 2):
+                assert set(executor.map(kind, range(4), chunksize=size)) == {"Future"}
+        data = client.dataset([[1, 2], [3, 4]])
+        assert data.map(kind).collect(WAIT) == ["Future"] * 4
+        assert data.reduce(kind, timeout=WAIT) == "Future"
 
 
 def test_a_handle_of_a_key_outlives_the_other_one(db: Any) -> None:

@@ -51,7 +51,7 @@ from futures_worker.client.session import Session
 from futures_worker.client.spelling import check_keywords
 from futures_worker.client.waiting import check_futures, gather, wait
 from futures_worker.database import ask
-from futures_worker.payload import CodeCache, arguments_digest, dump_args_and_names
+from futures_worker.payload import CodeCache, arguments_digest, dump_args_and_names, dump_function
 from futures_worker.worker.task_context import current_task
 
 T = TypeVar("T")
@@ -328,7 +328,7 @@ class Client(DataMethods):
         if defaults:
             options = options.with_defaults(defaults)
         data, dependencies, names = dump_args_and_names(args, kwargs, self.origin)
-        code = self._code.dump(fn, names)
+        code, holds = dump_function(fn, names, self._code, self.origin.identity)
         if len(data) >= LARGE:
             note_large(args, kwargs, options.name or code.name)
         if dependencies:
@@ -363,9 +363,9 @@ class Client(DataMethods):
         future: Future[Any] = Future(self._session_of, future_id, name, stored=False, subscribed=own)
         future._streams = isgeneratorfunction(fn)
         if options.tr is not None:
-            session.submit_within(options.tr, future, spec, code)
+            session.submit_within(options.tr, future, spec, code, holds)
         else:
-            session.submit(future, spec, code)
+            session.submit(future, spec, code, holds)
         return future
 
     def _join(self, dependencies: tuple[bytes, ...], name: str, options: SubmitOptions) -> tuple[Future[Any], ...]:

@@ -7,6 +7,7 @@ is lost, moved by `clone` and `transfer`, and freed when it is deleted or nobody
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from functools import reduce as fold
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -60,9 +61,11 @@ class Dataset(Generic[T]):
 
         `initial` comes before all others. Raises TypeError if there is neither it nor any item.
         """
-        level = [self._submit(_reduce, fn, partition) for partition in self.partitions]
+        level = [self._submit(partial(_reduce, fn), partition) for partition in self.partitions]
         while len(level) > 1:
-            level = [self._submit(_combine, fn, level[at : at + FAN_IN]) for at in range(0, len(level), FAN_IN)]
+            level = [
+                self._submit(partial(_combine, fn), level[at : at + FAN_IN]) for at in range(0, len(level), FAN_IN)
+            ]
         found = level[0].result(timeout) if level else []
         values: list[T] = [*initial, *found]
         if not values:
@@ -115,7 +118,8 @@ class Dataset(Generic[T]):
         return f"<Dataset of {len(self.partitions)} partitions>"
 
     def _each(self, step: Callable[..., list[Any]], fn: Callable[..., Any]) -> Dataset[Any]:
-        made = [self._submit(step, fn, partition) for partition in self.partitions]
+        step = partial(step, fn)  # none of the arguments: a future that `fn` refers to stays one
+        made = [self._submit(step, partition) for partition in self.partitions]
         return Dataset(self._client, made, self._options)
 
     def _submit(self, step: Callable[..., Any], *args: Any) -> Future[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures as cf
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from futures_worker.client.future import Future
@@ -101,7 +102,7 @@ class ClusterExecutor(cf.Executor):
             return super().map(fn, *iterables, timeout=timeout)
         items = list(zip(*iterables, strict=False))
         chunks = [items[start : start + chunksize] for start in range(0, len(items), chunksize)]
-        results = super().map(_call_each, [fn] * len(chunks), chunks, timeout=timeout)
+        results = super().map(partial(_call_each, fn), chunks, timeout=timeout)  # the function is none of the arguments
         return _flattened(results)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

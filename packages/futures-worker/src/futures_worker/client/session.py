@@ -20,6 +20,7 @@ from fdb_datamodel import (
     FutureSpec,
     MailEntry,
     UnknownFutureError,
+    hold_futures,
     put_code,
     streams,
     submit_futures,
@@ -95,22 +96,25 @@ class Session(FutureQueries, ActorCalls):
 
     # --- submits ------------------------------------------------------------------------------------------------------
 
-    def submit(self, future: Future[Any], spec: FutureSpec, code: Code) -> None:
-        """Take a future to be stored with the next batch."""
+    def submit(self, future: Future[Any], spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()) -> None:
+        """Take a future to be stored with the next batch. `holds`: the futures that its code refers to."""
         future._session = self
         if future._subscribed:
             self.keeping.hold(spec.id)
         else:  # a key's: there may be other handles
             self.keeping.hold_another(spec.id)
         self._pending[spec.id] = future
-        self._intake.add(Submission(future, spec, None if self._store.has_code(code.digest) else code))
+        self._intake.add(Submission(future, spec, None if self._store.has_code(code.digest) else code, holds))
 
-    def submit_within(self, tr: Any, future: Future[Any], spec: FutureSpec, code: Code) -> None:
+    def submit_within(
+        self, tr: Any, future: Future[Any], spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()
+    ) -> None:
         """Store a future in the caller's own transaction; it exists if that commits, so nobody waits for it before he asks."""
         self.keeping.begin()
         self.make_known(spec.dependencies)
         put_code(tr, self.space, code.data, self.id)
         submit_futures(tr, self.space, [spec])
+        hold_futures(tr, self.space, holds, outer=spec.id)
         future._session = self
         self.keeping.hold_another(spec.id)
         future._stored = True

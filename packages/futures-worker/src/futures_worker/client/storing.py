@@ -12,6 +12,7 @@ from fdb_datamodel import (
     FutureSpec,
     WorkerFencedError,
     WorkerId,
+    hold_futures,
     put_code,
     refer_to_code,
     ring_session,
@@ -33,13 +34,16 @@ from idempotent_txn import run
 class Submission:
     """A future on its way into the database."""
 
-    __slots__ = ("code", "future", "nbytes", "spec")
+    __slots__ = ("code", "future", "holds", "nbytes", "spec")
 
-    def __init__(self, future: Future[Any], spec: FutureSpec, code: Code | None) -> None:
+    def __init__(self, future: Future[Any], spec: FutureSpec, code: Code | None, holds: Sequence[bytes] = ()) -> None:
         self.future = future
         self.spec = spec
         self.code = code  # to be stored with it, if this client hasn't yet
-        self.nbytes = 300 + len(spec.args) + 32 * len(spec.dependencies) + (len(code.data) if code else 0)
+        self.holds = holds  # ids of the futures that its code refers to
+        self.nbytes = (
+            300 + len(spec.args) + 32 * len(spec.dependencies) + (len(code.data) if code else 0) + 64 * len(holds)
+        )
 
 
 class SubmitStore:
@@ -119,6 +123,9 @@ class SubmitStore:
                 claims[:] = submit_claimed(tr, self._space, specs, worker, ring=not by_line)
             else:
                 submit_futures(tr, self._space, specs)
+            for submission in batch:
+                if submission.holds:
+                    hold_futures(tr, self._space, submission.holds, outer=submission.spec.id)
             for digest in uploaded:
                 unpin_blob(tr, self._space, digest, session_referrer(self._session))
             return self._mailbox.clear_delivered(tr)
