@@ -60,6 +60,7 @@ __all__ = [
     "INLINE_RESULT_BYTES",
     "MAX_ARGS_BYTES",
     "MAX_CODE_BYTES",
+    "AsItself",
     "Code",
     "CodeCache",
     "Failure",
@@ -140,6 +141,29 @@ def note_contained(future_id: bytes, origin: Origin | None = None) -> None:
     """For a future's `__reduce__`: it is pickled as itself; into a result of its cluster, it lives as long as that."""
     if _context.contained is not None:
         _context.contained[future_id] = b"" if origin is None else origin.identity
+
+
+class AsItself:
+    """Among arguments: a class or function that is called, so futures that it refers to stay futures."""
+
+    def __init__(self, value: Any, identity: bytes) -> None:
+        """Raises TypeError for what can't be pickled."""
+        names: set[str] = set()
+        contained: dict[bytes, bytes] = {}
+        outer, _context.contained = _context.contained, contained
+        try:
+            self._pickled = value_pickler.dumps(value, needs=names)
+        except Exception as error:
+            raise TypeError(
+                f"{value!r} can't be pickled: {error}. Create what has no meaning elsewhere inside it"
+            ) from error
+        finally:
+            _context.contained = outer
+        self.names = followed(names)  # of modules, as those of `dump_args_and_names`
+        self.holds = _of_cluster(contained, identity)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self._pickled,)
 
 
 def _of_cluster(contained: Mapping[bytes, bytes], identity: bytes) -> tuple[bytes, ...]:

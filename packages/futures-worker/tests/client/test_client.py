@@ -117,7 +117,7 @@ def test_what_another_client_of_the_process_has_just_made_is_an_argument_too(cli
         gone = other.submit(square, 3)
         client.delete(gone)
         with pytest.raises(FutureDeletedError):
-            gone.result(WAIT)
+            client.get_future(gone.id).result(WAIT)
 
 
 def test_a_refused_future_says_why_and_harms_no_other(client: Client) -> None:

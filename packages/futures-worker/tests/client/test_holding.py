@@ -103,7 +103,7 @@ def test_a_future_that_a_function_refers_to_lives_as_long_as_what_the_function_i
         inner = client.submit(square, 3)
         assert inner.result(WAIT) == 9
         inner_id, function = inner.id, refers_to(inner)
-        outer = run(db, lambda tr: client.submit(function, tr=tr)) if within else client.submit(function)
+        outer = run(db, lambda tr, fn=function: client.submit(fn, tr=tr)) if within else client.submit(function)
         assert outer.result(WAIT) == "Future"
         del inner, function
         let_go()

@@ -339,3 +339,19 @@ def test_calls_of_a_client_that_just_closes_are_made(cluster: Callable[..., Any]
     assert [number for who, number in seen if who == "early"] == list(range(50))
     assert [number for who, number in seen if who == "hasty"] == list(range(500))
     demo.check()
+
+
+def test_futures_that_a_class_refers_to_stay_futures(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
+    client = demo.client()
+    table = client.put([1, 2, 3])
+
+    class Reader:
+        def __init__(self, given: Any) -> None:
+            self.given = given
+
+        def read(self) -> Any:
+            return table.result(), self.given
+
+    assert client.actor(Reader, table).read().result(WAIT) == ([1, 2, 3], [1, 2, 3])
+    demo.check()

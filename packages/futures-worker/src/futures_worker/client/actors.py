@@ -12,6 +12,7 @@ from fdb_datamodel import (
     FutureSpec,
     actors,
     cancel_future,
+    hold_futures,
     new_future_id,
     put_code,
     session_referrer,
@@ -23,7 +24,7 @@ from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
 from futures_worker.client.spelling import check_call
 from futures_worker.database import ask
-from futures_worker.payload import dump_args, dump_args_and_names, dump_code, dump_retry_on
+from futures_worker.payload import AsItself, dump_args, dump_args_and_names, dump_code, dump_retry_on
 from futures_worker.worker.actor_host import run_actor
 from idempotent_txn import run
 
@@ -133,12 +134,13 @@ def make_actor(
     resident = options.requirements is None or not options.requirements.shape[0]
     client._live.keeping.begin()
     owner = client._live.id if name is None else b""
-    spec, blobs, code = _host_spec(client, owner, kind, args, kwargs, options, resident, restarts)
+    spec, blobs, code, holds = _host_spec(client, owner, kind, args, kwargs, options, resident, restarts)
     spec.locality = client._locality(options.locality)
 
     def body(tr: Any, space: ClusterSpace) -> bytes:
         put_code(tr, space, code)
         made = actors.create_actor(tr, space, spec, name or "")
+        hold_futures(tr, space, holds, outer=made)
         for digest in blobs:
             unpin_blob(tr, space, digest, session_referrer(client._live.id))
         return made
@@ -158,11 +160,12 @@ def _host_spec(
     options: SubmitOptions,
     resident: bool,
     restarts: int,
-) -> tuple[FutureSpec, list[bytes], bytes]:
-    """The actor's own future, what was uploaded for it, and its code."""
+) -> tuple[FutureSpec, list[bytes], bytes, tuple[bytes, ...]]:
+    """The actor's own future, what was uploaded for it, its code, and the futures that its class refers to."""
     session = client._live
-    data, dependencies, names = dump_args_and_names((kind, args, dict(kwargs), resident, owner), {}, client.origin)
-    code = dump_code(run_actor, names)
+    itself = AsItself(kind, client.origin.identity)
+    data, dependencies, names = dump_args_and_names((itself, args, dict(kwargs), resident, owner), {}, client.origin)
+    code = dump_code(run_actor, names | itself.names)
     if dependencies:
         session.flush_before(dependencies)
         processes.flush_others(client, dependencies)
@@ -187,7 +190,7 @@ def _host_spec(
         what = f"the arguments of actor {kind.__name__}"
         blobs = [put_blob(run, session.db, session.space, data, session=session_referrer(session.id), what=what)]
         spec.args = CodeDigest(blobs[0])
-    return spec, blobs, code.data
+    return spec, blobs, code.data, itself.holds
 
 
 def get_actor(client: Client, name: str) -> Actor[Any]:
