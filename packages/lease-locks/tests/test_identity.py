@@ -510,6 +510,37 @@ def test_a_result_that_does_not_pickle_is_told_from_a_function_that_failed(locks
         runner_of(locks).call(lambda: threading.Lock())
 
 
+class Needy(Exception):
+    """Pickles, and can't be made again; has no text."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+def test_a_result_that_does_not_unpickle_is_told_with_what_to_do(locks: LeaseManager) -> None:
+    from lease_locks import UnpicklableResult
+
+    runner = runner_of(locks)
+    for _ in range(2):
+        with pytest.raises(
+            UnpicklableResult, match=r"can't be unpickled here: TypeError.*`lease-locks invalidate memo:"
+        ):
+            runner.call(lambda: [Needy("a", "b")])
+
+
+def test_a_failure_without_a_text_is_the_functions_failure(locks: LeaseManager) -> None:
+    def fail() -> None:
+        raise Needy("a", "b")
+
+    with pytest.raises(Needy) as caught:
+        runner_of(locks).call(fail)
+    assert caught.value.args == ("a",)
+    assert "its text raises LookupError" in str(caught.value)
+
+
 def test_a_result_is_not_another_functions(locks: LeaseManager, tmp_path: Path) -> None:
     runner = runner_of(locks)
     assert runner.call(lambda xs: [x + "a" for x in xs], ["1"]) == ["1a"]

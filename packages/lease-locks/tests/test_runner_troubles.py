@@ -22,6 +22,7 @@ from lease_locks import (
     MemoizingPicklingRunner,
     MemoKeyError,
     RemoteError,
+    RequiredResultNotFound,
     run_remote,
     samethread_shell,
 )
@@ -76,6 +77,23 @@ def in_a_thread(args: Any) -> Future[Any]:
 
     threading.Thread(target=work).start()
     return future
+
+
+def test_what_a_call_within_a_function_met_is_not_memoized_as_the_functions_failure(locks: LeaseManager) -> None:
+    runner = runner_of(locks, rerun_exceptions=False)
+
+    def inner() -> int:
+        return 1
+
+    def outer() -> int:
+        with runner.require_all("computed elsewhere"):
+            return runner.call(inner) + 1
+
+    with pytest.raises(RequiredResultNotFound):
+        runner.call(outer)
+    assert failure_row(runner, outer) is None
+    assert runner.inject(inner, (), 5)
+    assert runner.call(outer) == 6
 
 
 @pytest.mark.parametrize("function", [interrupted, lambda: exits(3)], ids=["KeyboardInterrupt", "SystemExit"])

@@ -49,7 +49,7 @@ class RemoteError(LeaseError):
 
 
 class UnpicklableResult(LeaseError, TypeError):
-    """A function returned, and its result doesn't pickle."""
+    """A function returned, and its result doesn't pickle, or doesn't unpickle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,15 @@ def dump_value(value: Any, what: str) -> bytes:
         ) from error
 
 
-def load_value(data: bytes) -> Any:
-    return loads(data)
+def load_value(data: bytes, uri: str) -> Any:
+    """A result. Raises `UnpicklableResult` where it can't be made again from its bytes."""
+    try:
+        return loads(data)
+    except Exception as error:
+        raise UnpicklableResult(
+            f"the result of {uri} was stored and can't be unpickled here: {type(error).__name__}: {error}. `lease-locks "
+            f"invalidate {uri}` forgets it, and the next call computes it again"
+        ) from error
 
 
 def dump_failure(error: BaseException) -> tuple[bytes, str, str]:
@@ -214,12 +221,19 @@ def dump_failure(error: BaseException) -> tuple[bytes, str, str]:
     One that doesn't pickle goes by its type, its message and those of its parts that do.
     """
     text = "".join(traceback.format_exception(error))
-    name = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
+    name = f"{type(error).__module__}.{type(error).__qualname__}: {_message(error)}"
     plain_error = error.with_traceback(None)
     data = _round_trip(plain_error) or _round_trip(_Parts(plain_error))
     if len(data) > INLINE_BYTES:
         data = b""  # carried as text: a failure is one row
     return data, name[:2_000], text[-12_000:]
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as trouble:
+        return f"<its text raises {type(trouble).__name__}>"
 
 
 def _round_trip(value: Any) -> bytes:
@@ -238,7 +252,7 @@ class _Parts:
     def __init__(self, error: BaseException) -> None:
         args = tuple(arg if _round_trip(arg) else _show(arg) for arg in error.args)
         state = {name: value for name, value in vars(error).items() if _round_trip(value)}
-        self._parts = type(error), args, state, str(error)
+        self._parts = type(error), args, state, _message(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, self._parts

@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fdb_schema import MainspringError
+from fdb_schema import MainspringError, fdb_error_code
 from fdb_schema.errors import EXIT_FAILED, EXIT_LOCK_STOLEN, EXIT_OK, EXIT_USAGE
 from idempotent_txn import run
 from lease_locks.errors import CannotMaintainLock, LockWasStolenError
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager, reach
 from lease_locks.memo import functions
+from lease_locks.memo.canonical import MemoKeyError
 from lease_locks.memo.rows import (
     PENDING,
     STARTED,
@@ -128,8 +129,8 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: Callable[..
             outcome = OutcomeRecord(payload, bytes(token), session.clocks.wall_us(), session.by)
         except BaseException as error:
             # Only what the function raised, or a result that doesn't pickle, is the function's: the database's troubles
-            # and an interrupted process are this attempt's.
-            its_own = ran and isinstance(error, Exception)
+            # and an interrupted process are this attempt's, also where a call within the function met them.
+            its_own = ran and isinstance(error, Exception) and not _circumstance(error)
             outcome = failure_outcome(locks, token, error)
             _publish(locks, keys, lease, token, outcome, memoize=its_own)
             freed = True
@@ -142,6 +143,12 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: Callable[..
         return EXIT_OK
     finally:
         session.ended_elsewhere(lease, freed=freed)
+
+
+def _circumstance(error: BaseException) -> bool:
+    """Whether it says something of leases, memos and the database at the time, and nothing of the function."""
+    lasting = isinstance(error, functions.UnpicklableResult | functions.RemoteError | MemoKeyError)
+    return fdb_error_code(error) is not None or (isinstance(error, MainspringError) and not lasting)
 
 
 def _join(locks: LeaseManager, keys: MemoKeys, token: FencingToken) -> Lease:

@@ -344,7 +344,7 @@ class MemoizingPicklingRunner(Orchestrator):
         data = fetch(self.locks.db, self.locks.space, outcome.payload, memo)
         if outcome.error:
             raise functions.load_failure(data, outcome.error, outcome.traceback)
-        return functions.load_value(data)
+        return functions.load_value(data, memo.uri)
 
     def flush(self) -> None:
         """Write the counts of calls now; they are also written every second and at exit."""
