@@ -303,3 +303,38 @@ def test_the_log_goes_back_to_the_newest_commit_of_a_time_of_silence() -> None:
         engine.trim(txn, last_version(txn), 1000)
         assert log_begin(txn) == before
     fdb_embedded.close(db)
+
+
+STOPPED = """
+import os, signal, sys
+import fdb_embedded
+from fdb_embedded import disk
+db = fdb_embedded.open(sys.argv[1], durability="fsync")
+flush = disk.flush
+def flush_and_stop(fd):
+    flush(fd)
+    disk.flush = flush
+    os.kill(os.getpid(), signal.SIGSTOP)
+disk.flush = flush_and_stop
+db[b"own"] = b"here"
+print(bytes(db[b"k"]).decode())
+"""
+
+
+def test_who_was_stopped_while_he_flushed_sees_what_was_acknowledged_meanwhile(tmp_path: Path) -> None:
+    """Others took over from him: what he tells of his own flush is older than what they have told of theirs."""
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"k"] = b"old"
+    stopped = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path / "db")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
+        db[b"k"] = b"new"
+        flushed = db.dpointer.engine.store.page.flushed()
+        os.kill(stopped.pid, signal.SIGCONT)
+        assert stopped.communicate()[0] == "new\n"
+    finally:
+        stopped.kill()
+        stopped.wait()
+    assert db.dpointer.engine.store.page.flushed() >= flushed
+    assert db[b"own"] == b"here"
+    fdb_embedded.close(db)

@@ -374,7 +374,7 @@ def test_timeouts_and_cancels_end_the_wait_for_a_flush(
         with pytest.raises(fdb.FDBError) as caught:
             writer.commit().wait()
         assert caught.value.code == 1031
-        engine_of(flushed_db)._flushed_position = -1  # nothing that shows an earlier version is kept
+        engine_of(flushed_db)._flushed_at = (-1, 0)  # nothing that shows an earlier version is kept
         reader = flushed_db.create_transaction()
         reader.options.set_timeout(100)
         with pytest.raises(fdb.FDBError) as caught:

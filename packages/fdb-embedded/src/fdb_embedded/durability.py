@@ -64,7 +64,7 @@ class Flusher:
             False  # who has the lock made no progress for a while; until this process gets it, it doesn't wait for him
         )
         self._next_repair = 0.0
-        self.keep: Callable[[Any, int], None] | None = None  # takes the read transaction of what is flushed
+        self.keep: Callable[[Any, int, int], None] | None = None  # takes the read transaction of what is flushed
 
     def wait(self, position: int, go_on: Callable[[], None] | None = None) -> None:
         """Return when everything before `position` is on disk. Raises `Code` 1510 when that can't be had.
@@ -94,6 +94,7 @@ class Flusher:
     def _lead(self, position: int, stalled: bool = False) -> bool:
         """Flush, unless another thread or process is at it: then False. One that has `stalled` isn't heeded."""
         held: list[bool] = []
+        in_spite = False  # of the lock
         try:
             # taken and noted in one C call, so that no signal handler comes between
             held.extend(map(self._local.acquire, (False,)))
@@ -110,13 +111,13 @@ class Flusher:
                         self.reading.use(at[0])
                     if not stalled or self.store.page.flush_failed():
                         return False
-                    self._stalled = True
+                    self._stalled = in_spite = True
                 if self.store.page.flushed() >= position:
                     pass
                 elif self.store.page.flush_failed():
                     self._repair()
                 else:
-                    self._flush()
+                    self._flush(in_spite)
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # also when an interrupt hid that it was taken
         finally:
@@ -124,14 +125,15 @@ class Flusher:
                 self._local.release()
         return True
 
-    def _flush(self) -> None:
-        """Flush up to what is committed now."""
+    def _flush(self, in_spite: bool) -> None:
+        """Flush up to what is committed now; maybe `in_spite` of another who has the lock, and may tell of his flush at any time."""
         self._gather()
         with self.store.readers.holding():
-            self._flush_newest()
+            self._flush_newest(in_spite)
 
-    def _flush_newest(self) -> None:
+    def _flush_newest(self, in_spite: bool) -> None:
         page = self.store.page
+        taken_over = page.taken_over()  # before the look at what is committed
         members = page.members()
         txn, at = self._newest()
         if at is None:
@@ -155,9 +157,12 @@ class Flusher:
         covered = members - page.flushed_members()
         arrived = page.members() - members
         page.set_expected(max(1, covered + arrived))
-        page.set_flushed(end, members)
-        if self.keep is not None:
-            self.keep(txn, end)
+        if in_spite:
+            page.note_taken_over()
+        if end > page.flushed():  # else another one was faster
+            page.set_flushed(end, members)
+        if self.keep is not None and not in_spite:
+            self.keep(txn, end, taken_over)
         else:
             txn.abort()
 

@@ -79,7 +79,7 @@ class Engine:
         self.flushing = self.durability == "fsync" and self.path is not None
         self._flushed: Snapshot | None = None
         self.shared: Snapshot | None = None  # by those that begin before the next commit
-        self._flushed_position = -1
+        self._flushed_at = (-1, 0)  # the position that it shows, and `taken_over` of before
         self.known = (-1, 0)  # the number and the version of a commit that has ended: the last one of this process
         if self.flushing and self.store.flusher is not None:
             self.store.flusher.keep = self._keep_flushed
@@ -105,7 +105,8 @@ class Engine:
             page = self.store.page
             if (
                 snap is not None
-                and page.acknowledged() <= self._flushed_position == page.flushed()  # others don't wait
+                and self._flushed_at == (page.flushed(), page.taken_over())
+                and page.acknowledged() <= self._flushed_at[0]  # others don't wait
                 and snap.is_new()
                 and not snap.ended
             ):
@@ -254,17 +255,17 @@ class Engine:
             self._await_flush(at, go_on)
         return found
 
-    def _keep_flushed(self, txn: Any, position: int) -> None:
+    def _keep_flushed(self, txn: Any, position: int, taken_over: int) -> None:
         """A flush is done: its read transaction serves those who begin before the next one ends."""
         try:
             version = self.store.look(txn, last_version)
         except lmdb.Error:  # the map has grown meanwhile: the next to begin looks for itself
-            self._flushed_position = -1
+            self._flushed_at = (-1, 0)
             return
         snap = Snapshot(self, txn, version, self.store.readers.number)
         self.live[id(snap)] = snap
         before, self._flushed = self._flushed, snap
-        self._flushed_position = position
+        self._flushed_at = (position, taken_over)
         if before is not None:
             self.release(before)
 

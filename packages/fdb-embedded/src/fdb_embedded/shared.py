@@ -12,7 +12,8 @@
     56     writer word(4)         futex: rung when the lock of writers is given up
     60     writers wait(1)        1 while somebody may be asleep on it
     64     layout(8)              of what follows at 4096 (slots.py)
-    72     (120)                  not used
+    72     taken over(8)          another value whenever somebody has flushed in spite of the lock of flushes
+    80     (112)                  not used
     192    acknowledged(8)        the journal's position up to which commits may have been acknowledged, or seen, without a flush
     200    ~flushed(8)            the complement of what is at 32: both are kept on disk, and looked at after a crash
     208    flush failed(1)        1 while what was written to the journal may be lost
@@ -196,10 +197,20 @@ class SharedPage:
         return self.numbers[5]
 
     def set_flushed(self, position: int, members: int) -> None:
-        """Only who holds the flush lock."""
+        """Only who holds the flush lock, or has taken over from one who makes no progress."""
         self.numbers[25] = ~position & _ALL
         self.numbers[4] = position
         self.numbers[5] = members
+
+    def taken_over(self) -> int:
+        """Differs from what it was before, for good, once somebody has taken over: positions may have been acknowledged since that
+        who was taken over from doesn't know of, and what he tells of his own flush, however late, may come after those.
+        """
+        return self.numbers[9]
+
+    def note_taken_over(self) -> None:
+        """Called before the flush is told of."""
+        self.numbers[9] = int.from_bytes(os.urandom(8))
 
     def acknowledged(self) -> int:
         """The journal's position up to which commits may have been acknowledged, or seen by others, before they are on disk."""
