@@ -77,6 +77,26 @@ def test_many_services_with_wrong_wall_clocks_never_outrun_real_time(
     assert last >= 0.5 * (world.now - before) * SECOND
 
 
+def test_a_look_that_took_long_is_not_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recovery of the cluster, or a process that is stopped: the row that is found was written while the question waited."""
+    one, other = world.service(), world.service(1.0)
+    world.advance(one)
+    world.advance(other)
+    ask = clock_module.read_version
+
+    def wait_long(tr: Any) -> int:
+        monkeypatch.setattr(clock_module, "read_version", ask)
+        world.now += 10
+        world.advance(one)
+        return ask(tr)
+
+    monkeypatch.setattr(clock_module, "read_version", wait_long)
+    world.advance(other)
+    world.now += 0.25  # and `one` has ended
+    world.advance(other)
+    assert world.read() <= world.now * SECOND
+
+
 def test_two_at_once_conflict_and_count_the_time_once(world: World) -> None:
     a, b = world.service(), world.service(3600)
     world.advance(a)

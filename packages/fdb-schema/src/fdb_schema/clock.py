@@ -92,7 +92,8 @@ class ClusterClock:
             first = self._row is None
             wall_age = int(self._wall() * MICROSECONDS) - reading.wall
             self._catch_up = max(0, min(wall_age, version - reading.version)) if first else 0
-            self._row, self._at = data, now
+            # The row may have been written during this call, which may have taken long: what passes is counted from here.
+            self._row, self._at = data, self._monotonic()
             return reading.value
         passed = int((now - self._at) * MICROSECONDS) + self._catch_up
         if passed <= 0:
