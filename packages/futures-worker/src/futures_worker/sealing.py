@@ -95,6 +95,15 @@ class Records:
             parts += (length, *self._sending.seal(RECORD, piece, length))
         return b"".join(parts)
 
+    def state(self) -> tuple[bytes, int]:
+        """What `go_back` needs to receive again what is fed from now on."""
+        return bytes(self._held), self._receiving._counter
+
+    def go_back(self, state: tuple[bytes, int]) -> None:
+        """To where `state()` was this: what was fed since is to be fed again."""
+        held, self._receiving._counter = state
+        self._held = bytearray(held)
+
     def feed(self, data: Buffer) -> Iterator[bytes]:
         """The bytes of the records that are whole now. Raises `WireError`; the connection is over then."""
         held = self._held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import uuid
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_signals_of_streams_are_forgotten_and_never_repeat(monkeypatch: pytest.M
     seen = set()
     for number in range(20):
         stream = bytes([number % 5]) * 16
-        told.settle([MailEntry(stream, "stream", None, None, 0)])
+        told.settle([MailEntry(stream, "stream", None, None, 0)], deque())
         seen.add(told.signals[stream])
     assert len(told.signals) == 3
     assert len(seen) == 20

@@ -58,7 +58,7 @@ class ActorCalls:
 
     def deliver_calls(self, entries: Sequence[MailEntry]) -> None:
         """Calls ended. `calls_delivered` runs their callbacks, when the caller holds no lock any more."""
-        self.callbacks.later(self._expected.settle(entries, calls=True))
+        self._expected.settle(entries, self.callbacks.due, calls=True)
 
     def calls_delivered(self) -> None:
         """After `deliver_calls`."""

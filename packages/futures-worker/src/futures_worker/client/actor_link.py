@@ -1,7 +1,8 @@
 """One client's connection to one actor: calls go out in order, answers come back, and a broken connection says so.
 
 A thread that waits for a call reads the answers itself, for all; where nobody waits for one call alone, a thread of the
-session does (`calls`). After the process that runs the actor died, calls that were sent and not answered fail, since they
+session does (`calls`). Who can't have the turn to read follows the session until the turn is free, and whoever gives it up
+wakes those who follow. After the process that runs the actor died, calls that were sent and not answered fail, since they
 may have run; those that were not sent go to the actor's next start.
 """
 
@@ -31,21 +32,25 @@ from fdb_datamodel import (
     cancel_future,
 )
 from futures_worker import wire
+from futures_worker.client.answers import READ_BYTES, Answers
 from futures_worker.client.storing import Submission
+from futures_worker.client.turn import Turn
 from futures_worker.database import ask
 from futures_worker.errors import WireError
 from futures_worker.handshake import ACTOR
 from futures_worker.store_secret import ClusterSecrets
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from futures_worker.client.calls import Call
     from futures_worker.client.session import Session
 
-READ_BYTES: Final = 1 << 18
 PLACE_PAUSE: Final = 0.005  # seconds between two looks whether an actor is up, at first
 MOST_PLACE_PAUSE: Final = 0.25
 PAGE: Final = 100  # calls of one transaction
 CLOSE_SECONDS: Final = 30.0  # that `close` gives an actor to take in what was sent
+INTERRUPTED: Final = "its client was interrupted while it sent to the actor"
 
 
 class ActorLink:
@@ -55,21 +60,19 @@ class ActorLink:
         self.session = session
         self.actor = actor
         self.label = label  # for messages
-        self.reading = threading.Lock()  # held by the thread that reads answers for all
-        self.connecting = threading.Lock()  # held by the thread that looks for the actor
+        self.reading = Turn()  # of the thread that reads answers for all
+        self.connecting = Turn()  # of the thread that looks for the actor
         self.unanswered: dict[bytes, Call[Any]] = {}
         self._sending = threading.RLock()
         self._queued: deque[Call[Any]] = deque()
         self._sock: socket.socket | None = None
-        self._records: Any = None
-        self._poll = select.poll()
+        self._answers: Answers | None = None  # of the connection
         self._start = 0  # that the connection is to
         self._dead: Failure | None = None
         self._broken: deque[tuple[list[Call[Any]], str]] = (
             deque()
         )  # sent before a connection broke, and not settled yet
         self.used = 0.0  # when it was last asked for (monotonic)
-        self._unpacker = msgpack.Unpacker()
         self._pack = msgpack.Packer(autoreset=True).pack
         self._pause = PLACE_PAUSE
         self._next_look = 0.0
@@ -107,28 +110,24 @@ class ActorLink:
 
     def _send(self, data: bytes) -> None:
         """Called with `_sending` held. While the actor takes nothing, answers are read, so that both ends get on."""
-        if self._sock is None:
+        sock, answers = self._sock, self._answers
+        if sock is None or answers is None:
             return  # it broke: the call is among those that are lost
-        view = memoryview(self._records.pack(data))
-        session = self._sock
-        while view:
-            sock = self._sock if self._sock is session else None
-            if sock is None:
-                return  # it broke: the call is among those that are lost
-            try:
-                view = view[sock.send(view) :]
-            except BlockingIOError:
-                both = select.poll()
-                both.register(sock.fileno(), select.POLLIN | select.POLLOUT)
-                both.poll(1000)
-                if self.reading.acquire(blocking=False):
-                    try:
-                        self.read(0.0)
-                    finally:
-                        self.reading.release()
-            except OSError as error:
-                self._break(f"the connection broke: {error}")
-                return
+        try:
+            view = memoryview(answers.records.pack(data))
+            while view and self._sock is sock:
+                try:
+                    view = view[sock.send(view) :]
+                except BlockingIOError:
+                    both = select.poll()
+                    both.register(sock.fileno(), select.POLLIN | select.POLLOUT)
+                    both.poll(1000)
+                    self.read(0.0)
+        except OSError as error:
+            self._break(f"the connection broke: {error}", sock)
+        except BaseException:  # nobody knows how much of it is on its way
+            self._cut(INTERRUPTED, sock)
+            raise
 
     def cancel(self, call: Call[Any]) -> None:
         """Ask that a call doesn't begin."""
@@ -184,42 +183,56 @@ class ActorLink:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def read(self, timeout: float) -> bool:
-        """Take in answers; wait for the first at most `timeout` seconds. Called with `reading` held; whether any came."""
-        sock = self._sock
-        if sock is None:
+    def read(self, timeout: float, done: Callable[[], bool] = lambda: False) -> bool | None:
+        """Take in answers, if it is anybody's turn; wait for the first at most `timeout` seconds, and not at all once `done()`.
+
+        Whether any came, or was there; None: another thread reads.
+        """
+        me = object()
+        try:
+            if not self.reading.take(me):
+                return None
+            return done() or self._read(timeout)
+        finally:
+            if self.reading.holder is me:
+                self.reading.holder = None
+                self.session.wake_followers()
+
+    def _read(self, timeout: float) -> bool:
+        answers = self._answers
+        if answers is None:
             return False
         try:
-            if timeout and not self._poll.poll(timeout * 1000):
+            if not answers.receive(timeout):
                 return False
-            data = sock.recv(READ_BYTES)
-        except BlockingIOError:
-            return False
         except (OSError, ValueError) as error:
-            self._break(f"the connection broke: {error}", sock)
+            self._break(f"the connection broke: {error}", answers.sock)
             return True
-        if not data:
-            self._break("the process that ran it is gone", sock)
-            return True
-        entries = []
-        try:
-            for part in self._records.feed(data):
-                self._unpacker.feed(part)
-                entries += [actors.read_answer(*answer) for answer in self._unpacker]
-        except (WireError, ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-            self._break(f"the connection broke: {error}", sock)
+        entries, over = answers.decode()
         self._take(entries)
+        answers.taken()
+        if over:
+            self._break(over, answers.sock)
         return True
 
     def _take(self, entries: list[MailEntry]) -> None:
+        self.session.deliver_calls(entries)  # first: what an interrupt keeps from it is taken again
         for entry in entries:
             self.unanswered.pop(entry.id, None)
-        self.session.deliver_calls(entries)
 
     # --- the actor comes and goes -------------------------------------------------------------------------------------
 
-    def connect(self) -> float:
-        """Called with `connecting` held: look where the actor is and connect; seconds until another look is worth it."""
+    def connect(self) -> float | None:
+        """Look where the actor is and connect; seconds until another look is worth it. None: another thread does that."""
+        me = object()
+        try:
+            return self._connect() if self.connecting.take(me) else None
+        finally:
+            if self.connecting.holder is me:
+                self.connecting.holder = None
+                self.session.wake_followers()
+
+    def _connect(self) -> float:
         self._settle_broken()
         if self._sock is not None or self._closed:
             return 0.0
@@ -248,24 +261,22 @@ class ActorLink:
         return pause
 
     def _begin(self, connection: wire.Connection, start: int) -> None:
-        sock = connection.sock
-        sock.setblocking(False)
-        with contextlib.ExitStack() as held:
-            # Let go of before anything is sent, which may have to read; what other threads send waits for the hello.
-            with self.reading:
-                held.enter_context(self._sending)
-                if self._closed:
-                    sock.close()
-                    return
-                self._sock, self._start, self._pause = sock, start, PLACE_PAUSE
-                self._records = connection.records()
-                self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 30, use_list=False)
-                self._poll = select.poll()
-                self._poll.register(sock.fileno(), select.POLLIN)
-            self._send(self._pack(("hello", self.actor, start, self.session.id)))
-            while self._queued and self._sock is sock:
-                call = self._queued.popleft()
-                self._send(self._frame(call))
+        connection.sock.setblocking(False)
+        with self._sending:  # what other threads send waits for the hello
+            if self._closed:
+                connection.close()
+                return
+            sock, answers = connection.sock, Answers(connection)
+            self._start, self._pause = start, PLACE_PAUSE
+            self._sock, self._answers = sock, answers
+            try:
+                self._send(self._pack(("hello", self.actor, start, self.session.id)))
+                while self._queued and self._sock is sock:
+                    call = self._queued.popleft()
+                    self._send(self._frame(call))
+            except BaseException:
+                self._cut(INTERRUPTED, sock)
+                raise
 
     def check(self) -> None:
         """Whether the connection is still to the actor's present start, at most once a second."""
@@ -284,56 +295,61 @@ class ActorLink:
 
     def _break(self, why: str, sock: socket.socket | None = None) -> None:
         """The connection is over: what was sent and not answered ended in a recorded way, or is lost."""
+        if self._cut(why, sock):
+            self._settle_broken()
+
+    def _cut(self, why: str, sock: socket.socket | None = None) -> bool:
+        """The part of that which needs no database; False: it was done before."""
         broken = sock or self._sock
         if broken is not None:
             with contextlib.suppress(OSError):
                 broken.shutdown(socket.SHUT_RDWR)  # whoever is stuck in sending gets on
         with self._sending:
             if self._sock is None or (sock is not None and self._sock is not sock):
-                return
-            self._sock.close()
-            self._sock = None
+                return False
             queued = {call._id for call in self._queued}
             sent = [call for call in self.unanswered.values() if call._id not in queued]
             text = f"{why}; the call may have run"
-            self._broken.extend((sent[at : at + PAGE], text) for at in range(0, len(sent), PAGE))
-        self._settle_broken()
+            self._broken.extend([(sent[at : at + PAGE], text) for at in range(0, len(sent), PAGE)])
+            sock, self._sock, self._answers = self._sock, None, None  # last: after an interrupt it is cut once more
+            sock.close()
+        return True
 
     def _settle_broken(self) -> None:
         """Learn what became of calls whose connection broke. A database in trouble is asked again by the next `connect`."""
         session = self.session
         while self._broken:
             try:
-                page, text = self._broken.popleft()
+                broken = self._broken[0]
             except IndexError:
                 return
-            try:
-                recorded = [call._id for call in page if call._recorded]
-                if recorded:
-                    ask(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
-                ended = ask(session.db, actors.ended_calls, session.space, [call._id for call in page], strategy="off")
-            except BaseException:
-                self._broken.appendleft((page, text))
-                raise
+            page, text = broken
+            recorded = [call._id for call in page if call._recorded]
+            if recorded:
+                ask(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
+            ended = ask(session.db, actors.ended_calls, session.space, [call._id for call in page], strategy="off")
             self._take([entry or self._lost(call, text) for call, entry in zip(page, ended, strict=True)])
+            with contextlib.suppress(ValueError):  # another thread has settled it, too
+                self._broken.remove(broken)
 
     def rest(self, now: float, longest: float) -> bool:
         """Hang up if nothing is under way and the actor hung up, or nothing was for `longest` seconds; whether it has."""
-        if self.unanswered or not self._sending.acquire(blocking=False):
+        if self.unanswered:
             return False
-        try:
-            if self.unanswered or self._queued or self._broken or not self.reading.acquire(blocking=False):
-                return False
+        me = object()
+        with self._sending:
             try:
+                if self.unanswered or self._queued or self._broken or not self.reading.take(me):
+                    return False
                 sock = self._sock
                 if sock is not None and (now - self.used >= longest or _is_at_end(sock)):
-                    self._sock = None
+                    self._sock = self._answers = None
                     sock.close()
                 return self._sock is None
             finally:
-                self.reading.release()
-        finally:
-            self._sending.release()
+                if self.reading.holder is me:
+                    self.reading.holder = None
+                    self.session.wake_followers()
 
     def _lost(self, call: Call[Any], why: str) -> MailEntry:
         return MailEntry(call._id, "failed", None, actors.lost_call(call._id, self.actor, why))
@@ -353,9 +369,8 @@ class ActorLink:
 
     def leave_calls(self) -> None:
         """Before `close`: calls that wait to be sent are sent now, or recorded for the actor to find when it is up."""
-        if self._queued and self._sock is None:
-            with self.connecting:
-                self.connect()
+        while self._queued and self._sock is None and self.connect() is None:
+            self.session.follow(lambda: self.connecting.holder is None, PLACE_PAUSE)
         queued = tuple(self._queued)
         if queued:
             self.record(queued[-1])  # and with it all before it
@@ -364,7 +379,7 @@ class ActorLink:
         """Hang up; what was sent runs all the same."""
         with self._sending:
             self._closed = True
-            sock, self._sock = self._sock, None
+            sock, self._sock, self._answers = self._sock, None, None
         if sock is None:
             return
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,7 @@ class Callbacks:
         self._lock = threading.Lock()
         self._awaited: dict[int, Future[Any]] = {}  # with callbacks that haven't run, by identity: handles may be equal
         self._watchers: dict[object, tuple[float, Callable[[BaseException], object]]] = {}  # since when, whom to tell
-        self._due: list[Future[Any]] = []  # ended, with callbacks that no thread ran yet
+        self.due: deque[Future[Any]] = deque()  # ended, with callbacks for `run_due`
         self._work = threading.Event()
         self._thread: threading.Thread | None = None
         self.trouble: tuple[float, BaseException] | None = (
@@ -68,15 +69,14 @@ class Callbacks:
             self._thread = threading.Thread(target=self._pump, name="mainspring-mail", daemon=True)
             self._thread.start()
 
-    def later(self, futures: Sequence[Future[Any]]) -> None:
-        """Futures that ended while the caller holds a lock: `run_due` runs their callbacks."""
-        self._due.extend(futures)
-
     def run_due(self) -> None:
-        """Run what `later` was told."""
-        if self._due:
-            due, self._due = self._due, []
-            self.run(due)
+        """Run the callbacks of those that are `due`; by a thread that holds no lock. The thread finds what an interrupt leaves."""
+        while self.due:
+            try:
+                future = self.due.popleft()
+            except IndexError:
+                return
+            self.run([future])
 
     def run(self, futures: Sequence[Future[Any]]) -> None:
         """Run the callbacks of futures that ended, each once. Those that an interrupt leaves are run by the thread that reads."""

@@ -87,12 +87,16 @@ def await_call(call: Call[Any], deadline: float | None) -> bool:
     """Block until a call ended; False if the deadline passed first."""
     link = call._link
     session = link.session
-    if call._entry is not None or call._trouble is not None:
+
+    def ended() -> bool:
+        return call._entry is not None or call._trouble is not None
+
+    if ended():
         return True
     in_task = current_task() is not None
     with NestedWait(session.db, session.space, lambda: ([call._id], True)) as nested:
         record_at = time.monotonic() + RECORD_AFTER
-        while call._entry is None and call._trouble is None:
+        while not ended():
             session._check_open()
             pause = LOOK_SECONDS * random.uniform(0.8, 1.2)
             if in_task:  # a wait that lasts is recorded, so that cycles are found
@@ -104,28 +108,25 @@ def await_call(call: Call[Any], deadline: float | None) -> bool:
                 pause = min(pause, deadline - time.monotonic())
                 if pause <= 0:
                     return False
-            if link.connected:
-                if link.reading.acquire(blocking=False):
-                    try:
-                        came = call._entry is not None or link.read(pause)
-                    finally:
-                        link.reading.release()
-                        session.calls_delivered()
-                    if not came:
-                        session.look_after_workers()
-                        link.check()
-                    continue
-            elif link.connecting.acquire(blocking=False):
-                try:
-                    pause = min(pause, link.connect())
-                finally:
-                    link.connecting.release()
+            turn = link.reading if link.connected else link.connecting
+            rest: float | None = 0.0
+            try:
+                if turn is link.reading:
+                    came = link.read(pause, ended)
+                else:
+                    came, rest = True, link.connect()
+            finally:
+                session.callbacks.run_due()
+            if came is None or rest is None:
+                # Whoever gives the turn up tells those who follow; who comes just then finds it free.
+                session.follow(lambda turn=turn: ended() or turn.holder is None, min(pause, TICK))  # type: ignore[misc]
+            elif rest:
+                time.sleep(min(pause, rest))
+                session.look_after_workers()
+            elif not came:
+                session.look_after_workers()
+                link.check()
                 session.calls_delivered()
-                if pause:
-                    time.sleep(pause)
-                    session.look_after_workers()
-                continue
-            session.follow(lambda: call._entry is not None or call._trouble is not None, min(pause, TICK))
     return True
 
 
@@ -219,11 +220,8 @@ class CallReader:
         session = self._session
         links = [link for link in tuple(self._links.values()) if link.unanswered]
         for link in links:
-            if not link.connected and link.connecting.acquire(blocking=False):
-                try:
-                    link.connect()
-                finally:
-                    link.connecting.release()
+            if not link.connected:
+                link.connect()
         if session.watched():
             poll = select.poll()
             for link in links:
@@ -235,11 +233,9 @@ class CallReader:
             self._hurry.wait(TICK)
             self._hurry.clear()
         for link in links:
-            if link.connected and link.reading.acquire(blocking=False):
-                try:
-                    while link.read(0.0) and came and link.connected:
-                        pass
-                finally:
-                    link.reading.release()
-                link.check()
+            if link.connected:
+                while (taken := link.read(0.0)) and came and link.connected:
+                    pass
+                if taken is not None:
+                    link.check()
         session.calls_delivered()

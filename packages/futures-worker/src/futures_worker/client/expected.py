@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fdb_datamodel import MailEntry, WorkerId
@@ -59,29 +60,39 @@ class Expected:
             if not twins:
                 self._twins.pop(future._id, None)
 
-    def settle(self, entries: Sequence[MailEntry], calls: bool = False) -> list[Future[Any]]:
-        """Record how futures ended; those that have callbacks. `calls`: of actors, whose workers may be busy."""
+    def settle(self, entries: Sequence[MailEntry], due: deque[Future[Any]], calls: bool = False) -> None:
+        """Record how futures ended, and tell; those that have callbacks go to `due`. `calls`: of actors, whose workers may be busy.
+
+        An interrupt leaves in `pending` what wasn't told of yet: the same entries once more do the rest.
+        """
         pending = self.pending
-        ended = []
+        found: dict[bytes, MailEntry] = {}
+        ended: list[Future[Any]] = []
         for entry in entries:
             if entry.kind == "stream":
                 self._signal(entry.id)
                 continue
             future = pending.get(entry.id)
             # A result that was lost and may not be computed again fails in the epoch that it was realized in.
-            if future is not None and entry.epoch + (entry.kind == "failed") >= future._epoch:
-                future._entry = entry
-                pending.pop(entry.id, None)
+            if future is not None and entry.epoch + (entry.kind == "failed") >= future._epoch and entry.id not in found:
+                found[entry.id] = entry
                 ended.append(future)
                 if self._twins:
-                    for twin in self._twins.pop(entry.id, ()):
-                        twin._entry = entry
-                        ended.append(twin)
+                    ended += self._twins.get(entry.id, ())
+        self._end(ended, found, due)
+        for future_id in found:
+            pending.pop(future_id, None)
+            if self._twins and (twins := self._twins.pop(future_id, None)):
+                self._end([twin for twin in twins if twin._entry is not found[future_id]], found, due)  # came meanwhile
         if entries and not calls:
             last = entries[-1].result
             self._idle = last.worker if last is not None and not pending else None
-        self.tell(ended)
-        return [future for future in ended if future._callbacks]
+
+    def _end(self, futures: Sequence[Future[Any]], entries: Mapping[bytes, MailEntry], due: deque[Future[Any]]) -> None:
+        for future in futures:
+            future._entry = entries[future._id]
+        due.extend([future for future in futures if future._callbacks])
+        self.tell(futures)
 
     def _signal(self, future_id: bytes) -> None:
         # Numbers never come again, so that one which was forgotten differs from all that were seen before.

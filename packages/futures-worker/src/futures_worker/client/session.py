@@ -88,7 +88,6 @@ class Session(FutureQueries, ActorCalls):
         self._delivered = threading.Condition(threading.Lock())
         self._followers = 0
         self._joining = threading.Lock()  # held by the thread that makes the reader of actors' calls
-        self._ended: list[Future[Any]] = []  # with callbacks to run once the reader stopped reading
         self.callbacks = Callbacks(self)
         self._calls: CallReader | None = None  # of actors, once there is one
         self._observer = WorkerObserver()
@@ -328,14 +327,12 @@ class Session(FutureQueries, ActorCalls):
 
     def _stopped_reading(self) -> None:
         """Another thread may read: wake them, then run callbacks, which may wait for futures themselves."""
-        ended, self._ended = self._ended, []
         self.wake_followers()
-        if ended:
-            self.callbacks.run(ended)
+        self.callbacks.run_due()
 
     def _deliver(self, entries: Sequence[MailEntry]) -> None:
         """Called by the reader. Callbacks run once it stopped reading."""
-        self._ended.extend(self._expected.settle(entries))
+        self._expected.settle(entries, self.callbacks.due)
 
     def _subscribe(self, futures: Sequence[Future[Any]]) -> None:
         self.line.interrupt()
@@ -354,7 +351,8 @@ class Session(FutureQueries, ActorCalls):
                 raise
             for future in page:
                 future._stored = future._subscribed = True
-            self.callbacks.run(self._expected.settle(entries))
+            self._deliver(entries)
+            self.callbacks.run_due()
             self.wake_followers()
 
     def _look_after_workers(self) -> None:
