@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -254,6 +255,32 @@ def test_housekeeping_reaps_the_silent_and_names_the_living(site: Site) -> None:
     assert site.state(future_id) == FutureState.unclaimed
     assert run(site.db, sightings, SPACE)[0].id == other
     site.check()
+
+
+def test_a_chore_that_fails_keeps_none_of_the_others_from_being_done_and_is_told_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked, done = threading.Event(), threading.Event()
+    rounds = itertools.count(1)
+
+    def fail() -> None:
+        raise ValueError("a row is damaged" if next(rounds) <= 5 else "another row is")
+
+    def end() -> None:
+        if next(rounds) > 10:
+            done.set()
+
+    keeper = Housekeeping(site.db, SPACE, ttl=0.3, on_peers=lambda _: looked.set(), chores=(fail, end))
+    monkeypatch.setattr(keeper, "tick", lambda: reap(None))  # type: ignore[call-arg, arg-type]
+    keeper.start()
+    try:
+        assert looked.wait(PATIENCE)
+        assert done.wait(PATIENCE)
+    finally:
+        keeper.close()
+    told = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert told[1:] == ["a row is damaged", "another row is"]
+    assert "reap" in told[0]
 
 
 def test_housekeeping_hurries_when_edges_are_left(site: Site) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fdb_datamodel import WorkerId, WorkerStatus, advance, declare_dead, list_workers, reap, run_apart
+from fdb_datamodel import WorkerId, WorkerSighting, WorkerStatus, advance, declare_dead, list_workers, reap, run_apart
 from fdb_schema import ClusterClock, ClusterSpace, fdb_error_code
 from fdb_schema.clock import ADVANCE_SECONDS
 from futures_worker.liveness import TTL_SECONDS, WorkerObserver, find_dead, worker_gone
@@ -19,6 +19,8 @@ log = logging.getLogger("futures_worker")
 
 LOOKS_PER_TTL = 6
 """Looks at the heartbeats of all workers in one TTL; an observer that misses half a TTL starts to observe anew."""
+SAY_AGAIN_SECONDS = 3600.0
+"""After which the same trouble of the same chore is told once more."""
 
 
 class Housekeeping:
@@ -41,6 +43,10 @@ class Housekeeping:
         self._clock = ClusterClock(space)
         self._observer = WorkerObserver(ttl)
         self._look_seconds = ttl / LOOKS_PER_TTL
+        self._next_look = 0.0
+        self._told: dict[
+            Callable[[], object], tuple[str, float]
+        ] = {}  # of each chore: its last trouble, and when it was told
         self._stop = threading.Event()
         self._hurry = threading.Event()
         self._live: list[WorkerStatus] = []  # at the last look
@@ -74,39 +80,51 @@ class Housekeeping:
         """Looks at every worker's heartbeat; gives back what the dead held. Whom this call declared dead."""
         seen = run(self._db, list_workers, self._space, count=False, strategy="off")
         dead = find_dead(self._observer, seen, time.monotonic())
+        try:
+            return self._give_back(dead)
+        finally:
+            gone = {sighting.id for sighting in dead}
+            self._live = [status for status in seen if status.id not in gone]
+            self._on_peers(self._live)
+
+    def _give_back(self, dead: list[WorkerSighting]) -> list[WorkerId]:
         declared = [sighting.id for sighting in dead if run(self._db, declare_dead, self._space, sighting)]
         for worker in declared:
             log.warning("worker %s is gone, or gave no sign of life for its TTL: its claims are given back", worker)
         while not self._stop.is_set() and run_apart(self._db, self._space, reap, self._space):
             pass  # also what another observer declared dead and didn't finish
-        gone = {sighting.id for sighting in dead}
-        self._live = [status for status in seen if status.id not in gone]
-        self._on_peers(self._live)
         return declared
 
     def _loop(self) -> None:
-        next_look = time.monotonic() + self._look_seconds * random.random()
+        self._next_look = time.monotonic() + self._look_seconds * random.random()
         while not self._stop.is_set():
             if self._hurry.wait(min(ADVANCE_SECONDS, self._look_seconds)):
                 self._hurry.clear()
                 if self._stop.is_set():
                     return
+            self._round()
+
+    def _round(self) -> None:
+        """Does what is due; what fails keeps nothing else from being done."""
+        for chore in (self.tick, self._look_in_time, *self._chores):
             try:
-                self.tick()
-                if time.monotonic() >= next_look or any(worker_gone(status.info) for status in self._live):
-                    next_look = time.monotonic() + self._look_seconds * random.uniform(0.75, 1.25)
-                    self.look()
+                chore()
             except Exception as exc:
-                _tell(exc)
-            for chore in self._chores:  # one that fails keeps none of the others from being done
-                try:
-                    chore()
-                except Exception as exc:
-                    _tell(exc)
+                self._tell(chore, exc)
 
+    def _look_in_time(self) -> None:
+        if time.monotonic() >= self._next_look or any(worker_gone(status.info) for status in self._live):
+            self._next_look = time.monotonic() + self._look_seconds * random.uniform(0.75, 1.25)
+            self.look()
 
-def _tell(exc: Exception) -> None:
-    if fdb_error_code(exc) is None:
-        log.exception("housekeeping failed; it goes on with the next round")
-    else:
-        log.warning("the database refused housekeeping (%s); it goes on with the next round", exc)
+    def _tell(self, chore: Callable[[], object], exc: Exception) -> None:
+        """Once, until it changes: there are four rounds in a second."""
+        trouble, now = repr(exc), time.monotonic()
+        told, at = self._told.get(chore, ("", 0.0))
+        if trouble == told and now - at < SAY_AGAIN_SECONDS:
+            return
+        self._told[chore] = trouble, now
+        if fdb_error_code(exc) is None:
+            log.exception("housekeeping failed; it goes on with the next round")
+        else:
+            log.warning("the database refused housekeeping (%s); it goes on with the next round", exc)
