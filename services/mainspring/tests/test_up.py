@@ -235,6 +235,22 @@ def sleeper(name: str, code: str = "import time; time.sleep(600)") -> ServiceSpe
     return ServiceSpec(name, (sys.executable, "-c", code), Stage.workers, grace=5)
 
 
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGRTMIN, "SIGRTMIN"), (40, "SIGRTMIN+6")]
+)
+def test_a_service_that_any_signal_ends_is_started_again(tmp_path: Path, number: int, name: str) -> None:
+    said: list[str] = []
+    shot = sleeper("shot", f"import os; os.kill(os.getpid(), {int(number)})")
+    supervisor = Supervisor([shot], tmp_path, lambda service, text: said.append(f"{service} {text}"))
+    supervisor._start_stage(Stage.workers)
+    try:
+        while not supervisor.services[0].restarts.total:
+            supervisor._turn()
+    finally:
+        supervisor._stop_all()
+    assert any(f"shot was killed by {name}; starting it again" in one for one in said), said
+
+
 def test_what_can_t_be_started_or_written_now_ends_no_cluster(tmp_path: Path) -> None:
     said: list[str] = []
     good = sleeper("good")

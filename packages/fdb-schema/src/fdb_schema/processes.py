@@ -34,6 +34,15 @@ def dying_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], N
     return ask
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9, `SIGRTMIN+6` for 40: real-time signals but the first and the last have no names of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        first = getattr(signal, "SIGRTMIN", number + 1)
+        return f"SIGRTMIN+{number - first}" if number > first else str(number)
+
+
 def import_from_here() -> bool:
     """Let modules of the working directory be imported, after all others; whether that is done.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from fdb_schema.processes import signal_name
 from futures_worker.errors import MainspringError
 from futures_worker.worker.messages import MAX_PACKET, well_formed
 from futures_worker.worker.processes import environment_for_tasks
@@ -288,9 +288,4 @@ class ChildProcesses:
 
 def describe_status(code: int) -> str:
     """`exit code 3` or `signal SIGKILL` for an exit code as `subprocess` gives it (negative: signal)."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
+    return f"exit code {code}" if code >= 0 else f"signal {signal_name(-code)}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
-import signal
 import threading
 import time
 from concurrent.futures import Future
 from typing import Any, Final
 
+from fdb_schema.processes import signal_name
 from idempotent_txn import run
 from lease_locks.errors import LeaseError, LeaseLost
 from lease_locks.joining import unadopt
@@ -337,7 +337,4 @@ def _exit(code: Any) -> str | None:
         return None
     if code >= 0:
         return f"its remote's exit code is {code}"
-    try:
-        return f"its remote died of signal {-code}, {signal.Signals(-code).name}"
-    except ValueError:
-        return f"its remote died of signal {-code}"
+    return f"its remote died of signal {-code}, {signal_name(-code)}"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fdb_schema.private_files import make_private_directory, private_opener
-from fdb_schema.processes import dying_with_parent
+from fdb_schema.processes import dying_with_parent, signal_name
 from mainspring.up.plan import ServiceSpec, Stage
 from mainspring.up.restarts import Restarts
 
@@ -245,7 +245,7 @@ class Supervisor:
         if service.phase is Phase.stopping or self._asked:
             service.phase = Phase.stopped
             return
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         said = service.tail().rpartition("\n")[2] if code > 0 else ""
         self._again(service, how, said)
 
