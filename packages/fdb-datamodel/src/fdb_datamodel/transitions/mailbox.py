@@ -110,7 +110,10 @@ def _entries(value: bytes) -> list[MailEntry]:
 
 
 def clear_mailbox(tr: Transaction, space: ClusterSpace, session: bytes, through: bytes) -> None:
-    """Forget mail up to and with cursor `through`."""
+    """Forget mail up to and with cursor `through`. Call it before the same transaction mails this session.
+
+    Until it commits, its own mail has its place at its read version, and is cleared with mail that came by that very version.
+    """
     if through:
         prefix = layout_of(space).mailbox(session)
         tr.clear_range(prefix, prefix + through + b"\x00")

@@ -115,6 +115,7 @@ class SubmitStore:
         claims: list[Claim] = []
 
         def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:
+            cleared = self._mailbox.clear_delivered(tr)  # first: what is submitted may end at once, and is mailed
             for data in codes.values():
                 put_code(tr, self._space, data, self._session)
             for digest in large_codes:
@@ -128,7 +129,7 @@ class SubmitStore:
                     hold_futures(tr, self._space, submission.holds, outer=submission.spec.id)
             for digest in uploaded:
                 unpin_blob(tr, self._space, digest, session_referrer(self._session))
-            return self._mailbox.clear_delivered(tr)
+            return cleared
 
         try:
             committed = ask(self._db, body, push_to, strategy="off")  # the ids make a submit safe to repeat
