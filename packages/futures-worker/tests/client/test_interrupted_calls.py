@@ -153,11 +153,12 @@ def test_an_interrupt_anywhere_while_an_actor_is_looked_for_leaves_its_calls_abl
     site = bench(at_once=True)
     place = actors.ActorPlace(1, "127.0.0.1", 1, 1, None)
 
-    def ask(db: Any, function: Any, space: Any, what: Any, *_: Any, **__: Any) -> Any:
-        return {"find_actor": lambda: place, "ended_calls": lambda: [None] * len(what)}[function.__name__]()
+    def ask(db: Any, function: Any, space: Any, *what: Any, **_: Any) -> Any:
+        return {"find_actor": lambda: place, "ended_calls": lambda: [None] * len(what[0])}[function.__name__]()
 
     monkeypatch.setattr(actor_link, "ask", ask)
     monkeypatch.setattr(actor_link.wire, "connect", site.actor.connection)
+    monkeypatch.setattr(actor_link, "ClusterSecrets", lambda *_, **__: None)
     for number in itertools.count():
         link = site.link()
         waiting = [site.call(link) for _ in range(2)]
