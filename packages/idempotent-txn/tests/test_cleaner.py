@@ -58,6 +58,18 @@ def test_nothing_to_clean_changes_nothing(memory_db: Any) -> None:
     assert list(memory_db.get_range(b"", b"\xff")) == []
 
 
+@pytest.mark.parametrize("key", [bytes(10), bytes(7) + b"\3\0", bytes(8), bytes(40)])
+def test_a_damaged_row_is_cleared_and_stops_nothing(memory_db: Any, key: bytes) -> None:
+    put_rows(memory_db, [1, 2])
+    memory_db[ROWS + key] = b"no row"
+    now = advance(memory_db, 1_000_100)
+    assert [(status.rows, status.ids) for status in id_status(memory_db) if status.store == "ids"] == [(3, 2)]
+    cleared = Cleaner(memory_db, 0).run_once()
+    assert cleared.ids == 2
+    assert row_versions(memory_db) == []
+    assert 2 <= decode_expired_version(bytes(memory_db[EXPIRED_VERSION])) <= now
+
+
 def test_many_rows_go_in_several_transactions_oldest_first(memory_db: Any) -> None:
     now = advance(memory_db, 10_000)
     put_rows(memory_db, list(range(1, 2_501)))

@@ -13,7 +13,7 @@ from fdb_schema import prefix_end, read_range, read_version
 from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.lookup import NATIVE, USER_SPACE, IdStore
 from idempotent_txn.repeat import until_committed, until_read
-from idempotent_txn.rows import decode_expired_version, decode_row, encode_expired_version
+from idempotent_txn.rows import IdRow, RowError, decode_expired_version, decode_row, encode_expired_version
 from idempotent_txn.session import session_of
 
 VERSIONS_PER_SECOND: Final = 1_000_000
@@ -113,7 +113,7 @@ class Cleaner:
                 return Cleaned(), b""
             after = found[-1][0] + b"\0"
             tr.clear_range(begin, after)
-            rows = [decode_row(store.rows, key, value) for key, value in found]
+            rows = [_decoded(store, key, value) for key, value in found]
             if rows[-1].version > decode_expired_version(tr.get(store.expired_version).value):
                 tr.set(store.expired_version, encode_expired_version(rows[-1].version))
             size = sum(len(key) + len(value) for key, value in found)
@@ -153,6 +153,14 @@ class Cleaner:
         return until_committed(self._db, body)[0]
 
 
+def _decoded(store: IdStore, key: bytes, value: bytes) -> IdRow:
+    """The row; one that is damaged holds no ids, and is as old as its key says: it is cleared like any other."""
+    try:
+        return decode_row(store.rows, key, value)
+    except RowError:
+        return IdRow(int.from_bytes(key[len(store.rows) :][:8].ljust(8, b"\0"), "big"), 0, ())
+
+
 def current_version(db: Any) -> int:
     """The version that age is counted back from."""
     return until_read(db, read_version)
@@ -177,7 +185,7 @@ def _status_of(db: Any, store: IdStore, now: int) -> IdStatus:
 
         expired, found = until_read(db, page)
         for key, value in found:
-            row = decode_row(store.rows, key, value)
+            row = _decoded(store, key, value)
             oldest = oldest or row
             rows, ids, size = rows + 1, ids + len(row.ids), size + len(key) + len(value)
         if len(found) < _ROWS_PER_TRANSACTION:
