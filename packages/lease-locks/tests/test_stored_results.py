@@ -61,3 +61,41 @@ def test_an_upload_under_way_is_pinned_by_the_session_whose_end_lets_it_be_colle
     assert name == LEASE_PIN + locks._session.sid
     assert locks.db[locks.space.session(locks._session.sid)]
     assert locks.space.cluster["lease"].pack(("s", locks._session.sid)) == locks.space.session(locks._session.sid)
+
+
+def test_a_result_that_is_forgotten_while_it_is_read_is_computed_again(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, other, runs = runner_of(locks), runner_of(locks), list[int]()
+
+    def large(size: int) -> bytes:
+        runs.append(size)
+        return bytes(size)
+
+    assert runner.call(large, 40_000) == bytes(40_000)
+    fetch, forgets = rows.fetch, [1, 1]
+
+    def read(*args: Any) -> bytes:
+        if forgets:
+            forgets.pop()
+            assert other.invalidate(large, 40_000) == 1
+        return fetch(*args)
+
+    monkeypatch.setattr("lease_locks.memo.runner.fetch", read)
+    assert runner.call(large, 40_000) == bytes(40_000)  # also what was computed just now was forgotten
+    assert runs == [40_000] * 3
+    forgets.append(1)
+    assert not runner.peek(large, 40_000)
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+def test_a_call_that_is_forgotten_as_it_begins_is_made(locks: LeaseManager, size: int) -> None:
+    def forgetting(args: Any) -> None:
+        forgotten.append(runner.invalidate(len, bytes(size)))
+        samethread_shell(args)
+
+    forgotten: list[int] = []
+    runner = MemoizingPicklingRunner(locks, shell=forgetting, pipeline_id="demo")
+    assert runner.call(len, bytes(size)) == size
+    assert forgotten == [1]
+    assert runner.peek(len, bytes(size)) == size

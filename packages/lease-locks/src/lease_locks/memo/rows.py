@@ -394,10 +394,12 @@ def publish(
     return written
 
 
-def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys) -> list[bytes]:
-    """Forget an invocation and its outcomes; the digests of blobs that nobody may need any more."""
+def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys, *, outcomes_only: bool = False) -> list[bytes]:
+    """Forget an invocation and its outcomes, or these alone; the digests of blobs that nobody may need any more."""
     blobs: list[bytes] = []
     for key, value in read_range(tr, keys.prefix, keys.end):
+        if outcomes_only and key not in (keys.result, keys.failure):
+            continue
         payload: Payload | None = None
         if key in (keys.result, keys.failure):
             payload = OutcomeRecord.decode(value).payload
@@ -406,7 +408,10 @@ def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys) -> list[bytes]:
         if payload is not None and payload.digest is not None:
             drop_reference(tr, space.cluster, payload.digest, key)
             blobs.append(payload.digest)
-    tr.clear_range(keys.prefix, keys.end)
+        if outcomes_only:
+            tr.clear(key)
+    if not outcomes_only:
+        tr.clear_range(keys.prefix, keys.end)
     return blobs
 
 

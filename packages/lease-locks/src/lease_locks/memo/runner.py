@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from fdb_schema import check_name
+from fdb_schema import BlobMissingError, check_name
 from idempotent_txn import run
 from lease_locks.acquiring import acquiring
 from lease_locks.ending import force
@@ -168,12 +168,15 @@ class MemoizingPicklingRunner(Orchestrator):
                 found = self._look_or_acquire(call, max_hold)
                 if isinstance(found, _Found):
                     kind = "awaited" if waited or found.awaited else "hit"
-                    self._counting.add(call.memo, kind)
-                    return self._open(found.outcome, call.memo)
-                outcome = self._execute(call, *found)
-                if outcome is not None:
-                    return self._open(outcome, call.memo)
-                waited = True  # the lock was lost to another, whose outcome is awaited
+                    outcome: OutcomeRecord | None = found.outcome
+                else:
+                    kind, outcome = "", self._execute(call, *found)
+                opened = None if outcome is None else self._open(outcome, call.memo)
+                if opened is not None:
+                    if kind:
+                        self._counting.add(call.memo, kind)
+                    return opened()
+                waited = outcome is None  # the lock was lost to another, whose outcome is awaited
         except BaseException as error:
             if isinstance(found, tuple) and not isinstance(error, Exception):
                 self._give_back(found[0])  # interrupted before it was used; nothing where it was left to a remote
@@ -225,10 +228,13 @@ class MemoizingPicklingRunner(Orchestrator):
     def peek(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The memoized value, or `Unmemoized` (which is false) without calling anything."""
         call = functions.bind(self.pipeline_id, function, args, kwargs)
-        outcome = run(self.locks.db, self._memoized, self.rows.keys(call.memo), strategy=IDEMPOTENT)
-        if outcome is None:
-            return Unmemoized(call.memo.uri, functools.partial(self.call, function, *args, **kwargs))
-        return self._open(outcome, call.memo)
+        opened = None
+        while opened is None:
+            outcome = run(self.locks.db, self._memoized, self.rows.keys(call.memo), strategy=IDEMPOTENT)
+            if outcome is None:
+                return Unmemoized(call.memo.uri, functools.partial(self.call, function, *args, **kwargs))
+            opened = self._open(outcome, call.memo)
+        return opened()
 
     @contextmanager
     def require_all(self, message: str = "", *, unless_env: str = "") -> Iterator[None]:
@@ -340,8 +346,17 @@ class MemoizingPicklingRunner(Orchestrator):
 
     # --- outcomes
 
-    def _open(self, outcome: OutcomeRecord, memo: Memo) -> Any:
-        data = fetch(self.locks.db, self.locks.space, outcome.payload, memo)
+    def _open(self, outcome: OutcomeRecord, memo: Memo) -> Callable[[], Any] | None:
+        """What returns the value, or raises the failure; None where it was forgotten since it was looked up."""
+        try:
+            data = fetch(self.locks.db, self.locks.space, outcome.payload, memo)
+        except BlobMissingError:
+            if run(self.locks.db, self._memoized, self.rows.keys(memo), strategy=IDEMPOTENT) == outcome:
+                raise
+            return None
+        return functools.partial(self._opened, outcome, data, memo)
+
+    def _opened(self, outcome: OutcomeRecord, data: bytes, memo: Memo) -> Any:
         if outcome.error:
             raise functions.load_failure(data, outcome.error, outcome.traceback)
         return functions.load_value(data, memo.uri)
@@ -352,12 +367,14 @@ class MemoizingPicklingRunner(Orchestrator):
 
 
 def forget(locks: LeaseManager, rows: MemoRows, memo: Memo) -> bool:
-    """Invalidate one invocation; whether there was anything."""
+    """Invalidate one invocation; whether there was anything. Of one that is computed now only what came out before is forgotten."""
     keys = rows.keys(memo)
+    lock = locks.space.lock(memo.lock_name)
 
     def body(tr: Any) -> tuple[bool, list[bytes]]:
         known = tr.get(keys.invocation).present() or tr.get(keys.result).present() or tr.get(keys.failure).present()
-        return known, invalidate(tr, locks.space, keys)
+        computed = bool(read_name(tr, lock, snapshot=False).grants)
+        return known, invalidate(tr, locks.space, keys, outcomes_only=computed)
 
     known, blobs = run(locks.db, body)  # with an idempotency id: which blobs it let go of can't be found out again
     collect(locks.db, locks.space, blobs)
