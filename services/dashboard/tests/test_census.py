@@ -11,6 +11,7 @@ import pytest
 import fdb_datamodel as dm
 from fdb_datamodel import FutureState
 from mainspring_dashboard.census import Census
+from mainspring_dashboard.sampler import Sampler
 
 
 def _counts(census: Census) -> dict[str, int]:
@@ -25,6 +26,37 @@ def test_what_had_ended_before_is_counted_and_is_no_news(lab: Any) -> None:
     census.advance(1)
     assert _counts(census) == {"realized": 1, "failed": 1, "unclaimed": 1}
     assert census.take_ended() == []
+
+
+def test_what_ends_while_the_workers_cannot_be_read_is_not_gathered(lab: Any) -> None:
+    class Refusing:
+        db, space = lab.db, lab.space
+        refuses = False
+
+        def workers(self) -> list[dict[str, Any]]:
+            if self.refuses:
+                raise OSError("no answer")
+            return []
+
+    cluster = Refusing()
+    sampler = Sampler(cluster)  # type: ignore[arg-type]
+    sampler.tick()
+    cluster.refuses = True
+    for _ in range(3):
+        lab.realize(lab.submit())
+        with pytest.raises(OSError, match="no answer"):
+            sampler.tick()
+    cluster.refuses = False
+    lab.realize(lab.submit())
+    sample = sampler.tick()
+    assert sample.counts["realized"] == 4
+    assert len(sampler._census._news) == 0
+    assert sample.finished > 0
+    lab.realize(lab.submit())
+    cluster.refuses = True
+    with pytest.raises(OSError, match="no answer"):
+        sampler.tick()
+    assert sampler._census.take_ended() == []
 
 
 @pytest.mark.parametrize("seed", range(20))

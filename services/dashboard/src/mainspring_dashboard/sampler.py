@@ -26,8 +26,13 @@ class Sampler:
 
     def tick(self) -> Sample:
         """Look once; the sample is kept in `history`. Raises what reading raises."""
-        self._census.advance(BUDGET_SECONDS)
-        self.workers = self._cluster.workers()
+        try:
+            self._census.advance(BUDGET_SECONDS)
+            self.workers = self._cluster.workers()
+        except BaseException:  # no sample tells of this moment: what ended in it isn't kept for a later one
+            self._census.take_ended()
+            self._at = time.monotonic()
+            raise
         ended = self._census.take_ended()
         now = time.monotonic()
         elapsed, self._at = max(1e-3, now - self._at), now
