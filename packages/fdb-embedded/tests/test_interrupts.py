@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from support.interrupting import arrivals
 
 import fdb_embedded
 from fdb_embedded import commit, conflict, request
+from fdb_embedded.shared import SharedPage
 
 WAIT = 60.0
 
@@ -269,3 +272,18 @@ def test_a_tick_that_fails_is_followed_by_another(
     assert code_of(tr.commit()) == 0
     fdb_embedded.close(db)
     assert "as it may be" in capsys.readouterr().err
+
+
+def test_a_page_whose_closing_was_interrupted_can_be_closed(tmp_path: Path) -> None:
+    for number in itertools.count():
+        page = SharedPage(tmp_path / "page")
+        assert page.slots.claim()
+        with arrivals(number, lambda code: code is SharedPage.close.__code__) as interruption:
+            try:
+                page.close()
+            except KeyboardInterrupt:
+                page.close()
+        assert page.map.closed
+        if not interruption.came:
+            break
+    assert number > 3

@@ -36,6 +36,7 @@ import mmap
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from . import futex, locks
 from .blocks import allocate
@@ -91,7 +92,7 @@ class SharedPage:
             self.map = mmap.mmap(mapped, SIZE)
         finally:
             os.close(mapped)
-        self._words = (ctypes.c_char * SIZE).from_buffer(self.map)
+        self._words: Any = (ctypes.c_char * SIZE).from_buffer(self.map)
         self._view = memoryview(self.map)
         self.numbers = self._view[:HEADER].cast("Q")
         self._base = ctypes.addressof(self._words)
@@ -282,7 +283,10 @@ class SharedPage:
             self.slots.close()
             self.numbers.release()
             self._view.release()
-            del self._words
+            self._words = None
             self.map.close()
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = (
+                self._fd,
+                -1,
+            )  # before it is closed: an interrupted close may be repeated, and the number be another's
+            os.close(fd)
