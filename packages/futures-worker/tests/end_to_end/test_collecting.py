@@ -21,12 +21,15 @@ from fdb_datamodel import (
     beat_session,
     collect,
     finish_turn,
+    new_future_id,
     put_realized_future,
     register_worker,
     session_sightings,
     streams,
     submit_futures,
 )
+from fdb_datamodel.elements import encode_id
+from fdb_datamodel.space import layout_of
 from fdb_schema import ClusterSpace, open_database, read_range
 from futures_worker import Client, FutureDeletedError
 from futures_worker.client import session as client_session
@@ -288,6 +291,11 @@ def test_the_audit_removes_what_two_looks_found_unrecorded(tmp_path: Path) -> No
         assert audit.look() == []
         assert sorted(audit.look()) == sorted(others[1:])
         assert store.names() == [result.name, yielded[0].name, others[0], "stream-of-something-else"]
+        run(db, lambda tr: tr.set(layout_of(space).stream_item(encode_id(claim.id), 0), b"\xc1"))
+        stray = result_name(new_future_id(), 0, 1)
+        store.add(stray, [b"abc"])
+        audit.look()
+        assert stray in audit.look(), "a damaged row ends no look"
         (alive,) = run(db, session_sightings, space)
         assert alive.id == session
     finally:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction, collect_blob, drop_reference, get_many, read_clock
+from fdb_schema import ClusterSpace, RecordError, Transaction, collect_blob, drop_reference, get_many, read_clock
 
 from .. import codec
 from ..actors import forget_actor
@@ -40,9 +41,10 @@ def recorded_objects(
     wanted = dict.fromkeys(objects)
     items = [ch.keys.stream_item(encode_id(one), number) for one, number in wanted if number is not None]
     for value in ch.get_many(items, snapshot=True):
-        item = None if value is None else codec.unpack_latest_result(value)
-        if item is not None and item.worker == worker:
-            found.add(item.name)
+        with contextlib.suppress(RecordError):  # what can't be read is no item
+            item = None if value is None else codec.unpack_latest_result(value)
+            if item is not None and item.worker == worker:
+                found.add(item.name)
     for one, number in wanted:
         if number is not None:
             continue
