@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 import fdb_embedded
@@ -308,3 +310,30 @@ def test_a_database_whose_first_checkpoint_was_cut_short_becomes_durable_all_the
     found = fdb_embedded.open(tmp_path / "image", durability="fsync")
     assert numbers(found) == [0, 1]
     fdb_embedded.close(found)
+
+
+def test_a_commit_that_a_full_disk_refused_does_not_come_back_with_a_power_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in the journal already when the store had no room for it."""
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"made"] = b"1"
+    store = db.dpointer.engine.store
+
+    def full(*_: Any) -> None:
+        raise lmdb.MapFullError("full")
+
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.page, "count_members", full)
+        patched.setattr(store, "grow", no_room)
+        with pytest.raises(fdb_embedded.load().FDBError) as caught:
+            db[b"refused"] = b"1"
+        assert caught.value.code == 1510
+    power_loss(tmp_path / "db", tmp_path / "image")
+    fdb_embedded.close(db)
+    db = fdb_embedded.open(tmp_path / "image")
+    assert (db[b"made"], db[b"refused"]) == (b"1", None)
+    fdb_embedded.close(db)

@@ -357,6 +357,7 @@ class Committer:
                                     store.abort_write(txn, number)
                                     if written is not None:
                                         store.page.slots.pay(written.place, written.version)
+                                    store.take_back_record()
                                 if not isinstance(error, lmdb.MapFullError):
                                     raise
                                 change_map = store.grow

@@ -251,6 +251,12 @@ class Segments:
         disk.write(fd, data, offset)
         return end + len(data)
 
+    def take_back(self, start: int, end: int) -> None:
+        """What was appended at `end` is no record any more. Raises OSError."""
+        fd = self.use(start)
+        disk.write(fd, bytes(len(MAGIC_BYTES)), end - start)
+        disk.flush(fd)
+
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)

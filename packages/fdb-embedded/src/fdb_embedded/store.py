@@ -115,6 +115,7 @@ class Store:
         self.generation = 0  # raised before the map changes, which ends all transactions of this process
         self.gate = False  # set while the map is to change: nobody may begin to read
         self.closed = False  # then the gate stays shut
+        self._appended: tuple[int, int] | None = None  # where the journal ended before what this transaction appended
         self.last_write: Any = _NONE  # the write transaction begun last, by this process
         self.inside: set[int] = set()  # threads that begin or read at this moment, those in snapshots apart
         self.snapshots: dict[int, Snapshot] = {}
@@ -410,6 +411,7 @@ class Store:
         calls `last_write.abort` before he gives up either, whatever comes.
         """
         self.check_open()
+        self._appended = None
         try:
             txn = self.last_write = self.env.begin(write=True)
         except (lmdb.MapResizedError, lmdb.InvalidParameterError):
@@ -488,6 +490,17 @@ class Store:
         self.page.take_back_version(number)
         txn.abort()
 
+    def take_back_record(self) -> None:
+        """What the write transaction that was given up has appended to the journal must not be applied after a crash: whoever
+        handed it over is told that it wasn't made.
+        """
+        appended, self._appended = self._appended, None
+        if appended is not None and self.flusher is not None:
+            try:
+                self.flusher.segments.take_back(*appended)
+            except OSError as error:
+                self.flusher.failed(error)
+
     def write_record(self, txn: Any, last: int, version: int, record: bytes, steps: list[Changes] | None) -> int:
         """Put the commit record of `version` and, under a journal, journal it with the `steps`; returns the journal's new end."""
         txn.put(keys.log_key(version), record, append=True)
@@ -503,6 +516,7 @@ class Store:
         except journal.FlushFailed as error:
             self.flusher.failed(error)
             raise
+        self._appended = at
         journal.set_place(txn, start, end)
         if not self.waits_for_flushes or self.page.others_read_unflushed():
             self.page.set_acknowledged(end)  # a process that doesn't wait may see it now, and tell
