@@ -54,7 +54,8 @@ class Storm:
         self.seed = seed
         self.error: type[Exception] = fdb_embedded.load().FDBError
         self.attempts: list[Attempt] = []
-        self.live: dict[int, Attempt] = {}
+        self.tried: dict[int, Attempt] = {}  # by each thread, the last
+        self.live: dict[int, Attempt] = {}  # the same, once it commits
         self.exposed = self.over = False
         self.hits = 0
 
@@ -64,6 +65,7 @@ class Storm:
         attempt = Attempt(b"%d/%d/%06d" % (self.seed, number, count))
         tr = attempt.tr = self.db.create_transaction()
         self.attempts.append(attempt)
+        self.tried[number] = attempt
         if chance.random() < 0.2:
             tr.options.set_timeout(chance.choice((1, 2, 5, 20)))
         if chance.random() < 0.5:
@@ -96,7 +98,7 @@ class Storm:
             try:
                 self.step(number, chance.randrange(1 << 20) * STEPS + count, chance)
             except self.error as error:
-                attempt = self.live.get(number)
+                attempt = self.tried.get(number)
                 if attempt is not None and attempt.told == "nothing":
                     attempt.code = error.code  # type: ignore[attr-defined]
                     attempt.told = "an error"

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lmdb
 import pytest
@@ -574,6 +574,7 @@ def test_what_begins_while_the_housekeeper_parks_is_not_forgotten(monkeypatch: p
         """An engine in which a commit begins just after the look that found none."""
 
         unsettled = ()
+        promised: ClassVar[dict[Any, Any]] = {}
 
         def __init__(self) -> None:
             self.committer = self.store = self

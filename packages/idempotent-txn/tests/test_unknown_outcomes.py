@@ -134,7 +134,7 @@ def test_a_commit_that_times_out_after_its_write_is_found_with_its_versionstamp(
 
     def held(commit: Any, version: int, index: int) -> None:
         """It is written; its caller is told once the transaction's own timeout has ended the future."""
-        if not timed_out and commit.stamps:
+        if not timed_out and commit.promises is not None:
             pause = threading.Event()
             while not commit.done:
                 pause.wait(0.001)

@@ -148,13 +148,15 @@ class Committer:
         """Queue a commit, which does the work when somebody waits for it. One that is done before it begins is never made."""
         if self.engine.stale:
             self.engine.check_open()
-        commit.kick = self._kick
-        self.queue.append(commit)
+        commit.kick = self.kick
         housekeeper = self.engine.housekeeper
+        if housekeeper.parked:  # before, too: an interrupt may come just behind
+            housekeeper.unpark()
+        self.queue.append(commit)
         if housekeeper.parked:
             housekeeper.unpark()
 
-    def _kick(self, waiter: Future | None) -> None:
+    def kick(self, waiter: Future | None) -> None:
         if waiter is not None:
             self.drive(waiter)
         else:
@@ -237,8 +239,10 @@ class Committer:
     def give_up(self) -> None:
         """End what is queued without making it: the process closes, and another one keeps it from writing."""
         while self.queue:
-            with contextlib.suppress(IndexError):
-                self.queue.popleft().fail(errors.TRANSACTION_CANCELLED)
+            for commit in self.queue.copy():
+                commit.fail(errors.TRANSACTION_CANCELLED)
+                with contextlib.suppress(ValueError, IndexError):  # another thread has taken it
+                    self.queue.remove(commit)
 
     def settle_left(self) -> None:
         """Finish what interrupted threads have left; only on a thread that no interrupt reaches."""

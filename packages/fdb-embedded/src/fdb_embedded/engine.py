@@ -33,6 +33,7 @@ from .errors import (
 from .files import DATA
 from .housekeeping import Housekeeper
 from .keys import LOG, log_key
+from .promises import Promised, end_unowned
 from .snapshot import DAMAGE, SHARED_FOR, Snapshot
 from .store import MAP_SIZE, Store
 from .versions import MARGIN, MAX_READ_AGE, first_version_after, last_version
@@ -63,6 +64,7 @@ class Engine:
         self.damage: DamagedDatabase | None = None  # the first that was come upon
         self.stale = False  # closed, or this is a forked child that hasn't attached yet
         self.forked = False
+        self.promised: Promised = {}  # in a forked child the parent's too
         self.store = Store(path, durable=durability == "fsync", map_size=map_size)
         self._directory_fd = -1 if path is None else os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._look_there_at = monotonic() + THERE_SECONDS
@@ -548,6 +550,7 @@ class Engine:
                 self.committer.settle_left()
                 if not self.committer.drive(until=until):
                     self.committer.give_up()
+        end_unowned(self.promised, closing=True)
         checkpointing = self._checkpointing
         if checkpointing is not None:
             checkpointing.join()

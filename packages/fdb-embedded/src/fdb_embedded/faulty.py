@@ -66,6 +66,8 @@ class FaultyCommits:
 
         commit.kick = kick
         self.engine.housekeeper.call_at(time.monotonic() + LATE_AFTER, run)
+        for stamp in commit.promises.stamps if commit.promises is not None else ():
+            stamp.kick = kick
 
     def _run(self, transaction: Transaction, commit: Commit, fate: Fate) -> None:
         if commit.done:  # given up before it began

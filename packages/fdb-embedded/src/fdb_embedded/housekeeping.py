@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .futures import run_callback
+from .promises import end_unowned
 from .snapshot import MAX_AGE
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Bell:
     """An event that a signal handler can interrupt anywhere, and leaves usable: all of it is in C."""
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rings: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.ring: Callable[[object], None] = self._rings.put  # from a finalizer, too
 
     def set(self) -> None:
         if self._rings.empty():
@@ -130,6 +132,7 @@ class Housekeeper:
             run_callback(callback)
         if self.stopping:  # that may have closed the engine
             return False
+        end_unowned(engine.promised)
         if engine.committer.unsettled:
             engine.committer.settle_left()
             busy = True

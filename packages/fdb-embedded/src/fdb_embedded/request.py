@@ -16,8 +16,8 @@ from .idempotency import SELF_CONFLICT
 from .overlay import Overlay
 
 if TYPE_CHECKING:
+    from .promises import Promises
     from .snapshot import Snapshot
-    from .watches import Watch
 
 
 class Commit(Future):
@@ -45,8 +45,7 @@ class Commit(Future):
     blind = False  # it has read nothing: what it is validated for is its idempotency id
     writes_ids = False  # rows of idempotency ids change
     conflicts: list[Range] | None = None  # why it failed: the ranges that were read and written since
-    stamps: list[Future] | None = None  # futures of its versionstamp
-    watches: list[Watch] | None = None  # begin once it is made
+    promises: Promises | None = None  # its versionstamp, and watches that begin once it is made
 
     def __init__(
         self,
@@ -103,36 +102,19 @@ class Commit(Future):
         """It was made. The version is noted also where the caller was told otherwise meanwhile."""
         self.index = index
         self.version = version
-        if self.stamps or self.watches:
+        if self.promises is not None:
             if self.error:  # it timed out, or was cancelled, while it was being made
                 self.refuse(self.error, self.error)
             else:
-                self._grant()
+                self.promises.end(0, 0, version.to_bytes(8, "big") + index.to_bytes(2, "big"))
         self.set()
 
     def fail(self, code: int) -> None:
         """It wasn't made, or nobody knows."""
-        if self.stamps or self.watches:
-            self.refuse(errors.TRANSACTION_INVALID_VERSION, code)
+        self.refuse(errors.TRANSACTION_INVALID_VERSION, code)
         self.set(None, code)
-
-    def _grant(self) -> None:
-        if self.stamps:
-            stamp = self.version.to_bytes(8, "big") + self.index.to_bytes(2, "big")
-            for future in self.stamps:
-                future.set(stamp)
-        if self.watches:
-            self.watches[0].database.engine.watches.add(self.watches)
-            self.watches = None  # from here on a watch lives as long as somebody holds it
 
     def refuse(self, stamp_code: int, watch_code: int) -> None:
         """End what was promised with it."""
-        refuse(self.stamps, self.watches, stamp_code, watch_code)
-
-
-def refuse(stamps: list[Future] | None, watches: list[Watch] | None, stamp_code: int, watch_code: int) -> None:
-    """End futures of versionstamps, and watches, with an error."""
-    for future in stamps or ():
-        future.set(None, stamp_code)
-    for watch in watches or ():
-        watch.set(None, watch_code)
+        if self.promises is not None:
+            self.promises.end(stamp_code, watch_code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from . import errors
@@ -12,7 +11,8 @@ from .conflict import Range
 from .errors import Code
 from .futures import Future
 from .overlay import Entry, Overlay
-from .request import Commit, refuse
+from .promises import Promises
+from .request import Commit
 from .snapshot import Snapshot
 from .write_map import CONFLICT_COST, MUTATION_COST
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .client_view import ClientView, Write
     from .engine import Engine
     from .handles import Database
-    from .watches import Watch
 
 T = TypeVar("T")
 
@@ -50,8 +49,7 @@ class TransactionState:
     commit_future: Future | None = None  # of the commit, or of the pause before another attempt
     attempt: Commit | None = None
     unconflicted_clears: list[Range] | None = None  # ranges that were cleared without a conflict
-    watches: list[Watch] | None = None  # these two pass to the commit
-    stamp_futures: list[Future] | None = None
+    promises: Promises | None = None  # they pass to the commit
     read_points: set[bytes] | None = None
     write_points: set[bytes] | None = None
     unconflicted: set[bytes] | None = None
@@ -180,12 +178,14 @@ class TransactionState:
         future = self.commit_future
         if future is not None and not future.done and future.set(None, code) and isinstance(future, Commit):
             future.refuse(stamp_code, code)
-        self._fail_pending(stamp_code, code)
+        self._end_promises(stamp_code, code)
 
-    def _fail_pending(self, stamp_code: int, watch_code: int) -> None:
-        """End what was promised with a commit that nobody has asked for."""
-        own = self.__dict__
-        refuse(own.pop("stamp_futures", None), own.pop("watches", None), stamp_code, watch_code)
+    def _end_promises(self, stamp_code: int, watch_code: int) -> None:
+        """End what was promised with a commit that nobody has asked for, or that writes nothing."""
+        promises = self.promises
+        if promises is not None:
+            promises.end(stamp_code, watch_code)
+            self.__dict__.pop("promises", None)  # afterwards: who is interrupted still has them
 
     def _release(self) -> None:
         snap, self.snap = self.snap, None  # by one thread: there is no call in between
@@ -221,8 +221,7 @@ class TransactionState:
             "automatic_id",
             "write_points",
             "unconflicted",
-            "watches",
-            "stamp_futures",
+            "promises",
         ):
             self.__dict__.pop(name, None)
         self._fresh()
@@ -231,16 +230,3 @@ class TransactionState:
         snap = self.snap
         if snap is not None:
             self.engine.leave(snap)
-        attempt = self.attempt
-        unsent = attempt is not None and not attempt.done and attempt.kick is None  # `commit` was interrupted
-        if unsent or self.stamp_futures or self.watches:
-            # Nobody can commit this any more. The collector may be at work anywhere, so another thread ends it.
-            self.engine.housekeeper.call_at(0.0, partial(_abandon, attempt, self.stamp_futures, self.watches))
-
-
-def _abandon(attempt: Commit | None, stamps: list[Future] | None, watches: list[Watch] | None) -> None:
-    """End what a transaction that is garbage had promised."""
-    code = errors.TRANSACTION_CANCELLED
-    refuse(stamps, watches, code, code)
-    if attempt is not None and not attempt.done and attempt.kick is None:
-        attempt.fail(code)

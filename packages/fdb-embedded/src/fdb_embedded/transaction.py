@@ -12,7 +12,8 @@ from .conflict import unconflicted
 from .errors import Code
 from .futures import Future, failed, ready
 from .keys import KEY_LIMIT, SYSTEM_KEY_LIMIT
-from .request import Commit, refuse
+from .promises import Promises
+from .request import Commit
 from .state import FIRST_BACKOFF, METADATA_VERSION
 from .watches import Watch
 from .writing import Writing
@@ -24,8 +25,7 @@ class Transaction(Writing):
     def cancel(self) -> None:
         """End the transaction: whatever is pending and whatever comes gets 1025."""
         self._expire()
-        if self.dead == 0 or (self.commit_future is not None and not self.commit_future.done):
-            self.fail(errors.TRANSACTION_CANCELLED)
+        self.fail(errors.TRANSACTION_CANCELLED)
         self._release()
 
     def reset(self) -> None:
@@ -70,7 +70,7 @@ class Transaction(Writing):
             if option == options.TIMEOUT:
                 self._expire()
             self.options = self.options.with_option(option, parameter)
-            if option == options.TIMEOUT and (self.stamp_futures or self.watches):
+            if option == options.TIMEOUT and self.promises is not None:
                 self._arm_timeout()
         except Code as error:
             self._defer(error.code)
@@ -108,7 +108,7 @@ class Transaction(Writing):
         except Code as error:
             return failed(error.code)
         self._arm_timeout()
-        (self.watches or self._own("watches", list[Watch]())).append(watch)
+        self._promises().add_watch(watch)
         self.plain = False
         return watch
 
@@ -124,8 +124,11 @@ class Transaction(Writing):
             return failed(self.dead)
         future = Future()
         self._arm_timeout()
-        (self.stamp_futures or self._own("stamp_futures", list[Future]())).append(future)
+        self._promises().add(future)
         return future
+
+    def _promises(self) -> Promises:
+        return self.promises or self._own("promises", Promises(self.engine))
 
     def _arm_timeout(self) -> None:
         """Something is pending: it must end when the transaction times out, though nobody touches it."""
@@ -142,7 +145,7 @@ class Transaction(Writing):
             if not due or due > time.monotonic():  # meanwhile it was taken back, or put off
                 return
             commit = transaction.commit_future
-            if transaction.stamp_futures or transaction.watches or (commit is not None and not commit.done):
+            if transaction.promises is not None or (commit is not None and not commit.done):
                 transaction.fail(errors.TRANSACTION_TIMED_OUT)
 
         self.engine.housekeeper.call_at(deadline, expire)
@@ -154,7 +157,7 @@ class Transaction(Writing):
                 self._check()
             except Code as error:
                 if error.code == self.deferred:  # no commit of this transaction can come any more
-                    self._fail_pending(errors.TRANSACTION_INVALID_VERSION, error.code)
+                    self._end_promises(errors.TRANSACTION_INVALID_VERSION, error.code)
                 return failed(error.code)
         if self.committing:  # another thread's commit, which has come since; from here to the mark there is no call
             return failed(errors.USED_DURING_COMMIT)
@@ -177,23 +180,22 @@ class Transaction(Writing):
             commit.deadline = self.options.deadline(self.created)
         if self.overlay is not overlay:  # another thread has reset the transaction meanwhile
             commit.set(None, errors.TRANSACTION_CANCELLED)
-        if self.stamp_futures is not None or self.watches is not None:
-            commit.stamps = self.__dict__.pop("stamp_futures", None)
-            commit.watches = self.__dict__.pop("watches", None)
+        elif self.promises is not None:
+            commit.promises = self.promises
+            self.__dict__.pop("promises", None)  # afterwards; and it still has the commit as its attempt
+            for future in commit.promises.stamps:
+                future.kick = self.engine.committer.kick  # who waits for one does the work
         if self.database.faulty is not None:
             self.database.faulty.submit(self, commit)
         else:
             self.engine.committer.submit(commit)
-        if commit.stamps:
-            for future in commit.stamps:
-                future.kick = commit.kick  # who waits for one does the work
         if self.dead and not commit.done:  # it timed out, or was cancelled, when there was no future to tell
             self.fail(self.dead)
         return commit
 
     def _refused(self, code: int) -> Future:
         """The commit fails before it begins."""
-        self._fail_pending(errors.TRANSACTION_INVALID_VERSION, code)
+        self._end_promises(errors.TRANSACTION_INVALID_VERSION, code)
         self._release()
         future = self.commit_future = failed(code)
         return future
@@ -248,13 +250,9 @@ class Transaction(Writing):
 
     def _finish_read_only(self) -> Future:
         self.earlier_version = -1
-        if self.stamp_futures:
-            refuse(self.__dict__.pop("stamp_futures", None), None, errors.NO_COMMIT_VERSION, 0)
+        self._end_promises(errors.NO_COMMIT_VERSION, 0)  # and the watches begin
         if self.first_stamp is None:
             self.first_stamp = b""
-        if self.watches:
-            self.engine.watches.add(self.watches)
-            self.__dict__.pop("watches", None)  # afterwards: an interrupt leaves none that nobody ends
         future = self.commit_future = ready()
         self._release()
         return future
@@ -275,13 +273,13 @@ class Transaction(Writing):
         if hit or not errors.retryable(code, self.database.api_version):
             self.dead = errors.TRANSACTION_CANCELLED
             self.plain = False
-            self._fail_pending(errors.TRANSACTION_CANCELLED, errors.TRANSACTION_CANCELLED)
+            self._end_promises(errors.TRANSACTION_CANCELLED, errors.TRANSACTION_CANCELLED)
             if self.database.api_version < 610:
                 self._restart_for_retry()
             return failed(code)
         delay = self.backoff * random.random()
         self.backoff = min(self.options.max_retry_delay, self.backoff * 2)
-        self._fail_pending(errors.BROKEN_PROMISE, errors.TRANSACTION_CANCELLED)
+        self._end_promises(errors.BROKEN_PROMISE, errors.TRANSACTION_CANCELLED)
         self._release()
         return self._retry_after(delay, deadline)
 

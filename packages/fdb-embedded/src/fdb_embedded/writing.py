@@ -207,7 +207,7 @@ class Writing(Reading):
                 self.unconflicted.discard(key)
             elif not conflicts:
                 self._insert_write_range(key, key + b"\0")
-        if self.watches:
+        if self.promises is not None:
             self._trigger_watches(begin, end, None, known=True)
 
     def atomic(self, operation: int, key: bytes, operand: bytes) -> None:
@@ -296,13 +296,14 @@ class Writing(Reading):
 
     def _trigger_watches(self, begin: bytes, end: bytes, value: bytes | None, known: bool) -> None:
         """A later write of this same transaction ends a watch at once when it is known to change the value."""
-        if not self.watches or not known:
+        promises = self.promises
+        if promises is None or not known:
             return
-        for watch in self.watches.copy():
+        for watch in promises.watches.copy():
             if begin <= watch.key < end and watch.expected != value:
                 watch.set()
                 with contextlib.suppress(ValueError):  # the commit, or another thread, has taken it
-                    self.watches.remove(watch)
+                    promises.watches.remove(watch)
 
     def writes_ids(self) -> bool:
         """Whether the transaction changes the rows of idempotency ids."""
