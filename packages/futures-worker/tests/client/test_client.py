@@ -109,6 +109,26 @@ def test_what_was_just_submitted_is_an_argument_within_a_transaction_too(client:
         assert run(any_db, lambda tr, made=made: client.submit(square, made, tr=tr)).result(WAIT) == n**4
 
 
+def test_what_was_submitted_since_a_transaction_began_to_read_is_an_argument_too(client: Client, any_db: Any) -> None:
+    made: list[Any] = []
+
+    def late(tr: Any) -> Any:
+        tr[b"order"].present()
+        if not made:
+            made.append(client.submit(square, 3))
+        return client.submit(square, made[0], tr=tr)
+
+    def always_later(tr: Any) -> Any:
+        tr[b"order"].present()
+        return client.submit(square, client.submit(square, 3), tr=tr)
+
+    for _ in range(2):
+        made.clear()
+        assert run(any_db, late).result(WAIT) == 81
+        with pytest.raises(UnknownFutureError):
+            run(any_db, always_later)
+
+
 def test_what_another_client_of_the_process_has_just_made_is_an_argument_too(client: Client, any_db: Any) -> None:
     with Client(any_db, "test") as other:
         for n in range(20):

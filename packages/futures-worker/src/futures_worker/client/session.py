@@ -20,10 +20,7 @@ from fdb_datamodel import (
     FutureSpec,
     MailEntry,
     UnknownFutureError,
-    hold_futures,
-    put_code,
     streams,
-    submit_futures,
     subscribe,
 )
 from fdb_schema import MainspringError
@@ -111,9 +108,7 @@ class Session(FutureQueries, ActorCalls):
         """Store a future in the caller's own transaction; it exists if that commits, so nobody waits for it before he asks."""
         self.keeping.begin()
         self.make_known(spec.dependencies)
-        put_code(tr, self.space, code.data, self.id)
-        submit_futures(tr, self.space, [spec])
-        hold_futures(tr, self.space, holds, outer=spec.id)
+        self._store.store_within(tr, spec, code, holds)
         future._session = self
         self.keeping.hold_another(spec.id)
         future._stored = True

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
+
+import fdb
 
 from fdb_datamodel import (
     Claim,
     ClusterSpace,
     CodeDigest,
     FutureSpec,
+    UnknownFutureError,
     WorkerFencedError,
     WorkerId,
+    get_future_states,
     hold_futures,
     put_code,
     refer_to_code,
@@ -22,6 +27,7 @@ from fdb_datamodel import (
 )
 from fdb_datamodel.ids import show_id
 from fdb_schema import put_blob, unpin_blob
+from fdb_schema.errors import NOT_COMMITTED
 from futures_worker.client.future import Future
 from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.line import Line
@@ -29,6 +35,9 @@ from futures_worker.client.mailbox import Mailbox
 from futures_worker.database import ask, is_database_trouble
 from futures_worker.payload import Code
 from idempotent_txn import run
+
+# Whether the transaction before was told to run again: what it submits anew whenever it runs it would never find.
+_told: Final[ContextVar[bool]] = ContextVar("told", default=False)
 
 
 class Submission:
@@ -144,6 +153,22 @@ class SubmitStore:
         self._stored_code.update(codes, large_codes)
         for submission in batch:
             submission.future._stored = True
+
+    def store_within(self, tr: Any, spec: FutureSpec, code: Code, holds: Sequence[bytes]) -> None:
+        """Store a future in somebody's transaction. One that began to read before its dependencies were stored can't see
+        them: it is told that it conflicts, and finds them when it runs again.
+        """
+        put_code(tr, self._space, code.data, self._session)
+        try:
+            submit_futures(tr, self._space, [spec])
+        except UnknownFutureError:
+            again = not _told.get() and None not in ask(self._db, get_future_states, self._space, spec.dependencies)
+            _told.set(again)
+            if again:
+                raise fdb.FDBError(NOT_COMMITTED) from None
+            raise
+        _told.set(False)
+        hold_futures(tr, self._space, holds, outer=spec.id)
 
     def _upload(self, data: bytes, what: str) -> bytes:
         return put_blob(run, self._db, self._space, data, session=session_referrer(self._session), what=what)
