@@ -333,6 +333,21 @@ def test_what_went_wrong_is_grouped_among_the_newest(
     assert (len(cut["groups"]), cut["more"], cut["looked"], cut["all"]) == (1, 1, 2, False)
 
 
+def test_a_look_ends_in_time_however_many_futures_were_deleted(
+    client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(survey, "PAGE", 1)
+    _, *others = [lab.submit(name="part") for _ in range(100)]
+    for one in others:
+        lab(dm.delete_future, one)
+    found = client.get("/api/functions").json()
+    assert (found["looked"], found["all"]) == (1, True)
+    monkeypatch.setattr(survey, "BUDGET_SECONDS", 0.0)
+    found = client.get("/api/functions").json()
+    assert (found["looked"], found["all"]) == (0, False)
+
+
 def test_how_far_each_function_is(client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "KEPT_SECONDS", 0.0)
     parts = [lab.submit(name="part") for _ in range(5)]

@@ -17,6 +17,8 @@ from mainspring_dashboard.history import quantile
 
 NEWEST: Final = 3_000
 """Futures that are looked through."""
+BUDGET_SECONDS: Final = 2.0
+"""After which a look reads on no further: between the futures may be millions of ids that were deleted."""
 KEPT_SECONDS: Final = 3.0
 PAGE: Final = 500
 GROUPS: Final = 12
@@ -98,7 +100,7 @@ class Survey:
         workers = run(self._db, list_workers, self._space, strategy="off")
         troubles, functions = Troubles(), dict[str, Function]()
         cursor: bytes | None = None
-        looked, now_us = 0, time.time_ns() // 1000
+        looked, now_us, until = 0, time.time_ns() // 1000, time.monotonic() + BUDGET_SECONDS
         while looked < NEWEST:
             infos, cursor = run(
                 self._db, list_futures, self._space, cursor, PAGE, None, newest_first=True, strategy="off"
@@ -107,7 +109,7 @@ class Survey:
             for info in infos:
                 troubles.add(with_reason(info, workers))
                 functions.setdefault(info.name, Function(info.name)).add(info, now_us)
-            if cursor is None:
+            if cursor is None or time.monotonic() >= until:
                 break
         latest = sorted(functions.values(), key=lambda one: -one.last_us)[:FUNCTIONS]
         return {
