@@ -17,6 +17,7 @@ from fdb_datamodel import (
     UnknownFutureError,
     collect,
     declare_session_dead,
+    session_lives,
     session_sightings,
     subscribe,
 )
@@ -128,6 +129,24 @@ def test_a_future_that_a_function_refers_to_stays_one_whatever_calls_the_functio
         data = client.dataset([[1, 2], [3, 4]])
         assert data.map(kind).collect(WAIT) == ["Future"] * 4
         assert data.reduce(kind, timeout=WAIT) == "Future"
+
+
+def test_what_a_client_submits_when_it_goes_on_after_a_stop_has_its_code(
+    db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(db, "test") as client:
+        kept = client._live.keeping
+        made = client.submit(refers_to, None)  # stores the code
+        assert callable(made.result(WAIT))
+        client.delete(made)
+        declare_dead(db, client)
+        collect_all(db)
+        later = keeping._now() + 3600
+        monkeypatch.setattr(keeping, "_now", lambda: later)  # it was stopped, and its thread hasn't beaten yet
+        again = client.submit(refers_to, None)
+        assert callable(again.result(WAIT))
+        assert kept._beaten == later
+        assert run(db, session_lives, SPACE, client._live.id)
 
 
 def test_a_handle_of_a_key_outlives_the_other_one(db: Any) -> None:

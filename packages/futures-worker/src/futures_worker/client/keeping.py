@@ -11,17 +11,21 @@ import os
 import random
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, hold_futures, release_futures
+from futures_worker.database import ask
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
 
 CODES_AT_ONCE: Final = 1000  # references to code dropped at the end; those of more are collected
 RELEASED_AT_ONCE: Final = 250  # ids per transaction
+BEAT_SECONDS: Final = 1.0  # that a beat doesn't take while the database is well
+LATE_BEATS: Final = 3  # beats without one of which this process must have stood still: others may take it for dead
 
 
 class Keeping:
@@ -35,16 +39,19 @@ class Keeping:
         *,
         on_beat: Callable[[], None] = lambda: None,
         on_return: Callable[[], None] = lambda: None,
+        on_gone: Callable[[], None] = lambda: None,
         seconds: float = SESSION_BEAT_SECONDS,
     ) -> None:
         """`on_beat` is called with every beat, by the thread that beats; `on_return` when the session was declared dead
-        meanwhile (this process was stopped) and has begun anew.
+        meanwhile (this process was stopped) and has begun anew; `on_gone` before that, by whichever thread found it: it may not
+        wait for anything.
         """
         self._db = db
         self._space = space
         self._session = session
         self._on_beat = on_beat
         self._on_return = on_return
+        self._on_gone = on_gone
         self._seconds = seconds
         self._held: dict[bytes, int] = {}  # id -> handles in this process
         self._borrowed: set[bytes] = set()  # of those, what others may have submitted: a row holds it
@@ -53,6 +60,7 @@ class Keeping:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._counter = 0
+        self._beaten = 0.0  # when it was about to beat last
         self._begun = False
         self._returning = False  # it was declared dead, and hasn't taken up again what it needs
         self._thread: threading.Thread | None = None
@@ -64,7 +72,7 @@ class Keeping:
         with self._lock:
             if self._begun or self._stop.is_set():
                 return
-            self._write_beat()
+            self._sign()
             self._begun = True
             self._thread = threading.Thread(target=self._beat, name="mainspring-session", daemon=True)
             self._thread.start()
@@ -124,7 +132,7 @@ class Keeping:
         """Begin anew under the same id after the session was declared dead."""
         with self._lock:
             if not self._stop.is_set():
-                self._write_beat()
+                self._sign()
         self._on_return()
 
     def close(self, codes: Iterable[bytes] = ()) -> None:
@@ -135,9 +143,31 @@ class Keeping:
         if begun:
             run(self._db, close_session, self._space, self._session, list(codes)[:CODES_AT_ONCE])
 
+    def _late(self) -> bool:
+        return _now() - self._beaten > LATE_BEATS * self._seconds
+
+    def catch_up(self) -> None:
+        """Beat now if this process stood still and goes on before the thread that beats; called before what relies on the session."""
+        # Where the lock isn't to be had the database is in trouble, as the caller will find.
+        if self._late() and self._lock.acquire(timeout=BEAT_SECONDS):
+            try:
+                if self._late() and not self._stop.is_set():
+                    self._sign()
+            finally:
+                self._lock.release()
+
+    def _sign(self) -> None:
+        """A sign of life; called with the lock held."""
+        now = _now()
+        if not self._write_beat() and self._begun:
+            log.warning("this client gave no sign of life for too long and was declared dead; it begins anew")
+            self._returning = True  # the thread that beats takes up again what is needed
+            self._on_gone()
+        self._beaten = now
+
     def _write_beat(self) -> bool:
         self._counter += 1
-        known: bool = run(
+        known: bool = ask(
             self._db,
             beat_session,
             self._space,
@@ -155,10 +185,7 @@ class Keeping:
                 with self._lock:
                     if self._stop.is_set():
                         return
-                    known = self._write_beat()
-                if not known:
-                    log.warning("this client gave no sign of life for too long and was declared dead; it begins anew")
-                    self._returning = True
+                    self._sign()
                 if self._returning:
                     self._on_return()
                     self._returning = False
@@ -166,3 +193,8 @@ class Keeping:
                 self._on_beat()
             except Exception as exc:
                 log.warning("the session of this client can't be kept alive now: %s", exc)
+
+
+def _now() -> float:
+    """Seconds by a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -78,7 +78,14 @@ class Session(FutureQueries, ActorCalls):
         self._pending = self._expected.pending
         self._intake: Intake[Submission] = Intake(self._store_batch)
         self._mailbox = Mailbox(db, space, self.id, self._deliver)
-        self.keeping = Keeping(db, space, self.id, on_beat=self._take_mail, on_return=self._take_up_again)
+        self.keeping = Keeping(
+            db,
+            space,
+            self.id,
+            on_beat=self._take_mail,
+            on_return=self._take_up_again,
+            on_gone=lambda: self._store.forget_code(),
+        )
         self.line = Line(lambda address: fetcher().open_line(address))
         self._store = SubmitStore(db, space, self.id, self._mailbox, self._refused, self.line)
         self._reading = Turn()  # of the thread that reads the mailbox for all
@@ -100,7 +107,7 @@ class Session(FutureQueries, ActorCalls):
         else:  # a key's: there may be other handles
             self.keeping.hold_another(spec.id)
         self._pending[spec.id] = future
-        self._intake.add(Submission(future, spec, None if self._store.has_code(code.digest) else code, holds))
+        self._intake.add(Submission(future, spec, code, holds, stored=self._store.has_code(code.digest)))
 
     def submit_within(
         self, tr: Any, future: Future[Any], spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()
@@ -126,6 +133,7 @@ class Session(FutureQueries, ActorCalls):
 
     def _store_batch(self, batch: Sequence[Submission]) -> None:
         self.keeping.begin()
+        self.keeping.catch_up()
         idle = self._expected.take_idle()
         self.line.interrupt()
         self._store.store(batch, idle if len(self._pending) == 1 else None)

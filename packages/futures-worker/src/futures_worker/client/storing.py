@@ -45,14 +45,22 @@ class Submission:
 
     __slots__ = ("code", "future", "holds", "nbytes", "spec")
 
-    def __init__(self, future: Future[Any], spec: FutureSpec, code: Code | None, holds: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self,
+        future: Future[Any],
+        spec: FutureSpec,
+        code: Code | None,
+        holds: Sequence[bytes] = (),
+        *,
+        stored: bool = False,
+    ) -> None:
+        """`stored`: this session has stored the code, as far as it knows."""
         self.future = future
         self.spec = spec
-        self.code = code  # to be stored with it, if this client hasn't yet
+        self.code = code  # to be stored with it, unless this session has; None: it has none
         self.holds = holds  # ids of the futures that its code refers to
-        self.nbytes = (
-            300 + len(spec.args) + 32 * len(spec.dependencies) + (len(code.data) if code else 0) + 64 * len(holds)
-        )
+        size = len(code.data) if code is not None and not stored else 0
+        self.nbytes = 300 + len(spec.args) + 32 * len(spec.dependencies) + size + 64 * len(holds)
 
 
 class SubmitStore:
@@ -107,7 +115,8 @@ class SubmitStore:
                 self._refused(submission.future, error)
 
     def _store_together(self, batch: Sequence[Submission], idle: WorkerId | None) -> None:
-        codes = {s.code.digest: s.code.data for s in batch if s.code is not None}
+        found = (s.code for s in batch if s.code is not None)
+        codes = {code.digest: code.data for code in found if code.digest not in self._stored_code}
         specs = [s.spec for s in batch]
         large_codes = [self._upload(data, "the code") for data in codes.values() if len(data) > MAX_BATCH_BYTES]
         codes = {digest: data for digest, data in codes.items() if digest not in large_codes}
