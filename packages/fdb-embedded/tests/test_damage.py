@@ -243,8 +243,7 @@ def test_a_commit_record_that_can_t_be_read_is_trimmed_and_stops_no_commit(
     db = fdb_embedded.open(tmp_path / "db")
     store = db.dpointer.engine.store
     with store.writer_section() as txn:
-        for version in (1000, 1001):  # the newest of what is old enough stays
-            txn.put(b"\xff\xff\x01" + version.to_bytes(8, "big"), b"\x94 not a record")
+        txn.put(b"\xff\xff\x01" + (1000).to_bytes(8, "big"), b"\x94 not a record")
         txn.commit()
     for number in range(200):  # the log is trimmed meanwhile
         db[b"k"] = b"%d" % number

@@ -46,6 +46,7 @@ def pack_record(points: Collection[bytes], ranges: list[Range], ids: Ids, second
     return _packer.pack((list(points), ranges, (seconds, ids)))  # type: ignore[no-any-return]
 
 
+NOTHING_WRITTEN = pack_record((), [], [], 0)
 UNCONFLICTED = b"\xff\xff\xff"
 """Before the keys, in a record's ranges, that were written though they conflict with nobody: no key that is read begins so."""
 

@@ -19,7 +19,7 @@ import lmdb
 from . import durability as durable
 from . import idempotency, journal
 from .commit import Committer
-from .conflict import WITH_LASTING_IDS, log_begin, pack_record, read_log, unconflicted, unpack_record
+from .conflict import NOTHING_WRITTEN, WITH_LASTING_IDS, log_begin, pack_record, read_log, unconflicted, unpack_record
 from .errors import (
     FILE_NOT_FOUND,
     FUTURE_VERSION,
@@ -429,31 +429,40 @@ class Engine:
     def trim(self, txn: Any, version: int, count: int) -> None:
         """Drop commit records that no reader can need; inside a write transaction.
 
-        The newest of those that are old enough stays: it says that nothing is missing behind it.
+        Of the newest of those that are old enough the key stays: it says that nothing is missing behind it.
         """
         cursor = txn.cursor()
         if not (cursor.set_range(log_key(max(0, version - KEEP_LOG))) and cursor.prev()):
             return
-        oldest: bytes = cursor.key()
-        cursor.set_range(LOG)
+        begin: bytes = cursor.key()
+        if not cursor.set_range(LOG):
+            return
         spilled = idempotency.spilled_to(txn)
-        while count > 0 and cursor.key() < oldest:
-            data = cursor.value()
+        while count > 0 and cursor.key() <= begin:
+            key, data = cursor.item()
             if data[0] == WITH_LASTING_IDS:
-                at = int.from_bytes(cursor.key()[3:], "big")
-                if at > spilled:
-                    try:
-                        _, _, ids, seconds = unpack_record(data)
-                    except DamagedDatabase as error:
-                        sys.stderr.write(
-                            f"fdb-embedded: commit record {at} can't be read ({error}): its ids are lost\n"
-                        )
-                    else:
-                        idempotency.spill(txn, at, ids, seconds)
-                        cursor.set_range(log_key(at))  # the spilled row may have moved pages
+                self._spill(txn, key, data, spilled)
+                cursor.set_range(key)  # the spilled row may have moved pages
+            if key == begin:
+                if data != NOTHING_WRITTEN:
+                    txn.put(key, NOTHING_WRITTEN)
+                return
             if not cursor.delete():
                 return
             count -= 1
+
+    @staticmethod
+    def _spill(txn: Any, key: bytes, data: bytes, spilled: int) -> None:
+        """Make rows of the lasting ids of a commit record."""
+        at = int.from_bytes(key[len(LOG) :], "big")
+        if at <= spilled:
+            return
+        try:
+            _, _, ids, seconds = unpack_record(data)
+        except DamagedDatabase as error:
+            sys.stderr.write(f"fdb-embedded: commit record {at} can't be read ({error}): its ids are lost\n")
+        else:
+            idempotency.spill(txn, at, ids, seconds)
 
     # --- checkpoints ---
 
