@@ -503,13 +503,14 @@ def test_a_cancelled_task_is_killed_and_nothing_is_reported() -> None:
     assert d.core.tasks == {}
 
 
-@pytest.mark.parametrize("why", ["cancelled", "timeout"])
+@pytest.mark.parametrize("why", ["cancelled", "timeout", "memory"])
 def test_a_kill_that_comes_late_is_not_charged_to_what_the_child_went_on_to(why: str) -> None:
     d = Driver()
     d.core.pace.observe(b"f", 0.0001)
     assert sent(d.start(claim(1, run_timeout=1.0), claim(2))) == [1, 2]
-    mail = [MailArrived((MailEntry(claim(1).id, "cancel"),))] if why == "cancelled" else []
-    assert KillChild(0) in d.say(*mail, after=0.0 if mail else 1.0)
+    mail: list[Any] = [MailArrived((MailEntry(claim(1).id, "cancel"),))] if why == "cancelled" else []
+    short: list[Any] = [MemoryShort(0, "it holds most")] if why == "memory" else []
+    assert KillChild(0) in d.say(*mail, *short, after=1.0 if why == "timeout" else 0.0)
     first = outcomes(d.result(0, 0))
     ended = outcomes(d.say(ChildEnded(0, "signal SIGKILL (pid 7)"), after=planning.LINGER))
     assert [one.claim.id for one in (*first, *ended) if one.event == "realize_future"] == (

@@ -300,7 +300,7 @@ class WorkerCore(ClaimedTasks):
         if task.cancelled:
             self.close(task)
             return
-        late = child.kill_reason in ("cancelled", "timeout") and task is not child.killed_for
+        late = child.killed_for is not None and task is not child.killed_for
         if late or child.kill_reason == "drained":  # late: that one had ended, and the child had gone on to this one
             self.give_back(
                 task,
