@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 import fdb_embedded
+from fdb_embedded import durability, files, seal
+from fdb_embedded.store import Store
 
 KILLS = int(os.environ.get("MAINSPRING_KILLS", "12"))
 
@@ -269,6 +272,54 @@ def test_a_forked_child_goes_on_with_its_own_attachment(tmp_path: Path, where: s
     assert len(db.get_range(b"child", b"chile")) == 200
     assert in_child(child) == 0
     fdb_embedded.close(db)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("what", ["open", "close", "checkpoint", "first look"])
+def test_a_child_forked_while_another_thread_has_a_lock_doesn_t_keep_it(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "db"
+    inside, goes_on = threading.Event(), threading.Event()
+    db = fdb_embedded.open(path, durability="fsync")
+    store = db.dpointer.engine.store
+    module: Any
+    module, name, lock, step = {
+        "open": (Store, "_attach", durability.OPEN_LOCK, lambda: fdb_embedded.open(path, durability="fsync")),
+        "close": (Store, "_close", durability.OPEN_LOCK, lambda: fdb_embedded.close(db)),
+        "checkpoint": (durability, "seal_checkpoint", durability.CHECKPOINT_LOCK, lambda: durability.checkpoint(store, path)),
+        "first look": (seal.fcntl, "flock", files.ATTACHED, lambda: seal.is_alone(path / files.ATTACHED)),
+    }[what]  # fmt: skip
+    if what in ("open", "first look"):
+        fdb_embedded.close(db)
+    whole = getattr(module, name)
+
+    def slow(*arguments: Any) -> Any:
+        if what == "first look":  # the lock is had
+            whole(*arguments)
+        if not inside.is_set():
+            inside.set()
+            assert goes_on.wait(60)
+        return None if what == "first look" else whole(*arguments)
+
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(step()))
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, slow)
+        thread.start()
+        assert inside.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        goes_on.set()
+        thread.join(60)
+    try:
+        with (path / lock).open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    fdb_embedded.close(found[0] if what == "open" else db)
 
 
 def test_an_interpreter_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:

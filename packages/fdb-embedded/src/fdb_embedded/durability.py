@@ -232,6 +232,8 @@ def locked(path: Path) -> Any:
         waiting.lock_file(fd, path)
         yield
     finally:
+        # a child that was forked meanwhile has the descriptor too, and would keep the lock
+        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
@@ -362,6 +364,7 @@ def checkpoint(store: Store, directory: Path, go_on: GoOn | None = None) -> int 
                 disk.remove(path)
         return start
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # as in `locked`
         os.close(fd)
 
 

@@ -80,6 +80,7 @@ def is_alone(attached: Path) -> bool:
         except OSError:
             return False
         finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # as in `durability.locked`
             os.close(fd)
     return True
 

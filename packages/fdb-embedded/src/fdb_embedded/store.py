@@ -616,6 +616,7 @@ class Store:
                 return
             yield self.alone()
         finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # as in `durability.locked`
             os.close(fd)
 
     def _close(self) -> None:
