@@ -159,6 +159,8 @@ class AsItself:
             ) from error
         finally:
             _context.contained = outer
+        self.value: Any = self if contained else value
+        """What to put among the arguments: the value where it refers to none, to share with them what it shares."""
         self.names = followed(names)  # of modules, as those of `dump_args_and_names`
         self.holds = _of_cluster(contained, identity)
 

@@ -355,3 +355,20 @@ def test_futures_that_a_class_refers_to_stay_futures(shared_cluster: Callable[..
 
     assert client.actor(Reader, table).read().result(WAIT) == ([1, 2, 3], [1, 2, 3])
     demo.check()
+
+
+def test_a_class_and_what_it_is_given_share_what_both_refer_to(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
+    seen: list[int] = []
+
+    class Recorder:
+        def __init__(self, note: Callable[[int], None]) -> None:
+            self.note = note
+
+        def record(self, number: int) -> list[int]:
+            self.note(number)
+            return seen
+
+    assert demo.client().actor(Recorder, seen.append).record(7).result(WAIT) == [7]
+    assert demo.client().actor(Recorder, lambda number: seen.append(number)).record(8).result(WAIT) == [8]
+    demo.check()

@@ -164,7 +164,8 @@ def _host_spec(
     """The actor's own future, what was uploaded for it, its code, and the futures that its class refers to."""
     session = client._live
     itself = AsItself(kind, client.origin.identity)
-    data, dependencies, names = dump_args_and_names((itself, args, dict(kwargs), resident, owner), {}, client.origin)
+    call = itself.value, args, dict(kwargs), resident, owner
+    data, dependencies, names = dump_args_and_names(call, {}, client.origin)
     code = dump_code(run_actor, names | itself.names)
     if dependencies:
         session.flush_before(dependencies)
