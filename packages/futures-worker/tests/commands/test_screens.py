@@ -163,6 +163,9 @@ def test_a_program_gets_whole_ids_the_oldest_first_and_filters(scene: Any, capfd
     assert [row["id"] for row in piped(capfd, "ls", *scene.where)] == whole
     assert [row["id"] for row in piped(capfd, "ls", "--newest", *scene.where)] == whole[::-1]
     assert [row["id"] for row in piped(capfd, "ls", "--name", "r*", *scene.where)] == [whole[at] for at in (0, 1, 3, 5)]
+    for name in ("model_of_a_long_name", "train.model_of_a_long_name", "model_*", "train.*"):
+        assert [row["id"] for row in piped(capfd, "ls", "--name", name, *scene.where)] == [whole[2]]
+    assert piped(capfd, "ls", "--name", "train", *scene.where) == []
     assert [row["id"] for row in piped(capfd, "ls", "--reason", "unschedulable", *scene.where)] == [whole[2]]
     assert len(piped(capfd, "ls", "--since", "1h", *scene.where)) == 6
     assert piped(capfd, "ls", "--since", "0s", *scene.where) == []

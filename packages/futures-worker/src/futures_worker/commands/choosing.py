@@ -28,7 +28,10 @@ _INCARNATION: Final = re.compile(r"(:\d+)/[0-9a-f]+")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 NameOption = Annotated[
-    str | None, typer.Option("--name", metavar="GLOB", help="Only futures of functions named so: resize, my.tasks.*")
+    str | None,
+    typer.Option(
+        "--name", metavar="GLOB", help="Only futures of functions named so: resize (of any module), my.tasks.*"
+    ),
 ]
 ReasonOption = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="Only futures whose reason has this text in it.")
@@ -54,10 +57,15 @@ class Filter:
         """Whether a future, with its reason, is like this."""
         return (
             (self.states is None or info.state in self.states)
-            and (self.name is None or fnmatchcase(info.name, self.name))
+            and (self.name is None or is_named(info.name, self.name))
             and (self.reason is None or self.reason.casefold() in info.reason.casefold())
             and info.wall_us >= self.since_us
         )
+
+
+def is_named(name: str, glob: str) -> bool:
+    """Whether a function is named so, with its module or without it."""
+    return fnmatchcase(name, glob) or fnmatchcase(name.rpartition(".")[2], glob)
 
 
 def wanted(states: frozenset[FutureState] | None, name: str | None, reason: str | None, since: str | None) -> Filter:
