@@ -370,6 +370,7 @@ def test_the_exit_code_is_the_commands_also_where_the_database_is_silent_afterwa
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == code, errors
     assert ("lease 'a' wasn't given back, it runs out by itself" in errors) == (when == "True"), errors
+    assert "as soon as the database answers" not in errors, "nobody is there to release it then"
     assert "Traceback" not in errors
 
 

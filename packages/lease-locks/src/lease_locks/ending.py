@@ -5,14 +5,25 @@ Each is safe to run twice. None opens a transaction.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fdb_schema import add_read_conflict_keys, read_version
+from fdb_schema import add_read_conflict_keys, read_range, read_version
+from lease_locks.errors import DamagedRowError
 from lease_locks.observer import Alive, Dead, Observer, Subject
 from lease_locks.records import EventRecord
-from lease_locks.rows import HeldGrant, grant_subject, read_events, read_grant, read_name
+from lease_locks.rows import (
+    Damaged,
+    HeldGrant,
+    grant_subject,
+    read_events,
+    read_grant,
+    read_grants,
+    read_name,
+    read_queue,
+)
 from lease_locks.space import LeaseSpace, LockKeys, stamped_key, stamped_value
 from lease_locks.states import Event, Grant, next_grant
 from lease_locks.tokens import FencingToken
@@ -156,14 +167,30 @@ def leave(
     return True
 
 
+def _all_sessions(tr: Any, space: LeaseSpace) -> list[bytes]:
+    found = []
+    for key, _ in read_range(tr, space.sessions, space.sessions + b"\xff", snapshot=True):
+        with contextlib.suppress(DamagedRowError):
+            found.append(space.session_of(key)[0])
+    return found
+
+
 def force(
     tr: Any, space: LeaseSpace, lock: LockKeys, session: bytes, by: str, why: str, wall_us: int
-) -> list[HeldGrant]:
-    """HELD ─forced─▶ ENDED for every grant of the name, on a person's word. Returns what was ended."""
-    grants = read_name(tr, lock, snapshot=False).grants
+) -> tuple[list[HeldGrant], Damaged]:
+    """HELD ─forced─▶ ENDED for every grant of the name, on a person's word. Returns what was ended and its damaged rows, which
+    are removed: whose grant one was nobody knows, so every session is told to look at its own."""
+    damaged: Damaged = []
+    grants = read_grants(tr, lock, damaged, snapshot=False)
     for order, grant in enumerate(grants):
         next_grant(Grant.HELD, Event.FORCED)
         _end(tr, lock, grant)
         write_event(tr, lock, order, _ended(grant, Event.FORCED, by, session, why, wall_us))
-    _tell(tr, space, [sid for grant in grants for sid in grant.sessions])
-    return grants
+    told = [sid for grant in grants for sid in grant.sessions]
+    if damaged:
+        told += _all_sessions(tr, space)
+    read_queue(tr, lock, damaged, snapshot=False)
+    for row in damaged:
+        tr.clear(row.key)
+    _tell(tr, space, told)
+    return grants, damaged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fdb_schema import MainspringError
+from fdb_schema import MainspringError, RecordError
 from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, EXIT_FAILED, EXIT_LOCK_STOLEN, EXIT_NOT_FOUND, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ class LeaseLost(LeaseError):
     def __init__(self, message: str, reason: str = "stolen") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class DamagedRowError(LeaseError, RecordError):
+    """A row under a lease, or a session's, that no release wrote. `key` is the row's."""
+
+    def __init__(self, message: str, key: bytes) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class CannotMaintainLock(LeaseError):

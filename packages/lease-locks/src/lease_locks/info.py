@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fdb_schema import get_many, read_range
+from fdb_schema import NameInvalidError, get_many, read_range
+from lease_locks.errors import DamagedRowError
 from lease_locks.records import HolderRecord
-from lease_locks.rows import HeldGrant, read_events, read_maintainer, read_name, read_queue
+from lease_locks.rows import Damaged, HeldGrant, read_events, read_grants, read_maintainer, read_queue
 from lease_locks.space import LeaseSpace, LockKeys
 from lease_locks.tokens import STAMP_BYTES, FencingToken
 
 
 def wall_time(us: int) -> datetime:
     """A stored wall time, for people; never compared with another machine's."""
-    return datetime.fromtimestamp(us / 1e6, UTC)
+    try:
+        return datetime.fromtimestamp(us / 1e6, UTC)
+    except (ValueError, OverflowError, OSError):  # no moment that a calendar has
+        return datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,9 @@ def _heartbeat_time(data: bytes | None) -> datetime | None:
     return wall_time(us) if us else None
 
 
-def _maintainers(tr: Any, space: LeaseSpace, grant: HeldGrant) -> tuple[Maintainer, ...]:
+def _maintainers(
+    tr: Any, space: LeaseSpace, lock: LockKeys, grant: HeldGrant, damaged: Damaged
+) -> tuple[Maintainer, ...]:
     record: HolderRecord = grant.record
     heartbeats = get_many(tr, [space.heartbeat(sid) for sid in grant.sessions], snapshot=True)
     beats = dict(zip(grant.sessions, heartbeats, strict=True))
@@ -97,7 +103,11 @@ def _maintainers(tr: Any, space: LeaseSpace, grant: HeldGrant) -> tuple[Maintain
         at = granted if at is None or at < granted else at  # the grant itself is the first sign of life
         found.append(Maintainer(record.session.hex(), "orchestrator", record.host, record.pid, at))
     for sid, value in grant.joins:
-        joined = read_maintainer(value)
+        try:
+            joined = read_maintainer(lock, grant.token, sid, value)
+        except DamagedRowError as error:
+            damaged.append(error)
+            continue
         at = _heartbeat_time(beats.get(sid))
         since = wall_time(joined.joined_us)
         at = since if at is None or at < since else at
@@ -106,18 +116,25 @@ def _maintainers(tr: Any, space: LeaseSpace, grant: HeldGrant) -> tuple[Maintain
 
 
 def lease_infos(tr: Any, space: LeaseSpace, lock: LockKeys) -> list[LeaseInfo]:
-    """Every grant of a name, the oldest first, by snapshot."""
-    grants = read_name(tr, lock).grants
-    if not grants:
-        return []
+    """Every grant of a name, the oldest first, by snapshot. Raises `DamagedRowError`."""
+    infos, damaged = readable_infos(tr, space, lock)
+    if damaged:
+        raise damaged[0]
+    return infos
+
+
+def readable_infos(tr: Any, space: LeaseSpace, lock: LockKeys) -> tuple[list[LeaseInfo], Damaged]:
+    """(every grant of a name that can be read, the rows that can't be)."""
+    damaged: Damaged = []
+    grants = read_grants(tr, lock, damaged)
     waiters = tuple(
         Waiter(p.record.session.hex(), p.record.mode, p.record.host, p.record.pid, wall_time(p.record.since_us))
-        for p in read_queue(tr, lock)
+        for p in read_queue(tr, lock, damaged)
     )
     infos = []
     for grant in grants:
         record = grant.record
-        maintainers = _maintainers(tr, space, grant)
+        maintainers = _maintainers(tr, space, lock, grant, damaged)
         infos.append(
             LeaseInfo(
                 name=lock.name,
@@ -138,22 +155,30 @@ def lease_infos(tr: Any, space: LeaseSpace, lock: LockKeys) -> list[LeaseInfo]:
                 holders=len(grants),
             )
         )
-    return infos
+    return infos, damaged
 
 
-def held_names(tr: Any, space: LeaseSpace, prefix: str, after: str | None, limit: int) -> tuple[list[str], str | None]:
-    """A page of the names that somebody holds, in order, and where the next page starts (None: it was the last)."""
+def held_names(
+    tr: Any, space: LeaseSpace, prefix: str, after: bytes | None, limit: int
+) -> tuple[list[str], Damaged, bytes | None]:
+    """A page of the names that somebody holds or waits for, in order; rows of what can be no name; and where the next page
+    starts (None: it was the last)."""
     begin, end = space.names_from(prefix)
-    if after is not None:
-        begin = space.lock(after).rows_end
+    rows = read_range(tr, after or begin, end, limit=limit, snapshot=True)
     names: list[str] = []
-    rows = read_range(tr, begin, end, limit=limit, snapshot=True)
-    name: str | None = None
+    damaged: Damaged = []
+    following = None
     for key, _ in rows:
-        name = space.name_of(key)
-        if key.startswith(space.lock(name).holders) and (not names or names[-1] != name):
-            names.append(name)
-    return names, name if len(rows) == limit else None
+        try:
+            lock = space.lock(space.name_of(key))
+        except (ValueError, NameInvalidError) as error:
+            damaged.append(DamagedRowError(f"the leases have a row that can't be read, {key!r}: {error}", key))
+            following = key + b"\x00"
+            continue
+        following = lock.rows_end
+        if lock.holders <= key < lock.queue_end and (not names or names[-1] != lock.name):
+            names.append(lock.name)
+    return names, damaged, following if len(rows) == limit else None
 
 
 def history(tr: Any, lock: LockKeys) -> list[LeaseEvent]:

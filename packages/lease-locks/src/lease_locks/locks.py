@@ -28,14 +28,14 @@ from lease_locks.acquiring import (
     unanswered,
 )
 from lease_locks.clocks import Clocks, SystemClocks
-from lease_locks.errors import AcquireTimeout, LeaseError
+from lease_locks.errors import AcquireTimeout, DamagedRowError, LeaseError
 from lease_locks.holding import Holding
 from lease_locks.host import process_gone
-from lease_locks.info import LeaseEvent, LeaseInfo, held_names, history, lease_infos
+from lease_locks.info import LeaseEvent, LeaseInfo, held_names, history, lease_infos, readable_infos
 from lease_locks.lease import HOLDER, Lease
 from lease_locks.observer import Dead
 from lease_locks.records import MaintainerRecord, check_meta
-from lease_locks.rows import HeldGrant, session_subject
+from lease_locks.rows import Damaged, HeldGrant, session_subject
 from lease_locks.session import IDEMPOTENT, Session
 from lease_locks.space import LeaseSpace, LockKeys
 from lease_locks.tokens import FencingToken
@@ -83,6 +83,7 @@ class LeaseManager:
         self._session = Session(self.db, self.space, self.ttl, clocks or SystemClocks())
         self._own: weakref.WeakValueDictionary[tuple[str, Any], Lease] = weakref.WeakValueDictionary()
         self._pinned = False
+        self.damaged: dict[bytes, DamagedRowError] = {}  # rows that a listing found and can't read, by their keys
         self._before_close: weakref.WeakSet[Any] = weakref.WeakSet()
         weakref.finalize(self, _let_go, self._session)
         self._live_id = self._session.sid.hex()
@@ -395,15 +396,28 @@ class LeaseManager:
         return infos[0] if infos else None
 
     def list(self, prefix: str = "") -> builtins.list[LeaseInfo]:
-        """Every grant of the names that start with `prefix`, in the order of names; read page by page."""
+        """Every grant of the names that start with `prefix`, in the order of names; read page by page.
+
+        A row that can't be read is named in the log, and stepped over.
+        """
         found: builtins.list[LeaseInfo] = []
-        after: str | None = None
+        after: bytes | None = None
         while True:
-            names, after = run(self.db, held_names, self.space, prefix, after, _PAGE, strategy=IDEMPOTENT)
+            names, damaged, after = run(self.db, held_names, self.space, prefix, after, _PAGE, strategy=IDEMPOTENT)
             for name in names:
-                found += run(self.db, lease_infos, self.space, self.space.lock(name), strategy=IDEMPOTENT)
+                infos, more = run(self.db, readable_infos, self.space, self.space.lock(name), strategy=IDEMPOTENT)
+                found += infos
+                damaged += more
+            self._warn_of(damaged)
             if after is None:
                 return found
+
+    def _warn_of(self, damaged: Damaged) -> None:
+        """Name the rows that can't be read, each once: they are in nobody's way but that of who wants their own name."""
+        for row in damaged:
+            if row.key not in self.damaged:
+                self.damaged[row.key] = row
+                log.warning("%s", row)
 
     def history(self, name: str) -> builtins.list[LeaseEvent]:
         """The last 64 events of `name`, oldest first."""
@@ -412,26 +426,30 @@ class LeaseManager:
     def force_release(self, name: str, *, reason: str) -> builtins.list[FencingToken]:
         """End every grant of `name` by a person's word, `reason` goes to the history; the tokens that were ended.
 
-        Holders learn it in under a second, and their guarded commits fail at once.
+        Rows under the name that can't be read are removed, and named in the log. Holders learn it in under a second, and their guarded commits fail at once.
         """
         session = self._session
 
-        def forced(tr: Any) -> builtins.list[FencingToken]:
+        def forced(tr: Any) -> tuple[builtins.list[FencingToken], Damaged]:
             wall = session.clocks.wall_us()
-            ended = ending.force(tr, self.space, self.space.lock(name), session.sid, session.by, reason, wall)
-            return [grant.token for grant in ended]
+            ended, damaged = ending.force(tr, self.space, self.space.lock(name), session.sid, session.by, reason, wall)
+            return [grant.token for grant in ended], damaged
 
-        return run(self.db, forced)  # with an idempotency id: what it ended can't be found out by running it again
+        tokens, damaged = run(
+            self.db, forced
+        )  # with an idempotency id: what it ended can't be found out by running it again
+        for row in damaged:
+            self.damaged[row.key] = row
+            log.warning("removed: %s", row)
+        return tokens
 
     def sessions(self) -> Iterator[tuple[bytes, Any, bytes | None]]:
         """Every session as (id, SessionRecord, heartbeat row), page by page."""
-        begin = b""
-        while True:
-            page = run(self.db, sessions.read_sessions, self.space, begin, strategy=IDEMPOTENT)
+        begin: bytes | None = b""
+        while begin is not None:
+            page, damaged, begin = run(self.db, sessions.read_sessions, self.space, begin, strategy=IDEMPOTENT)
+            self._warn_of(damaged)
             yield from page
-            if not page:
-                return
-            begin = page[-1][0]
 
     def clear_dead_sessions(self) -> int:
         """Remove the rows of sessions that this manager can prove dead; how many. For a janitor, or `doctor`."""

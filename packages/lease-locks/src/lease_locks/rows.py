@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from fdb_schema import get_many, read_range
+from fdb_schema import Record, RecordError, get_many, read_range
+from lease_locks.errors import DamagedRowError
 from lease_locks.observer import Subject, Vital
 from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord, SessionRecord, WaiterRecord
 from lease_locks.space import HISTORY_EVENTS, LeaseSpace, LockKeys
 from lease_locks.tokens import STAMP_BYTES, FencingToken
 
 _FIRST_PAGE = 64
+_R = TypeVar("_R", bound=Record)
+Damaged = list[DamagedRowError]
+"""Takes the rows that can't be read, for whoever goes on without them; where it is None the first one is raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +55,39 @@ class NameRows:
     first: Place | None  # of the queue
 
 
-def _parse(lock: LockKeys, rows: list[tuple[bytes, bytes]]) -> NameRows:
+def decoded(lock: LockKeys, kind: type[_R], key: bytes, value: bytes) -> _R:
+    """A row's record. Raises `DamagedRowError`, which names the row."""
+    try:
+        return kind.decode(value)
+    except RecordError as error:
+        raise lock.damaged(key, error) from error
+
+
+def _place(lock: LockKeys, key: bytes, value: bytes) -> Place:
+    return Place(key, lock.waiter_stamp(key), decoded(lock, WaiterRecord, key, value))
+
+
+def _parse(lock: LockKeys, rows: list[tuple[bytes, bytes]], damaged: Damaged | None = None) -> NameRows:
     grants: list[HeldGrant] = []
-    first: Place | None = None
     for key, value in rows:
-        if key >= lock.queue:
-            first = Place(key, lock.waiter_stamp(key), WaiterRecord.decode(value))
-            break
-        token, sid = lock.split_holder(key)
-        if sid is None:
-            grants.append(HeldGrant(key, token, HolderRecord.decode(value)))
-        elif grants and grants[-1].token == token:
-            last = grants[-1]
-            grants[-1] = HeldGrant(last.key, last.token, last.record, (*last.joins, (sid, value)))
-    return NameRows(grants, first)
+        try:
+            if key >= lock.queue:
+                return NameRows(grants, _place(lock, key, value))
+            token, sid = lock.split_holder(key)
+            if sid is None:
+                grants.append(HeldGrant(key, token, decoded(lock, HolderRecord, key, value)))
+            elif grants and grants[-1].token == token:
+                last = grants[-1]
+                grants[-1] = HeldGrant(last.key, last.token, last.record, (*last.joins, (sid, value)))
+        except DamagedRowError as error:
+            if damaged is None:
+                raise
+            damaged.append(error)
+    return NameRows(grants, None)
 
 
 def read_name(tr: Any, lock: LockKeys, *, snapshot: bool = True) -> NameRows:
-    """All grants of a name and the head of its queue, in one read where there are few."""
+    """All grants of a name and the head of its queue, in one read where there are few. Raises `DamagedRowError`."""
     rows = read_range(tr, lock.holders, lock.queue_end, limit=_FIRST_PAGE, snapshot=snapshot)
     if len(rows) == _FIRST_PAGE and rows[-1][0] < lock.queue:
         rows = read_range(tr, lock.holders, lock.queue, snapshot=snapshot)
@@ -83,12 +102,22 @@ def read_grant(tr: Any, lock: LockKeys, token: FencingToken, *, snapshot: bool =
     return grants[0] if grants else None
 
 
-def read_queue(tr: Any, lock: LockKeys, limit: int = 0) -> list[Place]:
-    """The waiters of a name, first in first out, by snapshot."""
-    return [
-        Place(key, lock.waiter_stamp(key), WaiterRecord.decode(value))
-        for key, value in read_range(tr, lock.queue, lock.queue_end, limit=limit, snapshot=True)
-    ]
+def read_grants(tr: Any, lock: LockKeys, damaged: Damaged, *, snapshot: bool = True) -> list[HeldGrant]:
+    """The grants of a name that can be read."""
+    return _parse(lock, read_range(tr, lock.holders, lock.queue, snapshot=snapshot), damaged).grants
+
+
+def read_queue(tr: Any, lock: LockKeys, damaged: Damaged | None = None, *, snapshot: bool = True) -> list[Place]:
+    """The waiters of a name, first in first out."""
+    places = []
+    for key, value in read_range(tr, lock.queue, lock.queue_end, snapshot=snapshot):
+        try:
+            places.append(_place(lock, key, value))
+        except DamagedRowError as error:
+            if damaged is None:
+                raise
+            damaged.append(error)
+    return places
 
 
 def read_ahead(tr: Any, lock: LockKeys, stamp: bytes) -> tuple[bool, Place | None]:
@@ -100,7 +129,7 @@ def read_ahead(tr: Any, lock: LockKeys, stamp: bytes) -> tuple[bool, Place | Non
     if not ahead:
         return present, None
     key, value = ahead[0]
-    return present, Place(key, lock.waiter_stamp(key), WaiterRecord.decode(value))
+    return present, _place(lock, key, value)
 
 
 def read_vitals(tr: Any, space: LeaseSpace, sids: list[bytes], counts: dict[bytes, bool]) -> tuple[Vital, ...]:
@@ -153,9 +182,9 @@ def session_subject(tr: Any, space: LeaseSpace, sid: bytes) -> Subject | None:
     return Subject(key=("session", sid), since=b"\x00" * STAMP_BYTES, ttl=record.ttl_ms / 1000, vitals=vitals)
 
 
-def read_maintainer(value: bytes) -> MaintainerRecord:
-    """The record of a maintainer's row."""
-    return MaintainerRecord.decode(value[STAMP_BYTES:])
+def read_maintainer(lock: LockKeys, token: FencingToken, sid: bytes, value: bytes) -> MaintainerRecord:
+    """The record of a maintainer's row. Raises `DamagedRowError`."""
+    return decoded(lock, MaintainerRecord, lock.maintainer(token, sid), value[STAMP_BYTES:])
 
 
 def read_events(tr: Any, lock: LockKeys, limit: int = HISTORY_EVENTS) -> list[tuple[bytes, EventRecord]]:

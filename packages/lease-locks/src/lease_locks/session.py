@@ -69,6 +69,7 @@ class Session:
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self.patience = CLOSE_SECONDS
+        self.ends = False  # this process does nothing after the release that is asked for next
         self.identity: bytes | None = None  # of the cluster: what it must be, or was found to be
 
     # --- life
@@ -220,7 +221,7 @@ class Session:
             outcome = run(self.db, give_back, strategy=IDEMPOTENT, timeout=max(_LEAST_SECONDS, left))
         except BaseException as error:
             self._poke()
-            if of_database(error):
+            if of_database(error) and not self.ends:
                 log.warning("lease %r is released as soon as the database answers: %s", lease.name, error)
             raise
         self._paid(give_back)

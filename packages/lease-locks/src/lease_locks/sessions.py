@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fdb_schema import DatabaseUrlError, check_format, cluster_identity, get_many, read_range, read_version
+from fdb_schema import DatabaseUrlError, RecordError, check_format, cluster_identity, get_many, read_range, read_version
 from lease_locks.ending import how_ended
+from lease_locks.errors import DamagedRowError
 from lease_locks.observer import Dead, Observer
 from lease_locks.records import SessionRecord
-from lease_locks.rows import session_subject
+from lease_locks.rows import Damaged, session_subject
 from lease_locks.space import FORMAT, LeaseSpace, LockKeys, stamped_value
 from lease_locks.tokens import FencingToken
 
@@ -74,21 +75,32 @@ def clear_session(tr: Any, space: LeaseSpace, sid: bytes) -> None:
 
 def read_sessions(
     tr: Any, space: LeaseSpace, begin: bytes = b"", limit: int = 300
-) -> list[tuple[bytes, SessionRecord, bytes | None]]:
-    """Sessions as (sid, record, heartbeat row) in the order of their ids, after `begin`, by snapshot."""
-    start = space.session(begin) + b"\xff" if begin else space.sessions
-    rows = read_range(tr, start, space.sessions + b"\xff", limit=limit, snapshot=True)
-    found: dict[bytes, tuple[SessionRecord | None, bytes | None]] = {}
+) -> tuple[list[tuple[bytes, SessionRecord, bytes | None]], Damaged, bytes | None]:
+    """Sessions as (sid, record, heartbeat row) in the order of their ids, by snapshot; the rows that can't be read; and the key
+    to go on from (None: this was the last page)."""
+    rows = read_range(tr, begin or space.sessions, space.sessions + b"\xff", limit=limit, snapshot=True)
+    damaged: Damaged = []
+    records: dict[bytes, SessionRecord] = {}
+    heartbeats: dict[bytes, bytes] = {}
+    last = begin
     for key, value in rows:
-        sid, column = space.session_of(key)
-        record, heartbeat = found.get(sid, (None, None))
-        if column == "":
-            found[sid] = (SessionRecord.decode(value), heartbeat)
-        elif column == "hb":
-            found[sid] = (record, value)
-        else:
-            found.setdefault(sid, (record, heartbeat))
-    return [(sid, record, heartbeat) for sid, (record, heartbeat) in found.items() if record is not None]
+        try:
+            sid, column = space.session_of(key)
+            last = space.session(sid)
+            if column == "hb":
+                heartbeats[sid] = value
+            elif column == "":
+                records[sid] = SessionRecord.decode(value)
+        except DamagedRowError as error:
+            damaged.append(error)
+        except RecordError as error:
+            what = f"session {sid.hex()} has a row that can't be read, {key!r}: {error}"
+            damaged.append(DamagedRowError(what, key))
+    following = None
+    if len(rows) == limit:  # what the page cut is read with the next, where the page had more than that
+        following = last if last > begin else rows[-1][0] + b"\x00"
+    found = [(sid, record, heartbeats.get(sid)) for sid, record in records.items() if space.session(sid) != following]
+    return found, damaged, following
 
 
 def clear_if_dead(tr: Any, space: LeaseSpace, sid: bytes, observer: Observer) -> str | None:

@@ -18,11 +18,13 @@ row never conflicts with a renewal.
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 from fdb import tuple as fdb_tuple
 
 from fdb_schema import ClusterSpace, check_name
+from lease_locks.errors import DamagedRowError
 from lease_locks.tokens import FencingToken
 
 FORMAT: Final = 1
@@ -68,6 +70,16 @@ def stamp_part(stamp: bytes) -> bytes:
     return _VS + stamp + b"\x00\x00"
 
 
+def _is_stamp(part: bytes) -> bool:
+    """Whether this is `stamp_part` of something."""
+    return len(part) == 13 and part[:1] == _VS and part[11:] == b"\x00\x00"
+
+
+def _is_bytes(part: bytes) -> bool:
+    """Whether this is `_bytes_part` of something."""
+    return part[:1] == _BYTES and part[-1:] == b"\x00" and b"\x00" not in part[1:-1].replace(b"\x00\xff", b"")
+
+
 class LockKeys:
     """The keys of one name."""
 
@@ -103,15 +115,26 @@ class LockKeys:
     def split_holder(self, key: bytes) -> tuple[FencingToken, bytes | None]:
         """(token, None) of a holder's key, (token, sid) of a maintainer's."""
         start = len(self.holders)
-        width = key[start] - 0x14  # the tuple layer's code of a non-negative integer says how many bytes follow
-        at = start + 1 + width
+        width = key[start] - 0x14 if len(key) > start else -1
+        at = start + 1 + width  # the tuple layer's code of a non-negative integer says how many bytes follow
+        sid = key[at + 13 :]
+        if not 0 <= width <= 4 or not _is_stamp(key[at : at + 13]) or not (sid == b"" or _is_bytes(sid)):
+            raise self.damaged(key, "its key is none of a holder")
         token = FencingToken(int.from_bytes(key[start + 1 : at], "big"), key[at + 1 : at + 11])
-        rest = key[at + 13 :]
-        return token, (fdb_tuple.unpack(rest)[0] if rest else None)
+        return token, (fdb_tuple.unpack(sid)[0] if sid else None)
 
     def waiter_stamp(self, key: bytes) -> bytes:
-        start = len(self.queue) + 1
-        return key[start : start + 10]
+        start = len(self.queue)
+        if not _is_stamp(key[start:]):
+            raise self.damaged(key, "its key is none of a waiter")
+        return key[start + 1 : start + 11]
+
+    def damaged(self, key: bytes, why: object) -> DamagedRowError:
+        """What says that a row can't be read, and how its name gets free of it."""
+        return DamagedRowError(
+            f"lease {self.name!r} has a row that can't be read, {key!r}: {why}; `lease-locks force-release` removes it",
+            key,
+        )
 
     def event_stamp(self, key: bytes) -> bytes:
         start = len(self.events) + 1
@@ -150,7 +173,7 @@ class LeaseSpace:
 
     def name_of(self, key: bytes) -> str:
         """The name that a row of `names_from`, or under `histories`, belongs to."""
-        end = key.index(b"\x00", len(self.names) + 1)
+        end = key.index(b"\x00", len(self.names) + 1)  # a name has none
         name: str = fdb_tuple.unpack(key[len(self.names) : end + 1])[0]
         return name
 
@@ -164,6 +187,11 @@ class LeaseSpace:
         return self.sessions + _bytes_part(sid) + b"\x02rev\x00"
 
     def session_of(self, key: bytes) -> tuple[bytes, str]:
-        """(sid, "" | "hb" | "rev") of a session's row."""
-        parts = fdb_tuple.unpack(key[len(self.sessions) :])
-        return parts[0], parts[1] if len(parts) > 1 else ""
+        """(sid, "" | "hb" | "rev") of a session's row. Raises `DamagedRowError`."""
+        try:
+            sid, column = (*fdb_tuple.unpack(key[len(self.sessions) :]), "")[:2]
+        except (ValueError, LookupError, struct.error):
+            sid, column = None, ""
+        if not isinstance(sid, bytes):
+            raise DamagedRowError(f"the sessions have a row that can't be read, {key!r}", key)
+        return sid, column

@@ -172,8 +172,9 @@ def force_release(
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """End a lease by your word. Its holder learns it in under a second; its guarded commits fail at once."""
-    ended = LeaseManager(db, cluster).force_release(name, reason=reason)
-    if not ended:
+    locks = LeaseManager(db, cluster)
+    ended = locks.force_release(name, reason=reason)
+    if not ended and not locks.damaged:
         raise LeaseNotFoundError(f"nobody holds lease {name!r} in cluster {cluster!r}")
     for token in ended:
         say(f"released {name} (token {token.hex})")
@@ -233,6 +234,7 @@ def doctor(
             what = f"lease {info.name!r} of {info.host}:{info.pid} is dead: {verdict.why}"
             do = f"nothing: who acquires it takes it over; or lease-locks force-release {info.name} --reason …"
             findings.append({"what": what, "do": do, "cleanable": False})
+    findings += [{"what": str(row), "do": "see what wrote it", "cleanable": False} for row in locks.damaged.values()]
     cleaned = locks.clear_dead_sessions() if clean else 0
     left = [f for f in findings if not (clean and f["cleanable"])]
     if json:

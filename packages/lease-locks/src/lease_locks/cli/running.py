@@ -122,6 +122,7 @@ def run_under(
 
 def _give_back(lease: Lease) -> None:
     """Release the lease; where the database doesn't answer, say what becomes of it."""
+    lease._session.ends = True  # what is owed then, nobody pays
     try:
         lease.release()
     except Exception as error:
