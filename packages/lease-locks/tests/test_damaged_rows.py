@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from fdb_schema import pack
 from idempotent_txn import run
 from lease_locks import LeaseManager
-from lease_locks.cli import app
 from lease_locks.clearing import AbandonedLeases
+from lease_locks.cli import app
 from lease_locks.errors import DamagedRowError
 from lease_locks.records import HolderRecord
 from lease_locks.space import stamp_part

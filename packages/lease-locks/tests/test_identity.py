@@ -298,6 +298,59 @@ def test_a_name_that_is_bound_anew_counts_from_then_on(locks: LeaseManager, name
     assert fresh["runs"] == 1
 
 
+@pytest.mark.parametrize("make", [lambda n: [n], lambda n: {0: n}, lambda n: (n, [])], ids=["list", "dict", "tuple"])
+def test_what_comes_to_lie_where_the_former_value_did_counts(locks: LeaseManager, make: Callable[[int], Any]) -> None:
+    space = dict[str, Any](__name__="__main__", data=make(1))
+    exec("def f(): return data[0]", space)
+    runner = runner_of(locks)
+    assert runner.call(space["f"]) == 1
+    place = id(space["data"])
+    del space["data"]
+    others = []
+    for _ in range(1_000):
+        space["data"] = make(2)
+        if id(space["data"]) == place:
+            break
+        others.append(space["data"])
+    assert runner.call(space["f"]) == 2
+
+
+def test_a_name_that_is_bound_to_none_once_its_value_is_gone_counts(locks: LeaseManager) -> None:
+    space = dict[str, Any](__name__="__main__", data={1, 2})
+    exec("def f(): return 0 if data is None else len(data)", space)
+    runner = runner_of(locks)
+    assert runner.call(space["f"]) == 2
+    space["data"] = None
+    assert runner.call(space["f"]) == 0
+
+
+NAMESAKES = """
+scale = 2
+def norm(x):
+    scale = 10
+    return (lambda: x / scale)()
+def counting():
+    scale = 0
+    def count():
+        nonlocal scale
+        scale += 1
+    return count
+count = counting()
+def f(x):
+    count()
+    return norm(x) * scale
+"""
+
+
+def test_a_local_of_the_same_name_is_not_what_a_global_is(locks: LeaseManager) -> None:
+    space = dict[str, Any](__name__="__main__")
+    exec(NAMESAKES, space)
+    runner = runner_of(locks)
+    assert runner.call(space["f"], 10) == runner.call(space["f"], 10) == 2
+    space["scale"] = 3
+    assert runner.call(space["f"], 10) == 3
+
+
 def test_what_a_function_closes_over_is_looked_at_again_where_it_was_bound_anew(locks: LeaseManager) -> None:
     def made() -> tuple[Callable[[int], int], Callable[[int], None], list[int]]:
         step, runs, calls = 1, 0, list[int]()

@@ -7,12 +7,12 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass
 from typing import Any, Final
 
 SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
-_KEPT: Final = (int, float, complex, bool, type(None), str, bytes)
-_KEPT_BYTES: Final = 4_096
+_ABSENT: Final = object()
 
 
 def around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -36,39 +36,57 @@ def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     module = space.get("__name__")
     there = vars(sys.modules.get(module or "", types))
     if module in SCRIPTS or there is not space:
-        for name in _names(function.__code__)[0]:
+        for name in _names(function.__code__).globals:
             # In a remote a nested function of a module has globals of its own, with what the module holds in them.
             if name in space and (module in SCRIPTS or there.get(name, space) is not space[name]):
                 yield name, space[name]
 
 
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What code names beside its own locals; that of its inner functions included."""
+
+    globals: tuple[str, ...]
+    binds_globals: frozenset[str]
+    binds_cells: frozenset[str]  # of what it closes over
+
+
 @functools.lru_cache(maxsize=4_096)
-def _names(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The globals that code names, and what it binds anew beside its locals; that of its inner functions included."""
+def _names(code: types.CodeType) -> _Names:
     named: set[str] = set()
     bound: set[str] = set()
+    cells: set[str] = set()
     for step in dis.get_instructions(code):
         if step.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS")):
             named.add(step.argval)
-        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"):
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             bound.add(step.argval)
+        elif step.opname in ("STORE_DEREF", "DELETE_DEREF"):
+            cells.add(step.argval)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            more, also = _names(inner)
-            named.update(more)
-            bound.update(also)
-    return tuple(sorted(named)), frozenset(bound)
+            more = _names(inner)
+            named.update(more.globals)
+            bound.update(more.binds_globals)
+            cells.update(more.binds_cells)
+    # A local that an inner function uses is bound like one of an outer function, and nobody else's.
+    return _Names(tuple(sorted(named)), frozenset(bound), frozenset(cells.intersection(code.co_freevars)))
 
 
 class Bindings:
-    """What the names that some functions depend on were bound to, without keeping any of it alive.
+    """What the names that some functions depend on were bound to.
 
     A name that one of them binds anew as it runs, as a count of its calls, is its state and not looked at.
     """
 
     def __init__(self, things: Iterable[Any]) -> None:
         functions = [thing for thing in things if type(thing) is types.FunctionType]
-        state = frozenset[str]().union(*(_names(function.__code__)[1] for function in functions))
+        state: set[tuple[int, str]] = set()  # (of whose globals, name) and (cell, "")
+        for function in functions:
+            names = _names(function.__code__)
+            state.update((id(function.__globals__), name) for name in names.binds_globals)
+            closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            state.update((id(cell), "") for name, cell in closure if name in names.binds_cells)
         self._seen = [_Seen(function, state) for function in functions]
 
     def stand(self) -> bool:
@@ -81,27 +99,29 @@ class _Seen:
 
     __slots__ = ("cells", "code", "defaults", "function", "globals")
 
-    def __init__(self, function: types.FunctionType, state: frozenset[str]) -> None:
+    def __init__(self, function: types.FunctionType, state: Set[tuple[int, str]]) -> None:
         self.function = weakref.ref(function)
         self.code = function.__code__
-        self.defaults = id(function.__defaults__), id(function.__kwdefaults__)
-        cells = enumerate(_cells(function))
-        self.cells = [(at, _mark(value)) for at, (name, value) in cells if name not in state]
+        self.defaults = _mark(function.__defaults__), _mark(function.__kwdefaults__)
+        closure = function.__closure__ or ()
+        values = enumerate(zip(closure, _cells(function), strict=True))
+        self.cells = [(at, _mark(value)) for at, (cell, (_, value)) in values if (id(cell), "") not in state]
         told = dict(_globals(function))
         space = function.__globals__
-        names = (name for name in _names(self.code)[0] if name in told or name not in space)
-        self.globals = [(name, _mark(space.get(name))) for name in names if name not in state]
+        names = (name for name in _names(self.code).globals if name in told or name not in space)
+        self.globals = [(name, _mark(space.get(name, _ABSENT))) for name in names if (id(space), name) not in state]
 
     def stands(self) -> bool:
         function = self.function()
         if function is None or function.__code__ is not self.code:
             return False
-        if self.defaults != (id(function.__defaults__), id(function.__kwdefaults__)):
+        defaults, keywords = self.defaults
+        if not (_is(defaults, function.__defaults__) and _is(keywords, function.__kwdefaults__)):
             return False
         if self.globals:
             space = function.__globals__
             for name, mark in self.globals:
-                if not _is(mark, space.get(name)):
+                if not _is(mark, space.get(name, _ABSENT)):
                     return False
         if self.cells:
             values = [value for _, value in _cells(function)]
@@ -109,14 +129,12 @@ class _Seen:
         return True
 
 
-def _mark(value: Any) -> Any:
-    """What tells this very object later: the small ones themselves, since the next may come to lie where they did."""
-    if type(value) in _KEPT and sys.getsizeof(value) <= _KEPT_BYTES:
-        return _Same(value)
+def _mark(value: Any) -> Callable[[], Any]:
+    """What tells this very object later. What takes no weak reference, as a list, is kept: another may come to lie where it did."""
     try:
         return weakref.ref(value)
     except TypeError:
-        return id(value)
+        return _Same(value)
 
 
 class _Same:
@@ -129,5 +147,6 @@ class _Same:
         return self.value
 
 
-def _is(mark: Any, value: Any) -> bool:
-    return mark == id(value) if type(mark) is int else mark() is value
+def _is(mark: Callable[[], Any], value: Any) -> bool:
+    # None is kept itself: the weak reference that says it is that of an object which is gone.
+    return mark() is value and (value is not None or type(mark) is _Same)
