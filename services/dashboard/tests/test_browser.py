@@ -330,3 +330,21 @@ def test_the_page_says_when_its_server_is_gone(browser: Any, served: Served) -> 
     served.process.terminate()
     shown.locator("#problem:visible", has_text="doesn't answer").wait_for()
     opened.context.close()
+
+
+def test_a_stream_that_was_refused_is_asked_for_again(browser: Any, served: Served) -> None:
+    opened = Page(browser, served)
+    refused: list[str] = []
+
+    def answer(route: Any) -> None:
+        if refused:
+            route.continue_()
+        else:
+            refused.append(route.request.url)
+            route.fulfill(status=502, body="bad gateway")
+
+    opened.page.route("**/api/stream", answer)
+    shown = opened.go("/workers")
+    shown.locator("#live.on").wait_for()
+    assert len(refused) == 1
+    opened.close()

@@ -7,10 +7,15 @@ export async function get(path, parameters = {}) {
   return body;
 }
 
-// One sample a second; the browser reconnects by itself.
+const AGAIN_MS = 2000;
+
+// One sample a second. The browser reconnects by itself where the connection broke; an answer that is none (a proxy's 502, too many
+// pages) ends an EventSource for good, so another one is begun.
 export function stream(onSample, onState) {
   const source = new EventSource("/api/stream");
   source.onmessage = (event) => { onState(true); onSample(JSON.parse(event.data)); };
-  source.onerror = () => onState(false);
-  return source;
+  source.onerror = () => {
+    onState(false);
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => stream(onSample, onState), AGAIN_MS);
+  };
 }
