@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,50 @@ def test_the_slot_names_nothing_that_is_newer_than_an_open_snapshot() -> None:
     assert store.readers.park()
     assert store.readers.number == readers.NOTHING
     assert db[b"k"] == b"last"
+    fdb_embedded.close(db)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "held"])
+def test_pages_are_used_again_though_one_always_begins_to_read_before_another_ends(kind: str) -> None:
+    db = fdb_embedded.open(":memory:")
+    engine = db.dpointer.engine
+    store = engine.store
+
+    @contextlib.contextmanager
+    def snapshot() -> Iterator[None]:
+        snap = engine.snapshot()
+        yield
+        engine.release(snap)
+
+    begin = snapshot if kind == "snapshot" else store.readers.holding
+    named = []
+    before = begin()
+    before.__enter__()
+    for number in range(10):
+        db[b"k"] = b"%d" % number
+        following = begin()
+        following.__enter__()
+        before.__exit__(None, None, None)
+        before = following
+        store.advance_readers()
+        named.append(store.readers.number)
+    before.__exit__(None, None, None)
+    assert named == sorted(set(named))
+    fdb_embedded.close(db)
+
+
+def test_under_fsync_pages_are_used_again_while_commit_follows_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a flush has shown is kept for those who begin before the next one ends, so something is always open."""
+    monkeypatch.setattr(housekeeping, "MAX_AGE", 600.0)
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    named = []
+    for number in range(10):
+        db[b"k"] = b"%d" % number
+        named.append(db.dpointer.engine.store.readers.number)
+    assert db.dpointer.engine.live
+    assert named[-1] > named[1]
     fdb_embedded.close(db)
 
 

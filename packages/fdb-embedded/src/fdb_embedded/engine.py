@@ -145,7 +145,7 @@ class Engine:
                 txn.abort()
                 snap = shared
             else:
-                snap = Snapshot(self, txn, version, readers.number, mark)
+                snap = Snapshot(self, txn, version, readers.guard_of(txn), mark)
                 self.live[id(snap)] = snap
                 if not alone:
                     before, self.shared = self.shared, snap
@@ -264,7 +264,7 @@ class Engine:
         except lmdb.Error:  # the map has grown meanwhile: the next to begin looks for itself
             self._flushed_at = (-1, 0)
             return
-        snap = Snapshot(self, txn, version, self.store.readers.number)
+        snap = Snapshot(self, txn, version, self.store.readers.guard_of(txn))
         self.live[id(snap)] = snap
         before, self._flushed = self._flushed, snap
         self._flushed_at = (position, taken_over)

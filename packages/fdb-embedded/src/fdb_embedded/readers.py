@@ -84,7 +84,7 @@ def _last(data: bytes, wanted: bytes) -> int:
 class Readers:
     """This process's slot, and who begins to read under it.
 
-    Who begins a transaction is in `beginning` from before it begins until its `number` is among those that `oldest` gives, or until
+    Who begins a transaction is in `beginning` from before it begins until its guard is among those that `oldest` gives, or until
     the transaction has ended. Only `advance` and `park` raise what the slot names, and neither does while anybody begins.
     """
 
@@ -92,7 +92,7 @@ class Readers:
         self.newest = newest  # the number of the newest transaction
         self.oldest = oldest  # the numbers that protect the open snapshots
         self.beginning: set[object] = set()
-        self.held: dict[object, int] = {}  # of transactions that are no snapshots, and open for long
+        self.held: dict[object, int] = {}  # what protects transactions that are no snapshots, and open for long
         self.parked = True  # nothing is open, and the slot names nothing
         self.number = NOTHING  # what the slot names
         self.wake: Callable[[], None] | None = None  # called when the slot begins to name something
@@ -153,7 +153,7 @@ class Readers:
         token = object()
         try:
             with self.reading():
-                self.held[token] = self.number
+                self.held[token] = self.newest()  # who begins afterwards shows that, or what came after it
             yield
         finally:
             self.held.pop(token, None)
@@ -173,6 +173,17 @@ class Readers:
                 self.parked = False
         if self.wake is not None and not alone:
             self.wake()
+
+    def guard_of(self, txn: Any) -> int:
+        """The number that protects a transaction just begun: LMDB's own, which is of none later than it shows.
+
+        What the slot names would protect it as well. But where one transaction always begins before the one before it ends, the slot
+        would go on naming what it does, and no page would ever be used again.
+        """
+        try:
+            return int(txn.id())
+        except lmdb.Error:  # the map has changed since: it will be taken again, and show later pages
+            return self.number
 
     def advance(self, newest: int) -> None:
         """Let the slot name the oldest transaction that is still open, or `newest` where there is none.

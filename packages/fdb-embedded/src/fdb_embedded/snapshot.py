@@ -57,7 +57,7 @@ class Snapshot:
 
     def __init__(self, engine: Engine, txn: Any, version: int, guard: int, mark: int = -1) -> None:
         self.engine = engine
-        self.guard = guard  # what the process's slot of readers named when it began
+        self.guard = guard  # what the process's slot of readers may name as long as this is open
         self.store = store = engine.store
         self.inside: set[int] = set()  # threads that read in `txn` at this moment
         self.txn = txn
