@@ -374,6 +374,15 @@ def test_the_exit_code_is_the_commands_also_where_the_database_is_silent_afterwa
     assert "Traceback" not in errors
 
 
+def test_a_database_that_is_silent_from_the_start_is_waited_for_as_long_as_the_lease(lease_run: Run) -> None:
+    silent = "Hanging(open_database(db)), cluster, ttl)"
+    before = SILENT.replace(silent, silent + "\n        self.db.hangs = lambda: True")
+    process = lease_run("a", "--timeout", "0.2", "--", "true", before=before)
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 75, errors
+    assert "did not answer" in errors
+
+
 @pytest.mark.parametrize("timeout", ["inf", "1e12"])
 def test_a_timeout_beyond_all_measure_is_none(lease_run: Run, timeout: str) -> None:
     process = lease_run("a", "--timeout", timeout, "--", "true")

@@ -91,9 +91,9 @@ def run_under(
         # Only when both processes are gone may another take over at once: each kills the command where the other ended.
         session = locks._session
         session.record = replace(session.record, helpers=(kept.helper,))
-        with _bounded(kept), locks:
+        with _bounded(kept), _closed(locks):
             try:
-                lease = locks.acquire(
+                lease = locks.acquire(  # which also begins the session, within its timeout
                     name,
                     timeout=timeout,
                     mode="shared" if shared else "exclusive",
@@ -131,6 +131,14 @@ def _give_back(lease: Lease) -> None:
         lease._session.patience = _PATIENCE_AFTERWARDS
         text = f"warning: lease {lease.name!r} wasn't given back, it runs out by itself after about {lease.ttl:g} s: {error}"
         print(printable(redacted(text)), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _closed(locks: LeaseManager) -> Iterator[None]:
+    """Left as `with locks`, but entered without a word with the database."""
+    with contextlib.ExitStack() as stack:
+        stack.push(locks)
+        yield
 
 
 @contextlib.contextmanager
