@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
+import threading
+from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
+from support.interrupting import arrivals
+
 from futures_worker import Client
-from futures_worker.client.turn import Turn
+from futures_worker.client.turn import Flag, Turn, Waiters
+
+WAIT = 20.0
 
 
 def test_one_at_a_time_has_it() -> None:
@@ -47,3 +56,66 @@ def test_an_interrupt_at_any_call_of_a_look_leaves_the_client_able_to_wait(any_u
                 sys.setprofile(None)
             assert session._reading.holder is None, f"after an interrupt at call {at} the mail is never read again"
         assert interrupted > 10
+
+
+def _of_a_wait(code: CodeType) -> bool:
+    return "/futures_worker/client/" in code.co_filename or code.co_filename == threading.__file__
+
+
+def done_in_time(act: Callable[[], Any]) -> bool:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    return not thread.is_alive()
+
+
+def test_an_interrupt_anywhere_in_a_wait_for_another_reader_holds_up_no_other_thread(any_url: str) -> None:
+    client = Client(any_url, "test")
+    session = client._live
+    for number in itertools.count():
+        session._reading.holder = object()
+        with arrivals(number, _of_a_wait) as interruption, contextlib.suppress(KeyboardInterrupt):
+            session._wait_for_mail(lambda: False, 0.0)
+        assert done_in_time(lambda: session.follow(lambda: False, 0.0)), f"after one at {interruption.where}"
+        session._reading.holder = None
+        if not interruption.came:
+            break
+    assert number > 5
+    client.close()  # not where one is held up: it would be too
+
+
+def test_an_interrupt_anywhere_in_a_flag_leaves_it_to_be_set_by_others() -> None:
+    for number in itertools.count():
+        flag = Flag()
+        with arrivals(number, _of_a_wait) as interruption, contextlib.suppress(KeyboardInterrupt):
+            flag.wait(0.0)
+            flag.set()
+            flag.wait()
+            flag.clear()
+        assert done_in_time(lambda flag=flag: (flag.set(), flag.wait())), f"after one at {interruption.where}"  # type: ignore[misc]
+        if not interruption.came:
+            break
+    assert number > 5
+
+
+def test_who_waits_is_woken_and_what_changed_before_is_not_waited_for() -> None:
+    waiters, begun, over = Waiters(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait() -> None:
+        waiters.wait(10 * WAIT, lambda: begun.release() is not None)
+        over.release()
+
+    for _ in range(3):
+        threading.Thread(target=wait, daemon=True).start()
+    for _ in range(3):
+        assert begun.acquire(timeout=WAIT)
+    assert not over.acquire(blocking=False)
+    waiters.wake()
+    for _ in range(3):
+        assert over.acquire(timeout=WAIT)
+    assert not waiters
+    waiters.wait(10 * WAIT, lambda: True)
+    flag = Flag()
+    assert not flag.wait(0.0)
+    flag.set()
+    assert flag.wait() and flag.is_set()

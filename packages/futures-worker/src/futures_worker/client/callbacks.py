@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fdb_datamodel import FutureDeletedError, UnknownFutureError
+from futures_worker.client.turn import Flag
 
 if TYPE_CHECKING:
     from futures_worker.client.future import Future
@@ -34,7 +35,7 @@ class Callbacks:
         self._awaited: dict[int, Future[Any]] = {}  # with callbacks that haven't run, by identity: handles may be equal
         self._watchers: dict[object, tuple[float, Callable[[BaseException], object]]] = {}  # since when, whom to tell
         self.due: deque[Future[Any]] = deque()  # ended, with callbacks for `run_due`
-        self._work = threading.Event()
+        self._work = Flag()
         self._thread: threading.Thread | None = None
         self.trouble: tuple[float, BaseException] | None = (
             None  # when the last attempt that failed began, and its error

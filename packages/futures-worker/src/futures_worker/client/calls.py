@@ -12,6 +12,7 @@ from futures_worker.client.actor_link import ActorLink
 from futures_worker.client.future import Future
 from futures_worker.client.nested import RECORD_AFTER, NestedWait
 from futures_worker.client.outcome import describe
+from futures_worker.client.turn import Flag
 from futures_worker.worker.task_context import current_task
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ class CallReader:
         self._links: dict[bytes, ActorLink] = {}
         self._lock = threading.Lock()
         self._sweep_at = MOST_RESTING
-        self._work = threading.Event()
-        self._hurry = threading.Event()
+        self._work = Flag()
+        self._hurry = Flag()
         self._thread: threading.Thread | None = None
 
     def link(self, actor: bytes, label: str) -> ActorLink:

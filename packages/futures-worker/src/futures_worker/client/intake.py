@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
+from futures_worker.client.turn import Flag
+
 MAX_BATCH: Final = 250  # entries per transaction
 MAX_BATCH_BYTES: Final = 400_000
 MAX_AGE: Final = 0.0005  # seconds that an entry waits for company while its thread keeps submitting
@@ -49,7 +51,7 @@ class Intake(Generic[E]):
         self._oldest = 0.0  # when the first of `_gathered` was added
         self._age = MAX_AGE  # seconds that it waits for company now
         self._committing = threading.Lock()
-        self._work = threading.Event()
+        self._work = Flag()
         self._ticker: threading.Thread | None = None
         self._closed = False
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, hold_futures, release_futures
+from futures_worker.client.turn import Flag
 from futures_worker.database import ask
 from idempotent_txn import run
 
@@ -58,7 +59,7 @@ class Keeping:
         self._dropped: deque[bytes] = deque()
         self._unheld: list[bytes] = []  # without handles, and the database was in trouble when it was to be told
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._counter = 0
         self._beaten = 0.0  # when it was about to beat last
         self._begun = False

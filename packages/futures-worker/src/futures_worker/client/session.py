@@ -39,7 +39,7 @@ from futures_worker.client.outcome import describe
 from futures_worker.client.queries import FutureQueries
 from futures_worker.client.reading import ResultReader
 from futures_worker.client.storing import Submission, SubmitStore
-from futures_worker.client.turn import Turn
+from futures_worker.client.turn import Turn, Waiters
 from futures_worker.database import ask
 from futures_worker.liveness import WorkerObserver, reap_dead
 from futures_worker.payload import Code
@@ -89,8 +89,7 @@ class Session(FutureQueries, ActorCalls):
         self.line = Line(lambda address: fetcher().open_line(address))
         self._store = SubmitStore(db, space, self.id, self._mailbox, self._refused, self.line)
         self._reading = Turn()  # of the thread that reads the mailbox for all
-        self._delivered = threading.Condition(threading.Lock())
-        self._followers = 0
+        self._followers = Waiters()  # who wait for what the reader delivers
         self._joining = threading.Lock()  # held by the thread that makes the reader of actors' calls
         self.callbacks = Callbacks(self)
         self._calls: CallReader | None = None  # of actors, once there is one
@@ -259,14 +258,8 @@ class Session(FutureQueries, ActorCalls):
             if self._reading.holder is me:
                 self._reading.holder = None
                 self._stopped_reading()
-        with self._delivered:
-            self._followers += 1
-            try:
-                # Checked under the lock: a reader that is about to leave will take it to wake us.
-                if self._reading.holder is not None and not done():
-                    self._delivered.wait(pause)
-            finally:
-                self._followers -= 1
+        # A reader that leaves gives its turn up before it wakes who waits.
+        self._followers.wait(pause, lambda: self._reading.holder is None or done())
 
     def _wait_on_line(self, pause: float, *, leave: bool = False) -> None:
         """Wait for the answer to the lone request on the line; ask the database if it doesn't come there."""
@@ -287,19 +280,12 @@ class Session(FutureQueries, ActorCalls):
 
     def follow(self, done: Callable[[], bool], pause: float) -> None:
         """Wait at most `pause` seconds for others to deliver something."""
-        with self._delivered:
-            self._followers += 1
-            try:
-                if not done():
-                    self._delivered.wait(pause)
-            finally:
-                self._followers -= 1
+        self._followers.wait(pause, done)
 
     def wake_followers(self) -> None:
         """Futures may have ended: let those who wait for others' reading look."""
         if self._followers:
-            with self._delivered:
-                self._delivered.notify_all()
+            self._followers.wake()
 
     def join(self, group: Group) -> None:
         """Tell `group` of every future that ends, from now on."""

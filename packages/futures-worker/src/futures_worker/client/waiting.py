@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from futures_worker.client.future import Future
 from futures_worker.client.session import Session, check_timeout
+from futures_worker.client.turn import Flag
 
 T = TypeVar("T")
 PROGRESS_AFTER: Final = 0.5  # seconds of waiting after which a bar is shown
@@ -175,7 +176,7 @@ class _Group:
 
     def _wait_on_several(self, enough: Callable[[], bool], end: float | None) -> bool:
         """Futures of several clients: a thread of each client tells."""
-        told = threading.Event()
+        told = Flag()
         troubles: list[BaseException] = []
 
         def fail(error: BaseException) -> None:
