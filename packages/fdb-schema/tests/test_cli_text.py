@@ -77,3 +77,12 @@ def test_what_others_named_doesnt_command_the_terminal(text: str, capsys: pytest
 
 def test_text_stays_as_it_is() -> None:
     assert printable("für 東京 ✓ a\tb\nc") == "für 東京 ✓ a\tb\nc"
+
+
+def test_a_pipe_gets_all_of_each_column_also_of_a_table_with_one_that_flows(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"holder": "h" * 150, "by": "b" * 150, "name": "n" * 150}
+    print_rows([row], list(row), as_json=False, flowing="name")
+    told = capsys.readouterr().out
+    assert "…" not in told
+    assert [told.count(letter * 10) > 0 for letter in "hbn"] == [True] * 3
+    assert sum(map(told.count, "hbn")) >= 450

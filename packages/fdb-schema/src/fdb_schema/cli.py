@@ -189,9 +189,10 @@ def print_rows(
     if not listed:
         Console(stderr=True, **_LITERAL).print(empty, style="dim", soft_wrap=True)
         return
+    console = Console(**_LITERAL)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        one_line = flowing is not None and column != flowing
+        one_line = flowing is not None and column != flowing and console.is_terminal
         table.add_column(column.replace("_", " "), overflow="ellipsis" if one_line else "fold", no_wrap=one_line)
     for row in listed:
         cells = []
@@ -201,7 +202,6 @@ def print_rows(
             look = style(column, value) if style is not None else ""
             cells.append(Text(printable(cell).replace("\n", "\\n"), style=look))
         table.add_row(*cells)
-    console = Console(**_LITERAL)
     if not console.is_terminal:
         # A pipe has no width: never cut or wrap what a program will read.
         console = Console(width=max(200, console.width), soft_wrap=True, **_LITERAL)
