@@ -396,8 +396,9 @@ class Committer:
             return
         count = self.engine.store.page.commits()
         window = self.window
-        far = FAR_BEHIND_POINTS if len(batch) == 1 and _read_few(batch[0]) else FAR_BEHIND
-        if count - self._seen_commits <= far and (since >= window.floor or window.tail == window.floor):
+        behind = count - self._seen_commits
+        near = behind <= FAR_BEHIND or (behind <= FAR_BEHIND_POINTS and len(batch) == 1 and _read_few(batch[0]))
+        if near and (since >= window.floor or window.tail == window.floor):
             return
         oldest = since
 
