@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import shutil
 import subprocess
@@ -250,3 +251,19 @@ def test_a_commit_record_that_can_t_be_read_is_trimmed_and_stops_no_commit(
     assert db[b"k"] == b"199"
     assert "commit record 1000 can't be read" in capfd.readouterr().err
     fdb_embedded.close(db)
+
+
+def test_who_closes_seals_no_other_database_that_lies_in_its_place(tmp_path: Path) -> None:
+    path, other = tmp_path / "db", tmp_path / "other"
+    for place in (path, other):
+        db = fdb_embedded.open(place)
+        db[b"k"] = place.name.encode()
+        fdb_embedded.close(db)
+    db = fdb_embedded.open(path)
+    path.rename(tmp_path / "gone")
+    other.rename(path)
+    fdb_embedded.close(db)
+    os.utime(path / "data.mdb")  # so that its bytes decide
+    found = fdb_embedded.open(path)
+    assert found[b"k"] == b"other"
+    fdb_embedded.close(found)

@@ -163,6 +163,15 @@ def test_who_read_few_keys_unpacks_none_of_the_records_of_one_key(
             assert conflict.written_since(txn, 98, 100, {b"1", b"99"}) == (b"99", b"99\0")
 
 
+@pytest.mark.parametrize("record", [b"\x92\x91\xc4", b"\x92\x91\xc4\x01k", b"\x92\x91\xc4\x05k\x90", b"\x92", b""])
+def test_a_damaged_record_is_named_also_to_who_read_few_keys(tmp_path: Path, record: bytes) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 24, sync=False) as env:
+        with env.begin(write=True) as txn:
+            txn.put(log_key(7), record)
+        with env.begin() as txn, pytest.raises(fdb_embedded.DamagedDatabase, match="commit record 7"):
+            conflict.written_since(txn, 0, 9, {b"k"})
+
+
 def test_a_range_read_far_back_looks_at_blocks_and_not_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     window = ConflictWindow()
     window.restart(1)

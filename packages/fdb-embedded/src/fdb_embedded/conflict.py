@@ -397,7 +397,7 @@ def written_since(txn: Any, since: int, last: int, points: set[bytes]) -> Range 
     Keeps nothing of what it reads, which costs a third of what a `ConflictWindow` does: it is for few points and few commits.
     """
     for key, data in _log(txn, since, last):
-        if data[:3] == ONE_POINT and len(data) == data[3] + 5 and data[-1] == NO_RANGES:
+        if data[:3] == ONE_POINT and len(data) > 3 and len(data) == data[3] + 5 and data[-1] == NO_RANGES:
             if data[4:-1] in points:
                 return data[4:-1], data[4:-1] + b"\0"
         else:

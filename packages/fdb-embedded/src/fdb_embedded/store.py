@@ -614,10 +614,20 @@ class Store:
             except OSError:  # somebody opens it, or compacts it
                 yield False
                 return
-            yield self.alone()
+            try:
+                there = self._is_there()
+            except OSError:
+                there = False
+            yield there and self.alone()
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)  # as in `durability.locked`
             os.close(fd)
+
+    def _is_there(self) -> bool:
+        """Whether the directory still holds what is open: another database may lie in its place, which isn't this one's to seal."""
+        assert self.path is not None
+        named, ours = os.stat(self.path / ATTACHED), os.fstat(self._attached_fd)
+        return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _close(self) -> None:
         if self.flusher is not None:
