@@ -11,7 +11,7 @@ import textwrap
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import pytest
 
 from fdb_schema import open_database
 from lease_locks import LeaseManager, MemoizingPicklingRunner, MemoKeyError, samethread_shell, subprocess_shell
+from lease_locks.memo import remote
 from lease_locks.memo.canonical import canonical, identity
 from lease_locks.memo.functions import bind
 
@@ -349,6 +350,50 @@ def test_a_local_of_the_same_name_is_not_what_a_global_is(locks: LeaseManager) -
     assert runner.call(space["f"], 10) == runner.call(space["f"], 10) == 2
     space["scale"] = 3
     assert runner.call(space["f"], 10) == 3
+
+
+class Rebinding:
+    """An argument that binds a name anew when it is pickled, as another thread may at any moment."""
+
+    def __init__(self, space: dict[str, Any]) -> None:
+        self.space = space
+
+    def __memo_key__(self) -> str:
+        return "always the same"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.space["n"] = 2
+        return int, (7,)
+
+
+@pytest.mark.parametrize("when", ["pickled", "started"])
+def test_what_is_bound_anew_while_a_call_begins_is_stored_under_its_own_key(shared_url: str, when: str) -> None:
+    space = dict[str, Any](__name__="__main__", n=1)
+    exec("def f(x): return n", space)
+
+    def shell(args: Sequence[str]) -> None:
+        if when == "started":
+            space["n"] = 2
+        remote.main([arg for arg in args if when == "started" or not arg.startswith("--in-process")])
+
+    with LeaseManager(shared_url, cluster="demo") as locks:
+        runner = runner_of(locks, shell)
+        argument = Rebinding(space) if when == "pickled" else 7
+        assert runner.call(space["f"], argument) == 2
+        assert runner.peek(space["f"], argument) == 2
+        space["n"] = 1
+        assert not runner.peek(space["f"], argument)
+
+
+def test_a_name_that_is_bound_anew_at_every_beginning_ends_no_call(locks: LeaseManager) -> None:
+    space = dict[str, Any](__name__="__main__", n=1)
+    exec("def f(): return n", space)
+
+    def shell(args: Sequence[str]) -> None:
+        space["n"] += 1
+        samethread_shell(args)
+
+    assert runner_of(locks, shell).call(space["f"]) == space["n"]
 
 
 def test_what_a_function_closes_over_is_looked_at_again_where_it_was_bound_anew(locks: LeaseManager) -> None:

@@ -14,6 +14,7 @@ through. What doesn't pickle has no key, but where such a function or class refe
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import hashlib
@@ -28,7 +29,7 @@ import types
 import typing
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
@@ -57,6 +58,7 @@ _TYPE_PARAMETERS: Final = tuple(
 # By id, not by equality: a metaclass may say that two classes are equal.
 _identities: dict[int, tuple[weakref.ref[Any], bytes, Bindings]] = {}
 _identifying = threading.RLock()
+_noting = threading.local()
 
 
 class MemoKeyError(LeaseError, TypeError):
@@ -123,7 +125,21 @@ def identity(thing: Any) -> bytes:
                 _Encoder(digest.update, number).content(part)
             known = digest.digest()
             _identities[at] = weakref.ref(thing, lambda gone: _forget(at, gone)), known, Bindings(met)
-        return known
+    noted = getattr(_noting, "list", None)
+    if noted is not None:
+        noted.append((thing, known))
+    return known
+
+
+@contextlib.contextmanager
+def noting_identities() -> Iterator[list[tuple[Any, bytes]]]:
+    """What this thread asks for the identity of within the block, with what that was."""
+    before, noted = getattr(_noting, "list", None), list[tuple[Any, bytes]]()
+    _noting.list = noted
+    try:
+        yield noted
+    finally:
+        _noting.list = before
 
 
 def _forget(at: int, gone: weakref.ref[Any]) -> None:

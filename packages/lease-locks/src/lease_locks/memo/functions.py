@@ -9,12 +9,21 @@ import inspect
 import reprlib
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
-from lease_locks.memo.canonical import MemoKeyError, by_name, canonical, canonical_digest, logic_key, module_of
+from lease_locks.memo.canonical import (
+    MemoKeyError,
+    by_name,
+    canonical,
+    canonical_digest,
+    identity,
+    logic_key,
+    module_of,
+    noting_identities,
+)
 from lease_locks.memo.pickling import dumps, dumps_result, loads
 from lease_locks.memo.rows import INLINE_BYTES, Memo
 from lease_locks.memo.wrapping import plain
@@ -52,6 +61,10 @@ class UnpicklableResult(LeaseError, TypeError):
     """A function returned, and its result doesn't pickle, or doesn't unpickle."""
 
 
+class ReboundError(LeaseError):
+    """Before the function was called: another thread bound a name anew that it uses. The call begins anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call of a function, bound."""
@@ -61,6 +74,14 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     bound: Mapping[str, Any]  # parameter → argument, defaults included
+    met: Sequence[tuple[Any, bytes]] = ()  # functions and classes known by their content, with what that was
+
+    def check(self) -> None:
+        """Raises `ReboundError` where the call would not be what its key says any more."""
+        if any(identity(thing) != known for thing, known in self.met):
+            raise ReboundError(
+                f"a name that {self.memo.function} uses was bound anew while it was called: pass what changes as arguments"
+            )
 
     def shown(self) -> tuple[tuple[str, str, bytes], ...]:
         """(parameter, its value for people, digest of its canonical bytes)."""
@@ -148,14 +169,19 @@ def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     name, key = _described(function)
     bound = _bound(function, args, kwargs)
     digest = hashlib.sha256(canonical((pipeline, name, key)))
-    for parameter, value in (("", function), *bound.arguments.items()):
-        try:
-            digest.update(canonical(parameter) + canonical_digest(value))
-        except MemoKeyError as error:
-            what = f"argument {parameter!r} of {name}" if parameter else f"{name} itself, or the object it is called on"
-            raise MemoKeyError(f"{what}: {error}") from error
+    with noting_identities() as met:
+        for parameter, value in (("", function), *bound.arguments.items()):
+            try:
+                digest.update(canonical(parameter) + canonical_digest(value))
+            except MemoKeyError as error:
+                what = (
+                    f"argument {parameter!r} of {name}"
+                    if parameter
+                    else f"{name} itself, or the object it is called on"
+                )
+                raise MemoKeyError(f"{what}: {error}") from error
     memo = Memo(pipeline, f"{name}@{key}" if key else name, digest.digest())
-    return Call(memo, function, bound.args, bound.kwargs, bound.arguments)
+    return Call(memo, function, bound.args, bound.kwargs, bound.arguments, met)
 
 
 def dump_call(call: Call) -> bytes:

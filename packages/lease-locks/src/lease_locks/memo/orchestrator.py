@@ -88,6 +88,8 @@ class Orchestrator:
                 if lost.reason == "max_hold":
                     raise self._timed_out(keys, lease) from lost
                 return None  # lost before the Shell was called
+            except functions.ReboundError:
+                raise  # before the Shell was called, too
             except BaseException as error:
                 # Interrupted, it can't be known whether the Shell started a remote; one that failed has not.
                 if isinstance(error, Exception) or not self._departures.leave(keys, lease):
@@ -111,7 +113,9 @@ class Orchestrator:
     def _invoke(self, call: functions.Call, keys: MemoKeys, lease: Lease) -> Future[Any] | None:
         session = self.locks._session
         wall = session.clocks.wall_us()
-        payload = store(session, functions.dump_call(call), f"the arguments of {call.memo}")
+        dumped = functions.dump_call(call)
+        call.check()
+        payload = store(session, dumped, f"the arguments of {call.memo}")
         invocation = InvocationRecord(payload, call.shown(), wall, session.by)
         attempt = AttemptRecord(PENDING, shell=self._shell_name, invoked_us=wall, run=self.run_id)
         lock = self.locks.space.lock(lease.name)
@@ -134,7 +138,7 @@ class Orchestrator:
             f"--invoked-by={session.by}",
             f"--in-process={self._in_process_id}",
         ]
-        self._in_process.calls[call.memo.digest] = call.function
+        self._in_process.calls[call.memo.digest] = call
         self._cancel_earlier(keys, lease)
         future = self.shell(args)
         handle = getattr(future, "handle", None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ class InProcess:
     """What a remote that runs inside its orchestrator's process uses of it."""
 
     locks: LeaseManager
-    calls: dict[bytes, Callable[..., Any]] = field(default_factory=dict)  # functions by their memo's digest
+    calls: dict[bytes, functions.Call] = field(default_factory=dict)  # by their memo's digest
 
 
 IN_PROCESS: Final[weakref.WeakValueDictionary[str, InProcess]] = weakref.WeakValueDictionary()
@@ -104,7 +104,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _run(locks, memo, token)
 
 
-def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: Callable[..., Any] | None = None) -> int:
+def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.Call | None = None) -> int:
     session = locks._session
     keys = MemoRows(locks.space).keys(memo)
     try:
@@ -121,7 +121,10 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: Callable[..
                 raise MainspringError(f"the invocation of {memo} was invalidated before its remote started")
             record = InvocationRecord.decode(data)
             # In this process the function itself, not its copy: it sees what it closes over.
-            call = functions.load_call(fetch(locks.db, locks.space, record.payload, memo), live)
+            data = fetch(locks.db, locks.space, record.payload, memo)
+            call = functions.load_call(data, None if live is None else live.function)
+            if live is not None:
+                live.check()
             ran = True
             value = functions.dump_value(call(), f"the result of {memo}")
             ran = False

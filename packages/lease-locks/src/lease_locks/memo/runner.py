@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import logging
@@ -11,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from fdb_schema import BlobMissingError, check_name
 from idempotent_txn import run
@@ -52,6 +53,8 @@ from lease_locks.tokens import FencingToken
 P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger("lease_locks")
+_BEGINNINGS: Final = 20
+"""Of a call, where other threads bind names anew that its function uses, before it is called as it is."""
 
 
 class RequiredResultNotFound(LeaseError, LookupError):
@@ -160,7 +163,13 @@ class MemoizingPicklingRunner(Orchestrator):
         return self._call(self.max_hold, function, *args, **kwargs)
 
     def _call(self, max_hold: float | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        call = functions.bind(self.pipeline_id, function, args, kwargs)
+        for _ in range(_BEGINNINGS):
+            with contextlib.suppress(functions.ReboundError):
+                return self._made(functions.bind(self.pipeline_id, function, args, kwargs), max_hold)
+        # What binds it never ends, as the function's own code where nobody can see it: it is called as it is.
+        return self._made(replace(functions.bind(self.pipeline_id, function, args, kwargs), met=()), max_hold)
+
+    def _made(self, call: functions.Call, max_hold: float | None) -> Any:
         waited = False
         found: _Found | tuple[Lease, tuple[FencingToken, ...]] | None = None
         try:
