@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import fdb
 import pytest
 
 import fdb_embedded
@@ -338,3 +339,81 @@ def test_who_was_stopped_while_he_flushed_sees_what_was_acknowledged_meanwhile(t
     assert db.dpointer.engine.store.page.flushed() >= flushed
     assert db[b"own"] == b"here"
     fdb_embedded.close(db)
+
+
+WRITES_AS_TOLD = """
+import sys
+import fdb_embedded, fdb
+db = fdb_embedded.open(sys.argv[1])
+long = b"k" * 2000
+kinds = {
+    "set": lambda tr: tr.__setitem__(b"k", b"2"),
+    "clear": lambda tr: tr.__delitem__(b"k"),
+    "clear of a range": lambda tr: tr.clear_range(b"a", b"z"),
+    "several keys": lambda tr: [tr.__setitem__(key, b"2") for key in (b"j", b"k", b"l")],
+    "add": lambda tr: tr.add(b"k", bytes(7) + b"\\x01"),
+    "byte_max": lambda tr: tr.byte_max(b"k", b"z"),
+    "compare_and_clear": lambda tr: tr.compare_and_clear(b"k", b"1"),
+    "stamped value": lambda tr: tr.set_versionstamped_value(b"k", bytes(14)),
+    "long key": lambda tr: tr.__setitem__(long, b"2"),
+    "conflict key": lambda tr: tr.add_write_conflict_key(b"k"),
+    "with an id": lambda tr: (tr.options.set_automatic_idempotency(), tr.__setitem__(b"k", b"2")),
+    "another key": lambda tr: tr.__setitem__(b"k\\x00", b"2"),
+    "the range behind": lambda tr: tr.clear_range(b"k\\x00", b"z"),
+}
+print("ready", flush=True)
+for line in sys.stdin:
+    tr = db.create_transaction()
+    kinds[line.strip()](tr)
+    tr.commit().wait()
+    print("written", flush=True)
+"""
+
+
+@pytest.mark.parametrize("before", [0, 3, 300])
+def test_one_key_that_was_read_conflicts_with_every_kind_of_write_of_another_process(
+    tmp_path: Path, before: int
+) -> None:
+    """`before`: commits of the other process that lie between, of another key."""
+    db = fdb_embedded.open(tmp_path / "db")
+    command = [sys.executable, "-c", WRITES_AS_TOLD, str(tmp_path / "db")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdin is not None and other.stdout is not None
+
+    def tell(kind: str) -> None:
+        assert other.stdin is not None and other.stdout is not None
+        other.stdin.write(kind + "\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "written\n"
+
+    def outcome(kind: str) -> int:
+        db[b"k"] = b"1"
+        tr = db.create_transaction()
+        assert tr[b"k" * 2000 if kind == "long key" else b"k"] in (b"1", b"2", None)
+        for _ in range(before):
+            tell("another key")
+        tell(kind)
+        tr[b"own"] = b"x"
+        try:
+            tr.commit().wait()
+        except fdb.FDBError as error:
+            return int(error.code)
+        return 0
+
+    try:
+        assert other.stdout.readline() == "ready\n"
+        conflicting = [
+            *("set", "clear", "clear of a range", "several keys", "add", "byte_max", "compare_and_clear"),
+            *("stamped value", "long key", "conflict key", "with an id"),
+        ]
+        assert {kind: outcome(kind) for kind in conflicting} == dict.fromkeys(conflicting, 1020)
+        assert {kind: outcome(kind) for kind in ("another key", "the range behind")} == {
+            "another key": 0,
+            "the range behind": 0,
+        }
+    finally:
+        other.kill()
+        other.wait()
+        other.stdin.close()
+        other.stdout.close()
+        fdb_embedded.close(db)
