@@ -227,8 +227,7 @@ class Engine:
             return
         ours = os.fstat(self._directory_fd)
         try:
-            named = os.stat(self.path)
-            there = (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino) and (self.path / DATA).exists()
+            there = os.path.samestat(os.stat(self.path), ours) and (self.path / DATA).exists()
         except FileNotFoundError:
             there = False
         except OSError:

@@ -614,11 +614,7 @@ class Store:
             except OSError:  # somebody opens it, or compacts it
                 yield False
                 return
-            try:
-                there = self._is_there()
-            except OSError:
-                there = False
-            yield there and self.alone()
+            yield self._is_there() and self.alone()
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)  # as in `durability.locked`
             os.close(fd)
@@ -626,8 +622,9 @@ class Store:
     def _is_there(self) -> bool:
         """Whether the directory still holds what is open: another database may lie in its place, which isn't this one's to seal."""
         assert self.path is not None
-        named, ours = os.stat(self.path / ATTACHED), os.fstat(self._attached_fd)
-        return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.stat(self.path / ATTACHED), os.fstat(self._attached_fd))
+        return False
 
     def _close(self) -> None:
         if self.flusher is not None:

@@ -80,13 +80,19 @@ def wanted(states: frozenset[FutureState] | None, name: str | None, reason: str 
 
 
 def walk(
-    database: Any, space: ClusterSpace, like: Filter, after: bytes | None = None, *, newest_first: bool = False
+    database: Any,
+    space: ClusterSpace,
+    like: Filter,
+    after: bytes | None = None,
+    *,
+    newest_first: bool = False,
+    page: int = PAGE,
 ) -> Iterator[FutureInfo]:
-    """All futures that are like this, with the reasons for their states; a transaction a page."""
+    """All futures that are like this, with the reasons for their states; a transaction a page of at most `page`."""
     workers: list[WorkerStatus] = run(database, list_workers, space, strategy="off")
     state = next(iter(like.states)) if like.states is not None and len(like.states) == 1 else None
     while True:
-        found, after = run(database, list_futures, space, after, PAGE, state, newest_first=newest_first, strategy="off")
+        found, after = run(database, list_futures, space, after, page, state, newest_first=newest_first, strategy="off")
         yield from filter(like.holds, (with_reason(info, workers) for info in found))
         if after is None:
             return

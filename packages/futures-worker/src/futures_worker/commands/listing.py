@@ -23,6 +23,7 @@ from fdb_schema.cli import (
     say,
 )
 from futures_worker.commands.choosing import (
+    PAGE,
     NameOption,
     ReasonOption,
     SinceOption,
@@ -123,7 +124,8 @@ def ls(
     brief = not as_json and in_terminal()
     newest = brief if newest is None else newest
     cursor = resolve_id(database, space, begin).bytes if begin is not None else None
-    found = list(itertools.islice(walk(database, space, like, cursor, newest_first=newest), limit + 1))
+    page = PAGE if like else min(PAGE, limit + 1)
+    found = list(itertools.islice(walk(database, space, like, cursor, newest_first=newest, page=page), limit + 1))
     more = len(found) > limit
     infos = found[:limit]
     last = str(UUID(bytes=infos[-1].id)) if infos else ""

@@ -122,7 +122,7 @@ def _ended(info: FutureInfo) -> int | None:
 
 
 def _failure(info: FutureInfo) -> dict[str, Any]:
-    """A mark where a future failed for good; which worker it ran on last isn't kept."""
+    """A mark where a future failed for good."""
     assert info.failure is not None
     what = {"id": str(UUID(bytes=info.id)), "reason": info.failure.reason, "message": info.failure.message}
     name = f"{info.name or 'future'} failed"
