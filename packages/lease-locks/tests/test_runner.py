@@ -13,6 +13,7 @@ from typing import Any
 import memo_functions as functions
 import pytest
 from lease_processes import DEADLINE, children, eventually
+from memo_records import attempts
 
 from fdb_schema import open_database
 from idempotent_txn import run
@@ -30,7 +31,6 @@ from lease_locks import (
     subprocess_shell,
 )
 from lease_locks.memo.functions import bind
-from lease_locks.memo.rows import AttemptRecord
 from lease_locks.tokens import FencingToken
 
 
@@ -55,15 +55,6 @@ def counts(runner: MemoizingPicklingRunner) -> dict[str, int]:
         for (_, kind), count in page.items():
             found[kind] = found.get(kind, 0) + count
     return found
-
-
-def attempts(runner: MemoizingPicklingRunner) -> list[AttemptRecord]:
-    return [
-        AttemptRecord.decode(value)
-        for _, rows in runner.rows.scan(runner.locks.db)
-        for column, value in sorted(rows.items())
-        if column.startswith("att:")
-    ]
 
 
 # --- "No configuration or code changes are necessary"; "baked directly into the MemoizingPicklingRunner"

@@ -12,6 +12,7 @@ from typing import Any
 import memo_functions as functions
 import pytest
 from lease_processes import DEADLINE, eventually
+from memo_records import attempts
 
 from fdb_schema import open_database
 from lease_locks import (
@@ -26,7 +27,6 @@ from lease_locks import (
     subprocess_shell,
 )
 from lease_locks.memo.functions import bind
-from lease_locks.memo.rows import AttemptRecord
 
 
 @pytest.fixture
@@ -49,15 +49,6 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-def attempts(runner: MemoizingPicklingRunner) -> list[AttemptRecord]:
-    return [
-        AttemptRecord.decode(value)
-        for _, rows in runner.rows.scan(runner.locks.db)
-        for column, value in sorted(rows.items())
-        if column.startswith("att:")
-    ]
 
 
 def started(runner: MemoizingPicklingRunner) -> bool:
