@@ -307,6 +307,22 @@ def test_a_name_in_the_place_of_an_id_is_told_where_the_ids_are(tmp_path: Path) 
     assert "'index' is no id of a task: give a UUID, as `s3heap-tender tasks` lists them" in told
 
 
+def test_a_task_is_named_by_partition_and_name(tmp_path: Path) -> None:
+    run = Command(tmp_path)
+    ids = [
+        json.loads(run("create", partition, name, "--json"))["id"]
+        for partition, name in (("orders/eu", "index"), ("orders", "mail"), ("a", "b/c"), ("a/b", "c"))
+    ]
+    assert json.loads(run("describe", "orders/eu/index", "--json"))["id"] == ids[0]
+    assert json.loads(run("pause", "orders/mail", "--json"))["paused"]
+    assert "no task is named 'orders/nothing'" in run("pause", "orders/nothing", code=3)
+    assert "no task is named" in run("describe", "//orders//mail/", code=3)
+    several = run("delete", "a/b/c", code=2)
+    assert ids[2] in several and ids[3] in several
+    run("delete", "orders/mail")
+    assert "no task is named" in run("describe", "orders/mail", code=3)
+
+
 def test_a_scheduler_that_is_stopped_kills_what_outlives_its_grace(tmp_path: Path) -> None:
     run = Command(tmp_path)
     id = json.loads(run("create", "orders", "index", "--json"))["id"]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final
@@ -18,9 +18,10 @@ from uuid import UUID
 import typer
 
 from fdb_schema import open_database
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, command_app, print_json, print_rows
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, command_app, fail, print_json, print_rows
+from fdb_schema.errors import EXIT_USAGE
 from s3heap_tender.cli.moments import Moments
-from s3heap_tender.errors import StoreUnavailableError
+from s3heap_tender.errors import StoreUnavailableError, TaskNotFoundError
 from s3heap_tender.heap import Heap
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import Task
@@ -35,17 +36,43 @@ log = logging.getLogger("s3heap_tender")
 DEFAULT_STORE: Final = "file:./heap"
 
 
-def _task_id(text: str) -> UUID:
+def _task(text: str) -> UUID | str:
     try:
         return UUID(text)
     except ValueError:
+        if "/" in text.strip("/"):
+            return text
         raise typer.BadParameter(
-            f"{text!r} is no id of a task: give a UUID, as `s3heap-tender tasks` lists them"
+            f"{text!r} is no id of a task: give a UUID, as `s3heap-tender tasks` lists them, or PARTITION/NAME"
         ) from None
 
 
+def _named(sysdb: SysDb, text: str) -> UUID:
+    """The task PARTITION/NAME; either may hold slashes. Raises `TaskNotFoundError`."""
+    words = text.split("/")
+    found: set[UUID] = set()
+    for at in range(1, len(words)):
+        partition, name = "/".join(words[:at]), "/".join(words[at:])
+        with suppress(TaskNotFoundError):
+            if partition and name:
+                found.add(sysdb.find(partition_of(partition), name).id)
+    if len(found) > 1:
+        fail(f"{text!r} names several tasks: {', '.join(map(str, sorted(found)))}", EXIT_USAGE)
+    if not found:
+        raise TaskNotFoundError(f"no task is named {text!r}: give PARTITION/NAME, or an id as `tasks` lists them")
+    return found.pop()
+
+
+def partition_of(text: str) -> UUID | str:
+    """A partition as a command line names it."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return text
+
+
 TaskArgument = Annotated[
-    UUID, typer.Argument(metavar="TASK", parser=_task_id, help="The task's id, as `tasks` lists it.")
+    UUID, typer.Argument(metavar="TASK", parser=_task, help="The task's id, as `tasks` lists it, or PARTITION/NAME.")
 ]
 PollOption = Annotated[float, typer.Option(min=0.0, help="Seconds between looks.")]
 StoreOption = Annotated[
@@ -179,6 +206,8 @@ def _opening(
 
     def command(**given: Any) -> None:
         with opened(**{option.name: given.pop(option.name) for option in options}) as subject:
+            if isinstance(named_task := given.get("task"), str):
+                given["task"] = _named(subject, named_task)
             function(subject, **given)
 
     named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]

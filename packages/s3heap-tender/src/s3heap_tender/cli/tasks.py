@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
-from uuid import UUID
 
 import typer
 
 from fdb_schema.cli import JsonOption, fail, print_json, print_rows, say
 from fdb_schema.errors import EXIT_USAGE
 from s3heap_tender import inspection
-from s3heap_tender.cli.common import TaskArgument, app, show_cell, show_task, sysdb_command, sysdb_reader, task_row
+from s3heap_tender.cli.common import (
+    TaskArgument,
+    app,
+    partition_of,
+    show_cell,
+    show_task,
+    sysdb_command,
+    sysdb_reader,
+    task_row,
+)
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.sysdb import SysDb
 
@@ -26,16 +34,9 @@ def tasks(
 ) -> None:
     """List tasks."""
     moments = Moments(sysdb.now())
-    rows = [task_row(task, moments) for task in sysdb.tasks(None if partition is None else _partition(partition))]
+    rows = [task_row(task, moments) for task in sysdb.tasks(None if partition is None else partition_of(partition))]
     columns = ("id", "name", "state", "gen", "due_in", "due_at", "cadence", "completion_offset", "paused", "dead")
     print_rows(rows, columns, as_json=as_json, empty="no tasks", show=show_cell)
-
-
-def _partition(text: str) -> UUID | str:
-    try:
-        return UUID(text)
-    except ValueError:
-        return text
 
 
 @app.command()
@@ -86,7 +87,7 @@ def create(
     """Create a task; it is due at once."""
     try:
         made = sysdb.create_task(
-            _partition(partition),
+            partition_of(partition),
             name,
             cadence,
             min_records,
