@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import urllib.request
+from http.client import HTTPConnection
 
 import pytest
 
@@ -67,4 +68,26 @@ def test_a_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> No
         assert answered(server)
         assert not failures
     finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9100", 200),
+        ("localhost", 200),
+        ("[::1]:9100", 200),
+        ("evil.example", 403),
+        ("10.0.0.7", 403),
+        ("", 403),
+    ],
+)
+def test_on_loopback_a_page_that_lets_its_own_name_point_here_reads_nothing(host: str, status: int) -> None:
+    server = MetricsServer(lambda: [Metric("up", "Up.").add(1)])
+    asking = HTTPConnection(*server.address, timeout=30)
+    try:
+        asking.request("GET", "/metrics", headers={"Host": host})
+        assert asking.getresponse().status == status
+    finally:
+        asking.close()
         server.close()

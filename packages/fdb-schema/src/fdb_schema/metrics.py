@@ -9,6 +9,7 @@ process, where several workers may run in one (tests do), and counters of its ow
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 import socket
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
 
 from fdb_schema.errors import EXIT_USAGE, MainspringError
 
@@ -74,6 +76,16 @@ def _escape(text: str, quote: bool = False) -> str:
     return text.replace('"', '\\"') if quote else text
 
 
+def is_loopback(host: str) -> bool:
+    """Whether `host`, a name or an address without port, is this machine talking to itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class _Server(ThreadingHTTPServer):
     """A thread per connection, and so many of them; one more takes the place of the oldest."""
 
@@ -115,12 +127,21 @@ class MetricsServer:
     """Answers GET /metrics with what `collect` gives, and GET /healthz; in threads of its own, until `close`."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], address: str = "127.0.0.1", port: int = 0) -> None:
-        """Port 0 takes any free one. Raises `MetricsAddressError`, an OSError, if the port is taken."""
+        """Port 0 takes any free one. Raises `MetricsAddressError`, an OSError, if the port is taken.
+
+        On loopback it answers under loopback's names alone: a page in a browser could read it by a name of its own that it
+        lets point there.
+        """
+        local = is_loopback(address)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10
 
             def do_GET(self) -> None:
+                host = self.headers.get("Host")  # whoever sends none is no browser
+                if local and host is not None and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+                    self.send_error(403, explain="Served on loopback alone: use http://127.0.0.1 or localhost.")
+                    return
                 if self.path not in ("/metrics", "/healthz"):
                     self.send_error(404)
                     return

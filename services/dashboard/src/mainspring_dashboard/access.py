@@ -7,7 +7,6 @@ they let point to 127.0.0.1 (DNS rebinding).
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode
@@ -15,6 +14,8 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fdb_schema.metrics import is_loopback
 
 COOKIE: Final = "mainspring_token"
 _POLICY: Final = (
@@ -28,16 +29,6 @@ HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 """Sent with every answer: nothing from another host is loaded, no script but the page's own files runs."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address without port, is this machine talking to itself."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Access:
