@@ -67,3 +67,15 @@ def test_a_signal_ends_the_server_too(tmp_path: Path, number: signal.Signals) ->
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_cache_of_programs_that_others_may_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(devserver.BINARY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "mainspring").mkdir()
+    (tmp_path / "mainspring").chmod(0o777)
+    with pytest.raises(devserver.DevServerError, match="others may write to"):
+        devserver.weed_binary()
+    assert not list((tmp_path / "mainspring").iterdir())

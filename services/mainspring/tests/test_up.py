@@ -124,17 +124,18 @@ def test_a_service_that_ends_at_once_is_said_and_waited_for(tmp_path: Path) -> N
         running.close()
 
 
-@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("mode", [None, 0o777, 0o770])
 def test_a_state_directory_that_others_may_write_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None
 ) -> None:
     """Its lock would be emptied, and its logs written, through links that they put there."""
     state, precious = tmp_path / "state", tmp_path / "precious"
     state.mkdir()
     precious.write_text("kept")
     (state / "lock").symlink_to(precious)
-    if owned:
-        state.chmod(0o777)
+    if mode is not None:
+        state.chmod(mode)
+        monkeypatch.setattr(os, "getegid", lambda: 65534)  # so the directory's group is another
     elif os.geteuid() == 0:
         os.chown(state, 65534, -1)
     else:

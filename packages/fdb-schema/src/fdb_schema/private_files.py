@@ -22,6 +22,12 @@ def private_opener(path: str, flags: int) -> int:
     return descriptor
 
 
+def others_may_write(found: os.stat_result) -> bool:
+    """Whether somebody else may put files into a directory: everybody, another group, or another owner than root."""
+    shared = found.st_mode & 0o020 and found.st_gid != os.getegid()
+    return bool(found.st_mode & 0o002 or shared or found.st_uid not in (0, os.geteuid()))
+
+
 def make_private_directory(path: Path) -> Path:
     """Make a directory, and those above it, unless it is there; it is its owner's if it is made. Raises OSError."""
     with contextlib.suppress(FileExistsError):

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from fdb_schema.private_files import others_may_write
+
 _PR_SET_PDEATHSIG: Final = 1
 
 log = logging.getLogger("fdb_schema")
@@ -52,8 +54,7 @@ def import_from_here() -> bool:
     if here in sys.path:
         return True
     found = os.stat(here)
-    shared = found.st_mode & 0o020 and found.st_gid != os.getegid()
-    if found.st_mode & 0o002 or shared or found.st_uid not in (0, os.geteuid()):
+    if others_may_write(found):
         log.warning(
             "modules of the working directory %s aren't imported: others may write to it (mode %04o); start in a directory "
             "of your own, or set PYTHONPATH",

