@@ -14,6 +14,7 @@ from typing import Any
 
 import memo_functions as functions
 import pytest
+from silent_database import Hanging
 from typer.testing import CliRunner
 
 from fdb_schema import DatabaseUnreachableError
@@ -105,6 +106,28 @@ def test_wait_does_not_wait_for_the_dead(shared_url: str, command: Command, lock
     _, errors = waiting.communicate(timeout=2 * DEADLINE)
     assert (waiting.returncode, errors) == (0, "")
     assert locks.read("a") is not None, "and takes nothing over"
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_wait_keeps_its_time_limit_where_the_database_is_silent(
+    command: Command, locks: LeaseManager, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    locks.acquire("a")
+    db, judged = Hanging(locks.db), leases._judged
+    monkeypatch.setattr(leases, "look_into", lambda *_: LeaseManager(db))
+    monkeypatch.setattr(leases, "GRACE", 0.05)
+    made: list[Any] = []
+
+    def look(*args: Any) -> Any:
+        db.hangs = lambda: len(made) >= looks  # from the start, or where the holder is to be named at the end
+        found = judged(*args)
+        made.append(found)
+        return found
+
+    monkeypatch.setattr(leases, "_judged", look)
+    code, message = command("wait", "a", "--timeout", "0")
+    assert (code, db.unbounded) == (75, 0)
+    assert "did not answer within 0 s" in message
 
 
 def test_watch_prints_every_event_once(command: Command, locks: LeaseManager, monkeypatch: pytest.MonkeyPatch) -> None:

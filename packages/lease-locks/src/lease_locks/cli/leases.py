@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
-from idempotent_txn import run
-from lease_locks.acquiring import Pause, local
+from idempotent_txn import TransactionTimedOut, run
+from lease_locks.acquiring import GRACE, Pause, local, unanswered
 from lease_locks.cli.opening import look_into
 from lease_locks.ending import judge_grants
 from lease_locks.errors import AcquireTimeout, LeaseNotFoundError
-from lease_locks.info import LeaseEvent, LeaseInfo, wall_time
-from lease_locks.locks import LeaseManager
+from lease_locks.info import LeaseEvent, LeaseInfo, lease_infos, wall_time
+from lease_locks.locks import LeaseManager, limit
 from lease_locks.observer import Alive, Dead, Subject
 from lease_locks.rows import HeldGrant
 from lease_locks.session import IDEMPOTENT
@@ -135,9 +135,11 @@ def watch(
         time.sleep(_WATCH_SECONDS)
 
 
-def _judged(locks: LeaseManager, name: str) -> list[tuple[HeldGrant, Subject, Alive | Dead]]:
-    observer = locks._session.observer
-    return run(locks.db, judge_grants, locks.space, locks.space.lock(name), observer, strategy=IDEMPOTENT)
+def _judged(
+    locks: LeaseManager, name: str, timeout: float | None = None
+) -> list[tuple[HeldGrant, Subject, Alive | Dead]]:
+    lock, observer = locks.space.lock(name), locks._session.observer
+    return run(locks.db, judge_grants, locks.space, lock, observer, strategy=IDEMPOTENT, timeout=timeout)
 
 
 def wait(
@@ -148,21 +150,27 @@ def wait(
 ) -> None:
     """Wait until nobody who lives holds a lease, without taking it."""
     locks = look_into(db, cluster, name)
+    timeout = limit(timeout)
     until = None if timeout is None else time.monotonic() + timeout
-    while True:
-        held = _judged(locks, name)
-        living = [verdict.look_in for _, _, verdict in held if isinstance(verdict, Alive)]
-        if not living:
-            return
-        left = _REREAD_SECONDS if until is None else until - time.monotonic()
-        if left <= 0:
-            info = locks.read(name)
-            if info is None:
+    try:
+        while True:
+            held = _judged(locks, name, None if until is None else max(0.0, until - time.monotonic()) + GRACE)
+            living = [verdict.look_in for _, _, verdict in held if isinstance(verdict, Alive)]
+            if not living:
                 return
-            raise AcquireTimeout(f"lease {name!r} is still held after {timeout:g} s by {info.describe()}")
-        rows = tuple((grant.key, PRESENT) for grant, _, _ in held)
-        subjects = local(locks._session, tuple(subject for _, subject, _ in held))
-        locks._pause(Pause(rows, min(left, _REREAD_SECONDS, *living), subjects))
+            left = _REREAD_SECONDS if until is None else until - time.monotonic()
+            if left <= 0:
+                infos = run(
+                    locks.db, lease_infos, locks.space, locks.space.lock(name), strategy=IDEMPOTENT, timeout=GRACE
+                )
+                if not infos:
+                    return
+                raise AcquireTimeout(f"lease {name!r} is still held after {timeout:g} s by {infos[0].describe()}")
+            rows = tuple((grant.key, PRESENT) for grant, _, _ in held)
+            subjects = local(locks._session, tuple(subject for _, subject, _ in held))
+            locks._pause(Pause(rows, min(left, _REREAD_SECONDS, *living), subjects))
+    except TransactionTimedOut as error:
+        raise unanswered(name, timeout or 0.0, error) from error
 
 
 def force_release(
