@@ -295,8 +295,10 @@ class Committer:
     # --- one batch, under `lead` ---
 
     def _commit(self, batch: list[Commit], outcome: _Outcome) -> None:
+        engine = self.engine
         try:
-            self.engine.look_there()  # who only writes begins no snapshot that would look
+            if time.monotonic() >= engine.look_there_at:  # who only writes begins no snapshot that would look
+                engine.look_there()
         except Code as gone:
             outcome.failures = [(commit, gone.code) for commit in batch]
             return
@@ -313,7 +315,7 @@ class Committer:
             if outcome.written:
                 raise
             if isinstance(error, DAMAGE):
-                self.engine.damaged(error)
+                engine.damaged(error)
             code = self._code_of(error, outcome.begun)
             if code is None:  # nothing was written: somebody else may lead these members
                 raise

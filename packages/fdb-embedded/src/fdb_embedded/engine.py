@@ -67,7 +67,7 @@ class Engine:
         self.promised: Promised = {}  # in a forked child the parent's too
         self.store = Store(path, durable=durability == "fsync", map_size=map_size)
         self._directory_fd = -1 if path is None else os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._look_there_at = monotonic() + THERE_SECONDS
+        self.look_there_at = monotonic() + THERE_SECONDS
         self._gone = False  # and that was said
         self._start()
 
@@ -99,8 +99,8 @@ class Engine:
         if self.stale:
             self.check_open()
         now = monotonic()
-        if now >= self._look_there_at:
-            self._check_there()
+        if now >= self.look_there_at:
+            self.look_there()
             now = monotonic()  # that may have taken long
         if self.flushing:
             snap = self._flushed
@@ -213,16 +213,11 @@ class Engine:
         return code
 
     def look_there(self) -> None:
-        """As `_check_there`, once a second: for those that begin no snapshot."""
-        if monotonic() >= self._look_there_at:
-            self._check_there()
-
-    def _check_there(self) -> None:
-        """Raises `Code` 1511, which isn't retried, where the database's directory was removed, or another is in its place.
+        """To be called at `look_there_at`, once a second. Raises `Code` 1511, which isn't retried, where the database's directory was removed, or another is in its place.
 
         What is open goes on in files without a name: others would begin an empty database beside it, and neither would know.
         """
-        self._look_there_at = monotonic() + THERE_SECONDS
+        self.look_there_at = monotonic() + THERE_SECONDS
         if self.path is None or self._directory_fd < 0:
             return
         ours = os.fstat(self._directory_fd)
@@ -241,7 +236,7 @@ class Engine:
                 "restore a dump or a copy",
                 self.path,
             )
-        self._look_there_at = 0.0
+        self.look_there_at = 0.0
         raise Code(FILE_NOT_FOUND)
 
     def _await_flush(self, at: tuple[int, int], go_on: GoOn | None = None) -> None:

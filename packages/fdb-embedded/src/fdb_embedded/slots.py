@@ -61,7 +61,7 @@ SLOTLESS_WAIT = 0.02  # seconds between two looks of a process that found every 
 ASKED = 4  # slots that a process asks about at a time whether their owners live: the kernel walks through all locks at each question
 _NOBODY = bytes(SLOTS)
 _NONE = bytes(8 * DEBT_COUNT)
-_LAYOUT_AT, _COMMITS_AT = 64 // 8, 8 // 8
+_LAYOUT_AT, _COMMITS_AT, _DEBTS_AT = 64 // 8, 8 // 8, DEBTS // 8
 
 assert PREFIXES * (1 + PREFIX_BYTES) + 8 <= PREFIX_AREA_BYTES
 
@@ -217,20 +217,22 @@ class Slots:
     def owe(self, version: int) -> int:
         """Note that a commit is about to be made; its place. Only in the writer section."""
         numbers = self._numbers
-        first = numbers[_COMMITS_AT]  # they go round, so that a place is free again when it is used again
-        for number in range(first, first + DEBT_COUNT):
-            place = number % DEBT_COUNT
-            if not numbers[DEBTS // 8 + place]:
+        first = place = (
+            numbers[_COMMITS_AT] % DEBT_COUNT
+        )  # they go round, so that a place is free again when it is used again
+        while numbers[_DEBTS_AT + place]:
+            place = (place + 1) % DEBT_COUNT
+            if place == first:
+                numbers[FORGOTTEN // 8] += 1
                 break
-        else:
-            numbers[FORGOTTEN // 8] += 1
-        numbers[DEBTS // 8 + place] = version
+        numbers[_DEBTS_AT + place] = version
         return place
 
     def pay(self, place: int, version: int) -> None:
         """All who watch what the commit wrote know of it, or it wasn't made."""
-        if self._numbers[DEBTS // 8 + place] == version:
-            self._numbers[DEBTS // 8 + place] = 0
+        numbers = self._numbers
+        if numbers[_DEBTS_AT + place] == version:
+            numbers[_DEBTS_AT + place] = 0
 
     def tell(self, place: int, version: int, points: Collection[bytes], ranges: list[Range]) -> None:
         """Tell the processes that watch a key which a commit wrote, and wake them. Call after the commit."""

@@ -410,7 +410,8 @@ class Store:
         """An LMDB write transaction, or None where the map has to be adopted first. The caller has the lock of writers and `writing`; he
         calls `last_write.abort` before he gives up either, whatever comes.
         """
-        self.check_open()
+        if self.closed:
+            self.check_open()
         self._appended = None
         try:
             txn = self.last_write = self.env.begin(write=True)

@@ -334,7 +334,8 @@ class Watches:
     def _end_where_gone(self) -> None:
         """End all watches of a database whose directory was removed: nobody will write there."""
         try:
-            self.engine.look_there()
+            if time.monotonic() >= self.engine.look_there_at:
+                self.engine.look_there()
         except Code as gone:
             with self.lock:
                 left = self._live()
