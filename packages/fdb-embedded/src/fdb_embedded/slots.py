@@ -217,9 +217,9 @@ class Slots:
     def owe(self, version: int) -> int:
         """Note that a commit is about to be made; its place. Only in the writer section."""
         numbers = self._numbers
-        first = place = (
-            numbers[_COMMITS_AT] % DEBT_COUNT
-        )  # they go round, so that a place is free again when it is used again
+        # They go round, so that a place is free again when it is used again.
+        first: int = numbers[_COMMITS_AT] % DEBT_COUNT
+        place = first
         while numbers[_DEBTS_AT + place]:
             place = (place + 1) % DEBT_COUNT
             if place == first:
