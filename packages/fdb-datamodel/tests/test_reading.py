@@ -8,6 +8,7 @@ from datamodel_lab.lab import Lab
 import fdb_datamodel as dm
 from fdb_datamodel import FutureState, Locality, Requirements
 from fdb_datamodel.ids import show_id
+from fdb_datamodel.troubles import what_failed
 
 
 def test_every_future_appears_once_in_pages(lab: Lab) -> None:
@@ -96,3 +97,10 @@ def test_unknown_and_deleted_are_told_apart(lab: Lab) -> None:
     lab(dm.delete_future, one)
     with pytest.raises(dm.FutureDeletedError, match="was deleted"):
         lab.info(one)
+
+
+@pytest.mark.parametrize("message", ['bad:\n  File "x"\nother: no', "bad\n", "\n  File ", "bad\r  File x", ""])
+def test_what_failed_is_told_from_what_its_message_says(message: str) -> None:
+    frames = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\n'
+    failure = dm.Failure("error", message, traceback=f"{frames}my.Error{': ' * bool(message)}{message}\n")
+    assert what_failed(failure) == "my.Error"

@@ -79,7 +79,8 @@ def what_failed(failure: Failure) -> str:
     """The type of the exception that the code raised, as its traceback names it; else the failure's reason."""
     if failure.reason != "error":
         return failure.reason
-    lines = failure.traceback.splitlines()
+    first = failure.message.partition("\n")[0]  # what follows may look like frames
+    lines = failure.traceback.replace(f": {failure.message}", f": {first}").rstrip("\n").split("\n")
     frames = [at for at, line in enumerate(lines) if line.startswith("  File ")]
     for line in lines[frames[-1] + 1 :] if frames else lines[-1:]:
         name, _, _ = line.partition(":")
