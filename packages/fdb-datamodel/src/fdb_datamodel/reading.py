@@ -17,11 +17,12 @@ from .ids import as_id, show_id
 from .pages import after_future, read_futures
 from .records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
 from .requirements import Requirements
-from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT
+from .space import ARGS, CLAIM, CODE, DELETED, DUE, FAILURE, LATEST_RESULT
 from .states import FutureState
 from .transitions.workers import list_workers
 
 _PAGE_ROWS = 2000
+_TOMBSTONES = 200  # looked at for the beginning of an id
 _SHOWN = 1000  # edges and copies listed of one future
 
 
@@ -130,24 +131,28 @@ def list_futures(
 
 
 def ids_beginning(tr: Transaction, space: ClusterSpace, digits: str, limit: int = 2) -> list[bytes]:
-    """Ids of futures that begin with these hexadecimal digits, in order, at most `limit`; a read for each. By snapshot."""
+    """Ids of futures that begin with these hexadecimal digits, in order, at most `limit`; a read for each. By snapshot.
+
+    Deleted futures count only where no other begins so, as one, and where there are so many that not all are looked at.
+    """
     ch = Changes(tr, space)
     base = ch.keys.futures
     first, last = (bytes.fromhex(digits.ljust(32, fill)) for fill in "0f")
     begin, end = base + encode_id(first), base + encode_id(last) + b"\xff"
     found: list[bytes] = []
-    while len(found) < limit:
+    deleted: list[bytes] = []
+    while len(found) < limit and len(deleted) < _TOMBSTONES:
         rows = ch.read(begin, end, limit=1, snapshot=True)
         if not rows:
-            break
+            return found or deleted[:1]
         try:
-            e, _ = split_id(rows[0][0], len(base))
+            e, name = split_id(rows[0][0], len(base))
         except StrayKeyError:
             begin = rows[0][0] + b"\x00"
             continue
-        found.append(decode_id(e))
+        (deleted if name == DELETED else found).append(decode_id(e))
         begin = after_future(ch, e)
-    return found
+    return (found + deleted)[:limit]
 
 
 def list_downstreams(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, limit: int = 100) -> list[bytes]:

@@ -20,7 +20,7 @@ import pytest
 import fdb_datamodel as dm
 from fdb_schema import ClusterSpace, open_database
 from futures_worker.cli import main
-from futures_worker.commands import grouping, listing
+from futures_worker.commands import acting, grouping, listing
 from futures_worker.commands.choosing import ago, short_ids
 from idempotent_txn import run
 
@@ -197,6 +197,40 @@ def test_retry_and_cancel_take_what_is_alike(scene: Any, capfd: pytest.CaptureFi
     assert piped(capfd, "cancel", "--name", "no.such", *scene.where) == []
     assert "give either ids" in piped(capfd, "cancel", *scene.where, code=2)
     assert "give either ids" in piped(capfd, "retry", resized[0], "--name", "x", *scene.where, code=2)
+
+
+@pytest.mark.parametrize(("command", "done", "other"), [("cancel", "cancelled", 1), ("retry", "retried", 0)])
+def test_a_future_that_is_deleted_meanwhile_holds_up_no_other(
+    scene: Any,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    done: str,
+    other: int,
+) -> None:
+    db, space = open_database(scene.url), ClusterSpace("demo")
+    chosen = [run(db, dm.describe_future, space, IDS[at]) for at in (5, other)]
+    monkeypatch.setattr(acting, "walk", lambda *_: chosen)
+    run(db, dm.delete_future, space, IDS[5])
+    argv = ["futures-worker", command, "--name", "resize", "--json", *scene.where]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capfd.readouterr()
+    assert end.value.code == 1
+    assert "1 of 2 futures not" in err
+    gone, acted = json.loads(out)
+    assert gone == {"id": str(UUID(bytes=IDS[5])), "state": "deleted", done: False}
+    assert (acted["id"], acted[done]) == (str(UUID(bytes=IDS[other])), True)
+
+
+def test_the_beginning_of_an_id_means_none_that_was_deleted(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    db, space = open_database(scene.url), ClusterSpace("demo")
+    for one in (IDS[0], IDS[1], IDS[2], IDS[4], IDS[5]):
+        run(db, dm.delete_future, space, one)
+    assert piped(capfd, "show", "019ad1f2", *scene.where)["name"] == "report"
+    run(db, dm.delete_future, space, IDS[3])
+    assert "deleted" in piped(capfd, "show", "019ad1f2", *scene.where, code=3)
 
 
 def test_times_are_told_in_one_unit() -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import typer
 
-from fdb_datamodel import ClusterSpace, FutureState, cancel_future, get_future_state, resubmit_future
+from fdb_datamodel import ClusterSpace, FutureState, cancel_future, describe_future, get_future_state, resubmit_future
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, print_json, say
 from fdb_schema.errors import EXIT_USAGE
 from futures_worker.commands.choosing import (
@@ -20,7 +20,7 @@ from futures_worker.commands.choosing import (
     walk,
     wanted,
 )
-from futures_worker.commands.opening import find_future, look_into, not_found
+from futures_worker.commands.opening import find_future, look_into
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
 
@@ -69,17 +69,18 @@ def retry(
 
 
 def _cancel(database: Any, space: ClusterSpace, future_id: UUID) -> dict[str, Any]:
-    try:
-        state: FutureState = run(database, cancel_future, space, future_id)
-    except (UnknownFutureError, FutureDeletedError) as error:
-        not_found(error)
-    failure = find_future(database, space, future_id).failure if state is FutureState.failed else None
+    state: FutureState = run(database, cancel_future, space, future_id)
+    failure = (
+        run(database, describe_future, space, future_id, strategy="off").failure
+        if state is FutureState.failed
+        else None
+    )
     done = failure is not None and failure.reason == "cancelled"
     return {"id": str(future_id), "state": state.value, "cancelled": done}
 
 
 def _retry(database: Any, space: ClusterSpace, future_id: UUID) -> dict[str, Any]:
-    info = find_future(database, space, future_id)
+    info = run(database, describe_future, space, future_id, strategy="off")
     retried = info.state is FutureState.failed and run(database, resubmit_future, space, future_id, info.epoch)
     state = run(database, get_future_state, space, future_id, strategy="off")
     return {"id": str(future_id), "state": state.value, "retried": bool(retried)}
@@ -120,7 +121,13 @@ def _act(
             say(f"{row['id']}  {row['state']}  {row['name']}")
         say(f"{len(listed)} futures would be {done}", err=True)
         return
-    _report([act(database, space, one) for one, _, _ in list(chosen())], done, as_json, otherwise)
+    rows = []
+    for one in [one for one, _, _ in chosen()]:
+        try:
+            rows.append(act(database, space, one))
+        except (UnknownFutureError, FutureDeletedError):  # meanwhile: the others are meant all the same
+            rows.append({"id": str(one), "state": "deleted", done: False})
+    _report(rows, done, as_json, otherwise)
 
 
 def _report(rows: list[dict[str, Any]], done: str, as_json: bool, otherwise: str) -> None:
@@ -128,7 +135,8 @@ def _report(rows: list[dict[str, Any]], done: str, as_json: bool, otherwise: str
         print_json(rows)
     else:
         for row in rows:
-            outcome = done if row[done] else f"{row['state']}: not {done}, it {otherwise}"
+            why = "was deleted meanwhile" if row["state"] == "deleted" else otherwise
+            outcome = done if row[done] else f"{row['state']}: not {done}, it {why}"
             say(f"{row['id']}  {outcome}")
         if not rows:
             say("no such future", err=True)
