@@ -86,3 +86,20 @@ def test_a_pipe_gets_all_of_each_column_also_of_a_table_with_one_that_flows(caps
     assert "…" not in told
     assert [told.count(letter * 10) > 0 for letter in "hbn"] == [True] * 3
     assert sum(map(told.count, "hbn")) >= 450
+
+
+def test_what_others_sent_commands_no_terminal_and_looks_like_no_record_of_its_own() -> None:
+    stream = io.StringIO()
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        configure_logging("worker", LogFormat.text, LogLevel.info, stream)
+        logging.getLogger("x").warning(
+            "GET /%s", "\x1b[2J\x9b\n2026-01-01 00:00:00,000 INFO worker x pid=1 all is well"
+        )
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("GET /\\x1b[2J\\x9b")
+    assert second.startswith("  2026")

@@ -12,8 +12,10 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from typer.testing import CliRunner
 
 from mainspring_dashboard import serving
+from mainspring_dashboard.cli import app
 
 
 @pytest.fixture
@@ -83,3 +85,12 @@ def test_those_who_asked_once_keep_nobody_out(place: tuple[str, int]) -> None:
     finally:
         for one in held:
             one.close()
+
+
+@pytest.mark.parametrize(
+    ("token", "said"), [("short", "anybody could guess"), ("sixteen-and-a-€-sign", "no header can carry")]
+)
+def test_a_token_that_cant_serve_is_refused_at_the_start(token: str, said: str) -> None:
+    refused = CliRunner().invoke(app, ["--token", token, "--db", "memory:"])
+    assert refused.exit_code == 2, refused.output
+    assert said in refused.output

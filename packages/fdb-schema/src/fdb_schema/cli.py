@@ -23,7 +23,7 @@ from rich.text import Text
 from fdb_schema.database import URL_VARIABLE
 from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, MainspringError, fdb_error_code
 from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
-from fdb_schema.logs import redacted
+from fdb_schema.logs import printable, redacted
 
 DbOption = Annotated[
     str | None,
@@ -53,20 +53,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 # Names and failures are other people's text: [brackets] and :colons: in it are no markup.
 _LITERAL: Final[dict[str, Any]] = {"markup": False, "emoji": False}
-
-# The terminal's commands (C0 but tab and newline, DEL, C1), and what turns the direction of text.
-_ESCAPES: Final = {
-    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-    for code in (
-        *range(9),
-        *range(11, 32),
-        *range(127, 160),
-        0x200E,
-        0x200F,
-        *range(0x2028, 0x202F),
-        *range(0x2066, 0x206A),
-    )
-}
 
 __all__ = [
     "DEFAULT_CLUSTER",
@@ -145,11 +131,6 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     """Print `error: message` to standard error and exit with `code`."""
     print(printable(redacted(f"error: {message}")), file=sys.stderr)
     raise SystemExit(code)
-
-
-def printable(text: str) -> str:
-    """`text` for a terminal: characters that would command it, or turn the order of others, are shown as escapes."""
-    return text.translate(_ESCAPES)
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -19,8 +19,27 @@ _SHORTEST_SECRET: Final = 6
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _QUIET: Final = ("botocore", "aiobotocore", "boto3", "urllib3", "s3transfer")
 
+# The terminal's commands (C0 but tab and newline, DEL, C1), and what turns the direction of text.
+_ESCAPES: Final = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (
+        *range(9),
+        *range(11, 32),
+        *range(127, 160),
+        0x200E,
+        0x200F,
+        *range(0x2028, 0x202F),
+        *range(0x2066, 0x206A),
+    )
+}
+
 trace_fields: Callable[[], dict[str, str]] = dict
 """What identifies the trace that the running code is part of; `fdb_schema.tracing` puts its own here."""
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal: characters that would command it, or turn the order of others, are shown as escapes."""
+    return text.translate(_ESCAPES)
 
 
 class LogFormat(StrEnum):
@@ -85,8 +104,12 @@ class TextFormatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {service} %(name)s pid=%(process)d %(message)s")
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Lines of a message but the first are indented: what others named, or sent, can't look like a record of its own."""
+        return super().formatMessage(record).replace("\n", "\n  ")
+
     def format(self, record: logging.LogRecord) -> str:
-        return redacted(super().format(record))
+        return printable(redacted(super().format(record)))
 
 
 def configure_logging(

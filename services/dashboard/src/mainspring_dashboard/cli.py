@@ -59,6 +59,8 @@ def dashboard(
 
     if token is not None and len(token) < 16:
         fail("--token is shorter than 16 characters: anybody could guess it", EXIT_USAGE)
+    if token is not None and not (token.isascii() and token.isprintable()):
+        fail("--token has characters that no header can carry: take letters, digits and signs of ASCII", EXIT_USAGE)
     made = token is None and not is_loopback(address)
     shown = secrets.token_urlsafe(24) if made else token
     listening = _listen(address, port)
