@@ -296,7 +296,8 @@ class MemoizingPicklingRunner(Orchestrator):
     def invalidate(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:
         """Forget the memoized outcome of a call, or of every call of the function where no arguments are given.
 
-        Returns how many invocations were forgotten. One that runs now publishes its result afterwards.
+        Returns how many invocations were forgotten. One that runs now publishes its result afterwards. Without arguments,
+        those of a script's function include every version of its code, and functions of its name in other scripts.
         """
         if args or kwargs:
             memos = [functions.bind(self.pipeline_id, function, args, kwargs).memo]
