@@ -76,6 +76,23 @@ def test_a_segment_that_nobody_came_to_use_ends_no_other(tmp_path: Path) -> None
     assert recovered(image) == [0, 1, 2, 3]
 
 
+def test_a_segment_that_nobody_came_to_use_hides_no_later_one(tmp_path: Path) -> None:
+    """Between it and the one that follows in use lies what a killed process never committed: that isn't a commit for it."""
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    store = db.dpointer.engine.store
+    write(db, 0, 1)
+    _, end = store.read(journal.place)
+    journal.segment_path(path, end).touch()
+    write(db, 2, 3)
+    append_and_die(db, 500)
+    durability._new_segment(store, path)  # a checkpoint begins, and isn't finished
+    write(db, 4, 5)
+    image = after_power_loss(path, tmp_path / "image")
+    fdb_embedded.close(db)
+    assert recovered(image) == [0, 1, 2, 3, 4, 5]
+
+
 def record_ends(path: Path) -> list[int]:
     data = path.read_bytes()
     ends = [0]

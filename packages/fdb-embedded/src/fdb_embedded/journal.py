@@ -151,10 +151,10 @@ class Replay:
         """
         for number, (start, path) in enumerate(self._segments):
             with contents_of(path) as data:
-                # Behind the place where the next segment begins lies at most what a killed process never committed.
-                limit = len(data)
-                if number + 1 < len(self._segments) and _is_begun(*self._segments[number + 1]):
-                    limit = self._segments[number + 1][0] - start
+                # Behind the place where the next segment begins lies at most what a killed process never committed. One that nobody
+                # has begun isn't that: a process left it that ended, or whose disk failed, before it told the others.
+                begun = (later for later, other in self._segments[number + 1 :] if _is_begun(later, other))
+                limit = next(begun, start + len(data)) - start
                 at = max(0, self.covered - start)
                 while at < limit:
                     found = find(data, at)
