@@ -80,6 +80,8 @@ def test_a_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> No
         ("evil.example", 403),
         ("10.0.0.7", 403),
         ("", 403),
+        ("evil@localhost", 403),
+        ("[", 403),
     ],
 )
 def test_on_loopback_a_page_that_lets_its_own_name_point_here_reads_nothing(host: str, status: int) -> None:

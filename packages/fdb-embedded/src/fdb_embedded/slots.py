@@ -193,7 +193,7 @@ class Slots:
         """Versions, by places, of commits that are being made, or of which somebody may not have been told."""
         if self._map[DEBTS : DEBTS + len(_NONE)] == _NONE:
             return {}
-        numbers = self._numbers[DEBTS // 8 : DEBTS // 8 + DEBT_COUNT].tolist()
+        numbers = self._numbers[_DEBTS_AT : _DEBTS_AT + DEBT_COUNT].tolist()
         return {place: version for place, version in enumerate(numbers) if version}
 
     def word(self) -> int:
@@ -290,7 +290,7 @@ class Slots:
         at = (AREAS + slot * AREA + HITS) // 8 + place
         if numbers[at] in (0, version):
             numbers[at] = version
-            if numbers[DEBTS // 8 + place] == version:
+            if numbers[_DEBTS_AT + place] == version:
                 return
         # not noted yet, of an earlier commit; or the place was given to a later one, and one of the two may be lost
         # what no other commit writes: a count, read before somebody else raised it, would hide what was noted since

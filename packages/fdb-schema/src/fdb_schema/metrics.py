@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 from fdb_schema.errors import EXIT_USAGE, MainspringError
 
@@ -86,6 +85,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def host_name(header: str) -> str:
+    """A `Host` header without its port."""
+    return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+
+
 class _Server(ThreadingHTTPServer):
     """A thread per connection, and so many of them; one more takes the place of the oldest."""
 
@@ -139,7 +143,7 @@ class MetricsServer:
 
             def do_GET(self) -> None:
                 host = self.headers.get("Host")  # whoever sends none is no browser
-                if local and host is not None and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+                if local and host is not None and not is_loopback(host_name(host)):
                     self.send_error(403, explain="Served on loopback alone: use http://127.0.0.1 or localhost.")
                     return
                 if self.path not in ("/metrics", "/healthz"):

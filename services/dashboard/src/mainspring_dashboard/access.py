@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fdb_schema.metrics import is_loopback
+from fdb_schema.metrics import host_name, is_loopback
 
 COOKIE: Final = "mainspring_token"
 _POLICY: Final = (
@@ -57,7 +57,7 @@ class Access:
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
         if self._token is None:
-            if is_loopback(_host_name(headers)):
+            if is_loopback(host_name(headers.get("host", ""))):
                 return None
             return PlainTextResponse(
                 "This dashboard is served on loopback without a token: use http://127.0.0.1 or localhost.\n", 403
@@ -84,12 +84,6 @@ class Access:
     def _matches(self, shown: str | None) -> bool:
         token = self._token
         return token is not None and shown is not None and hmac.compare_digest(shown.encode(), token.encode())
-
-
-def _host_name(headers: Headers) -> str:
-    """The Host header without its port."""
-    host = headers.get("host", "")
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _cookie_name(scope: Scope) -> str:
