@@ -93,6 +93,36 @@ def test_a_segment_that_nobody_came_to_use_hides_no_later_one(tmp_path: Path) ->
     assert recovered(image) == [0, 1, 2, 3, 4, 5]
 
 
+def test_whatever_killed_processes_leave_and_however_often_the_machine_crashes(tmp_path: Path) -> None:
+    """What was acknowledged is there, and of what wasn't at most the very last: that may have been about to be made."""
+    path, last = tmp_path / "db", 900
+    expected: list[int] = []
+
+    def go_on() -> None:
+        write(db, len(expected))
+        expected.append(len(expected))
+
+    for life in range(3):
+        db = fdb_embedded.open(path, durability="fsync")
+        store = db.dpointer.engine.store
+        assert [number for number in numbers(db) if number != last] == expected
+        for _ in range(2):
+            for _ in range(2):
+                go_on()
+                _, end = store.read(journal.place)
+                journal.segment_path(path, end).touch()
+                go_on()
+            append_and_die(db, 500 + len(expected))
+            durability._new_segment(store, path)
+            append_and_die(db, 700 + len(expected))
+            go_on()
+            append_and_die(db, last)
+        image = after_power_loss(path, tmp_path / f"image{life}", page=life == 1)
+        fdb_embedded.close(db)
+        path = image
+    assert [number for number in recovered(path) if number != last] == expected
+
+
 def record_ends(path: Path) -> list[int]:
     data = path.read_bytes()
     ends = [0]
