@@ -215,3 +215,69 @@ def test_a_class_that_is_sent_again_comes_with_its_state_of_then() -> None:
         timeout=60,
     )
     assert there.stdout.strip() == "[1, 2]", there.stderr
+
+
+NAMED_ONLY = """
+import functools, sys, typing
+from lease_locks import LeaseManager, MemoizingPicklingRunner, Unmemoized, subprocess_shell
+
+UserId = typing.NewType("UserId", int)
+
+@functools.lru_cache(maxsize=3, typed=True)
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+class Model:
+    @functools.cached_property
+    def step(self):
+        return 10
+    @functools.cache
+    def scaled(self, x):
+        return self.step * x
+
+def f(x: UserId) -> UserId:
+    return UserId(fib(x) + Model().scaled(x)), fib.cache_parameters()
+
+if __name__ == "__main__":
+    with LeaseManager(sys.argv[1]) as locks:
+        runner = MemoizingPicklingRunner(locks, shell=subprocess_shell)
+        print(not isinstance(runner.peek(f, 7), Unmemoized), runner.call(f, 7), runner.call(fib, 7), runner.call(Model().scaled, 2))
+"""
+
+
+def test_what_is_cached_or_named_only_runs_in_a_remote_too(tmp_path: Path, shared_url: str) -> None:
+    """Pickle takes each of these for a name that a remote could import, or finds a lock in it."""
+    script = written(tmp_path, NAMED_ONLY)
+    found = "(83, {'maxsize': 3, 'typed': True}) 13 20"
+    assert [run(script, shared_url) for _ in range(2)] == [f"False {found}", f"True {found}"]
+
+
+OF_LIBRARIES = """
+import sys
+from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell, Unmemoized
+
+def generated(source):  # as attrs does it: with the hash of a text, which is another one in each process
+    made = {}
+    exec(compile(source % hash("Point"), "<attrs generated methods __main__.Point>", "exec"), made)
+    return made["__hash__"]
+
+class Point:
+    __hash__ = generated("def __hash__(self): return hash((%d, self.x))")
+    __pydantic_core_schema__ = {"ref": f"Point:{id(generated)}"}  # as pydantic does it
+    def __init__(self, x):
+        self.x = x
+    def __eq__(self, other):
+        return type(self) is type(other) and self.x == other.x
+
+def f(x):
+    return Point(x)
+
+with LeaseManager(sys.argv[1]) as locks:
+    runner = MemoizingPicklingRunner(locks, shell=samethread_shell)
+    print(isinstance(runner.peek(f, 1), Unmemoized), runner.call(f, 1) == Point(1))
+"""
+
+
+def test_classes_that_libraries_made_are_the_same_in_every_process(tmp_path: Path, shared_url: str) -> None:
+    script = written(tmp_path, OF_LIBRARIES)
+    assert [run(script, shared_url) for _ in range(2)] == ["True True", "False True"]

@@ -107,6 +107,14 @@ SCRIPTS: dict[str, str] = {
         "        return x + self.k()\nclass Model(Base):\n    def k(self):\n        return {n}\nf = Model().f"
     ),
     "compiled pattern": "import re\nP = re.compile('{s}|{n}')\ndef f(x):\n    return P.sub('-', str(x))",
+    "annotations": (
+        "def coerced(g):\n    return lambda x: g.__annotations__['x'](g(x))\n@coerced\ndef f(x: {kind_of}):\n    return x"
+    ),
+    "annotations of a class that has no name elsewhere": (
+        "import typing\nclass Unit:\n    K = {n}\n    lock = __import__('threading').Lock\n"
+        "def g(x: typing.Optional[Unit]): ...\ndef f(x):\n    return typing.get_args(g.__annotations__['x'])[0].K"
+    ),
+    "new type": "import typing\nUserId = typing.NewType('UserId', int)\ndef f(x: UserId) -> UserId:\n    return UserId(x) + {n}",
     "slots": "class Model:\n    __slots__ = ('k',)\n    def __call__(self, x):\n        return x + self.k\nf = Model()\nf.k = {n}",
     "metaclass": (
         "class Meta(type):\n    def __call__(cls, x):\n        return x * {n}\nclass Model(metaclass=Meta):\n    pass\n"
@@ -132,6 +140,7 @@ def edits(seed: int, each: int = 8) -> list[tuple[str, str]]:
                 "pair": draw.choice(["one, two", "two, one", "one, one"]),
                 "decorators": draw.sample(["twice", "more"], 2),
                 "method": draw.choice(["a", "b"]),
+                "kind_of": draw.choice(["int", "float", "str"]),
                 "colour": draw.choice(["RED", "BLUE"]),
             }
             # Where it stands in its file makes no difference.

@@ -1,9 +1,9 @@
 """What a call is known by, as canonical bytes: equal ones in every process, whatever object identity, dict order or set order.
 
     a function or class that its module holds    its name, and the line `function-logic-key: KEY` of its docstring
-    any other function                           its code, defaults, attributes, what it closes over, and the globals that its
-                                                 code names where its module can't be imported (`__main__`)
-    any other class                              its name, bases and body
+    any other function                           its code, defaults, annotations, attributes, what it closes over, and the globals
+                                                 that its code names where its module can't be imported (`__main__`)
+    any other class                              its name, bases and body, but not its docstring
     number, text, bytes, tuple, list, dict, set  its type and content; 1, 1.0 and True differ
     any other object                             what its class's `__memo_key__(self)` returns, else what pickle rebuilds it from
 
@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
-from lease_locks.memo.bindings import SCRIPTS, Bindings, around
+from lease_locks.memo.bindings import SCRIPTS, Bindings, annotations_of, around
 from lease_locks.memo.wrapping import plain
 
 log = logging.getLogger("lease_locks")
@@ -48,10 +48,13 @@ _CODE_PARTS: Final = (
 _CLASS_NOISE: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
     | {"__slotnames__", "__annotations_cache__"}  # made when an instance is first pickled, annotations first looked at
+    # What pydantic makes of a model's fields and methods, which are told: it names the class by its place in memory.
+    | {"__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__"}
 )
 DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
 DESCRIPTOR_PARTS: Final = ("__func__", "fget", "fset", "fdel", "func")
-_CACHED: Final = type(functools.lru_cache(print))
+NAMED_ONLY: Final = (type(functools.lru_cache(print)), typing.NewType)
+"""Types of what pickle knows by a name alone, also where no other process finds it by that."""
 _TYPE_PARAMETERS: Final = tuple(
     kind for name in ("TypeVar", "ParamSpec", "TypeVarTuple") if (kind := getattr(typing, name, None)) is not None
 )
@@ -93,10 +96,10 @@ def by_name(thing: Any) -> bool:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<")
     if module is None or module in SCRIPTS or "<" in name:
         return False
-    return _held(module, name, thing)
+    return held(module, name, thing)
 
 
-def _held(module: Any, name: str, thing: Any) -> bool:
+def held(module: Any, name: str, thing: Any) -> bool:
     """Whether the module holds just this under the name."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -153,6 +156,20 @@ def _encode(write: Callable[[Any], Any], value: Any) -> None:
         _Encoder(write, identity).put(value)
     except RecursionError:
         raise MemoKeyError("it is nested too deeply for a memo key: pass what identifies it instead") from None
+
+
+def body_of(kind: type) -> Iterator[tuple[str, Any]]:
+    """(name, value) of what a class's body made, in the order of names; the same in every process of one source."""
+    for name, value in sorted(vars(kind).items()):
+        if name in _CLASS_NOISE or isinstance(value, types.MemberDescriptorType):  # `__slots__` says which
+            continue
+        if name == "__hash__" and _of_attrs(value):  # has a text's hash in it; `__attrs_attrs__` says what it does
+            continue
+        yield name, value
+
+
+def _of_attrs(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<attrs generated")
 
 
 def module_of(thing: Any) -> str | None:
@@ -284,23 +301,23 @@ class _Encoder:
             self.put(pairs if isinstance(value, OrderedDict) else dict(pairs))
 
     def _global(self, value: Any, kind: type, name: str) -> None:
-        """What is said to be found by a name: by that name where a module holds it, else by what it caches."""
+        """What is said to be found by a name: by that name where a module holds it, else by what it caches, or is made of."""
         if isinstance(value, _TYPE_PARAMETERS):
             self.sized(b"g", name.encode())
             return
         module = module_of(value) or module_of(kind)
-        held = _held(module, name, value)
-        if not held and kind is not _CACHED:
+        there = held(module, name, value)
+        if not there and kind not in NAMED_ONLY:
             module = pickle.whichmodule(value, name)  # type: ignore[attr-defined]  # looks through all modules
-            if not _held(module, name, value):
+            if not held(module, name, value):
                 raise MemoKeyError(
                     f"no memo key can be made of {name!r}, a {kind.__qualname__}: no module holds it by that name. Pass what "
                     f"identifies it instead"
                 )
         key = logic_key(value)
         self.sized(b"g", (f"{module}:{name}@{key}" if key else f"{module}:{name}").encode())
-        if module in SCRIPTS or not held:  # a name that every script, or call of what makes it, may use
-            self.put((kind, getattr(value, "__wrapped__", None)))
+        if module in SCRIPTS or not there:  # a name that every script, or call of what makes it, may use
+            self.put((kind, getattr(value, "__wrapped__", None) or getattr(value, "__supertype__", None)))
 
     # --- what has no name elsewhere
 
@@ -311,9 +328,21 @@ class _Encoder:
             self._class(thing)
             return
         self.put(thing.__code__)
+        self._annotations(thing)
         for label, value in around(thing):
             self.sized(b"=", label.encode())
             self._put_or_own(thing, label, value)
+
+    def _annotations(self, function: types.FunctionType) -> None:
+        """What decorators and others make of them as the program runs is behaviour; one that has no key counts by its type."""
+        for name, value in sorted(annotations_of(function).items()):
+            self.sized(b":", name.encode())
+            out: list[bytes] = []
+            try:
+                _Encoder(out.append, self.refer).put(value)
+            except (MemoKeyError, RecursionError):
+                out = [_name(type(value))]
+            self.sized(b"a", b"".join(out))
 
     def _put_or_own(self, thing: Any, label: str, value: Any) -> None:
         """A part of a function or class; where it has no key, the whole is known in this process only."""
@@ -331,9 +360,7 @@ class _Encoder:
 
     def _class(self, kind: type) -> None:
         self.put((type(kind), kind.__bases__, logic_key(kind)))
-        for name, value in sorted(vars(kind).items()):
-            if name in _CLASS_NOISE or isinstance(value, types.MemberDescriptorType):  # `__slots__` says which
-                continue
+        for name, value in body_of(kind):
             self.sized(b"=", name.encode())
             self._put_or_own(kind, name, value)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import hashlib
 import io
 import pickle
 import sys
 import types
+import typing
 import weakref
 from collections.abc import Iterator
 from typing import Any, Final
@@ -21,7 +23,7 @@ from typing import Any, Final
 import cloudpickle
 
 from lease_locks.memo.bindings import SCRIPTS
-from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, canonical, module_of
+from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, NAMED_ONLY, body_of, canonical, held, module_of
 
 _PROTOCOL: Final = 5
 _Told = tuple[str, bytes]  # the class's qualified name, a digest of what it does
@@ -67,13 +69,29 @@ class _Calls(cloudpickle.Pickler):  # type: ignore[misc]
                 _made_here[id(obj)] = obj
             make, args, state, items, pairs, set_state = reduced
             return make, args, (_tell(obj), state, set_state), items, pairs, _came
-        return reduced
+        return _remade(obj) if reduced is NotImplemented else reduced
 
 
 class _Results(_Calls):
     def reducer_override(self, obj: Any) -> Any:
         told = _tell(obj) if isinstance(obj, type) else None
         return super().reducer_override(obj) if told is None else (_own, (told, _dumps(obj, _Calls)))
+
+
+def _remade(obj: Any) -> Any:
+    """How what pickle takes for a name's, or for a lock's, is made again where no other process has it."""
+    kind = type(obj)
+    if kind is functools.cached_property:  # which has a lock in Python 3.11
+        return kind, (obj.func,), {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
+    if kind not in NAMED_ONLY or (obj.__module__ not in SCRIPTS and held(obj.__module__, obj.__qualname__, obj)):
+        return NotImplemented
+    if kind is typing.NewType:
+        return kind, (obj.__name__, obj.__supertype__), vars(obj)
+    return _cached, (obj.__wrapped__, *obj.cache_parameters().values())
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 def _tell(kind: type) -> _Told | None:
@@ -110,7 +128,7 @@ def _own(told: _Told, data: bytes) -> Any:
 def _does(kind: type) -> bytes:
     """A digest of a class's bases and code, and of an enumeration's members; not of state, which may change as it runs."""
     bases = [f"{module_of(base)}:{base.__qualname__}" for base in kind.__bases__]
-    code = [(name, code) for name, value in sorted(vars(kind).items()) for code in _code(value)]
+    code = [(name, code) for name, value in body_of(kind) for code in _code(value)]
     members: Any = kind.__members__.items() if isinstance(kind, enum.EnumMeta) else ()
     told = bases, code, [(name, repr(member.value)) for name, member in members]
     return hashlib.sha256(canonical(told)).digest()
