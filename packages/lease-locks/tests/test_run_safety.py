@@ -31,12 +31,12 @@ def lease_run(shared_url: str) -> Iterator[Run]:
     """Starts `lease-locks run ARGS…`; whatever is left of it is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*args: str, before: str = "") -> subprocess.Popen[str]:
+    def start(*args: str, before: str = "", stdin: int | None = None) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MAINSPRING_DB": shared_url}
         main = before + "from lease_locks.cli import main; main()"
         command = [sys.executable, "-c", main, "run", *args]
         # A group of its own in this session, as a shell makes for a job: a group of no session's can't be stopped.
-        process = subprocess.Popen(command, env=env, text=True, stdout=-1, stderr=-1, process_group=0)
+        process = subprocess.Popen(command, env=env, text=True, stdin=stdin, stdout=-1, stderr=-1, process_group=0)
         started.append(process)
         return process
 
@@ -81,10 +81,13 @@ def living(pids: list[int]) -> list[int]:
     return [pid for pid in pids if state(pid) not in ("", "Z")]
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def keeper_of(process: subprocess.Popen[str]) -> int:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 1
-    return int(children[0])
+    [keeper] = children(process.pid)
+    return keeper
 
 
 def test_nothing_of_the_command_is_left_when_the_lease_of_a_killed_run_is_had(
@@ -300,6 +303,33 @@ def test_nobody_has_the_lease_while_a_command_held_for_too_long_still_ends(locks
     assert living(pids) == []
     process.communicate(timeout=DEADLINE)
     assert process.returncode == 47
+
+
+OTHERS = """
+import subprocess, sys
+others = subprocess.Popen(["sh", "-c", "while :; do sleep 1000; done"], stdout=-3, stderr=-3)
+print(others.pid, flush=True)
+"""
+
+
+def test_what_was_there_before_it_became_the_run_is_left_alone(lease_run: Run) -> None:
+    """As of a script that ends with `exec lease-locks run`: a run that kills what such processes go on to start never ends."""
+    wait = "import sys; sys.stdin.read()"
+    process = lease_run("a", "--", sys.executable, "-c", f"print('begun', flush=True); {wait}", before=OTHERS, stdin=-1)
+    assert process.stdout is not None
+    others = int(process.stdout.readline())
+    try:
+        assert process.stdout.readline() == "begun\n"
+        eventually(lambda: children(others) != [], "they started one")
+        first = children(others)
+        os.kill(first[0], signal.SIGKILL)
+        eventually(lambda: bool(children(others)) and children(others) != first, "and another one")
+        process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0
+        assert living(children(others)) == children(others) != first
+    finally:
+        for pid in (others, *children(others)):
+            os.kill(pid, signal.SIGKILL)
 
 
 # --- exit codes

@@ -40,18 +40,18 @@ def adopt_orphans(yes: bool = True) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
-def descendants() -> list[int]:
-    """Every process that came of this one, those that ended and were not waited for included."""
+def descendants(spare: Collection[int] = ()) -> list[int]:
+    """Every process that came of this one, but `spare` and what came of them; those that ended and were not waited for included."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdecimal():
             with contextlib.suppress(OSError, IndexError), open(f"/proc/{entry}/stat", "rb") as stat:
                 parent = int(stat.read().rsplit(b")", 1)[1].split()[1])
                 children.setdefault(parent, []).append(int(entry))
-    found = list(children.get(os.getpid(), ()))
+    found = [os.getpid()]
     for pid in found:  # it grows while it is read
-        found += children.get(pid, ())
-    return found
+        found += [child for child in children.get(pid, ()) if child not in spare]
+    return found[1:]
 
 
 def signal_all(pids: Collection[int], number: int) -> None:
@@ -62,9 +62,9 @@ def signal_all(pids: Collection[int], number: int) -> None:
 
 
 def kill_descendants(spare: Collection[int] = ()) -> None:
-    """SIGKILL for every descendant but those of `spare`, until none is left: one that can't be killed is waited for."""
+    """SIGKILL for every descendant but `spare` and theirs, until none is left: one that can't be killed is waited for."""
     pause = 0.001
-    while found := [pid for pid in descendants() if pid not in spare]:
+    while found := descendants(spare):
         signal_all(found, signal.SIGKILL)
         for pid in found:
             with contextlib.suppress(OSError):  # another's child

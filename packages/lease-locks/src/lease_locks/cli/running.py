@@ -29,6 +29,7 @@ from lease_locks.session import of_database
 
 _GRACE_SECONDS: Final = 5.0
 _ORDERS_PER_TTL: Final = 10
+_END_SECONDS: Final = 1.0
 _PATIENCE_AFTERWARDS: Final = 1.0
 """Seconds for what is left to be done, where the database didn't answer the release."""
 _NOT_FORWARDED: Final = {
@@ -157,7 +158,7 @@ class _Kept:
     def __init__(self, command: list[str]) -> None:
         orders, self._orders = os.pipe()
         self.reports, reports = os.pipe()
-        self._others = keeper.descendants()
+        self._others = keeper.descendants()  # of whoever became this process by exec
         arguments = [sys.executable, "-I", "-S", keeper.__file__, str(orders), str(reports), *command]
         os.set_blocking(self._orders, False)  # a keeper that is stopped holds up nobody
         self.process = subprocess.Popen(arguments, pass_fds=(orders, reports), start_new_session=True)
@@ -180,6 +181,8 @@ class _Kept:
         """Take in what the keeper reported."""
         reports = self._lines.read()
         if reports is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_END_SECONDS)
             self.kill()
             return
         for report in reports:
@@ -203,13 +206,14 @@ class _Kept:
     def stop_or_go_on(self, number: int) -> None:
         """SIGSTOP or SIGCONT for all that came of the command, what it starts meanwhile included."""
         told: set[int] = set()
-        while new := set(keeper.descendants()) - told - {self.pid, *self._others}:
+        while new := set(keeper.descendants(self._others)) - told - {self.pid}:
             keeper.signal_all(new, number)
             told |= new
 
     def kill(self) -> None:
-        """The keeper, the command and all that came of it."""
-        keeper.kill_descendants(self._others)
+        """The keeper, the command and all that came of it; nothing where the keeper has done so, and ended."""
+        if self.process.poll() != 0:
+            keeper.kill_descendants(self._others)
         self.command, self.over = None, True
 
 
