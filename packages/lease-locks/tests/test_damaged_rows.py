@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from typer.testing import CliRunner
 
 from fdb_schema import pack
 from idempotent_txn import run
-from lease_locks import LeaseManager
+from lease_locks import Duties, Duty, LeaseManager, MemoizingPicklingRunner, samethread_shell
 from lease_locks.clearing import AbandonedLeases
 from lease_locks.cli import app
+from lease_locks.duties import duty_reports
 from lease_locks.errors import DamagedRowError
+from lease_locks.memo.functions import bind
+from lease_locks.memo.pruning import prune
 from lease_locks.records import HolderRecord
 from lease_locks.space import stamp_part
 
@@ -116,3 +120,111 @@ def test_a_time_that_no_calendar_has_ends_no_listing(any_db: Any) -> None:
         record = HolderRecord(owner=b"o" * 16, session=b"s" * 16, ttl_ms=1_000, acquired_us=2**62)
         put(locks.db, locks.space.lock("m").holders + b"\x14" + stamp_part(STAMP), record.encode())
         assert [info.name for info in locks.list()] == ["a", "m"]
+
+
+def test_a_damaged_row_of_its_session_keeps_nobody_from_what_a_dead_holder_held(any_db: Any) -> None:
+    with LeaseManager(any_db) as locks, LeaseManager(any_db, ttl=0.3) as other:
+        other.acquire("a")
+        sid = other._session.sid
+        put(any_db, locks.space.session(sid), b"\xc1")
+        assert locks.try_acquire("a") is None
+        assert AbandonedLeases(locks).clear() == 0
+        with pytest.raises(DamagedRowError, match=sid.hex()):
+            run(any_db, locks.session_dead, sid)
+        other._session.abandon()
+        assert locks.acquire("a", timeout=DEADLINE).held
+
+
+def test_a_heartbeat_that_is_cut_off_is_no_old_one(any_db: Any) -> None:
+    with LeaseManager(any_db) as locks, LeaseManager(any_db) as other:
+        other.acquire("a")
+        put(any_db, locks.space.heartbeat(other._session.sid), b"\x07")
+        assert locks.try_acquire("a") is None
+
+
+def test_a_line_of_a_history_that_can_not_be_read_costs_a_session_none_of_its_leases(any_db: Any) -> None:
+    with LeaseManager(any_db) as locks, LeaseManager(any_db) as other:
+        forced, kept = locks.acquire("a"), locks.acquire("b")
+        put(any_db, locks.space.lock("a").events + stamp_part(STAMP), b"\xc1")
+        other.force_release("a", reason="test")
+        locks._session.renew_now(DEADLINE)
+        assert forced.lost_reason == "forced"
+        kept.check()
+        assert [event.kind for event in locks.history("a")] == ["unreadable", "acquired", "forced"]
+
+
+def test_a_damaged_row_beside_other_holders_ends_no_round_of_the_janitor(shared_url: str) -> None:
+    with LeaseManager(shared_url) as locks, locks.lock("a", mode="shared"):
+        put(locks.db, *STRAYS["no holder"](locks.space.lock("a")))
+        assert AbandonedLeases(locks).clear() == 0
+        result = CliRunner().invoke(app, ["doctor", "--json"], env={"MAINSPRING_DB": shared_url})
+        assert len(json.loads(result.stdout)["findings"]) == 1
+
+
+def test_a_report_of_a_duty_that_can_not_be_read_is_written_anew(any_db: Any) -> None:
+    with LeaseManager(any_db) as locks:
+        put(any_db, locks.space.cluster["duty"].pack(("d",)), b"\xc1")
+        assert "can't be read" in duty_reports(any_db, locks.space.cluster)["d"].error
+        stop = threading.Event()
+
+        def work() -> int:
+            stop.set()
+            return 1
+
+        Duties(locks, [Duty("d", 60.0, work)], standby=0.1).run(stop)
+        assert duty_reports(any_db, locks.space.cluster)["d"].rounds == 1
+
+
+def refusing(x: int) -> int:
+    if x > 1:
+        raise KeyError("too many")
+    return x
+
+
+@pytest.mark.parametrize("garbage", [b"\xc1", b"", pack(7)])
+@pytest.mark.parametrize("column", ["res", "exc", "inv", "att", "stray"])
+def test_a_damaged_row_of_a_call_is_named_and_forgotten(shared_url: str, column: str, garbage: bytes) -> None:
+    with LeaseManager(shared_url) as locks:
+        runner = MemoizingPicklingRunner(locks, shell=samethread_shell, rerun_exceptions=False)
+
+        def call() -> Any:
+            if column != "exc":
+                return runner.call(refusing, 1)
+            with pytest.raises(KeyError, match="too many"):
+                runner.call(refusing, 2)
+            return 1
+
+        assert call() == 1
+        memo = bind("default", refusing, (2 if column == "exc" else 1,), {}).memo
+        keys = runner.rows.keys(memo)
+        [token] = [bytes.fromhex(c[4:]) for _, found in runner.rows.scan(locks.db) for c in found if c[:4] == "att:"]
+        places = {"res": keys.result, "exc": keys.failure, "inv": keys.invocation, "att": keys.attempt(token)}
+        put(locks.db, places.get(column, keys.attempts + b"\x02x\x00"), garbage)
+        if column in ("res", "exc"):
+            with pytest.raises(DamagedRowError, match="lease-locks invalidate memo:"):
+                call()
+        else:
+            assert call() == 1
+            put(locks.db, keys.result, b"\xc1")
+            runner.invalidate(refusing, 1)
+            assert call() == 1, "computed again"
+            put(locks.db, places.get(column, keys.attempts + b"\x02x\x00"), garbage)
+        assert prune(locks, older_than=1e6).invocations == 0
+        for command in (["inspect", memo.uri], ["inspect", "memo:default"], ["runs"], ["summarize"]):
+            shown = CliRunner().invoke(app, command, env={"MAINSPRING_DB": shared_url})
+            assert shown.exit_code == 0, shown.exception
+            assert ("can't be read" in shown.output) == (command[1:] == [memo.uri] and column != "stray")
+        done = CliRunner().invoke(app, ["invalidate", memo.uri], env={"MAINSPRING_DB": shared_url})
+        assert done.exit_code == 0, done.exception
+        assert call() == 1
+
+
+def test_the_oldest_is_forgotten_though_it_can_not_be_read(any_db: Any) -> None:
+    with LeaseManager(any_db) as locks:
+        runner = MemoizingPicklingRunner(locks, shell=samethread_shell)
+        assert runner.call(refusing, 1) == 1
+        [(memo, _)] = runner.rows.scan(any_db)
+        for key in (runner.rows.keys(memo).result, runner.rows.run_key("x")):
+            put(any_db, key, b"\xc1")
+        assert prune(locks, most_bytes=0).invocations == 1
+        assert list(runner.rows.scan(any_db)) == []

@@ -9,6 +9,7 @@ from typing import Any, Final
 from fdb_schema import read_version
 from idempotent_txn import run
 from lease_locks.ending import Found, judge_grants, take_over
+from lease_locks.errors import DamagedRowError
 from lease_locks.locks import LeaseManager
 from lease_locks.observer import VERSIONS_PER_SECOND, Dead
 from lease_locks.rows import read_name
@@ -56,7 +57,10 @@ class AbandonedLeases:
         return cleared
 
     def _dead(self, tr: Any, name: str) -> list[FencingToken]:
-        return [found.grant.token for found in self._found(tr, name)]
+        try:
+            return [found.grant.token for found in self._found(tr, name)]
+        except DamagedRowError:  # which the listing has named: what else there is of the name stays until it is mended
+            return []
 
     def _end(self, tr: Any, name: str, token: FencingToken) -> bool:
         session = self._locks._session

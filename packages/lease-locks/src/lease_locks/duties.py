@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fdb_schema import ClusterSpace, MainspringError, Record, fdb_error_code, read_range
+from fdb_schema import ClusterSpace, MainspringError, Record, RecordError, fdb_error_code, read_range
 from idempotent_txn import run
 from lease_locks.errors import AcquireTimeout
 from lease_locks.lease import Lease
@@ -131,15 +131,22 @@ def duty_reports(db: Any, cluster: ClusterSpace) -> dict[str, DutyReport]:
     def read(tr: Any) -> dict[str, DutyReport]:
         prefix = cluster["duty"].key()
         rows = read_range(tr, prefix, prefix + b"\xff", snapshot=True)
-        return {cluster["duty"].unpack(key)[0]: DutyReport.decode(value) for key, value in rows}
+        return {cluster["duty"].unpack(key)[0]: _report(value) for key, value in rows}
 
     return run(db, read, strategy=IDEMPOTENT)
 
 
+def _report(value: bytes | None) -> DutyReport:
+    """What is kept of a duty; nothing, where that can't be read: the next round writes it anew."""
+    try:
+        return DutyReport() if value is None else DutyReport.decode(value)
+    except RecordError as error:
+        return DutyReport(error=f"its report can't be read: {error}")
+
+
 def _note(tr: Any, cluster: ClusterSpace, name: str, by: str, done: int, error: str) -> int:
     key = cluster["duty"].pack((name,))
-    data = tr.get(key).value
-    before = DutyReport() if data is None else DutyReport.decode(data)
+    before = _report(tr.get(key).value)
     report = replace(
         before,
         at_us=time.time_ns() // 1000,

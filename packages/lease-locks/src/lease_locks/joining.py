@@ -12,7 +12,7 @@ from lease_locks.ending import how_ended, write_event
 from lease_locks.errors import CannotMaintainLock, LeaseLost, LockReleased, LockWasStolenError
 from lease_locks.observer import VERSIONS_PER_SECOND
 from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord
-from lease_locks.rows import HeldGrant, read_grant, read_name
+from lease_locks.rows import HeldGrant, decoded, read_grant, read_name
 from lease_locks.space import LockKeys, stamped_value
 from lease_locks.states import Event, Grant, next_grant
 from lease_locks.tokens import STAMP_BYTES, FencingToken
@@ -41,7 +41,7 @@ def join(tr: Any, lock: LockKeys, token: FencingToken, session: bytes, record: M
     if not found.present():
         _refuse_join(tr, lock, token)
     next_grant(Grant.HELD, Event.JOINED)
-    holder = HolderRecord.decode(found.value)
+    holder = decoded(lock, HolderRecord, lock.holder(token), found.value)
     key = lock.maintainer(token, session)
     before = tr.snapshot.get(key).value
     tr.set_versionstamped_value(key, stamped_value(record.encode()))

@@ -77,9 +77,9 @@ class Subject:
     @property
     def newest_version(self) -> int:
         """Commit version of the newest sign of life."""
-        stamps = [self.since[:8], *(v.heartbeat[:8] for v in self.vitals if v.counts and v.heartbeat)]
-        stamps.extend(mark[:8] for mark in self.marks if isinstance(mark, bytes))
-        return int.from_bytes(max(stamps), "big")
+        stamps = [self.since, *(v.heartbeat for v in self.vitals if v.counts and v.heartbeat)]
+        stamps.extend(mark for mark in self.marks if isinstance(mark, bytes))
+        return max(int.from_bytes(stamp[:8].ljust(8, b"\xff"), "big") for stamp in stamps)  # cut off: never an old one
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fdb_schema import Record, RecordError, get_many, read_range
-from lease_locks.errors import DamagedRowError
+from lease_locks.errors import CannotMaintainLock, DamagedRowError
 from lease_locks.observer import Subject, Vital
 from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord, SessionRecord, WaiterRecord
 from lease_locks.space import HISTORY_EVENTS, LeaseSpace, LockKeys
@@ -133,18 +133,28 @@ def read_ahead(tr: Any, lock: LockKeys, stamp: bytes) -> tuple[bool, Place | Non
 
 
 def read_vitals(tr: Any, space: LeaseSpace, sids: list[bytes], counts: dict[bytes, bool]) -> tuple[Vital, ...]:
-    """The sessions' rows and heartbeats, by snapshot: a look never conflicts with a renewal."""
+    """The sessions' rows and heartbeats, by snapshot: a look never conflicts with a renewal.
+
+    A session's row that can't be read is as one that isn't there: nothing is known of its processes.
+    """
     keys = [key for sid in sids for key in (space.session(sid), space.heartbeat(sid))]
     values = get_many(tr, keys, snapshot=True)
     return tuple(
         Vital(
             sid,
-            None if values[2 * i] is None else SessionRecord.decode(values[2 * i] or b""),
+            _session_record(values[2 * i]),
             values[2 * i + 1],
             counts.get(sid, True),
         )
         for i, sid in enumerate(sids)
     )
+
+
+def _session_record(value: bytes | None) -> SessionRecord | None:
+    try:
+        return None if value is None else SessionRecord.decode(value)
+    except RecordError:
+        return None
 
 
 def grant_subject(tr: Any, space: LeaseSpace, lock: LockKeys, grant: HeldGrant) -> Subject:
@@ -174,10 +184,13 @@ def place_subject(tr: Any, space: LeaseSpace, lock: LockKeys, place: Place, defa
 
 
 def session_subject(tr: Any, space: LeaseSpace, sid: bytes) -> Subject | None:
-    """A session as something to observe; None where its row is gone."""
+    """A session as something to observe; None where its row is gone. Raises `DamagedRowError`."""
     vitals = read_vitals(tr, space, [sid], {})
     record = vitals[0].record
     if record is None:
+        key = space.session(sid)
+        if tr.snapshot.get(key).present():
+            raise DamagedRowError(f"session {sid.hex()} has a row that can't be read, {key!r}", key)
         return None
     return Subject(key=("session", sid), since=b"\x00" * STAMP_BYTES, ttl=record.ttl_ms / 1000, vitals=vitals)
 
@@ -188,6 +201,16 @@ def read_maintainer(lock: LockKeys, token: FencingToken, sid: bytes, value: byte
 
 
 def read_events(tr: Any, lock: LockKeys, limit: int = HISTORY_EVENTS) -> list[tuple[bytes, EventRecord]]:
-    """The newest events of a name as (versionstamp, record), oldest first, by snapshot."""
+    """The newest events of a name as (versionstamp, record), oldest first, by snapshot. Of a row that can't be read, only that."""
     rows = read_range(tr, lock.events, lock.events + b"\xff", limit=limit, reverse=True, snapshot=True)
-    return [(lock.event_stamp(key), EventRecord.decode(value)) for key, value in reversed(rows)]
+    return [(lock.event_stamp(key), _event(value)) for key, value in reversed(rows)]
+
+
+def _event(value: bytes) -> EventRecord:
+    try:
+        record = EventRecord.decode(value)
+        if record.token:
+            FencingToken.from_bytes(record.token)
+        return record
+    except (RecordError, CannotMaintainLock) as error:
+        return EventRecord("unreadable", why=str(error))

@@ -14,7 +14,7 @@ from idempotent_txn import TransactionTimedOut, run
 from lease_locks.acquiring import GRACE, Pause, local, unanswered
 from lease_locks.cli.opening import look_into
 from lease_locks.ending import judge_grants
-from lease_locks.errors import AcquireTimeout, LeaseNotFoundError
+from lease_locks.errors import AcquireTimeout, DamagedRowError, LeaseNotFoundError
 from lease_locks.info import LeaseEvent, LeaseInfo, lease_infos, wall_time
 from lease_locks.locks import LeaseManager, limit
 from lease_locks.observer import Alive, Dead, Subject
@@ -237,7 +237,10 @@ def doctor(
         what = f"session {sid.hex()} of {record.host}:{record.pid} is dead: {why}"
         findings.append({"what": what, "do": "lease-locks doctor --clean", "cleanable": True})
     for info in locks.list():
-        verdicts = _judged(locks, info.name)
+        try:
+            verdicts = _judged(locks, info.name)
+        except DamagedRowError:
+            continue  # which the listing has named
         for verdict in [v for grant, _, v in verdicts if grant.token == info.token and isinstance(v, Dead)]:
             what = f"lease {info.name!r} of {info.host}:{info.pid} is dead: {verdict.why}"
             do = f"nothing: who acquires it takes it over; or lease-locks force-release {info.name} --reason …"

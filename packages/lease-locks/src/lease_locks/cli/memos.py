@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
+from fdb_schema import RecordError
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
 from lease_locks.cli.opening import look_into
-from lease_locks.errors import LeaseNotFoundError, MemoUriError
+from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.info import wall_time
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.pruning import prune
@@ -102,50 +104,63 @@ def summarize(
 
 
 def describe(locks: LeaseManager, memo: Memo) -> dict[str, Any]:
-    """Everything known of an invocation. Raises `LeaseNotFoundError`."""
-    rows = next(
-        (found for _, found in MemoRows(locks.space).scan(locks.db, memo.pipeline, memo.function, memo.digest)), None
-    )
+    """Everything known of an invocation; of a row that can't be read, which one. Raises `LeaseNotFoundError`."""
+    memos = MemoRows(locks.space)
+    rows = next((found for _, found in memos.scan(locks.db, memo.pipeline, memo.function, memo.digest)), None)
     if rows is None:
         raise LeaseNotFoundError(f"nothing is known of {memo.uri}")
     described: dict[str, Any] = {"memo_uri": memo.uri, "lock": memo.lock_name, "arguments": [], "attempts": []}
+    damaged: list[str] = []
     for column, data in sorted(rows.items()):
-        if column == "inv":
-            record = InvocationRecord.decode(data)
-            described["arguments"] = [
-                {"parameter": name, "value": value, "digest": digest.hex()} for name, value, digest in record.shown
-            ]
-            described["invoked_at"], described["invoked_by"] = wall_time(record.at_us), record.by
-        elif column in ("res", "exc"):
-            outcome = OutcomeRecord.decode(data)
-            described["result" if column == "res" else "exception"] = {
-                "bytes": outcome.payload.size,
-                "at": wall_time(outcome.at_us),
-                "by": outcome.by,
-                "error": outcome.error,
-                "late": outcome.late,
-                "injected": outcome.injected,
-            }
-        elif column.startswith("att:"):
-            attempt = AttemptRecord.decode(data)
-            row = {field.name: getattr(attempt, field.name) for field in dataclasses.fields(attempt)}
-            row.pop("extra")
-            row["failure"] = attempt.failure.error if attempt.failure else ""
-            row["writer_id"] = column[4:]
-            described["attempts"].append(row)
-    info = locks.read(memo.lock_name)
-    described["held_by"] = None if info is None else info.describe()
+        try:
+            _describe_row(described, column, data)
+        except RecordError as error:
+            damaged.append(f"row {column!r} can't be read: {error}")
+    try:
+        info = locks.read(memo.lock_name)
+        described["held_by"] = None if info is None else info.describe()
+    except DamagedRowError as error:
+        damaged.append(str(error))
+        described["held_by"] = None
+    described["damaged"] = damaged
     return described
+
+
+def _describe_row(described: dict[str, Any], column: str, data: bytes) -> None:
+    if column == "inv":
+        record = InvocationRecord.decode(data)
+        described["arguments"] = [
+            {"parameter": name, "value": value, "digest": digest.hex()} for name, value, digest in record.shown
+        ]
+        described["invoked_at"], described["invoked_by"] = wall_time(record.at_us), record.by
+    elif column in ("res", "exc"):
+        outcome = OutcomeRecord.decode(data)
+        described["result" if column == "res" else "exception"] = {
+            "bytes": outcome.payload.size,
+            "at": wall_time(outcome.at_us),
+            "by": outcome.by,
+            "error": outcome.error,
+            "late": outcome.late,
+            "injected": outcome.injected,
+        }
+    elif column.startswith("att:"):
+        attempt = AttemptRecord.decode(data)
+        row = {field.name: getattr(attempt, field.name) for field in dataclasses.fields(attempt)}
+        row.pop("extra")
+        row["failure"] = attempt.failure.error if attempt.failure else ""
+        row["writer_id"] = column[4:]
+        described["attempts"].append(row)
 
 
 def invocations(locks: LeaseManager, prefix: str) -> list[dict[str, Any]]:
     """Every invocation of a pipeline, or of a function of it, as rows of a listing."""
     rows = []
     for memo, found in MemoRows(locks.space).scan(locks.db, *Memo.prefix(prefix)):
-        record = InvocationRecord.decode(found["inv"]) if "inv" in found else None
         outcome = "result" if "res" in found else "exception" if "exc" in found else ""
-        shown = () if record is None else record.shown
-        arguments = ", ".join(f"{name}={value}" for name, value, _ in shown)
+        described: dict[str, Any] = {"arguments": []}
+        with contextlib.suppress(RecordError, KeyError):
+            _describe_row(described, "inv", found["inv"])
+        arguments = ", ".join(f"{each['parameter']}={each['value']}" for each in described["arguments"])
         rows.append({"memo_uri": memo.uri, "outcome": outcome, "arguments": arguments})
     return rows
 
@@ -192,6 +207,8 @@ def inspect(
             say(f"{kind}: {outcome['bytes']:,} bytes by {outcome['by']} at {outcome['at']:%F %T} {outcome['error']}")
     if described["held_by"]:
         say(f"lock held by {described['held_by']}")
+    for damaged in described["damaged"]:
+        say(f"damaged: {damaged}")
 
 
 def diff(

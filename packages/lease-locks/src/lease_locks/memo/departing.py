@@ -61,8 +61,8 @@ class Departures:
             grant = read_grant(tr, lock, lease.token)
             if grant is None:
                 return False
-            data = tr.get(keys.attempt(bytes(lease.token))).value
-            pending = self._attaches() and data is not None and bool(AttemptRecord.decode(data).handle)
+            attempt = AttemptRecord.found(tr.get(keys.attempt(bytes(lease.token))).value)
+            pending = self._attaches() and attempt is not None and bool(attempt.handle)
             if grant.joins or grant.record.adopts or pending:
                 next_grant(Grant.HELD, Event.LEFT)
                 tr.set(grant.key, replace(grant.record, maintained=False, left=True).encode())

@@ -32,6 +32,7 @@ from lease_locks.memo.rows import (
     MemoRows,
     OutcomeRecord,
     change_attempt,
+    decoded,
     invoke,
     store,
 )
@@ -153,7 +154,7 @@ class Orchestrator:
 
         def running(tr: Any) -> list[str]:
             rows = tr.snapshot.get_range(keys.attempts, keys.attempt(bytes(lease.token)))
-            found = [AttemptRecord.decode(row.value) for row in rows]
+            found = [AttemptRecord.found(row.value) or AttemptRecord("") for row in rows]
             return [a.handle for a in found if a.state == STARTED and a.handle and a.shell == self._shell_name]
 
         for handle in run(self.locks.db, running, strategy=IDEMPOTENT):
@@ -183,7 +184,7 @@ class Orchestrator:
             data = run(
                 self.locks.db, lambda tr, token=token: tr.get(keys.attempt(bytes(token))).value, strategy=IDEMPOTENT
             )
-            attempt = None if data is None else AttemptRecord.decode(data)
+            attempt = AttemptRecord.found(data)
             if attempt is None or not attempt.handle or attach is None or attempt.shell != self._shell_name:
                 continue  # a handle means something only to the Shell that made it
             future: Future[Any] | None = attach(attempt.handle)
@@ -235,8 +236,7 @@ class Orchestrator:
         lease.on_lost(lambda _: changed.set())
 
         def look(tr: Any) -> Any:
-            attempt = tr.get(keys.attempt(bytes(lease.token))).value
-            record = None if attempt is None else AttemptRecord.decode(attempt)
+            record = AttemptRecord.found(tr.get(keys.attempt(bytes(lease.token))).value)
             over = tr.get(keys.result).present() or (record is not None and record.state in (FAILED, STOLEN, CANCELLED))
             return over, None if over else tr.watch(keys.wake)
 
@@ -293,9 +293,9 @@ class Orchestrator:
 
         result, attempts = run(self.locks.db, read, strategy=IDEMPOTENT)
         if result is not None:
-            return OutcomeRecord.decode(result)
+            return decoded(OutcomeRecord, call.memo, keys.result, result)
         mine = bytes(lease.token)
-        found = [None if data is None else AttemptRecord.decode(data) for data in attempts]
+        found = [AttemptRecord.found(data) for data in attempts]
         records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
         if any(record.state == CANCELLED for record in records):
             raise InvocationCancelled(f"{call.memo.uri} was cancelled: {records[0].note}")

@@ -12,11 +12,11 @@ from typing import Any
 from fdb_schema import read_version
 from idempotent_txn import run
 from lease_locks.locks import LeaseManager
-from lease_locks.memo.rows import InvocationRecord, Memo, MemoKeys, MemoRows, OutcomeRecord, collect, invalidate
+from lease_locks.memo.rows import Memo, MemoKeys, MemoRows, collect, invalidate, payload_of
 from lease_locks.observer import VERSIONS_PER_SECOND
 from lease_locks.rows import read_name
 from lease_locks.session import IDEMPOTENT
-from lease_locks.tokens import FencingToken
+from lease_locks.tokens import STAMP_BYTES
 
 
 @dataclass(slots=True)
@@ -86,13 +86,11 @@ def _look(memo: Memo, found: dict[str, bytes]) -> _Stored:
     versions = [int.from_bytes(wake[:8], "big")]
     size = 0
     for column, data in found.items():
-        if column in ("res", "exc"):
-            size += OutcomeRecord.decode(data).payload.size
-        elif column == "inv":
-            size += InvocationRecord.decode(data).payload.size
-        elif column.startswith("att:"):
-            size += len(data)
-            versions.append(int.from_bytes(FencingToken.from_hex(column[4:]).stamp[:8], "big"))
+        payload = payload_of(column, data)
+        if column != "wake":
+            size += len(data) if payload is None else payload.size
+        if column.startswith("att:"):
+            versions.append(int.from_bytes(bytes.fromhex(column[4:])[-STAMP_BYTES:][:8], "big"))
     return _Stored(max(versions), wake, size, memo)
 
 

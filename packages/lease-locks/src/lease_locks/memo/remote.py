@@ -34,6 +34,7 @@ from lease_locks.memo.rows import (
     OutcomeRecord,
     Payload,
     change_attempt,
+    decoded,
     fetch,
     publish,
     store,
@@ -119,7 +120,7 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.C
             data = run(locks.db, lambda tr: tr.get(keys.invocation).value, strategy=IDEMPOTENT)
             if data is None:
                 raise MainspringError(f"the invocation of {memo} was invalidated before its remote started")
-            record = InvocationRecord.decode(data)
+            record = decoded(InvocationRecord, memo, keys.invocation, data)
             # In this process the function itself, not its copy: it sees what it closes over.
             data = fetch(locks.db, locks.space, record.payload, memo)
             call = functions.load_call(data, None if live is None else live.function)

@@ -14,9 +14,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
 from fdb import tuple as fdb_tuple
@@ -25,6 +27,7 @@ from fdb_schema import (
     LEASE_PIN,
     BlobMissingError,
     Record,
+    RecordError,
     add_reference,
     check_format,
     collect_blob,
@@ -36,7 +39,7 @@ from fdb_schema import (
 )
 from idempotent_txn import run
 from lease_locks.ending import release
-from lease_locks.errors import MemoUriError
+from lease_locks.errors import DamagedRowError, MemoUriError
 from lease_locks.joining import guard
 from lease_locks.rows import read_grant
 from lease_locks.session import IDEMPOTENT, Session
@@ -105,6 +108,14 @@ class AttemptRecord(Record):
     note: str = ""
     run: str = ""
 
+    @classmethod
+    def found(cls, data: bytes | None) -> AttemptRecord | None:
+        """What a row of an attempt says; None where there is none, or none that can be read: it says nothing then."""
+        try:
+            return None if data is None else cls.decode(data)
+        except RecordError:
+            return None
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord(Record):
@@ -172,6 +183,35 @@ def _pack(*elements: Any) -> bytes:
     return packed
 
 
+_R = TypeVar("_R", bound=Record)
+
+
+def decoded(kind: type[_R], memo: Memo, key: bytes, data: bytes) -> _R:
+    """A row's record. Raises `DamagedRowError`, which says how the call gets free of it."""
+    try:
+        return kind.decode(data)
+    except RecordError as error:
+        raise DamagedRowError(
+            f"{memo.uri} has a row that can't be read, {key!r}: {error}. `lease-locks invalidate {memo.uri}` forgets the "
+            f"call, and the next one computes it again",
+            key,
+        ) from error
+
+
+def payload_of(column: str, data: bytes) -> Payload | None:
+    """The payload of an invocation's row; None where the row has none, or can't be read."""
+    kinds: dict[str, type[OutcomeRecord | InvocationRecord]] = {
+        "res": OutcomeRecord,
+        "exc": OutcomeRecord,
+        "inv": InvocationRecord,
+    }
+    kind = kinds.get(column)
+    try:
+        return None if kind is None else kind.decode(data).payload
+    except RecordError:
+        return None
+
+
 class MemoRows:
     """The rows of the memo in one cluster."""
 
@@ -187,7 +227,10 @@ class MemoRows:
         check_format(tr, self.space.cluster, "memo", FORMAT)
 
     def scan(self, db: Any, *prefix: str | bytes) -> Iterator[tuple[Memo, dict[str, bytes]]]:
-        """Every invocation under (pipeline[, function[, digest]]) with its rows by column; attempts as "att:TOKEN". Paged."""
+        """Every invocation under (pipeline[, function[, digest]]) with its rows by column; attempts as "att:TOKEN". Paged.
+
+        A row under a key that no release wrote is stepped over.
+        """
         base = self._memo + _pack(*prefix)
         begin, end = base, base + b"\xff"
         memo: Memo | None = None
@@ -195,7 +238,9 @@ class MemoRows:
         while True:
             rows = run(db, read_range, begin, end, limit=500, snapshot=True, strategy=IDEMPOTENT)
             for key, value in rows:
-                parts = fdb_tuple.unpack(key[len(self._memo) :])
+                parts = _unpacked(key[len(self._memo) :], (str, str, bytes, str, bytes))
+                if len(parts) != (5 if parts[3:4] == ("att",) else 4):
+                    continue
                 here = Memo(*parts[:3])
                 if here != memo:
                     if memo is not None:
@@ -220,7 +265,7 @@ class MemoRows:
         tr.add(self.count_key(run_id, memo, kind), by.to_bytes(8, "little"))
 
     def runs(self, db: Any, run_id: str | None = None) -> Iterator[tuple[str, RunRecord | None, dict[Any, int]]]:
-        """Every run, or one, with {(memo, kind): how often}. Paged."""
+        """Every run, or one, with {(memo, kind): how often}. Paged. What no release wrote is stepped over."""
         base = self._runs if run_id is None else self.run_key(run_id)
         begin, end = base, base + b"\xff"
         current: str | None = None
@@ -229,13 +274,16 @@ class MemoRows:
         while True:
             rows = run(db, read_range, begin, end, limit=1000, snapshot=True, strategy=IDEMPOTENT)
             for key, value in rows:
-                parts = fdb_tuple.unpack(key[len(self._runs) :])
+                parts = _unpacked(key[len(self._runs) :], (str, str, str, bytes, str))
+                if len(parts) not in (1, 5):
+                    continue
                 if parts[0] != current:
                     if current is not None:
                         yield current, record, counts
                     current, record, counts = parts[0], None, {}
                 if len(parts) == 1:
-                    record = RunRecord.decode(value)
+                    with contextlib.suppress(RecordError):
+                        record = RunRecord.decode(value)
                 else:
                     counts[Memo(*parts[1:4]), parts[4]] = int.from_bytes(value, "little")
             if len(rows) < 1000:
@@ -243,6 +291,16 @@ class MemoRows:
             begin = rows[-1][0] + b"\x00"
         if current is not None:
             yield current, record, counts
+
+
+def _unpacked(key: bytes, kinds: tuple[type, ...]) -> tuple[Any, ...]:
+    """The elements of a key, of these types from the first on; () for any other."""
+    try:
+        parts: tuple[Any, ...] = fdb_tuple.unpack(key)
+    except (ValueError, LookupError, struct.error):
+        return ()
+    fits = len(parts) <= len(kinds) and all(map(isinstance, parts, kinds))
+    return parts if fits else ()
 
 
 class MemoKeys:
@@ -310,8 +368,7 @@ def fetch(db: Any, space: LeaseSpace, payload: Payload, memo: Memo) -> bytes:
 
 
 def _attempt(tr: Any, keys: MemoKeys, token: FencingToken) -> AttemptRecord | None:
-    data = tr.get(keys.attempt(bytes(token))).value
-    return None if data is None else AttemptRecord.decode(data)
+    return AttemptRecord.found(tr.get(keys.attempt(bytes(token))).value)
 
 
 def change_attempt(tr: Any, keys: MemoKeys, token: FencingToken, **changes: Any) -> AttemptRecord:
@@ -337,7 +394,8 @@ def invoke(
     # Whatever was called before: a remote makes the call of its own orchestrator, not of one that failed.
     refer(tr, session, invocation.payload, keys.invocation)
     tr.set(keys.invocation, invocation.encode())
-    replaced = None if before_it is None else InvocationRecord.decode(before_it).payload.digest
+    former = None if before_it is None else payload_of("inv", before_it)
+    replaced = None if former is None else former.digest
     if replaced is not None and replaced != invocation.payload.digest:
         drop_reference(tr, session.space.cluster, replaced, keys.invocation)
         collect_blob(tr, session.space.cluster, replaced)
@@ -395,16 +453,14 @@ def publish(
 
 
 def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys, *, outcomes_only: bool = False) -> list[bytes]:
-    """Forget an invocation and its outcomes, or these alone; the digests of blobs that nobody may need any more."""
+    """Forget an invocation and its outcomes, or these alone, rows that can't be read included; the digests of blobs that
+    nobody may need any more."""
     blobs: list[bytes] = []
+    columns = {keys.result: "res", keys.failure: "exc", keys.invocation: "inv"}
     for key, value in read_range(tr, keys.prefix, keys.end):
         if outcomes_only and key not in (keys.result, keys.failure):
             continue
-        payload: Payload | None = None
-        if key in (keys.result, keys.failure):
-            payload = OutcomeRecord.decode(value).payload
-        elif key == keys.invocation:
-            payload = InvocationRecord.decode(value).payload
+        payload = payload_of(columns.get(key, ""), value)
         if payload is not None and payload.digest is not None:
             drop_reference(tr, space.cluster, payload.digest, key)
             blobs.append(payload.digest)

@@ -38,6 +38,7 @@ from lease_locks.memo.rows import (
     OutcomeRecord,
     change_attempt,
     collect,
+    decoded,
     fetch,
     invalidate,
     publish,
@@ -309,10 +310,12 @@ class MemoizingPicklingRunner(Orchestrator):
     # --- looking and waiting
 
     def _memoized(self, tr: Any, keys: MemoKeys) -> OutcomeRecord | None:
-        data = tr.get(keys.result).value
+        key = keys.result
+        data = tr.get(key).value
         if data is None and not self.rerun_exceptions:
-            data = tr.get(keys.failure).value
-        return None if data is None else OutcomeRecord.decode(data)
+            key = keys.failure
+            data = tr.get(key).value
+        return None if data is None else decoded(OutcomeRecord, keys.memo, key, data)
 
     def _look_or_acquire(
         self, call: functions.Call, max_hold: float | None = None
@@ -335,8 +338,7 @@ class MemoizingPicklingRunner(Orchestrator):
             if looks > 1:
                 wake = tr.get(keys.wake).value
                 for token in waited_for:
-                    data = tr.get(keys.attempt(bytes(token))).value
-                    attempt = AttemptRecord("") if data is None else AttemptRecord.decode(data)
+                    attempt = AttemptRecord.found(tr.get(keys.attempt(bytes(token))).value) or AttemptRecord("")
                     if attempt.state == CANCELLED:
                         raise InvocationCancelled(f"{call.memo.uri} was cancelled: {attempt.note}")
                     if self.on_awaited_error == "share" and attempt.state == FAILED and attempt.failure is not None:
