@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from silent_database import Hanging
 
 from fdb_schema import open_database
+from fdb_schema.cli import run_app
 from idempotent_txn import TransactionTimedOut
 from lease_locks import (
     AcquireTimeout,
@@ -226,3 +228,35 @@ def test_a_thread_that_holds_a_name_already_holds_it_again_however_it_got_it() -
         assert first.held
         first.release()
         assert not first.held
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "ls",
+            "show a",
+            "history a",
+            "watch a --for 0.1",
+            "sessions",
+            "doctor",
+            "runs",
+            "summarize",
+            "inspect memo:p",
+        ),
+        *("prune --older-than 9", "invalidate memo:p/f"),
+    ],
+)
+def test_a_command_ends_where_the_database_does_not_answer(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    from lease_locks.cli import app, leases, opening
+
+    db = Hanging(open_database("memory:"))
+    db.hangs = lambda: True
+    monkeypatch.setattr(opening, "open_database", lambda *_, **__: db)
+    monkeypatch.setattr(opening, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(leases, "GRACE", 0.1)
+    monkeypatch.setattr(sys, "argv", ["lease-locks", *command.split()])
+    with pytest.raises(SystemExit) as ended:
+        run_app(app)
+    assert ended.value.code == 4
+    assert db.unbounded == 0

@@ -16,6 +16,11 @@ class Hanging:
         self._db = db
         self.hangs: Callable[[], bool] = lambda: False
         self.unbounded = 0
+        self.options = self
+        self.timeout: int | None = None  # of every transaction
+
+    def set_transaction_timeout(self, ms: int) -> None:
+        self.timeout = ms
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._db, name)
@@ -30,7 +35,7 @@ class Silent:
 
     def __init__(self, tr: Any, db: Hanging) -> None:
         self._tr, self._db = tr, db
-        self._timeout: int | None = None
+        self._timeout = db.timeout
         self.options = self
         self.snapshot = self
 

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from fdb_schema import DatabaseUnreachableError
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks.acquiring import GRACE, Pause, local, unanswered
-from lease_locks.cli.opening import look_into
+from lease_locks.cli.opening import act_on, look_into
 from lease_locks.ending import judge_grants
 from lease_locks.errors import AcquireTimeout, DamagedRowError, LeaseNotFoundError
-from lease_locks.info import LeaseEvent, LeaseInfo, lease_infos, wall_time
+from lease_locks.info import LeaseEvent, LeaseInfo, history, lease_infos, wall_time
 from lease_locks.locks import LeaseManager, limit
 from lease_locks.observer import Alive, Dead, Subject
 from lease_locks.rows import HeldGrant
@@ -121,11 +122,12 @@ def watch(
     json: JsonOption = False,
 ) -> None:
     """Print a name's events as they happen, until interrupted; with --json one document per line."""
-    locks = look_into(db, cluster, name)
+    locks = look_into(db, cluster, name, patient=True)
+    seconds = limit(seconds)
     until = None if seconds is None else time.monotonic() + seconds
-    seen = max((event.version for event in locks.history(name)), default=0)
+    seen = max((event.version for event in _history(locks, name, until)), default=0)
     while until is None or time.monotonic() < until:
-        events = [event for event in locks.history(name) if event.version > seen]
+        events = [event for event in _history(locks, name, until) if event.version > seen]
         for event in events:
             if json:
                 print_json(event_row(event))
@@ -133,6 +135,15 @@ def watch(
                 say(f"{event.at:%H:%M:%S} {event.kind:<9}{event.by}  {event.why}")
         seen = max((event.version for event in events), default=seen)  # of what was printed, not of what came since
         time.sleep(_WATCH_SECONDS)
+
+
+def _history(locks: LeaseManager, name: str, until: float | None) -> list[LeaseEvent]:
+    """The events of a name. Raises `DatabaseUnreachableError` where the database doesn't answer until then."""
+    timeout = None if until is None else max(0.0, until - time.monotonic()) + GRACE
+    try:
+        return run(locks.db, history, locks.space.lock(name), strategy=IDEMPOTENT, timeout=timeout)
+    except TransactionTimedOut as error:
+        raise DatabaseUnreachableError(f"lease {name!r}: the database did not answer in time ({error})") from error
 
 
 def _judged(
@@ -149,7 +160,7 @@ def wait(
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """Wait until nobody who lives holds a lease, without taking it."""
-    locks = look_into(db, cluster, name)
+    locks = look_into(db, cluster, name, patient=True)
     timeout = limit(timeout)
     until = None if timeout is None else time.monotonic() + timeout
     try:
@@ -180,7 +191,7 @@ def force_release(
     cluster: ClusterOption = DEFAULT_CLUSTER,
 ) -> None:
     """End a lease by your word. Its holder learns it in under a second; its guarded commits fail at once."""
-    locks = LeaseManager(db, cluster)
+    locks = act_on(db, cluster)
     ended = locks.force_release(name, reason=reason)
     if not ended and not locks.damaged:
         raise LeaseNotFoundError(f"nobody holds lease {name!r} in cluster {cluster!r}")

@@ -11,7 +11,7 @@ import typer
 
 from fdb_schema import RecordError
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
-from lease_locks.cli.opening import look_into
+from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.info import wall_time
 from lease_locks.locks import LeaseManager
@@ -253,7 +253,7 @@ def invalidate(
             f"{memo_uri!r:.120} is a whole pipeline: give memo:PIPELINE/FUNCTION, or memo:PIPELINE/FUNCTION/DIGEST for one"
         )
     one = None if whole else Memo.from_uri(memo_uri)
-    locks = LeaseManager(db, cluster)
+    locks = act_on(db, cluster)
     rows = MemoRows(locks.space)
     memos = [one] if one else [here for here, _ in rows.scan(locks.db, *Memo.prefix(memo_uri))]
     count = sum(forget(locks, rows, here) for here in memos)
