@@ -4,12 +4,16 @@ One that ran on the observer's own host and whose process is certainly gone is d
 
 `WorkerObserver` is pure: sightings and the observer's monotonic time go in, the workers to declare dead come out. Workers,
 janitors and clients that wait all use it, so that a future is rescued by whoever looks.
+
+Workers also keep the clock and the time limits. Where none lives, janitors and clients that wait do (`TimeKeeper`): a limit of
+the wait for a worker matters just then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from fdb_datamodel import (
     ClusterSpace,
@@ -19,14 +23,18 @@ from fdb_datamodel import (
     WorkerInfo,
     WorkerSighting,
     WorkerStatus,
+    advance,
     declare_dead,
     list_workers,
     reap,
     set_apart,
 )
-from fdb_schema import boot_id, pid_namespace, process_gone
+from fdb_schema import ClusterClock, RecordError, boot_id, pid_namespace, process_gone
 from futures_worker.database import ask
 
+log = logging.getLogger("futures_worker")
+
+T = TypeVar("T")
 HEARTBEAT_SECONDS: Final = 0.5
 TTL_SECONDS: Final = 5.0
 
@@ -59,12 +67,13 @@ def find_dead(observer: WorkerObserver, seen: Sequence[WorkerStatus], now: float
     return [sighting for sighting in sighted if sighting in stopped or sighting in gone]
 
 
-def _reap(db: Any, space: ClusterSpace) -> bool:
+def _apart(db: Any, space: ClusterSpace, function: Callable[..., T], *args: Any) -> T | None:
+    """What the transaction says; None if it met a future with damaged rows, which is failed by now: it is to be run again."""
     try:
-        return ask(db, reap, space)
+        return ask(db, function, space, *args)
     except DamagedFutureError as error:
         set_apart(db, space, error)
-        return True
+        return None
 
 
 def reap_dead(db: Any, space: ClusterSpace, observer: WorkerObserver, now: float) -> list[WorkerId]:
@@ -72,6 +81,35 @@ def reap_dead(db: Any, space: ClusterSpace, observer: WorkerObserver, now: float
     seen = ask(db, list_workers, space, count=False, strategy="off")
     dead = find_dead(observer, seen, now)
     declared = [sighting.id for sighting in dead if ask(db, declare_dead, space, sighting)]
-    while _reap(db, space):  # also what another observer declared dead and didn't finish
+    while _apart(db, space, reap) is not False:  # also what another observer declared dead and didn't finish
         pass
     return declared
+
+
+class TimeKeeper:
+    """Keeps the cluster's clock, and the time limits of its futures, by the looks of one thread."""
+
+    def __init__(self, db: Any, space: ClusterSpace) -> None:
+        self._db = db
+        self._space = space
+        self._clock = ClusterClock(space)
+        self._told = False
+
+    def look(self) -> None:
+        """Move the clock on by what passed since the last look; fire what is due."""
+        now_us = ask(self._db, self._clock.advance, strategy="off")
+        self._clock.committed()
+        progress = None
+        while progress is None or progress.more:
+            progress = _apart(self._db, self._space, advance, now_us)
+
+    def look_alone(self) -> None:
+        """The same if there is no worker that does."""
+        if ask(self._db, list_workers, self._space, count=False, strategy="off"):
+            return
+        try:
+            self.look()
+        except RecordError as error:  # of the clock's row: no time limit can be kept, all else goes on
+            if not self._told:
+                self._told = True
+                log.warning("time limits of futures aren't kept: %s", error)

@@ -14,7 +14,7 @@ import pytest
 
 from fdb_datamodel import ClusterSpace
 from fdb_schema import open_database
-from futures_worker import Client
+from futures_worker import Client, FutureTimeoutError, UnschedulableError
 from futures_worker.client import session as sessions
 from futures_worker.client.session import Session, rest_between_looks
 from futures_worker.worker import task_context
@@ -109,3 +109,28 @@ def test_a_thread_that_a_task_left_waiting_hides_no_wait_of_the_next_task(monkey
             assert said == [(True, [b"never"]), (True, [b"child"])]
         assert said[2:] == [(False, [])]
     assert len(said) == 3, "of a task that has ended nobody is told"
+
+
+@pytest.mark.parametrize(
+    "limit", [{"timeout": {"queue": 0.1}}, {"timeout": {"total": 0.1}}, {"unschedulable_timeout": 0.1}]
+)
+def test_time_limits_are_kept_by_who_waits_where_no_worker_lives(
+    limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "LOOK_SECONDS", 0.02)
+    with (
+        Client("memory:no-worker-keeps-time") as client,
+        pytest.raises((FutureTimeoutError, UnschedulableError), match=r"0\.1 s"),
+    ):
+        client.submit(abs, -1, **limit).result(timeout=30)
+
+
+def test_a_client_that_does_not_wait_keeps_time_limits_with_its_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "LOOK_SECONDS", 0.02)
+    with Client("memory:nobody-waits") as client:
+        future = client.submit(abs, -1, timeout={"total": 0.1})
+        client.flush()
+        until = time.monotonic() + 30
+        while not future.done():
+            assert time.monotonic() < until
+            client._live.keeping._on_beat()

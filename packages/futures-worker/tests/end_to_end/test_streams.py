@@ -223,6 +223,20 @@ def test_a_failure_in_the_middle(shared_cluster: Callable[..., Any]) -> None:
     demo.check()
 
 
+def test_a_task_that_raises_stopiteration_is_no_empty_stream(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
+    future = demo.client().submit(next, iter([]), max_retries=0)
+
+    async def read() -> list[Any]:
+        return [item async for item in future.stream(timeout=WAIT)]
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(future.stream(timeout=WAIT))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(asyncio.wait_for(read(), WAIT))
+    demo.check()
+
+
 def test_a_death_in_the_middle_repeats_nothing(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
     demo = shared_cluster(workers=1)
     path = tmp_path / "pid"

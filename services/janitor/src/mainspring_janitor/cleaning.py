@@ -12,12 +12,12 @@ import typer
 
 from fdb_datamodel import Collector
 from fdb_datamodel.collector import GRACE_SECONDS
-from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, open_database
+from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, open_database
 from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption
 from fdb_schema.metrics import Metric, metrics_served
-from futures_worker.liveness import TTL_SECONDS, WorkerObserver, reap_dead
+from futures_worker.liveness import TTL_SECONDS, TimeKeeper, WorkerObserver, reap_dead
 from futures_worker.metrics import cluster_metrics
-from idempotent_txn import Cleaner, run
+from idempotent_txn import Cleaner
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS
 from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager, OldHistories, OldMemos
 from lease_locks.clearing import ABANDONED_SECONDS
@@ -84,14 +84,13 @@ def clean(
         space = ClusterSpace(cluster)
         locks = stack.enter_context(LeaseManager(database, cluster))
         observer = WorkerObserver(TTL_SECONDS)
-        clock = ClusterClock(space)
+        time_limits = TimeKeeper(database, space)
         cleaner = Cleaner(database, ids_min_age)
         abandoned = AbandonedLeases(locks, leases_after)
         histories = OldHistories(locks)
 
         def workers() -> int:
-            run(database, clock.advance, strategy="off")
-            clock.committed()
+            time_limits.look()
             return len(reap_dead(database, space, observer, time.monotonic()))
 
         collector = Collector(database, space, grace=grace)

@@ -259,7 +259,7 @@ async def _await(future: Future[T]) -> T:
 
     loop = asyncio.get_running_loop()
     if future._streams:  # it may wait for its readers
-        return await loop.run_in_executor(None, future.result)
+        return await loop.run_in_executor(None, _result_for_loop, future)
     session = future._home()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -288,4 +288,12 @@ async def _await(future: Future[T]) -> T:
     stored = future._entry.result if future._entry is not None else None
     if stored is None or stored.inline is not None:
         return future.result()
-    return await loop.run_in_executor(None, future.result)
+    return await loop.run_in_executor(None, _result_for_loop, future)
+
+
+def _result_for_loop(future: Future[T]) -> T:
+    """A future of asyncio can't have StopIteration, and would never end: it becomes what a coroutine makes of it."""
+    try:
+        return future.result()
+    except StopIteration as error:
+        raise RuntimeError("the task raised StopIteration") from error

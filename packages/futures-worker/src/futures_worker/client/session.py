@@ -2,7 +2,7 @@
 
 Every thread that waits runs the same loop: one of them (the reader) blocks on the client's one watch and delivers the
 mail for all; the others block until it has. Whoever waits long also looks after the cluster: it reaps dead workers, so
-that a lone client sees its future retried, and it says why a wait takes long.
+that a lone client sees its future retried, keeps time limits where no worker does, and says why a wait takes long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from futures_worker.client.reading import ResultReader
 from futures_worker.client.storing import Submission, SubmitStore
 from futures_worker.client.turn import Turn, Waiters
 from futures_worker.database import ask
-from futures_worker.liveness import WorkerObserver, reap_dead
+from futures_worker.liveness import TimeKeeper, WorkerObserver, reap_dead
 from futures_worker.payload import Code
 from futures_worker.worker.task_context import current_task
 
@@ -94,6 +94,7 @@ class Session(FutureQueries, ActorCalls):
         self.callbacks = Callbacks(self)
         self._calls: CallReader | None = None  # of actors, once there is one
         self._observer = WorkerObserver()
+        self._time = TimeKeeper(db, space)
         self._looked = 0.0
 
     # --- submits ------------------------------------------------------------------------------------------------------
@@ -352,12 +353,14 @@ class Session(FutureQueries, ActorCalls):
             return
         if self._looked:
             reap_dead(self.db, self.space, self._observer, now)
+            self._time.look_alone()
         self._looked = now
 
     def _take_mail(self) -> None:
-        """With every beat: mail is read and removed also of a client that never waits."""
+        """With every beat: mail is read and removed, and workers and time limits looked after, also of a client that never waits."""
         if self._pending:
             self._read_once()
+            self.look_after_workers()
         committed = ask(self.db, self._mailbox.clear_delivered, strategy="off") if self._mailbox.undeleted else None
         if committed is not None:
             committed()

@@ -113,6 +113,8 @@ class ResultStream(Generic[T]):
         if future._entry is None or future._entry.kind != "failed":
             future._entry, future._epoch, future._subscribed = None, epoch, False
         error = future.exception()
+        if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would be taken for the end of the items
+            raise RuntimeError(f"the task of {future!r} raised {type(error).__name__}") from error
         raise error if error is not None else ObjectLostError(f"{future!r} failed, and no reason is recorded")
 
     def _fetch(self, item: FutureResult) -> memoryview | None:
