@@ -29,6 +29,29 @@ def test_alock_is_an_async_context_manager_of_the_sync_manager(any_db: Any) -> N
     asyncio.run(use())
 
 
+def test_each_task_that_shares_a_lock_object_gives_back_its_own_lease(any_db: Any) -> None:
+    async def use() -> None:
+        async with AsyncLeaseManager(any_db) as locks:
+            lock = locks.lock("a", timeout=DEADLINE, slots=2)
+            both, first_left = asyncio.Barrier(2), asyncio.Event()
+
+            async def work(number: int) -> None:
+                async with lock as lease:
+                    await both.wait()
+                    if number:
+                        await first_left.wait()
+                    lease.check()
+                first_left.set()
+
+            await asyncio.gather(work(0), work(1))
+            assert await locks.read("a") is None
+            await asyncio.create_task(lock.__aenter__())
+            await asyncio.create_task(lock.__aexit__(None, None, None))
+            assert await locks.read("a") is None
+
+    asyncio.run(use())
+
+
 def test_hundreds_wait_without_a_thread_each_and_are_served_in_order(any_db: Any) -> None:
     async def use() -> list[int]:
         order: list[int] = []

@@ -79,22 +79,26 @@ def _advance(steps: Generator[Step, Any, Any], answer: Any, failure: BaseExcepti
 
 
 class AsyncLock:
-    """`async with` one acquisition."""
+    """`async with`: an acquisition by whoever enters it, several tasks at once included."""
 
     def __init__(self, manager: AsyncLeaseManager, name: str, timeout: float | None, options: dict[str, Any]) -> None:
         self._manager = manager
         self._name = name
         self._timeout = timeout
         self._options = options
-        self._lease: Lease | None = None
+        self._entered: list[tuple[Any, Lease]] = []  # by which task
 
     async def __aenter__(self) -> Lease:
-        self._lease = await self._manager.acquire(self._name, self._timeout, **self._options)
-        return self._lease
+        lease = await self._manager.acquire(self._name, self._timeout, **self._options)
+        self._entered.append((asyncio.current_task(), lease))
+        return lease
 
     async def __aexit__(self, *error: Any) -> None:
-        if self._lease is not None:
-            await _in_thread(self._lease.__exit__, *error)
+        task = asyncio.current_task()
+        own = [entry for entry in self._entered if entry[0] is task]  # none where another one leaves than entered
+        entry = (own or self._entered)[-1]
+        self._entered.remove(entry)
+        await _in_thread(entry[1].__exit__, *error)
 
 
 class AsyncLeaseManager:
