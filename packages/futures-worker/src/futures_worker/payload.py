@@ -27,7 +27,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
 from fdb_schema import Origin
@@ -93,6 +93,7 @@ MAX_ARGS_BYTES: Final = 64 << 20
 OUT_OF_BAND_BYTES: Final = 4_096  # a smaller buffer is cheaper to copy than to describe
 
 _FRAMED: Final = b"MSB1"
+_SETS: Final = pickle.EMPTY_SET, pickle.FROZENSET  # of a pickle that may hold sets
 _ALIGN: Final = 64
 
 
@@ -238,14 +239,40 @@ def arguments_digest(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Names these arguments: equal ones made in the same way have the same name. Raises as `dump_args`."""
     data, dependencies = dump_args(args, kwargs)
     if not dependencies:
-        plain = io.BytesIO()
-        pickler = pickle.Pickler(plain, 5)
-        pickler.fast = True  # without a memo: whether two equal parts are one object makes no difference
         with contextlib.suppress(Exception):  # what contains itself
-            pickler.dump((args, sorted(kwargs.items())))
-            if not refers_to_local_module(plain.getvalue()):  # what goes by value is named by its content
-                data = plain.getvalue()
+            plain = _memoless((args, sorted(kwargs.items())))
+            if not refers_to_local_module(plain):  # what goes by value is named by its content
+                data = plain
     return hashlib.sha256(b"".join((data, *dependencies))).hexdigest()[:32]
+
+
+class _InOrder(pickle._Pickler):
+    """Sets as the sorted pickles of their members: each process iterates over them in an order of its own."""
+
+    dispatch: ClassVar[dict[type, Callable[..., None]]] = dict(pickle._Pickler.dispatch)
+
+    def save_in_order(self, members: set[Any] | frozenset[Any]) -> None:
+        """A set, wherever it is."""
+        self.save_reduce(type(members), (sorted(map(_memoless, members)),), obj=members)  # type: ignore[attr-defined]
+
+    dispatch[set] = dispatch[frozenset] = save_in_order
+
+
+def _memoless(value: Any) -> bytes:
+    """A pickle in which it makes no difference whether two equal parts are one object, nor how a set is iterated over.
+
+    Raises on what contains itself.
+    """
+    data = _dump_memoless(pickle.Pickler, value)
+    return _dump_memoless(_InOrder, value) if any(opcode in data for opcode in _SETS) else data
+
+
+def _dump_memoless(kind: Callable[..., Any], value: Any) -> bytes:
+    with io.BytesIO() as file:
+        pickler = kind(file, 5)
+        pickler.fast = True
+        pickler.dump(value)
+        return file.getvalue()
 
 
 class Joined(tuple[Any, ...]):

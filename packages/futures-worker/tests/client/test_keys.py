@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +48,26 @@ def test_whether_equal_parts_of_an_item_are_one_object_makes_no_difference(clien
     same, two = [text, text], [text, "".join(["durable", " futures"])]
     first, second = client.map(len, [same, two], key="parts")
     assert first.id == second.id
+
+
+def test_the_order_in_which_a_process_iterates_over_a_set_makes_no_difference() -> None:
+    program = (
+        "from futures_worker.payload import arguments_digest as name\n"
+        "sets = {'alpha', 'beta', 'gamma'}, {frozenset(['x', 'y', 'z']): [{1, 'q', None}]}\n"
+        "print(name(sets, {}), name(({'alpha', 'beta', 'delta'},), {}), name((frozenset(),), {}), name((set(),), {}))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+    assert len(set(found.pop().split())) == 4
 
 
 def test_futures_among_the_items_tell_them_apart(client: Client) -> None:
