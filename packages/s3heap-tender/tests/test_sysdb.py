@@ -172,6 +172,16 @@ def test_mark_dirty_tells_of_a_write_by_the_end_of_the_log(bench: Any) -> None:
         bench.write("p", 0)
 
 
+def test_a_write_that_could_send_the_counter_of_records_round_is_refused(bench: Any) -> None:
+    with pytest.raises(ValueError, match="at most"):
+        bench.sysdb.mark_dirty("p", 2**64 - 1)
+    with pytest.raises(ValueError, match="at most"):
+        bench.write("p", 2**63)
+    bench.sysdb.mark_dirty("p", 2**62)
+    bench.write("p", 2**48)
+    assert bench.sysdb.log_end("p") == 2**62 + 2**48
+
+
 def test_a_claim_is_one_persons_until_its_session_is_dead(bench: Any) -> None:
     task = bench.sysdb.create_task("p", "t", cadence=0)
     claim = bench.sysdb.claim(task)

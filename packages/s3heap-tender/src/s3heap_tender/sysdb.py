@@ -36,6 +36,9 @@ from s3heap_tender.transitions import Step
 
 log = logging.getLogger("s3heap_tender.sysdb")
 _PAGE: Final = 1000
+MOST_RECORDS: Final = 1 << 48
+LAST_OFFSET: Final = 1 << 62
+"""A log's end is a counter of 64 bits: one that went round would hide every write after it."""
 
 
 class SysDb(SysDbBase):
@@ -217,8 +220,8 @@ class SysDb(SysDbBase):
 
     def record_write(self, tr: Any, partition: UUID | str, records: int = 1) -> None:
         """Inside the caller's own transaction: `records` were written to `partition`, so its tasks are to run."""
-        if isinstance(records, bool) or not isinstance(records, int) or records < 1:
-            raise ValueError(f"record_write takes 1 or more records, not {records!r}")
+        if isinstance(records, bool) or not isinstance(records, int) or not 1 <= records <= MOST_RECORDS:
+            raise ValueError(f"record_write takes 1 or more records, at most {MOST_RECORDS:,}, not {records!r}")
         there = partition_id(partition)
         transitions.record_write(tr, self.layout, there, records)
         if tracing.enabled():
@@ -241,8 +244,10 @@ class SysDb(SysDbBase):
 
         An offset below the end that is known causes a run too: it may be a write of a log that was made anew.
         """
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 1:
-            raise ValueError(f"offset is the log's end after the write, 1 or more, not {offset!r}")
+        if isinstance(offset, bool) or not isinstance(offset, int) or not 1 <= offset <= LAST_OFFSET:
+            raise ValueError(
+                f"offset is the log's end after the write, 1 or more, at most {LAST_OFFSET:,}, not {offset!r}"
+            )
         there = partition_id(partition)
         failpoints.hit("sysdb.mark_dirty.before")
         outcome = run_committed(self.db, transitions.mark_dirty, self.layout, there, offset)
