@@ -21,6 +21,7 @@ from s3heap_tender.errors import StrayKeyError
 from s3heap_tender.inspection import next_due
 from s3heap_tender.items import ObjectHeader, encode_object
 from s3heap_tender.naming import ObjectName
+from s3heap_tender.records import TaskRow
 from s3heap_tender.sessions import LeaseSessions
 from s3heap_tender.settings import partition_id
 from s3heap_tender.stores.memory import MemoryStore
@@ -210,6 +211,36 @@ def test_a_row_that_cannot_be_read_keeps_no_task_of_its_partition_from_its_run(b
     assert idempotent_txn.run(bad.db, lambda tr: tr.get(marker).present()), "the write is not forgotten"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"gen": 2**64 - 1},
+        {"gen": -1},
+        {"step": 2**64 - 1},
+        {"epoch": 2**64 - 1},
+        {"jitter": -(2**60)},
+        {"past_dues": ("x",)},
+    ],
+    ids=str,
+)
+def test_a_row_with_a_number_out_of_all_bounds_keeps_no_task_of_its_partition_from_its_run(
+    bad: Any, damage: Any
+) -> None:
+    tasks = [in_shard(bad, 0, f"t{number}") for number in range(4)]
+    bad.settle(run_nothing, seconds=2)
+    key = bad.sysdb.layout.keys.task(tasks[0].id)
+
+    def spoil_numbers(tr: Any) -> None:
+        tr.set(key, replace(TaskRow.decode(bytes(tr.get(key).value)), **damage).encode())
+
+    idempotent_txn.run(bad.db, spoil_numbers)
+    bad.write("p")
+    report = bad.tender.turn(prune=False, reconcile=False)
+    assert report.swept == 3
+    assert any("can't be read" in error for error in report.errors)
+    assert bad.settle(run_nothing, seconds=2) == 3
+
+
 @pytest.mark.parametrize("session", [b"\xff\xfe", b"no session's name"])
 def test_a_run_of_no_session_keeps_no_scheduler_from_its_work(bad: Any, session: bytes) -> None:
     running = in_shard(bad, 0, "running")
@@ -306,6 +337,29 @@ def test_a_directory_beside_the_objects_is_none_of_the_heaps(quick: Any, tmp_pat
     quick.heap.push(list(quick.sysdb.tasks()))
     HeapStore(f"file:{tmp_path / 'heap'}")
     assert fsck(quick.heap, quick.sysdb).clean
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_listed(
+    any_db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    virtual: Any = sys.modules["s3heap_tender_tests_virtual"]
+    bench = virtual.Bench(any_db, shards=1, store=HeapStore(f"file:{tmp_path}", fsync=False))
+    bench.sysdb.create_task("p", "t", cadence=0)
+    bench.tend()
+    [name] = [path.name for path in tmp_path.iterdir() if path.name.startswith("0000-")]
+    lost = f"{name[:-3]}001"
+    (tmp_path / lost).write_bytes(bytes(100))
+
+    def refusing(path: Any, *args: Any, **options: Any) -> Any:
+        if Path(path).name == lost:
+            raise PermissionError(13, "Permission denied")
+        return open(path, *args, **options)
+
+    monkeypatch.setattr("s3heap_tender.stores.file.open", refusing, raising=False)
+    ran: list[str] = []
+    report = bench.new_scheduler(lambda task, gen, epoch: ran.append(task.name)).turn()
+    assert ran == ["t"]
+    assert any(f"{lost} can't be read" in error for error in report.errors)
 
 
 def test_a_tender_that_starts_while_the_store_is_away_waits_and_says_so(tmp_path: Path) -> None:

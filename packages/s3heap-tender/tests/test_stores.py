@@ -177,6 +177,34 @@ def test_an_s3_listing_is_paged(s3_store: Any, monkeypatch: pytest.MonkeyPatch) 
     assert [o.key for o in s3_store.list("k-", before="k-8")] == [f"k-{number}" for number in range(8)]
 
 
+def test_an_s3_listing_goes_on_after_an_empty_page() -> None:
+    asked: list[dict[str, Any]] = []
+    row = {"Key": "prefix/k-1", "ETag": '"e"', "Size": 1}
+    pages = [{"IsTruncated": True, "NextContinuationToken": "more"}, {"Contents": [row], "IsTruncated": False}]
+
+    class Client:
+        async def list_objects_v2(self, **options: Any) -> Any:
+            asked.append(options)
+            return pages[len(asked) - 1]
+
+    store: Any = HeapStore(
+        "s3://bucket/prefix",
+        endpoint_url="http://127.0.0.1:9",
+        probe=False,
+        client="aioboto3",
+        access_key="a",
+        secret_key="s",
+    )
+    with store:
+        store.inner._client = Client()
+        assert [found.key for found in store.list("k-")] == ["k-1"]
+        assert asked[1]["ContinuationToken"] == "more"
+        pages[:] = [{"IsTruncated": True}]
+        asked.clear()
+        with pytest.raises(StoreUnavailableError, match="before its end"):
+            list(store.list("k-"))
+
+
 def _increment(path: str, times: int) -> None:
     store = HeapStore(f"file:{path}", probe=False, fsync=False)
     for _ in range(times):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Self
 from uuid import UUID
 
-from fdb_schema import Record
+from fdb_schema import Record, RecordError
 from s3heap_tender.items import HeapItem
 from s3heap_tender.states import State
 
 MICROSECONDS: Final = 1_000_000
 NEVER_STARTED: Final = -1
+_LARGEST: Final = 1 << 62
 OVERLAPS: Final = ("skip", "buffer_one", "buffer_all", "cancel_other")
 CATCH_UPS: Final = ("once", "all")
 
@@ -69,6 +70,21 @@ class TaskRow(Record):
     again_done: int = 0  # `again` up to which runs were made
     partition_name: str = ""  # as the creator gave it; "" where that was a UUID
     started_wall: int = 0  # wall clock of whoever claimed, µs: for people, compared with nothing
+
+    @classmethod
+    def from_array(cls, array: tuple[Any, ...]) -> Self:
+        """The row of an unpacked array. Raises `RecordError` also for numbers that no transition can go on from.
+
+        They would fail whole transactions, and with those the tasks that share them.
+        """
+        row = super(TaskRow, cls).from_array(array)
+        growing = (row.gen, row.live_gen, row.step, row.epoch, row.attempt, row.failures, row.pending)
+        moments = (row.due, row.created, row.last_start + 1, row.cadence, row.jitter, row.max_wait or 0)
+        if min(*growing, *moments) < 0 or max(*growing, *moments) > _LARGEST:
+            raise RecordError(f"TaskRow of {row.name!r:.100} has a number that no release wrote: {row!r:.900}")
+        if any(type(due) is not int for due in row.past_dues):
+            raise RecordError(f"TaskRow.past_dues can't be {row.past_dues!r:.100}: it holds no times")
+        return row
 
 
 @dataclass(frozen=True, slots=True)

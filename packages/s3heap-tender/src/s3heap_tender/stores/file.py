@@ -85,7 +85,10 @@ class FileStore:
             raise StoreUnavailableError(f"{self.url} can't be listed: {error}") from error
         for name in names:
             if name.startswith(prefix) and (before is None or name < before) and (since is None or name >= since):
-                data = self._read(name, _ETAG_BYTES)
+                try:
+                    data = self._read(name, _ETAG_BYTES)
+                except StoreUnavailableError:
+                    data = b""  # its reader is told why it can't be read; every other object is listed
                 if data is not None:
                     yield Listed(name, _etag(data), self._size(name))
 

@@ -119,8 +119,8 @@ class S3Store(BucketStore):
         since = since or ""
         after = since[:-1]  # a listing begins after a key: after one that comes before `since`
         skip = len(self.prefix)
+        start = {"StartAfter": self.prefix + after} if after else {}
         while True:
-            start = {"StartAfter": self.prefix + after} if after else {}
 
             async def request(start: dict[str, str] = start) -> dict[str, Any]:
                 answer: dict[str, Any] = await self._client.list_objects_v2(
@@ -140,9 +140,14 @@ class S3Store(BucketStore):
                 if key < since:
                     continue
                 yield Listed(key, str(row["ETag"]), int(row["Size"]))
-            if not answer.get("IsTruncated") or not rows:
+            if not answer.get("IsTruncated"):
                 return
-            after = rows[-1]["Key"][skip:]
+            if rows:
+                start = {"StartAfter": rows[-1]["Key"]}
+            elif answer.get("NextContinuationToken"):  # a page may be empty, as one of nothing but deleted versions
+                start = {"ContinuationToken": answer["NextContinuationToken"]}
+            else:
+                raise StoreUnavailableError(f"{self.url}: {prefix}* can't be listed: the listing ends before its end")
 
     def close(self) -> None:
         """Close connections and end the loop's thread."""
