@@ -169,6 +169,14 @@ def test_a_keeper_that_is_told_too_late_begins_no_command(locks: LeaseManager, l
     assert locks.read("a") is None
 
 
+def test_a_command_whose_keeper_was_killed_before_it_began_does_not_begin() -> None:
+    """Killed with its run between fork and exec, it would leave a process of which nobody knows that it is of a lease."""
+    begun = "import sys; from lease_locks.cli import keeper; keeper.die_with(int(sys.argv[1])); print('begun')"
+    for parent, expected in ((os.getpid(), (0, "begun\n")), (1, (1, ""))):
+        done = subprocess.run([sys.executable, "-c", begun, str(parent)], stdout=-1, text=True, timeout=DEADLINE)
+        assert (done.returncode, done.stdout) == expected
+
+
 DEAF = """
 import os, signal, sys
 # One that hears nothing, twice forked out of its session, and started anew by exec.
