@@ -5,12 +5,28 @@ from __future__ import annotations
 import io
 import json
 import logging
+from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Annotated
 from urllib.parse import quote
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from fdb_schema.cli import fail, print_rows, printable, run_app, say
+from fdb_schema.cli import (
+    DbOption,
+    command_app,
+    completing,
+    fail,
+    print_json,
+    print_record,
+    print_rows,
+    printable,
+    run_app,
+    say,
+)
+from fdb_schema.figures import short_ids, size, timestamp, timestamp_us, told
 from fdb_schema.logs import LogFormat, LogLevel, configure_logging
 
 SECRET = 'to"k\\en and\tmore/ü'
@@ -103,3 +119,102 @@ def test_what_others_sent_commands_no_terminal_and_looks_like_no_record_of_its_o
     first, second = stream.getvalue().splitlines()
     assert first.endswith("GET /\\x1b[2J\\x9b")
     assert second.startswith("  2026")
+
+
+MOMENT = datetime(2026, 5, 4, 8, 0, 0, 250_000, UTC)
+
+
+def test_json_has_one_form_for_times_and_none_of_python(capsys: pytest.CaptureFixture[str]) -> None:
+    east = MOMENT.astimezone(timezone(timedelta(hours=9)))
+    print_json({"at": MOMENT, "east": east, "id": b"\x01\xff", "level": LogLevel.info, "seconds": 1.5, "none": None})
+    said = json.loads(capsys.readouterr().out)
+    at = "2026-05-04T08:00:00.250Z"
+    assert said == {"at": at, "east": at, "id": "01ff", "level": "info", "seconds": 1.5, "none": None}
+    assert timestamp(MOMENT.timestamp()) == timestamp_us(int(MOMENT.timestamp() * 1e6)) == at
+    assert timestamp(1e30) is timestamp(None) is timestamp_us(0) is None
+
+
+def test_a_record_has_no_reprs_and_says_what_words_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "a", "dirty": True, "dead": False, "last_error": None, "gens": (3, 4), "backoff": {"initial": 1.0, "obey_cadence": True}}  # fmt: skip
+    print_record(row, {"dirty": "written, not looked at yet"})
+    assert capsys.readouterr().out == (
+        "name        a\ndirty       yes  (written, not looked at yet)\ndead        no\ngens        3, 4\n"
+        "backoff     initial 1, obey cadence yes\n"
+    )
+    assert (told(None, "never"), told(()), told({}), told(0.1), told(MOMENT)) == (
+        "never", "", "", "0.1", "2026-05-04 08:00:00 UTC",
+    )  # fmt: skip
+
+
+def test_a_listing_ends_where_it_was_told_and_says_what_it_left(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": name} for name in "abc"]
+    print_rows(rows, ["name"], as_json=True, limit=2)
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == ([{"name": "a"}, {"name": "b"}], "1 more: a greater --limit lists them\n")
+    print_rows(rows, ["name"], as_json=True, limit=3)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def tool() -> typer.Typer:
+    """A command with two commands, one of which has an old name."""
+    app = command_app("fdb-schema", "Look at things.")
+
+    @app.command(aliases=("things",))
+    def ls(
+        db: DbOption = None,
+        limit: Annotated[int, typer.Option(min=1, help="So many.")] = 10,
+        every: Annotated[bool, typer.Option("--every", help="All of them.")] = False,
+    ) -> None:
+        """List things. A second sentence, for the page of the command alone."""
+        typer.echo(f"{limit} of {db}")
+
+    @app.command()
+    def show(name: Annotated[str, typer.Argument(autocompletion=completing(lambda *_: ["beta", "gamma"]))]) -> None:
+        """Show one thing."""
+
+    return app
+
+
+def asked(app: typer.Typer, *words: str) -> str:
+    """What it prints, without colours, in eighty columns."""
+    result = CliRunner().invoke(app, list(words), env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}, prog_name="tool")
+    return str(result.output)
+
+
+def test_help_is_plain_and_has_no_noise(tool: typer.Typer) -> None:
+    assert asked(tool, "-h") == (
+        "Usage: tool [OPTIONS] COMMAND [ARGS]...\n\n  Look at things.\n\nOptions:\n"
+        "  --version   Print the version and exit.\n  -h, --help  Show this message and exit.\n\n"
+        "Commands:\n  ls    List things.\n  show  Show one thing.\n\n"
+        "  Completion of commands, options and ids: fdb-schema --install-completion.\n"
+    )
+    page = asked(tool, "ls", "-h")
+    assert "A second sentence" in page
+    assert not any(noise in page for noise in ("<bool>", "╭", "TOOL_", "install-completion"))
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_old_names_work_and_near_misses_are_said(tool: typer.Typer) -> None:
+    assert asked(tool, "things", "--limit", "3", "--db", "memory:") == "3 of memory:\n"
+    assert "Did you mean 'ls'?" in asked(tool, "list")
+    assert "Did you mean 'show'?" in asked(tool, "describe")
+    assert "No such command 'zzz'" in asked(tool, "zzz")
+    assert "--limit" in asked(tool, "ls", "--limt", "3")
+    assert "give it after one, as `tool ls --db`" in asked(tool, "--db", "memory:", "ls")
+
+
+def test_a_completion_that_fails_prints_nothing() -> None:
+    def broken(_db: str | None, _cluster: str, _beginning: str) -> list[str]:
+        raise OSError("no database")
+
+    context = SimpleNamespace(params={"db": "memory:"})
+    assert completing(broken)(context, "a") == []  # type: ignore[arg-type]
+    asked_for = completing(lambda *given: map(str, given))(context, "a")  # type: ignore[arg-type]
+    assert asked_for == ["memory:", "mainspring", "a"]
+
+
+def test_figures_take_little_room() -> None:
+    assert [size(amount) for amount in (None, 0, 1023, 1536, 5 << 30)] == ["", "0 B", "1023 B", "1.5 KiB", "5 GiB"]
+    assert short_ids(["abcdefgh-1", "abcdefgh-2"], 4) == {"abcdefgh-1": "abcdefgh-1", "abcdefgh-2": "abcdefgh-2"}
+    assert short_ids(["aaaa-1", "bbbb-1"], 4) == {"aaaa-1": "aaaa", "bbbb-1": "bbbb"}

@@ -29,8 +29,8 @@ def test_each_service_explains_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_mainspring_has_the_same_service(name: str) -> None:
-    own = {line.split()[1] for line in program(f"mainspring_{name}", "--help").splitlines() if line.startswith("│ --")}
-    here = {line.split()[1] for line in program("mainspring", name, "--help").splitlines() if line.startswith("│ --")}
+    own = {line.split()[0] for line in program(f"mainspring_{name}", "--help").splitlines() if line.startswith("  --")}
+    here = {line.split()[0] for line in program("mainspring", name, "--help").splitlines() if line.startswith("  --")}
     assert own - here == {"--version", "--install-completion", "--show-completion"}
     assert here <= own
 
@@ -39,9 +39,9 @@ def test_mainspring_has_the_same_service(name: str) -> None:
 def test_what_is_looked_for_first_is_found_at_the_top(name: str) -> None:
     options = [
         [
-            line.split()[1]
+            line.split()[0]
             for line in program("mainspring", *where, name, "--help").splitlines()
-            if line.startswith("│ --")
+            if line.startswith("  --")
         ]
         for where in ([], ["futures"])
     ]

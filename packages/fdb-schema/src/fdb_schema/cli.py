@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Final, NoReturn
 
@@ -22,6 +22,8 @@ from rich.text import Text
 
 from fdb_schema.database import URL_VARIABLE
 from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, MainspringError, fdb_error_code
+from fdb_schema.figures import plain, told
+from fdb_schema.help import EPILOG, CommandApp
 from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
 from fdb_schema.logs import printable, redacted
 
@@ -50,6 +52,10 @@ MetricsPortOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, metavar="N", help="List so many at most.", show_default="all")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 
 # Names and failures are other people's text: [brackets] and :colons: in it are no markup.
 _LITERAL: Final[dict[str, Any]] = {"markup": False, "emoji": False}
@@ -57,14 +63,19 @@ _LITERAL: Final[dict[str, Any]] = {"markup": False, "emoji": False}
 __all__ = [
     "DEFAULT_CLUSTER",
     "ClusterOption",
+    "CommandApp",
     "DbOption",
+    "DryRunOption",
     "JsonOption",
+    "LimitOption",
     "MetricsAddressOption",
     "MetricsPortOption",
     "command_app",
+    "completing",
     "fail",
     "in_terminal",
     "print_json",
+    "print_record",
     "print_rows",
     "printable",
     "run_app",
@@ -75,12 +86,7 @@ __all__ = [
 
 def command_app(distribution: str, help_text: str) -> typer.Typer:
     """A Typer application with `--version` of `distribution`, and no tracebacks of locals."""
-    app = typer.Typer(
-        help=help_text,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    app = CommandApp(help=help_text, no_args_is_help=True, epilog=EPILOG.format(program=distribution))
 
     def options(_version: bool = False) -> None:
         pass
@@ -139,11 +145,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document; bytes as hexadecimal text, other unknown values as their text."""
-
-    def plain(item: Any) -> Any:
-        return item.hex() if isinstance(item, bytes) else str(item)
-
+    """One JSON document; moments as RFC 3339 in UTC, bytes as hexadecimal text, other unknown values as their text."""
     print(json.dumps(value, default=plain, ensure_ascii=False))
 
 
@@ -156,37 +158,81 @@ def print_rows(
     show: Callable[[str, Any], str] | None = None,
     style: Callable[[str, Any], str] | None = None,
     flowing: str | None = None,
+    whole: Collection[str] = ("id", "task", "session", "address"),
+    limit: int | None = None,
 ) -> None:
-    """A listing: `rows` as a table of `columns`, or all their fields as a JSON array.
+    """A listing: `rows` as a table of `columns`, or all their fields as a JSON array; of more than `limit` the first so many.
 
-    `show(column, value)` gives a cell's text where `str` isn't good enough, `style(column, value)` its look in a terminal.
-    There the column named by `flowing` takes what width the others leave and goes on over several lines; the others take one
-    line, cut at its end where it must be.
+    `show(column, value)` gives a cell's text where `told` isn't good enough, `style(column, value)` its look in a terminal.
+    There the column named by `flowing`, else the last, takes what width the others leave and goes on over several lines; the
+    others take one line, cut at its end where it must be, but never where the column is one of `whole` or for its heading.
     """
     listed = list(rows)
+    more = 0 if limit is None else max(0, len(listed) - limit)
+    listed = listed[: len(listed) - more]
     if as_json:
         print_json(listed)
-        return
-    if not listed:
+    elif not listed:
         Console(stderr=True, **_LITERAL).print(empty, style="dim", soft_wrap=True)
-        return
+    else:
+        _print_table(listed, columns, show, style, flowing or columns[-1], whole)
+    if more:
+        say(f"{more} more: a greater --limit lists them", err=True)
+
+
+def _print_table(
+    rows: list[dict[str, Any]],
+    columns: Sequence[str],
+    show: Callable[[str, Any], str] | None,
+    style: Callable[[str, Any], str] | None,
+    flowing: str,
+    whole: Collection[str],
+) -> None:
     console = Console(**_LITERAL)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        one_line = flowing is not None and column != flowing and console.is_terminal
-        table.add_column(column.replace("_", " "), overflow="ellipsis" if one_line else "fold", no_wrap=one_line)
-    for row in listed:
-        cells = []
-        for column in columns:
-            value = row.get(column)
-            cell = show(column, value) if show is not None else "" if value is None else str(value)
-            look = style(column, value) if style is not None else ""
-            cells.append(Text(printable(cell).replace("\n", "\\n"), style=look))
-        table.add_row(*cells)
+    shown = [[_cell(column, row.get(column), show) for column in columns] for row in rows]
+    for at, column in enumerate(columns):
+        one_line = column != flowing and console.is_terminal
+        least = max([len(column), *(len(cells[at]) for cells in shown if column in whole)])
+        table.add_column(
+            column.replace("_", " "),
+            overflow="ellipsis" if one_line else "fold",
+            no_wrap=one_line,
+            min_width=least if console.is_terminal else None,
+        )
+    for row, cells in zip(rows, shown, strict=True):
+        looks = ["" if style is None else style(column, row.get(column)) for column in columns]
+        table.add_row(*(Text(cell, style=look) for cell, look in zip(cells, looks, strict=True)))
     if not console.is_terminal:
         # A pipe has no width: never cut or wrap what a program will read.
         console = Console(width=max(200, console.width), soft_wrap=True, **_LITERAL)
     console.print(table)
+
+
+def _cell(column: str, value: Any, show: Callable[[str, Any], str] | None) -> str:
+    return printable(told(value) if show is None else show(column, value)).replace("\n", "\\n")
+
+
+def print_record(row: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> None:
+    """One thing: a line per field that says something, and what words mean that are the data model's own."""
+    width = max((len(name) for name in row), default=0)
+    for name, value in row.items():
+        text = told(value)
+        if text:
+            meaning = (meanings or {}).get(name)
+            say(f"{name.replace('_', ' '):<{width}}  {text}" + (f"  ({meaning})" if meaning else ""))
+
+
+def completing(find: Callable[[str | None, str, str], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """What completes an argument in a shell: the texts that `find(db, cluster, beginning)` gives; none where it fails."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            return list(find(ctx.params.get("db"), ctx.params.get("cluster") or DEFAULT_CLUSTER, incomplete))
+        except Exception:  # no database, none of ours: a key that is pressed prints nothing of it
+            return []
+
+    return complete
 
 
 def in_terminal() -> bool:

@@ -145,7 +145,7 @@ def config_option(table: str) -> Any:
             is_eager=True,
             callback=callback,
             rich_help_panel="Configuration and logs",
-            help=f"TOML file of settings: table \\[{table}], and before the first table what services share.",
+            help=f"TOML file of settings: table [{table}], and before the first table what services share.",
             show_default=False,
         ),
     ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
-from fdb_schema.cli import version_option
+from fdb_schema.cli import CommandApp, version_option
 from fdb_schema.configuration import config_option
 from fdb_schema.logs import LogFormat, LogLevel, configure_logging
 from fdb_schema.tracing import VARIABLE, configure_tracing
@@ -44,6 +45,9 @@ OtlpOption = Annotated[
 ]
 
 EPILOG = "A setting comes from its option, else from its environment variable, else from the file of --config."
+
+SERVICE: Final[dict[str, Any]] = {"epilog": EPILOG, "cls": TyperCommand}
+"""How a service is added to an application: its help is the reference of its settings and names every variable."""
 
 
 def service_command(
@@ -91,12 +95,11 @@ def service_command(
 
 def service_app(distribution: str, table: str, function: Callable[..., None]) -> typer.Typer:
     """A program of one command: `function` as a service. Its environment variables begin with the program's name."""
-    app = typer.Typer(
-        pretty_exceptions_enable=False,
+    app = CommandApp(
         context_settings={
             "help_option_names": ["-h", "--help"],
             "auto_envvar_prefix": distribution.replace("-", "_").upper(),
         },
     )
-    app.command(name=distribution, epilog=EPILOG)(service_command(function, table, distribution=distribution))
+    app.command(name=distribution, **SERVICE)(service_command(function, table, distribution=distribution))
     return app

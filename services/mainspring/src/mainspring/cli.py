@@ -9,10 +9,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fdb_schema.cli import JsonOption, command_app, fail, print_rows, run_app
+from fdb_schema.cli import CommandApp, JsonOption, command_app, fail, print_rows, run_app
 from fdb_schema.configuration import CONFIG_VARIABLE
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.service import EPILOG, service_command
+from fdb_schema.service import SERVICE, service_command
 from futures_worker.cli import app as futures_app
 from futures_worker.cli import run as run_worker
 from futures_worker.commands.output import logs
@@ -38,18 +38,18 @@ _CLUSTER = "A cluster"
 _SERVICE = "Services"
 _LOOK = "Looking and changing"
 
-app.command("up", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(up, "up"))
-app.command("status", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(status, "status"))
-app.command("doctor", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(doctor, "doctor"))
-app.command("migrate", rich_help_panel=_CLUSTER, epilog=EPILOG)(service_command(migrate, "migrate"))
+app.command("up", rich_help_panel=_CLUSTER, **SERVICE)(service_command(up, "up"))
+app.command("status", rich_help_panel=_CLUSTER, **SERVICE)(service_command(status, "status"))
+app.command("doctor", rich_help_panel=_CLUSTER, **SERVICE)(service_command(doctor, "doctor"))
+app.command("migrate", rich_help_panel=_CLUSTER, **SERVICE)(service_command(migrate, "migrate"))
 app.add_typer(demo_app, name="demo", rich_help_panel=_CLUSTER)
-app.command("worker", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(run_worker, "worker"))
-app.command("tender", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(tend, "tender"))
-app.command("scheduler", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(schedule, "scheduler"))
-app.command("janitor", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(clean, "janitor"))
+app.command("worker", rich_help_panel=_SERVICE, **SERVICE)(service_command(run_worker, "worker"))
+app.command("tender", rich_help_panel=_SERVICE, **SERVICE)(service_command(tend, "tender"))
+app.command("scheduler", rich_help_panel=_SERVICE, **SERVICE)(service_command(schedule, "scheduler"))
+app.command("janitor", rich_help_panel=_SERVICE, **SERVICE)(service_command(clean, "janitor"))
 if importlib.util.find_spec("mainspring_dashboard") is not None:
     _dashboard = importlib.import_module("mainspring_dashboard.cli").dashboard
-    app.command("dashboard", rich_help_panel=_SERVICE, epilog=EPILOG)(service_command(_dashboard, "dashboard"))
+    app.command("dashboard", rich_help_panel=_SERVICE, **SERVICE)(service_command(_dashboard, "dashboard"))
 else:
 
     @app.command(
@@ -69,7 +69,7 @@ app.add_typer(leases_app, name="leases", rich_help_panel=_LOOK, help="What `leas
 app.add_typer(heap_app, name="heap", rich_help_panel=_LOOK, help="What `s3heap-tender` does.")
 app.add_typer(ids_app, name="ids", rich_help_panel=_LOOK, help="What `idempotent-txn` does.")
 
-config_app = typer.Typer(no_args_is_help=True, help="The services' settings.")
+config_app = CommandApp(no_args_is_help=True, help="The services' settings.")
 app.add_typer(config_app, name="config", rich_help_panel=_LOOK)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from fdb_datamodel import FutureState, census_page, list_workers
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, read_clock, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, print_json, printable
+from fdb_schema.figures import timestamp_us
 from futures_worker.client.diagnosis import clusters
 from idempotent_txn import id_status, run
 from lease_locks import LeaseManager, duty_reports
@@ -59,7 +60,7 @@ def picture(database: Any, cluster: str, limit: int = COUNTED) -> dict[str, Any]
         "leases": {"held": len(leases), "waiters": sum(len(lease.waiters) for lease in leases)},
         "sessions": sum(1 for _ in locks.sessions()),
         "duties": {
-            name: {"by": r.by, "rounds": r.rounds, "done": r.done, "failures": r.failures, "error": r.error, "at": _wall(r.at_us)}
+            name: {"by": r.by, "rounds": r.rounds, "done": r.done, "failures": r.failures, "error": r.error, "at": timestamp_us(r.at_us)}
             for name, r in sorted(duties.items())
         },
         "heap": heap_figures(database, cluster),
@@ -88,7 +89,7 @@ def worker_row(worker: Any) -> dict[str, Any]:
         "slots": worker.info.slots,
         "free_slots": None if beat is None else beat.free_slots,
         "claims": worker.claims,
-        "last_beat": None if beat is None else _wall(beat.wall_us),
+        "last_beat": None if beat is None else timestamp_us(beat.wall_us),
     }
 
 
@@ -109,10 +110,6 @@ def heap_figures(database: Any, cluster: str) -> dict[str, Any] | None:
         "failures", "dead_letters", "missed_deadlines",
     )  # fmt: skip
     return {name: getattr(found, name) for name in names}
-
-
-def _wall(us: int) -> str | None:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(us / 1e6)) if us else None
 
 
 def _print(found: dict[str, Any]) -> None:

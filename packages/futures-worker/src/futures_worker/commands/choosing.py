@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, WorkerStatus, l
 from fdb_datamodel.reading import ids_beginning, with_reason
 from fdb_schema.cli import fail
 from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from fdb_schema.figures import ago, cut
+from fdb_schema.figures import short_ids as shortened
 from idempotent_txn import run
 
 PAGE: Final = 500
@@ -131,33 +132,13 @@ def short_ids(ids: list[str]) -> dict[str, str]:
 
     Never less than time and sequence, which are the client's own: futures that aren't listed seldom have the same.
     """
-    length = len("019ad1f2-3c4d-7000")
-    ordered = sorted(set(ids))
-    for one, other in itertools.pairwise(ordered):
-        same = next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-        length = max(length, same + 1)
-    return {one: one[:length].rstrip("-") for one in ordered}
+    return shortened(ids, len("019ad1f2-3c4d-7000"))
 
 
 def in_brief(reason: str, future_id: str) -> str:
     """A reason for a narrow column: other ids as `ls` shows them, without the future's own and what tells incarnations apart."""
     text = reason.replace(f"future {future_id} depends on ", "")
     return _INCARNATION.sub(r"\1", _LONG_ID.sub(r"\1", text))
-
-
-def cut(text: str, most: int = 16) -> str:
-    """`text` in at most so many characters: of a qualified name the end tells more than the beginning."""
-    return text if len(text) <= most else "…" + text[1 - most :]
-
-
-def ago(seconds: float) -> str:
-    """A time ago, or a duration, in one unit: `350ms`, `12s`, `5m`, `3h`, `8d`."""
-    if seconds < 1:
-        return f"{max(0.0, seconds) * 1000:.0f}ms"
-    for unit, size, most in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
-        if seconds < most * size:
-            return f"{seconds / size:.1f}{unit}" if seconds < 10 * size else f"{seconds / size:.0f}{unit}"
-    return f"{seconds / 86400:.0f}d"
 
 
 __all__ = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -11,6 +10,8 @@ from fdb_datamodel import ClusterSpace, FutureInfo, describe_future
 from fdb_schema import open_database, url_of
 from fdb_schema.cli import fail
 from fdb_schema.errors import EXIT_NOT_FOUND
+from fdb_schema.figures import size
+from fdb_schema.figures import timestamp_us as wall
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
 
@@ -46,25 +47,9 @@ def nothing(what: str, database: Any, cluster: str) -> str:
     return f"no {what} in cluster {cluster!r} of {place}; {has}"
 
 
-def wall(microseconds: int) -> str | None:
-    """Wall time as people read it; for display only."""
-    if not microseconds:
-        return None
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(microseconds / 1e6))
-
-
-def size(amount: Any) -> str:
-    """Bytes as people read them: `1.5 GiB`."""
-    if amount is None:
-        return ""
-    value = float(amount)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
-
-
 def dashed(text: str) -> str:
     """A text of the data model with the ids in it as `ls` prints them."""
     return _HEX_ID.sub(lambda match: str(UUID(match[0])), text)
+
+
+__all__ = ["dashed", "find_future", "look_into", "not_found", "nothing", "size", "wall"]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, say
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, CommandApp, DbOption, JsonOption, print_json, say
 from futures_worker.commands.opening import look_into
 from futures_worker.handshake import secret_id
 from futures_worker.store_secret import (
@@ -18,7 +18,7 @@ from futures_worker.store_secret import (
 )
 from idempotent_txn import run
 
-secret_app = typer.Typer(help="The cluster's secret: change it without a stop.", no_args_is_help=True)
+secret_app = CommandApp(help="The cluster's secret: change it without a stop.", no_args_is_help=True)
 
 
 @secret_app.command()

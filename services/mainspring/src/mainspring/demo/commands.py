@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fdb_schema.cli import fail
+from fdb_schema.cli import CommandApp, fail
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
 
-demo_app = typer.Typer(invoke_without_command=True, help="Demonstrations on real input.")
+demo_app = CommandApp(invoke_without_command=True, help="Demonstrations on real input.")
 
 
 @demo_app.callback()
