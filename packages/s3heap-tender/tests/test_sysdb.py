@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from fdb_schema import OversizeError
+from fdb_schema import OversizeError, open_database
 from s3heap_tender import (
     Backoff,
     ClaimLostError,
     ClaimRefusedError,
     HeapItem,
+    SysDb,
     TaskExistsError,
     TaskNotFoundError,
     TransitionError,
     UnknownItemError,
+    core,
 )
+from s3heap_tender.sessions import LocalSessions
 
 
 def refused(bench: Any, item: Any) -> str:
@@ -200,6 +204,26 @@ def test_a_claim_is_one_persons_until_its_session_is_dead(bench: Any) -> None:
     with pytest.raises(ClaimLostError):
         other.finish(retaken)
     assert bench.sysdb.stats()["finishes"] == 1
+
+
+@pytest.mark.parametrize("settle", ["finish", "fail"])
+def test_a_claim_whose_commit_took_long_is_a_later_start_for_the_cadence(
+    settle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sysdb = SysDb(open_database("memory:"), shards=1, sessions=LocalSessions())
+    task = sysdb.create_task("p", "t", cadence=3)
+    claimed = core.claimed
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.6)
+        return claimed(*args)
+
+    monkeypatch.setattr(core, "claimed", slow)
+    claim = sysdb.claim(task)
+    began = sysdb.now()
+    sysdb.finish(claim) if settle == "finish" else sysdb.fail(claim, "no")
+    assert sysdb.get(task.id).last_start == pytest.approx(began, abs=0.3)
+    assert began - claim.started > 0.5
 
 
 def test_a_failed_run_is_due_again_after_its_back_off_and_cadence(bench: Any) -> None:

@@ -179,6 +179,11 @@ def claimed(row: TaskRow, session: str, tail: int, now: int) -> TaskRow:
     )
 
 
+def begun_late(row: TaskRow, late: int, now: int) -> TaskRow:
+    """The row of a run that began up to `late` µs after the start that its claim stored: the next keeps its cadence from there."""
+    return row if late <= 0 else replace(row, last_start=max(row.last_start, min(now, row.last_start + late)))
+
+
 def check_claim(task: UUID, row: TaskRow | None, gen: int, epoch: int) -> TaskRow:
     """The row, where the claim (gen, epoch) still holds it. Raises `ClaimLostError`."""
     if row is None:

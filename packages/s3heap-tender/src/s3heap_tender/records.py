@@ -174,6 +174,7 @@ class Claim:
     upto_offset: int  # the log's end when this attempt was first claimed: what its run is certain to see
     session: str
     started: float  # seconds of the cluster clock
+    late: float = 0.0  # seconds by which the run may have begun later than `started`: the claim's commit took so long
 
     @property
     def id(self) -> UUID:

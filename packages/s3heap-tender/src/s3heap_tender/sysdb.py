@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
 from s3heap_tender.output import storable, text_of
 from s3heap_tender.records import (
+    MICROSECONDS,
     Backoff,
     Claim,
     DeadLetter,
@@ -287,10 +289,11 @@ class SysDb(SysDbBase):
                 return known.lost(wanted.task, row.epoch)
             return sessions.is_dead(tr, row.session)
 
+        began = time.monotonic()
         with known.claiming(wanted.task):
             claim = self.commit("claim", transitions.claim, wanted, mine, is_over)
             known.add(claim)
-        return claim
+        return replace(claim, late=self.beyond_a_tick(time.monotonic() - began))
 
     def holds(self, task: UUID, epoch: int) -> bool:
         """Whether this process knows of this session's claim, or is about to: one that it doesn't is taken over."""
@@ -314,7 +317,7 @@ class SysDb(SysDbBase):
         if upto_offset is not None:
             ReadUpTo(upto_offset)  # refuses what is no offset
         self.tick()
-        self._settle("finish", transitions.finish, claim, upto_offset, storable(output))
+        self._settle("finish", transitions.finish, claim, upto_offset, storable(output), _late(claim))
 
     def fail(self, claim: Claim, error: BaseException | str, *, output: str = "") -> None:
         """The run failed: due again after its back-off, or a dead letter. `output` as in `finish`.
@@ -323,7 +326,7 @@ class SysDb(SysDbBase):
         """
         text = error if isinstance(error, str) else text_of(error)
         self.tick()
-        self._settle("fail", transitions.fail, claim, storable(text), storable(output))
+        self._settle("fail", transitions.fail, claim, storable(text), storable(output), _late(claim))
 
     def _settle(self, name: str, body: Callable[..., list[Step]], claim: Claim, *args: Any) -> None:
         try:
@@ -374,6 +377,10 @@ class SysDb(SysDbBase):
 
         self.tick()
         return self.commit(operation, body)
+
+
+def _late(claim: Claim) -> int:
+    return int(claim.late * MICROSECONDS)
 
 
 def _seen(tr: Any, at: Layout, id: UUID, row: TaskRow) -> Task:

@@ -125,6 +125,10 @@ class SysDbBase:
                 self._advance()
                 self._steady = True
 
+    def beyond_a_tick(self, seconds: float) -> float:
+        """What is to be made good where something took `seconds`: nothing up to a tick, which every start allows for."""
+        return seconds if seconds > ADVANCE_SECONDS and isinstance(self._clock, ClusterClock) else 0.0
+
     def _advance(self) -> None:
         run(self.db, self._clock.advance)
         self._clock.committed()

@@ -300,7 +300,7 @@ def claim(
 
 
 def finish(
-    tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int | None, output: str = ""
+    tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int | None, output: str = "", late: int = 0
 ) -> list[Step]:
     """B1 → C1, or B1 → B1 with an intent where the log has more. Raises `ClaimLostError`.
 
@@ -309,6 +309,7 @@ def finish(
     row = core.check_claim(task, load(tr, at, task), gen, epoch)
     row, tail = seeing(tr, at, row)
     now = read_clock(tr, at.keys.space)
+    row = core.begun_late(row, late, now)
     upto = row.claim_tail if upto_offset is None else upto_offset
     after = core.finished(task, row, upto, tail, now)
     if after.state is State.WAITING:
@@ -327,10 +328,13 @@ def keep_output(tr: Any, at: Layout, task: UUID, output: RunOutput) -> None:
         tr.clear(at.keys.output(task))
 
 
-def fail(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str, output: str = "") -> list[Step]:
+def fail(
+    tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str, output: str = "", late: int = 0
+) -> list[Step]:
     """B1 → B1 plus an intent: the generation is due again later, or is a dead letter. Raises `ClaimLostError`."""
     row = core.check_claim(task, load(tr, at, task), gen, epoch)
     now = read_clock(tr, at.keys.space)
+    row = core.begun_late(row, late, now)
     after = core.failed(task, row, error, now)
     count(tr, at, "failures")
     keep_output(tr, at, task, RunOutput(gen, epoch, False, now, output))
