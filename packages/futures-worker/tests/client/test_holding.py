@@ -163,6 +163,23 @@ def test_a_handle_of_a_key_outlives_the_other_one(db: Any) -> None:
         assert one.result(WAIT) == 16
 
 
+def test_a_handle_made_from_the_id_of_one_outlives_it(db: Any) -> None:
+    with Client(db, "test") as client:
+        one = client.submit(square, 4)
+        assert one.result(WAIT) == 16
+        two = client.get_future(one.id)
+        del one
+        client._live.keeping.release_dropped()
+        collect_all(db)
+        assert two.result(WAIT) == 16
+        known = two.id
+        del two
+        client._live.keeping.release_dropped()
+        collect_all(db)
+        with pytest.raises(FutureDeletedError):
+            client.get_future(known).result(WAIT)
+
+
 def test_a_future_taken_up_while_it_is_let_go_stays_held(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     maker, client = Client(db, "test"), Client(db, "test")
     with client:

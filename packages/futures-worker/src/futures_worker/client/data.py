@@ -183,5 +183,11 @@ class DataMethods:
         return status.id
 
     def _attach(self, future_id: bytes, name: str) -> Future[Any]:
-        known = self._live.pending(future_id)
-        return known or Future(self._session_of, future_id, name, stored=True, subscribed=False)
+        session = self._live
+        known = session.pending(future_id)
+        if known is not None:
+            return known
+        future: Future[Any] = Future(self._session_of, future_id, name, stored=True, subscribed=False)
+        if session.keeping.share(future_id):  # by another handle, which may go before this one
+            future._session = session
+        return future

@@ -88,6 +88,16 @@ class Keeping:
             self._held[future_id] = self._held.get(future_id, 0) + 1
             self._borrowed.add(future_id)
 
+    def share(self, future_id: bytes) -> bool:
+        """There is one more handle of a future, if this process holds it by another one; whether it does."""
+        with self._lock:
+            count = self._held.get(future_id)
+            if count is None:
+                return False
+            self._held[future_id] = count + 1
+            self._borrowed.add(future_id)
+            return True
+
     def drop(self, future_id: bytes) -> None:
         """A handle is gone. Called by the garbage collector, in whatever thread and amid whatever it does."""
         self._dropped.append(future_id)
