@@ -84,6 +84,19 @@ def test_another_process_gives_the_same_keys_whatever_its_hashes(seed: int) -> N
         assert wrong == set(), f"seed {seed}, hashes {hashes}"
 
 
+def test_a_set_of_functions_has_one_key_wherever_they_lie_in_memory() -> None:
+    source = (
+        "STEPS = {lambda x: x + 1, lambda x: x * 2, lambda x: x - 7, lambda x: x // 3}\ndef f(x): return len(STEPS)"
+    )
+    spaces: list[dict[str, Any]] = []
+    for _ in range(20):
+        spaces.append({"__name__": "__main__"})
+        exec(source, spaces[-1])
+    orders = {tuple(step.__code__.co_firstlineno + step(100) for step in space["STEPS"]) for space in spaces}
+    assert len(orders) > 1, "they come in different orders"
+    assert len({bind("p", space["f"], (1,), {}).memo.digest for space in spaces}) == 1
+
+
 def test_a_path_goes_by_its_name_and_not_by_its_content(locks: LeaseManager, tmp_path: Path) -> None:
     file = tmp_path / "input"
     file.write_text("one")

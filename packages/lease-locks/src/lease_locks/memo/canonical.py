@@ -182,6 +182,12 @@ def _name(thing: Any) -> bytes:
     return f"{module_of(thing)}:{thing.__qualname__}".encode()
 
 
+def _name_and_code(thing: Any) -> bytes:
+    """What tells functions of a set apart, lambdas too, without looking at what they refer to."""
+    code = getattr(thing, "__code__", None)
+    return _name(thing) if code is None else _name(thing) + canonical_digest(code)
+
+
 class _Encoder:
     def __init__(self, write: Callable[[Any], Any], refer: Callable[[Any], bytes]) -> None:
         self.write = write
@@ -230,7 +236,7 @@ class _Encoder:
 
         def key(value: Any) -> bytes:
             out: list[bytes] = []
-            part = _Encoder(out.append, _name if self.refer is not identity else identity)
+            part = _Encoder(out.append, _name_and_code if self.refer is not identity else identity)
             part.open = self.open
             part.put(value)
             return b"".join(out)
