@@ -16,6 +16,7 @@ import fdb_datamodel as dm
 from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager
 from mainspring_dashboard import Cluster, create_app, survey
+from mainspring_dashboard.doctor import Doctor
 
 TOKEN = "a-token-of-twenty-four-c"
 
@@ -315,7 +316,7 @@ def test_what_went_wrong_is_grouped_among_the_newest(
 ) -> None:
     monkeypatch.setattr(survey, "KEPT_SECONDS", 0.0)
     nothing = client.get("/api/attention").json()
-    assert nothing == {"groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
+    assert nothing == {"findings": [], "groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
     for at in range(4):
         lab.fail(lab.submit(name=f"kind {at % 2}"), f"message {at}")
     last = lab.submit(name="too big", requirements=dm.Requirements(gpu=8))
@@ -331,6 +332,24 @@ def test_what_went_wrong_is_grouped_among_the_newest(
     monkeypatch.setattr(survey, "PAGE", 1)
     cut = client.get("/api/attention").json()
     assert (len(cut["groups"]), cut["more"], cut["looked"], cut["all"]) == (1, 1, 2, False)
+
+
+def test_what_doctor_finds_is_told_problems_first(cluster: Cluster, lab: Any) -> None:
+    doctor = Doctor(cluster.db, "demo", watch=0.01)
+    with TestClient(create_app(cluster, doctor=doctor), base_url="http://localhost") as client:
+        while not (found := client.get("/api/attention").json()["findings"]):
+            pass
+    assert [one["level"] for one in found] == sorted(one["level"] for one in found)
+    (silent,) = [one for one in found if one["check"] == "workers"]
+    assert silent["level"] == "problem" and "127.0.0.1:7000" in silent["what"] and silent["do"]
+    assert "janitor" in {one["check"] for one in found if one["level"] == "warning"}
+
+
+def test_what_doctor_finds_while_it_is_stopped_counts_for_nothing(cluster: Cluster) -> None:
+    doctor = Doctor(cluster.db, "demo", watch=60)
+    doctor.start()
+    doctor.stop()
+    assert doctor.findings == []
 
 
 def test_a_look_ends_in_time_however_many_futures_were_deleted(

@@ -171,13 +171,17 @@ def test_the_overview_follows_the_cluster_live(page: Page, served: Served) -> No
 def test_the_overview_says_first_what_needs_attention(page: Page, served: Served) -> None:
     shown = page.go("/")
     shown.locator("#live.on").wait_for()
-    assert shown.locator(".attention").count() == 0, "nothing is said where nothing is wrong"
+    assert shown.locator(".attention a[href^='/futures/']").count() == 0, "nothing is said where nothing is wrong"
     ids = _fill(served.lab)
     again = served.lab.submit(name="load <b>bold</b>")
     served.lab.fail(again, "no such file: customers.csv")
     served.lab.submit(name="publish", dependencies=(again,), args=b"x")
     shown.locator(".attention").wait_for()  # without a reload
-    failed, stuck = shown.locator(".attention li.failed"), shown.locator(".attention li.unclaimed")
+    failed, stuck = (shown.locator(f".attention li.{tone}:not([data-check])") for tone in ("failed", "unclaimed"))
+    # and what doctor finds: the worker of this cluster is none
+    silent = shown.locator(".attention li.failed[data-check=workers]")
+    sync_api.expect(silent).to_contain_text("127.0.0.1:7000", timeout=PATIENCE_MS)
+    sync_api.expect(silent).to_contain_text("gave no sign of life")
     sync_api.expect(failed).to_have_count(1, timeout=PATIENCE_MS)
     sync_api.expect(failed.locator("b").first).to_have_text("2", timeout=PATIENCE_MS)
     sync_api.expect(failed).to_contain_text("load <b>bold</b>")

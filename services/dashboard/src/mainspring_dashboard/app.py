@@ -4,7 +4,7 @@
 |---|---|
 | `/`, `/futures`, `/futures/ID`, `/functions`, `/workers`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
 | `/api/overview?since=T` | the newest sample, and those after T |
-| `/api/attention` | groups of failures, and of futures that nobody will run as things are |
+| `/api/attention` | what `mainspring doctor` finds, groups of failures, and of futures that nobody will run as things are |
 | `/api/functions` | how far each function is: counts by state, rate, median |
 | `/api/stream` | server-sent events: one sample a second |
 | `/api/futures?state=S&q=TEXT&after=ID&limit=N&newest=1`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
@@ -35,6 +35,7 @@ from starlette.staticfiles import StaticFiles
 from fdb_datamodel import FutureState
 from fdb_schema import MainspringError, NameInvalidError, fdb_error_code
 from mainspring_dashboard.access import Access
+from mainspring_dashboard.doctor import Doctor
 from mainspring_dashboard.heap import HeapView
 from mainspring_dashboard.reading import Cluster
 from mainspring_dashboard.sampler import Sampler
@@ -107,10 +108,12 @@ def create_app(
     *,
     token: str | None = None,
     heap: HeapView | None = None,
+    doctor: Doctor | None = None,
     interval: float = INTERVAL_SECONDS,
 ) -> Starlette:
     """The application over `cluster`. With `token` None it answers only under names of loopback.
 
+    `doctor` is started and stopped with the application; None: nobody examines the cluster's services.
     `interval`: seconds between samples. The application closes neither `cluster` nor `heap`.
     """
     view = heap or HeapView(cluster.db, cluster.name, None, None)
@@ -120,10 +123,14 @@ def create_app(
         live = Live(Sampler(cluster), interval)
         app.state.live = live
         ticking = asyncio.create_task(live.run())
+        if doctor is not None:
+            doctor.start()
         try:
             yield
         finally:
             await live.close()
+            if doctor is not None:
+                await run_in_threadpool(doctor.stop)
             ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await ticking
@@ -137,7 +144,8 @@ def create_app(
         return JSONResponse(live.sampler.snapshot() | {"history": live.sampler.history.since(since)})
 
     async def attention(_request: Request) -> Response:
-        return JSONResponse(await _read(cluster.survey.attention))
+        findings = doctor.findings if doctor is not None else []
+        return JSONResponse({**await _read(cluster.survey.attention), "findings": findings})
 
     async def functions(_request: Request) -> Response:
         return JSONResponse(await _read(cluster.survey.functions))

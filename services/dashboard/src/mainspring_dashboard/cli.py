@@ -53,6 +53,7 @@ def dashboard(
     import uvicorn
 
     from mainspring_dashboard.app import create_app
+    from mainspring_dashboard.doctor import Doctor
     from mainspring_dashboard.heap import HeapView
     from mainspring_dashboard.reading import Cluster
     from mainspring_dashboard.serving import limits
@@ -79,7 +80,7 @@ def dashboard(
 
     # The access log would hold tokens; streams end by themselves when the application closes.
     config = uvicorn.Config(
-        create_app(reading, token=shown, heap=heap),
+        create_app(reading, token=shown, heap=heap, doctor=Doctor(reading.db, cluster)),
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=5,

@@ -77,13 +77,17 @@ class Observation:
         return [worker for worker in self.second.workers if worker.id not in silent]
 
 
-def observe(db: Any, cluster: str, seconds: float, pause: Callable[[float], None] = time.sleep) -> Observation:
-    """Look, wait `seconds`, look again."""
+def observe(
+    db: Any, cluster: str, seconds: float, pause: Callable[[float], None] = time.sleep, *, brief: bool = False
+) -> Observation:
+    """Look, wait `seconds`, look again. `brief`: no future is counted, and no worker is called."""
     space = ClusterSpace(cluster)
     locks = LeaseManager(db, cluster)
-    first = _look(db, space, locks)
+    first = _look(db, space, locks, brief)
     pause(seconds)
-    second = _look(db, space, locks)
+    second = _look(db, space, locks, brief)
+    if brief:
+        return Observation(first, second, seconds, duties=duty_reports(db, space))
     addresses = {f"{worker.id.ip}:{worker.id.port}": (worker.id.ip, worker.id.port) for worker in second.workers}
     with ThreadPoolExecutor(16) as pool:
         answers = dict(zip(addresses, pool.map(_connect, addresses.values()), strict=True))
@@ -92,11 +96,11 @@ def observe(db: Any, cluster: str, seconds: float, pause: Callable[[float], None
     return Observation(first, second, seconds, refused, others, duty_reports(db, space))
 
 
-def _look(db: Any, space: ClusterSpace, locks: LeaseManager) -> Look:
+def _look(db: Any, space: ClusterSpace, locks: LeaseManager, brief: bool) -> Look:
     look = Look(clock_us=run(db, read_clock, space, strategy="off"))
     look.workers = run(db, list_workers, space, strategy="off")
     after: bytes | None = None
-    while True:
+    while not brief:
         page, after = run(db, census_page, space, after, strategy="off")
         look.states.update(one.state.value for one in page)
         for one in page:

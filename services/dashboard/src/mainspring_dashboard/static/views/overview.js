@@ -52,14 +52,26 @@ export default async function overview({ get }) {
   };
 }
 
-// What a person should look at first: the same that happened to many is one line.
+// What a person should look at first: what isn't as it should be with the services, then what happened to futures; the same that
+// happened to many is one line.
 function troubles(found) {
-  if (!found.groups.length) return null;
+  if (!found.groups.length && !found.findings.length) return null;
   const said = { failed: (one) => `${one.what} in ${one.name || "a function without a name"}`, stuck: (one) => `${one.name || "a function without a name"}: ${one.what}` };
   return h("section", { class: "panel attention" }, h("h2", {}, "Needs attention"),
-    h("ul", {}, found.groups.map((one) => h("li", { class: one.kind === "failed" ? "failed" : "unclaimed" },
+    h("ul", {}, found.findings.map(finding), found.groups.map((one) => h("li", { class: one.kind === "failed" ? "failed" : "unclaimed" },
       h("b", { title: one.kind === "failed" ? "futures that failed so" : "futures that wait in vain" }, count(one.count)),
       h("a", { href: `/futures/${one.id}` }, said[one.kind](one)), h("span", { class: "why" }, one.message), h("span", { class: "soft nowrap" }, ago(one.last))))),
     h("p", { class: "soft" }, [found.more && `${count(found.more)} more kinds`, found.followers && `${count(found.followers)} more failed because one of their arguments did`,
-      !found.all && `among the newest ${count(found.looked)} futures`].filter(Boolean).join("; ")));
+      !found.all && found.groups.length && `among the newest ${count(found.looked)} futures`].filter(Boolean).join("; ")));
+}
+
+const PAGES = { workers: "/workers", leases: "/leases", heap: "/heap", ids: "/ids", janitor: "/leases?prefix=duty/" };
+
+// As `mainspring doctor` says it, with what to do; a command in backquotes is one.
+function finding(one) {
+  const bad = one.level === "problem";
+  const words = one.do.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+  return h("li", { class: bad ? "failed" : "unclaimed", "data-check": one.check }, h("b", { title: one.level }, bad ? "✕" : "!"),
+    PAGES[one.check] ? h("a", { href: PAGES[one.check] }, one.check) : h("span", {}, one.check),
+    h("span", { class: "why" }, h("span", { class: "what" }, one.what), one.do ? ["; ", words] : null), h("span", { class: "soft" }, one.level));
 }
