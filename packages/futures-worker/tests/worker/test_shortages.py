@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -233,7 +234,7 @@ def surroundings() -> list[Any]:
     os.umask(umask)
     limits = [resource.getrlimit(one)[0] for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)]
     handlers = [signal.getsignal(one) is signal.SIG_IGN for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
-    return [os.getcwd(), umask, *limits, *handlers, signal.getitimer(signal.ITIMER_REAL)[0]]
+    return [os.getcwd(), umask, *limits, *handlers, signal.getitimer(signal.ITIMER_REAL)[0], sys.getrecursionlimit()]
 
 
 def change_surroundings(directory: str) -> None:
@@ -268,10 +269,15 @@ def test_what_a_task_changes_of_its_process_is_put_back(pool: Pool, tmp_path: Pa
     assert pool.returned(child, surroundings) == before
     pool.returned(child, os.umask, 0o777)
     pool.returned(child, os.chdir, "/")
+    pool.returned(child, sys.setrecursionlimit, 200)
     assert pool.returned(child, surroundings) == before
 
 
-@pytest.mark.parametrize("function", [lower_a_hard_limit, leak_descriptors])
+def close_standard_output() -> None:
+    os.close(1)
+
+
+@pytest.mark.parametrize("function", [lower_a_hard_limit, leak_descriptors, close_standard_output])
 def test_a_process_that_can_not_be_put_back_runs_no_other_task(pool: Pool, function: Callable[[], object]) -> None:
     child = pool.processes.spawn(0)
     pool.send(child, function)

@@ -1,8 +1,8 @@
 """What a task may change of its process for those that follow it: put back after each task, or the process is to end.
 
-Put back are the working directory, the umask, soft limits (rlimits), the interval timer, and the handlers of SIGINT, SIGTERM
-and SIGALRM. A process that can't be put back, or that leaks descriptors, is to end. What a task does to Python's own state
-(modules, `os.environ`) stays, as in any process that is reused.
+Put back are the working directory, the umask, soft limits (rlimits), the interval timer, Python's limit of recursion, and the
+handlers of SIGINT, SIGTERM and SIGALRM. A process that can't be put back, that leaks descriptors or that has closed a standard
+one is to end. What a task does to Python's own state (modules, `os.environ`) stays, as in any process that is reused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from typing import Any, Final
 
 LIMITS: Final = tuple(
@@ -27,7 +28,7 @@ LIMITS: Final = tuple(
 )
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 QUICK: Final = 0.0002
-"""Seconds of a task up to which only the working directory and the umask are looked at: the rest takes longer to change."""
+"""Seconds of a task up to which limits, timers and handlers aren't looked at: they take longer to change."""
 
 
 class Surroundings:
@@ -40,6 +41,8 @@ class Surroundings:
         self._handlers: list[Any] = [signal.getsignal(one) for one in SIGNALS]
         self._cwd = os.getcwd()
         self._home = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._recursion = sys.getrecursionlimit()
+        self._standard = min(3, self._lowest_free())  # standard descriptors that are open
 
     def restore(self, seconds: float) -> bool:
         """After a task of `seconds`: whether everything is as it was, or could be put back."""
@@ -53,7 +56,9 @@ class Surroundings:
             if moved:
                 os.fchdir(self._home)
                 seconds = 1.0
-            return seconds <= QUICK or self._restore_rest()
+            if sys.getrecursionlimit() != self._recursion:
+                sys.setrecursionlimit(self._recursion)
+            return (seconds <= QUICK or self._restore_rest()) and not self._leaks()
         except (OSError, ValueError):
             return False
 
@@ -66,11 +71,17 @@ class Surroundings:
         for number, before in zip(SIGNALS, self._handlers, strict=True):
             if signal.getsignal(number) is not before:
                 signal.signal(number, before)
-        return not self._leaks()
+        return True
+
+    def _lowest_free(self) -> int:
+        lowest = os.dup(self._home)
+        os.close(lowest)
+        return lowest
 
     def _leaks(self) -> bool:
-        """Whether so many descriptors stay open that those of later tasks may be refused."""
-        lowest_free = os.dup(self._home)
-        os.close(lowest_free)
+        """Whether so many descriptors stay open that those of later tasks may be refused, or a standard one doesn't."""
+        lowest_free = self._lowest_free()
+        if lowest_free < self._standard:
+            return True
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return most != resource.RLIM_INFINITY and 2 * lowest_free > most
