@@ -16,7 +16,17 @@ import pytest
 import idempotent_txn
 from fdb_schema import open_database
 from lease_locks import LeaseManager
-from s3heap_tender import Backoff, HeapStore, StoreUnavailableError, core, fsck, metrics, prune_untended, transitions
+from s3heap_tender import (
+    Backoff,
+    HeapStore,
+    Scheduler,
+    StoreUnavailableError,
+    core,
+    fsck,
+    metrics,
+    prune_untended,
+    transitions,
+)
 from s3heap_tender.errors import StrayKeyError
 from s3heap_tender.inspection import next_due
 from s3heap_tender.items import ObjectHeader, encode_object
@@ -118,6 +128,43 @@ def test_an_item_that_somebody_moved_to_another_bucket_is_pushed_again(bad: Any,
     bad.new_scheduler(lambda task, gen, epoch: ran.append(task.name)).turn()
     assert ran == ["t"]
     assert bad.tender.turn(prune=False, reconcile=True).reconciled == 0
+
+
+def by_the_virtual_clock(bench: Any, trigger: Any) -> Scheduler:
+    return Scheduler(bench.heap, bench.sysdb, trigger, concurrency=0, monotonic=lambda: bench.clock.value / 1e6)
+
+
+def test_a_dead_schedulers_run_whose_item_is_gone_from_the_heap_goes_on_soon(bad: Any) -> None:
+    task = in_shard(bad, 0, "t")
+    bad.tend()
+    dead = bad.new_sysdb()
+    dead.claim(task)
+    for listed in list(bad.store.list("0000-")):
+        bad.store.delete(listed.key, if_match=listed.etag)
+    dead.close()
+    ran: list[str] = []
+    scheduler = by_the_virtual_clock(bad, lambda task, gen, epoch: ran.append(task.name))
+    for _ in range(5):
+        scheduler.turn()
+        bad.tender.turn(prune=False, reconcile=False)
+        bad.clock.sleep(1)
+    assert ran == ["t"]
+
+
+def test_a_lost_run_that_cannot_be_taken_over_costs_no_listing_at_every_turn(bad: Any) -> None:
+    task = in_shard(bad, 0, "t")
+    bad.tend()
+    dead = bad.new_sysdb()
+    dead.claim(task)
+    for listed in list(bad.store.list("0000-")):
+        bad.store.delete(listed.key, if_match=listed.etag)
+    dead.close()
+    scheduler = by_the_virtual_clock(bad, run_nothing)
+    before = bad.heap.io.requests["list"]
+    for _ in range(100):  # no tender pushes it again
+        scheduler.turn()
+        bad.clock.sleep(0.2)
+    assert bad.heap.io.requests["list"] - before < 15
 
 
 def test_a_store_that_answers_nothing_fails_the_turn(bad: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema import RecordError
-from s3heap_tender import core, index, outbox
+from s3heap_tender import core, index, outbox, tending
 from s3heap_tender.bells import Bells
 from s3heap_tender.errors import (
     StoreError,
@@ -48,6 +48,7 @@ class _Worth:
 
     since: int  # nothing that may start lies in buckets before this one's, seconds
     told: tuple[Any, ...]  # what the sysdb said of it
+    lost: tuple[HeapItem, ...]  # of runs that may be taken over
 
 
 class Scheduler:
@@ -87,9 +88,8 @@ class Scheduler:
         self._ownership = ownership
         self._monotonic = monotonic
         self._preferred: set[int] | None = None  # shards that are this scheduler's to look at first
-        self._fruitless: dict[
-            int, tuple[Any, int, int]
-        ] = {}  # shard → (what was known, wait in µs, when to list again)
+        # (shard, whether for lost runs) → (what was known, wait in µs, when to list again)
+        self._fruitless: dict[tuple[int, bool], tuple[Any, int, int]] = {}
         self._now = 0  # cluster clock of the last look, µs
         self._next_at = 0
         self._seen_at = -OUTAGE_MICRO - 1
@@ -212,39 +212,52 @@ class Scheduler:
         self._next_at = self._now + int(most * MICROSECONDS)
         todo: dict[int, _Worth] = {}
         for shard, there in looked.items():
-            told = (there.due, there.last_due, there.pushed)
             if there.runs:
                 self._next_at = min(self._next_at, self._now + MICROSECONDS)
-            if self._has_lost_run(there.runs):
-                todo[shard] = _Worth(0, told)
+            lost = self._lost_runs(there.runs)
+            told = (there.due, there.last_due, there.pushed)
+            if lost and self._list_again(shard, (*told, lost), lost=True) <= self._now:
+                todo[shard] = _Worth(0, (*told, lost), lost)
                 continue
             if there.due is None:
                 continue
             later = HELP_MICRO if self._preferred is not None and shard not in self._preferred else 0
-            at = there.due * 1000 + later
-            before, wait, again = self._fruitless.get(shard, (None, 0, 0))
-            if before == told and wait:
-                at = max(at, again)
+            at = max(there.due * 1000 + later, self._list_again(shard, told, lost=False))
             if at <= self._now:
-                todo[shard] = _Worth((there.due * 1000 - core.LATEST_START) // MICROSECONDS, told)
+                todo[shard] = _Worth((there.due * 1000 - core.LATEST_START) // MICROSECONDS, told, ())
             if there.next_due is not None:
                 at = min(at, there.next_due * 1000 + later)
             self._next_at = min(self._next_at, max(at, self._now))
         return todo
 
-    def _has_lost_run(self, runs: Sequence[tuple[UUID, str]]) -> bool:
-        """Whether a run may be taken over: its session is dead, or is this one and nothing here knows of the run."""
+    def _list_again(self, shard: int, told: tuple[Any, ...], *, lost: bool) -> int:
+        """When a shard of which no more is known than before is worth another listing; 0 is now."""
+        before, _, again = self._fruitless.get((shard, lost), (None, 0, 0))
+        return again if before == told else 0
+
+    def _lost_runs(self, runs: Sequence[tuple[UUID, str]]) -> tuple[HeapItem, ...]:
+        """Runs that may be taken over: their session is dead, or is this one and nothing here knows of the run."""
         mine = self.sysdb.sessions.session
         foreign = sorted({session for _, session in runs if session != mine})
         dead = {session for session in foreign if self._may_be_dead(session)}
         lost = [
             task
             for task, session in runs
-            if session in dead or (session == mine and task not in self._runs and not self.sysdb.knows(task))
+            if session in dead
+            or (
+                session == mine
+                and task not in self._runs
+                and not self.sysdb.knows(task)
+                and not self._runs.given_up(task)
+            )
         ]
         rows = self.sysdb.read(outbox.read_rows, lost) if lost else []
         # One that is paused meanwhile stays as it is: listing its shard again and again would find nothing to start.
-        return any(isinstance(row, TaskRow) and not row.paused and not row.dead for row in rows)
+        return tuple(
+            item_of(task, row)
+            for task, row in zip(lost, rows, strict=True)
+            if isinstance(row, TaskRow) and row.state is State.RUNNING and not row.paused and not row.dead
+        )
 
     def _start_due(
         self,
@@ -271,15 +284,18 @@ class Scheduler:
                         return
                     self._runs.start(item, report)
         for shard, worth in shards.items():
-            told = worth.told
+            told, key = worth.told, (shard, bool(worth.lost))
             if shard in faults:
                 continue
             if shard in fruitful:
-                self._fruitless.pop(shard, None)
+                self._fruitless.pop(key, None)
             else:
-                before, wait, _ = self._fruitless.get(shard, (None, 0, 0))
+                before, wait, _ = self._fruitless.get(key, (None, 0, 0))
                 wait = min(LONGEST_FRUITLESS, wait * 2) if before == told and wait else int(self.poll * MICROSECONDS)
-                self._fruitless[shard] = (told, wait, now + wait)
+                self._fruitless[key] = (told, wait, now + wait)
+                if worth.lost:
+                    # What they are started from is off the heap: a tender pushes it again.
+                    tending.reconcile(self.sysdb, worth.lost)
         if sum(isinstance(what, int) for what in faults) == len(shards):
             raise next(iter(faults.values()))
 
