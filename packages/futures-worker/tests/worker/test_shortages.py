@@ -290,6 +290,19 @@ def test_a_process_that_can_not_be_put_back_runs_no_other_task(pool: Pool, funct
     assert [task[0] for packet in child.take_back() for task in msgpack.unpackb(packet)[1:]] == [1]
 
 
+def test_what_a_process_can_not_load_after_other_tasks_is_left_to_a_fresh_one(pool: Pool) -> None:
+    child = pool.processes.spawn(0)
+    pool.send(child, abs, Raising(ValueError("broken")))
+    assert pool.hear(child)[3] == messages.FAIL_PERMANENT, "nothing ran before it"
+    assert pool.returned(child, abs, -1) == 1
+    pool.send(child, abs, Raising(ValueError("perhaps the process is broken")))
+    assert pool.hear(child) == [messages.SKIPPED, 2]
+    deadline = time.monotonic() + PATIENCE
+    while not child.closed:
+        assert time.monotonic() < deadline
+        child.receive()
+
+
 def test_a_task_that_can_not_be_loaded_for_want_of_descriptors_is_not_at_fault(pool: Pool) -> None:
     child = pool.processes.spawn(0)
     pool.send(child, abs, Raising(OSError(errno.EMFILE, "Too many open files")))

@@ -90,6 +90,7 @@ class ChildLoop:
         self._pid = os.getpid()
         self._surroundings = Surroundings()
         self._fit = True  # whether this process may run another task
+        self._fresh = True  # whether no code of a task has run here
         self._kept: dict[int, bytes] = {}  # inline results of late, by seq: tasks sent behind may take them
         task_context.install(self._report_waiting, url, cluster)
 
@@ -150,8 +151,13 @@ class ChildLoop:
                 kind = messages.FAIL_MEMORY
             elif isinstance(error, _RemovedError) or shortage_of(error) is not None:
                 kind, self._fit = messages.FAIL_SHORT, False  # another process may have what this one lacks
+            elif not self._fresh:
+                self._fit = False  # a task before may have left it so: only of a fresh one it is said for good
+                self._write(self._pack((messages.SKIPPED, seq)))
+                return
             self._fail(seq, started, kind, error)
             return
+        self._fresh = False
         task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
         try:
             if trace and tracing.configure_tracing("worker"):

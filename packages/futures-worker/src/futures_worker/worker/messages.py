@@ -34,8 +34,8 @@ long task never holds back finished ones:
                                                        tasks go back unbegun
     [RESUMED, seq]                                     waits no more
     [SKIPPED, seq]                                     not begun: the result of the task before that it takes isn't at hand,
-                                                       or the child leaves for one that loads newer files, or the packet
-                                                       took too long
+                                                       or the child leaves for one that loads newer files, or for one in
+                                                       which no task has run before, or the packet took too long
 """
 
 from __future__ import annotations
