@@ -130,6 +130,21 @@ def test_an_item_that_somebody_moved_to_another_bucket_is_pushed_again(bad: Any,
     assert bad.tender.turn(prune=False, reconcile=True).reconciled == 0
 
 
+@pytest.mark.parametrize("counter", ["log", "again"])
+def test_a_counter_of_too_many_bytes_keeps_no_other_partition_from_its_runs(bad: Any, counter: str) -> None:
+    for partition in ("spoilt", "sound"):
+        bad.sysdb.create_task(partition, "t", cadence=0, id=uuid.UUID(int=uuid.uuid4().int >> 8 << 8))
+    bad.settle(run_nothing, seconds=2)
+    key = getattr(bad.sysdb.layout.keys, counter)(partition_id("spoilt"))
+    idempotent_txn.run(bad.db, lambda tr: tr.set(key, b"\xff" * 20))
+    bad.write("spoilt")
+    bad.write("sound")
+    ran: list[str] = []
+    assert bad.tender.turn(prune=False, reconcile=False).errors == []
+    bad.settle(lambda task, gen, epoch: ran.append(task.partition_name), seconds=2)
+    assert "sound" in ran
+
+
 def by_the_virtual_clock(bench: Any, trigger: Any) -> Scheduler:
     return Scheduler(bench.heap, bench.sysdb, trigger, concurrency=0, monotonic=lambda: bench.clock.value / 1e6)
 

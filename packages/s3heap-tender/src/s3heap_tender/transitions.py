@@ -39,7 +39,12 @@ class Step:
 def read_counter(tr: Any, key: bytes, *, snapshot: bool = True) -> int:
     """A little-endian counter; 0 where it was never written."""
     data = (tr.snapshot if snapshot else tr).get(key).value
-    return 0 if data is None else int.from_bytes(data, "little")
+    return 0 if data is None else number_of(data)
+
+
+def number_of(data: bytes) -> int:
+    """The number that a counter's bytes are: what is beyond its 64 bits would fit into no row."""
+    return int.from_bytes(data[:8], "little")
 
 
 def count(tr: Any, at: Layout, name: str, by: int = 1) -> None:
@@ -200,7 +205,7 @@ def seeing(tr: Any, at: Layout, row: TaskRow) -> tuple[TaskRow, int]:
 def _log_of(tr: Any, at: Layout, partition: UUID) -> tuple[int, int]:
     """The end of a partition's log, and how many writes were said to lie below it; by snapshot, side by side."""
     values = get_many(tr, [at.keys.log(partition), at.keys.again(partition)], snapshot=True)
-    tail, again = (0 if value is None else int.from_bytes(value, "little") for value in values)
+    tail, again = (0 if value is None else number_of(value) for value in values)
     return tail, again
 
 
