@@ -8,8 +8,10 @@ A listing prints a table in a terminal and one JSON document with `--json`; erro
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fdb_schema.database import URL_VARIABLE
-from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, MainspringError, fdb_error_code
+from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, MainspringError, fdb_error_code
 from fdb_schema.figures import plain, told
 from fdb_schema.help import EPILOG, CommandApp
 from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
@@ -80,11 +82,12 @@ __all__ = [
     "printable",
     "run_app",
     "say",
+    "seconds_of",
     "version_option",
 ]
 
 
-def command_app(distribution: str, help_text: str) -> typer.Typer:
+def command_app(distribution: str, help_text: str) -> CommandApp:
     """A Typer application with `--version` of `distribution`, and no tracebacks of locals."""
     app = CommandApp(help=help_text, no_args_is_help=True, epilog=EPILOG.format(program=distribution))
 
@@ -214,13 +217,31 @@ def _cell(column: str, value: Any, show: Callable[[str, Any], str] | None) -> st
 
 
 def print_record(row: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> None:
-    """One thing: a line per field that says something, and what words mean that are the data model's own."""
+    """One thing: a field that says something under the other, with what words mean that are the data model's own.
+
+    In a terminal a long one goes on below itself.
+    """
     width = max((len(name) for name in row), default=0)
+    console = Console(**_LITERAL)
     for name, value in row.items():
         text = told(value)
         if text:
             meaning = (meanings or {}).get(name)
-            say(f"{name.replace('_', ' '):<{width}}  {text}" + (f"  ({meaning})" if meaning else ""))
+            line = f"{name.replace('_', ' '):<{width}}  {text}" + (f"  ({meaning})" if meaning else "")
+            if console.is_terminal and len(line) > console.width and "\n" not in line:
+                wrapped = textwrap.wrap(
+                    line, console.width, subsequent_indent=" " * (width + 2), break_long_words=False
+                )
+                line = "\n".join(wrapped)
+            say(line)
+
+
+def seconds_of(text: str) -> float:
+    """The seconds of a time ago as an option gives it, `90s`, `10m`, `2h` or `7d`; or the end of the command."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if match is None:
+        fail(f"{text!r} is no time ago: give a number and s, m, h or d, as 10m", EXIT_USAGE)
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def completing(find: Callable[[str | None, str, str], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:

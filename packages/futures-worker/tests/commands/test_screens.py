@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
-import re
 import sys
-import tty
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from support import terminal
 
 import fdb_datamodel as dm
 from fdb_schema import ClusterSpace, open_database
@@ -61,30 +57,8 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def screen(*arguments: str, columns: int = 80, code: int = 0) -> str:
-    """What a command shows in a terminal, without colours."""
-    master, slave = pty.openpty()
-    tty.setraw(slave)
-    argv, sys.argv = sys.argv, ["futures-worker", *arguments]
-    environment = dict(os.environ)
-    os.environ |= {"COLUMNS": str(columns), "TERM": "xterm-256color"}
-    os.environ.pop("NO_COLOR", None)
-    found: Any = 0
-    try:
-        with os.fdopen(slave, "w") as terminal, contextlib.redirect_stdout(terminal):
-            try:
-                main()
-            except SystemExit as end:
-                found = end.code or 0
-            terminal.flush()
-            shown = os.read(master, 1 << 16).decode()
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.argv = argv
-        os.close(master)
-    assert found == code
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    return "\n".join(line.rstrip() for line in plain.splitlines())
+    """What the command shows in a terminal, without colours."""
+    return terminal.screen(main, *arguments, columns=columns, code=code)
 
 
 LS = """\

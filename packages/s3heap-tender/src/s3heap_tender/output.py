@@ -12,7 +12,7 @@ _kept: ContextVar[str] = ContextVar("s3heap_tender_output", default="")
 def keep_output(text: str) -> None:
     """To be called by a trigger, in its own thread: the last 4000 characters of `text` are kept with the task.
 
-    The next run's output replaces them; `SysDb.describe` and the command `describe` show them.
+    The next run's output replaces them; `SysDb.describe` and the command `show` show them.
     """
     _kept.set(text[-MAX_OUTPUT_TEXT:])
 

@@ -14,7 +14,7 @@ import typer
 
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, WorkerStatus, list_futures, list_workers
 from fdb_datamodel.reading import ids_beginning, with_reason
-from fdb_schema.cli import fail
+from fdb_schema.cli import fail, seconds_of
 from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from fdb_schema.figures import ago, cut
 from fdb_schema.figures import short_ids as shortened
@@ -26,7 +26,6 @@ _SHORTEST: Final = 4  # digits of an id that are taken for its beginning
 _CANDIDATES: Final = 6
 _LONG_ID: Final = re.compile(r"\b([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4})-[0-9a-f]{4}-[0-9a-f]{12}\b")
 _INCARNATION: Final = re.compile(r"(:\d+)/[0-9a-f]+")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 NameOption = Annotated[
     str | None,
@@ -71,13 +70,8 @@ def is_named(name: str, glob: str) -> bool:
 
 def wanted(states: frozenset[FutureState] | None, name: str | None, reason: str | None, since: str | None) -> Filter:
     """The filter that options ask for, or the end of the command."""
-    ago = 0.0
-    if since is not None:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", since.strip())
-        if match is None:
-            fail(f"{since!r} is no time ago: give a number and s, m, h or d, as 10m", EXIT_USAGE)
-        ago = float(match[1]) * _SECONDS[match[2]]
-    return Filter(states, name, reason, int((time.time() - ago) * 1e6) if since is not None else 0)
+    back = seconds_of(since) if since is not None else 0.0
+    return Filter(states, name, reason, int((time.time() - back) * 1e6) if since is not None else 0)
 
 
 def walk(

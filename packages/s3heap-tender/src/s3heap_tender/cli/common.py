@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import signal
 import sys
 import threading
@@ -18,8 +19,19 @@ from uuid import UUID
 import typer
 
 from fdb_schema import open_database
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, command_app, fail, print_json, print_rows
+from fdb_schema.cli import (
+    DEFAULT_CLUSTER,
+    ClusterOption,
+    DbOption,
+    command_app,
+    completing,
+    fail,
+    in_terminal,
+    print_json,
+    print_rows,
+)
 from fdb_schema.errors import EXIT_USAGE
+from fdb_schema.figures import ago, cut, short_ids, told
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.errors import StoreUnavailableError, TaskNotFoundError
 from s3heap_tender.heap import Heap
@@ -34,17 +46,39 @@ app = command_app("s3heap-tender", "Tasks that run because data was written, no 
 
 log = logging.getLogger("s3heap_tender")
 DEFAULT_STORE: Final = "file:./heap"
+_BEGINNING: Final = re.compile(r"[0-9a-fA-F]{4}[0-9a-fA-F-]{0,32}")
 
 
 def _task(text: str) -> UUID | str:
     try:
         return UUID(text)
     except ValueError:
-        if "/" in text.strip("/"):
+        if "/" in text.strip("/") or _BEGINNING.fullmatch(text):
             return text
         raise typer.BadParameter(
-            f"{text!r} is no id of a task: give a UUID, as `s3heap-tender tasks` lists them, or PARTITION/NAME"
+            f"{text!r} is no id of a task: give a UUID, or four digits or more of its beginning, as `s3heap-tender ls` lists "
+            "them, or PARTITION/NAME"
         ) from None
+
+
+def _beginning(sysdb: SysDb, text: str) -> UUID:
+    """The only task whose id begins so. Raises `TaskNotFoundError`."""
+    digits = text.lower().replace("-", "")
+    found = [task.id for task in sysdb.tasks() if task.id.hex.startswith(digits)]
+    if len(found) > 1:
+        fail(f"several tasks have ids that begin with {text}: {', '.join(map(str, found[:6]))}", EXIT_USAGE)
+    if not found:
+        raise TaskNotFoundError(f"no task has an id that begins with {text}")
+    return found[0]
+
+
+def _complete(db: str | None, cluster: str, beginning: str) -> Iterator[str]:
+    """Names of tasks, or ids where an id was begun."""
+    with open_sysdb(db, cluster, create=False) as sysdb:
+        for task in sysdb.tasks():
+            for text in (f"{task.partition_name or task.partition}/{task.name}", str(task.id)):
+                if text.startswith(beginning) and (beginning or "/" in text):
+                    yield text
 
 
 def _named(sysdb: SysDb, text: str) -> UUID:
@@ -59,7 +93,7 @@ def _named(sysdb: SysDb, text: str) -> UUID:
     if len(found) > 1:
         fail(f"{text!r} names several tasks: {', '.join(map(str, sorted(found)))}", EXIT_USAGE)
     if not found:
-        raise TaskNotFoundError(f"no task is named {text!r}: give PARTITION/NAME, or an id as `tasks` lists them")
+        raise TaskNotFoundError(f"no task is named {text!r}: give PARTITION/NAME, or an id as `ls` lists them")
     return found.pop()
 
 
@@ -72,7 +106,13 @@ def partition_of(text: str) -> UUID | str:
 
 
 TaskArgument = Annotated[
-    UUID, typer.Argument(metavar="TASK", parser=_task, help="The task's id, as `tasks` lists it, or PARTITION/NAME.")
+    UUID,
+    typer.Argument(
+        metavar="TASK",
+        parser=_task,
+        help="The task's id, or how it begins, or PARTITION/NAME.",
+        autocompletion=completing(_complete),
+    ),
 ]
 PollOption = Annotated[float, typer.Option(min=0.0, help="Seconds between looks.")]
 StoreOption = Annotated[
@@ -207,7 +247,8 @@ def _opening(
     def command(**given: Any) -> None:
         with opened(**{option.name: given.pop(option.name) for option in options}) as subject:
             if isinstance(named_task := given.get("task"), str):
-                given["task"] = _named(subject, named_task)
+                find = _named if "/" in named_task else _beginning
+                given["task"] = find(subject if isinstance(subject, SysDb) else subject.sysdb, named_task)
             function(subject, **given)
 
     named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
@@ -253,7 +294,7 @@ def show_task(sysdb: SysDb, task: Task, as_json: bool) -> None:
     if as_json:
         print_json(row)
     else:
-        print_rows([row], ("id", "name", "state", "gen", "due_in", "paused", "dead"), as_json=False, show=show_cell)
+        print_tasks([row], ("id", "name", "state", "gen", "due_in", "last_error"), as_json=False)
 
 
 def show_cell(column: str, value: Any) -> str:
@@ -261,8 +302,54 @@ def show_cell(column: str, value: Any) -> str:
     if value is None:
         return ""
     if column.endswith("_in"):
-        return Moments.relative(value)
-    return Moments.short(value) if column.endswith("_at") else str(value)
+        return Moments.brief(value) if in_terminal() else Moments.relative(value)
+    if column == "cadence" and in_terminal():
+        return ago(value)
+    return Moments.short(value) if column.endswith("_at") else told(value)
+
+
+_LOOKS: Final = {
+    "running": "cyan",
+    "scheduled": "yellow",
+    "waiting": "green",
+    "paused": "magenta",
+    "dead": "bold red",
+}
+
+
+def look_of(column: str, value: Any) -> str:
+    """How a table's cell looks in a terminal."""
+    if column == "state":
+        return _LOOKS.get(str(value), "")
+    return {"id": "dim", "task": "dim", "last_error": "red", "error": "red"}.get(column, "")
+
+
+def print_tasks(
+    rows: list[dict[str, Any]],
+    columns: tuple[str, ...],
+    *,
+    as_json: bool,
+    empty: str = "no tasks",
+    limit: int | None = None,
+) -> None:
+    """A listing of tasks, or of what belongs to one; in a terminal ids are cut to what tells them apart, and the state says
+    what keeps a task from running."""
+    for row in rows if not as_json else ():
+        row["state"] = "dead" if row.get("dead") else "paused" if row.get("paused") else row.get("state")
+        row["name"] = f"{row.get('partition_name') or ''}/{row['name']}".lstrip("/")
+    if in_terminal() and not as_json:
+        key = "id" if "id" in columns else "task"
+        shown = short_ids([str(row[key]) for row in rows])
+        most = 20 if "last_error" in columns else 28
+        for row in rows:
+            row |= {key: shown[str(row[key])], "name": cut(row["name"], most)}
+            for column in (column for column in columns if column.endswith("_in")):
+                moment = None if column == "due_in" and row["state"] == "dead" else row[column]
+                if moment is not None and column != "due_in":
+                    moment = min(moment, -1e-3)  # it is past, whatever a clock that stands still says
+                row[column[:-3]] = "" if moment is None else Moments.brief(moment)
+        columns = tuple(column.removesuffix("_in") for column in columns)
+    print_rows(rows, columns, as_json=as_json, empty=empty, show=show_cell, style=look_of, limit=limit)
 
 
 def item_row(item: HeapItem, moments: Moments) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from fdb_schema.figures import ago, timestamp
+
 
 class Moments:
     """Readings of the cluster clock, as seen now; `now` is in its seconds."""
@@ -17,7 +19,7 @@ class Moments:
         self.wall = datetime.now(UTC) if wall is None else wall
 
     def fields(self, name: str, seconds: float | None) -> dict[str, Any]:
-        """`NAME_in`, seconds from now, and `NAME_at`, ISO 8601 in UTC; both None where there is no such time."""
+        """`NAME_in`, seconds from now, and `NAME_at`, RFC 3339 in UTC; both None where there is no such time."""
         if seconds is None:
             return {f"{name}_in": None, f"{name}_at": None}
         return {f"{name}_in": round(seconds - self.now, 3), f"{name}_at": self.at(seconds)}
@@ -26,11 +28,11 @@ class Moments:
         """The same of a wall time, in seconds since 1970."""
         at = datetime.fromtimestamp(seconds, UTC)
         since = (at - self.wall).total_seconds()
-        return {f"{name}_in": round(since, 3), f"{name}_at": at.isoformat(timespec="milliseconds")}
+        return {f"{name}_in": round(since, 3), f"{name}_at": timestamp(at)}
 
     def at(self, seconds: float) -> str:
-        """ISO 8601, UTC."""
-        return (self.wall + timedelta(seconds=seconds - self.now)).isoformat(timespec="milliseconds")
+        """RFC 3339, UTC."""
+        return timestamp(self.wall + timedelta(seconds=seconds - self.now)) or ""
 
     def text(self, seconds: float) -> str:
         """For a page on one thing: relative, local time, and the cluster clock's own reading."""
@@ -40,6 +42,11 @@ class Moments:
     def short(iso: str) -> str:
         """An ISO time as this machine's local time, to the second."""
         return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}"
+
+    @staticmethod
+    def brief(seconds: float) -> str:
+        """`in 4.2s`, `3m ago`: for a narrow column."""
+        return f"{ago(-seconds)} ago" if seconds < 0 else f"in {ago(seconds)}"
 
     @staticmethod
     def relative(seconds: float) -> str:

@@ -58,7 +58,7 @@ def schedule(
 ) -> None:
     """Run a scheduler until interrupted: each due task runs COMMAND, with the task in its environment (S3HEAP_…).
 
-    The end of what COMMAND prints is kept: `describe` shows it.
+    The end of what COMMAND prints is kept: `show` shows it.
     """
     if shutil.which(command[0]) is None:  # or each task would fail, and be a dead letter in the end
         fail(f"command not found: {command[0]!r} can't be run", EXIT_USAGE)
