@@ -348,6 +348,9 @@ def test_runs_inspect_summarize_diff_invalidate(command: Command, locks: LeaseMa
     assert (code, json.loads(output)) == (1, [{"what": "x", "left": "3", "right": "4"}])
     assert command("diff", left, left)[0] == 0
 
+    assert command("invalidate", left, "--dry-run") == (0, "would forget 1 invocation\n")
+    assert command("prune", "--older-than", "0", "--dry-run")[1].startswith("would forget 3 invocations")
+    assert command("inspect", left)[0] == 0
     assert command("invalidate", left) == (0, "forgot 1 invocation\n")
     assert command("inspect", left)[0] == 3
     assert command("invalidate", left)[0] == 3

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, Final
 
 import typer
 
 from fdb_schema import DatabaseUnreachableError
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
+from fdb_schema.cli import (
+    DEFAULT_CLUSTER,
+    ClusterOption,
+    DbOption,
+    DryRunOption,
+    JsonOption,
+    LimitOption,
+    completing,
+    in_terminal,
+    print_json,
+    print_rows,
+    say,
+    seconds_of,
+)
+from fdb_schema.figures import ago, cut, short_ids, told
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks.acquiring import GRACE, Pause, local, unanswered
 from lease_locks.cli.opening import act_on, look_into
@@ -24,7 +40,16 @@ from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import STAMP_BYTES
 from lease_locks.transitions import PRESENT
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The lease's name.")]
+
+def _complete(db: str | None, cluster: str, beginning: str) -> Iterator[str]:
+    yield from sorted({info.name for info in look_into(db, cluster).list(beginning)})
+
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The lease's name.", autocompletion=completing(_complete))
+]
+SERVICES: Final = ("duty/", "s3heap/", "memo/")
+"""How the names of leases begin that services and memoizing runners hold for themselves."""
 _WATCH_SECONDS = 0.25
 _REREAD_SECONDS = 15.0
 
@@ -37,8 +62,8 @@ def lease_row(info: LeaseInfo) -> dict[str, Any]:
     row["maintainers"] = [dataclasses.asdict(m) for m in info.maintainers]
     row["waiters"] = [dataclasses.asdict(w) for w in info.waiters]
     row["waiting"] = len(info.waiters)
-    row["held_for"] = _ago(info.acquired_at)
-    row["renewed"] = _ago(info.updated_at)
+    row["held_for"] = _since(info.acquired_at)
+    row["renewed"] = _since(info.updated_at)
     return row
 
 
@@ -47,17 +72,30 @@ def event_row(event: LeaseEvent) -> dict[str, Any]:
     return {**dataclasses.asdict(event), "token": event.token.hex}
 
 
+def _since(at: datetime | None) -> float | None:
+    """Seconds since a moment."""
+    return None if at is None else round(max(0.0, (datetime.now(UTC) - at).total_seconds()), 3)
+
+
 def _ago(at: datetime | None) -> str:
-    if at is None:
-        return ""
-    seconds = max(0.0, (datetime.now(UTC) - at).total_seconds())
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    seconds = _since(at)
+    return "" if seconds is None else ago(seconds)
 
 
 def _show(column: str, value: Any) -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
-    return "" if value is None else str(value)
+    if column in ("held_for", "renewed", "ttl", "max_hold") and value is not None:
+        return ago(value)
+    return told(value)
+
+
+def _look(column: str, value: Any) -> str:
+    if column == "kind":
+        return {"acquired": "green", "expired": "red", "stolen": "red", "forced": "bold red"}.get(str(value), "")
+    if column == "waiting" and value:
+        return "yellow"
+    return {"dead": "red", "token": "dim", "session": "dim"}.get(column, "")
 
 
 def register(app: typer.Typer) -> None:
@@ -72,16 +110,58 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
+class Order(StrEnum):
+    """By what `ls` sorts."""
+
+    name = "name"
+    age = "age"  # the newest first
+    waiting = "waiting"  # the most waited for first
+
+
+_KEYS: Final[dict[Order, Callable[[LeaseInfo], Any]]] = {
+    Order.name: lambda info: info.name,
+    Order.age: lambda info: -info.acquired_at.timestamp(),
+    Order.waiting: lambda info: -len(info.waiters),
+}
+
+
 def list_leases(
     prefix: Annotated[str, typer.Argument(help="Only names that start with this.")] = "",
+    starts: Annotated[str, typer.Option("--prefix", help="The same as an option.")] = "",
+    since: Annotated[str | None, typer.Option(metavar="AGO", help="Only leases held since: 90s, 10m, 2h, 7d.")] = None,
+    sort: Annotated[
+        Order | None,
+        typer.Option(
+            help="Order of what is listed.",
+            show_default="in a terminal users' leases, the newest first, then services'",
+        ),
+    ] = None,
+    limit: LimitOption = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     json: JsonOption = False,
 ) -> None:
     """List the leases that are held."""
-    rows = [lease_row(info) for info in look_into(db, cluster).list(prefix)]
+    if prefix and starts and prefix != starts:
+        raise typer.BadParameter("give the beginning of the names once: PREFIX or --prefix")
+    back = None if since is None else seconds_of(since)
+    brief = in_terminal() and not json
+    infos = [
+        info
+        for info in look_into(db, cluster).list(prefix or starts)
+        if back is None or (_since(info.acquired_at) or 0.0) <= back
+    ]
+    if sort is not None:
+        infos.sort(key=_KEYS[sort])
+    elif brief:
+        infos.sort(key=lambda info: (info.name.startswith(SERVICES), _KEYS[Order.age](info)))
+    rows = [lease_row(info) for info in infos]
+    for row in rows if brief else ():
+        row["holder"] = cut(row["holder"], 26)
     columns = ["name", "holder", "mode", "ttl", "held_for", "renewed", "waiting"]
-    print_rows(rows, columns, as_json=json, empty="no lease is held", show=_show, flowing="name")
+    print_rows(
+        rows, columns, as_json=json, empty="no lease is held", show=_show, style=_look, flowing="name", limit=limit
+    )
 
 
 def show(
@@ -96,7 +176,8 @@ def show(
         print_json(row)
         return
     for field in ("name", "holder", "token", "mode", "slots", "ttl", "max_hold", "held_for", "renewed", "meta"):
-        say(f"{field.replace('_', ' '):<12}{_show(field, row[field])}")
+        if (shown := _show(field, row[field])) != "":
+            say(f"{field.replace('_', ' '):<12}{shown}")
     for maintainer in info.maintainers:
         renewed = _ago(maintainer.updated_at)
         say(f"maintainer  {maintainer.role} {maintainer.host}:{maintainer.pid}, renewed {renewed} ago")
@@ -105,13 +186,21 @@ def show(
 
 
 def show_history(
-    name: NameArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False
+    name: NameArgument,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The last so many.", show_default="all")] = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
 ) -> None:
     """Show the last 64 events of a name: acquired, joined, released, expired, stolen, forced; by whom; why."""
     rows = [event_row(event) for event in look_into(db, cluster, name).history(name)]
     if not rows:
         raise LeaseNotFoundError(f"lease {name!r} of cluster {cluster!r} has no history: it was never granted")
-    print_rows(rows, ["at", "kind", "token", "by", "why"], as_json=json, show=_show, flowing="why")
+    rows = rows[-limit:] if limit is not None else rows
+    columns = ["at", "kind", "token", "by", "why"]
+    if in_terminal() and not json:  # the ends of tokens tell them apart: they begin with the versions of one day
+        rows = [row | {"token": cut(row["token"], 9), "by": cut(row["by"], 20)} for row in rows]
+    print_rows(rows, columns, as_json=json, show=_show, style=_look, flowing="why")
 
 
 def watch(
@@ -187,19 +276,39 @@ def wait(
 def force_release(
     name: NameArgument,
     reason: Annotated[str, typer.Option(help="Goes to the history; the holder sees it.")],
+    dry_run: DryRunOption = False,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
 ) -> None:
     """End a lease by your word. Its holder learns it in under a second; its guarded commits fail at once."""
+    if dry_run:
+        infos = [info for info in look_into(db, cluster, name).list(name) if info.name == name]
+        if not infos:
+            raise LeaseNotFoundError(f"nobody holds lease {name!r} in cluster {cluster!r}")
+        if json:
+            print_json([{"name": name, "token": info.token.hex, "released": False} for info in infos])
+        else:
+            for info in infos:
+                say(f"{name} of {info.describe()} would be released")
+        return
     locks = act_on(db, cluster)
     ended = locks.force_release(name, reason=reason)
     if not ended and not locks.damaged:
         raise LeaseNotFoundError(f"nobody holds lease {name!r} in cluster {cluster!r}")
+    if json:
+        print_json([{"name": name, "token": token.hex, "released": True} for token in ended])
+        return
     for token in ended:
         say(f"released {name} (token {token.hex})")
 
 
-def list_sessions(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False) -> None:
+def list_sessions(
+    limit: LimitOption = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
     """List the processes that hold or wait for leases, what each holds, and why it is dead where that is proved."""
     locks = look_into(db, cluster)
     held: dict[str, int] = {}
@@ -218,13 +327,20 @@ def list_sessions(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER,
                 "ttl": record.ttl_ms / 1000,
                 "started_at": wall_time(record.started_us),
                 "updated_at": at,
-                "renewed": _ago(at),
+                "renewed": _since(at),
                 "leases": held.get(sid.hex(), 0),
                 "dead": run(locks.db, locks.session_dead, sid, strategy=IDEMPOTENT),
             }
         )
     columns = ["session", "process", "command", "ttl", "renewed", "leases", "dead"]
-    print_rows(rows, columns, as_json=json, empty="no session", show=_show)
+    if in_terminal() and not json:
+        shown = short_ids([row["session"] for row in rows])
+        rows.sort(key=lambda row: -row["started_at"].timestamp())
+        for row in rows:
+            row |= {"session": shown[row["session"]], "process": cut(row["process"], 24)}
+        columns = ["session", "process", "leases", "renewed", *(("dead",) if any(r["dead"] for r in rows) else ())]
+        columns.append("command")
+    print_rows(rows, columns, as_json=json, empty="no session", show=_show, style=_look, limit=limit)
 
 
 def doctor(
@@ -263,8 +379,24 @@ def doctor(
         print_json({"sessions_alive": alive, "findings": findings, "cleaned": cleaned})
     else:
         say(f"{alive} sessions alive, {len(findings)} findings, {cleaned} cleaned")
-        for finding in findings:
-            do = "cleaned" if clean and finding["cleanable"] else finding["do"]
-            say(f"- {finding['what']}\n  {do}")
+        for what, do in _grouped(findings, clean):
+            say(f"- {what}\n  {do}")
     if left:
         raise typer.Exit(1)
+
+
+_ALIKE: Final = 3
+
+
+def _grouped(findings: list[dict[str, Any]], clean: bool) -> Iterator[tuple[str, str]]:
+    """What was found, and what to do: of many alike the first, and how many more there are."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        do = "cleaned" if clean and finding["cleanable"] else finding["do"]
+        key = do if finding["cleanable"] else finding["what"]
+        groups.setdefault((key, do), []).append(finding["what"])
+    for (_, do), alike in groups.items():
+        for what in alike[: len(alike) if len(alike) <= _ALIKE else 1]:
+            yield what, do
+        if len(alike) > _ALIKE:
+            yield f"{len(alike) - 1} more sessions are dead: `lease-locks sessions` lists them", do

@@ -10,7 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from fdb_schema import RecordError
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, print_rows, say
+from fdb_schema.cli import (
+    DEFAULT_CLUSTER,
+    ClusterOption,
+    DbOption,
+    DryRunOption,
+    JsonOption,
+    LimitOption,
+    in_terminal,
+    print_json,
+    print_rows,
+    say,
+)
+from fdb_schema.figures import cut
 from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.info import wall_time
@@ -46,10 +58,15 @@ def _totals(counts: dict[Any, int]) -> dict[str, int]:
     }
 
 
-def list_runs(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, json: JsonOption = False) -> None:
+def list_runs(
+    limit: LimitOption = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
     """List the processes that called memoized functions, and what their calls came to."""
     locks = look_into(db, cluster)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for run_id, record, counts in MemoRows(locks.space).runs(locks.db):
         rows.append(
             {
@@ -60,16 +77,24 @@ def list_runs(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, jso
                 **_totals(counts),
             }
         )
+    columns = ["run", "by", "command", "calls", "executed", "hit", "awaited", "failed"]
+    if in_terminal() and not json:
+        rows.sort(key=lambda row: row["started_at"].timestamp() if row["started_at"] else 0.0, reverse=True)
+        rows = [row | {"by": cut(row["by"], 20)} for row in rows]
+        columns = ["run", "calls", "executed", "hit", "awaited", "failed", "command"]
     print_rows(
         rows,
-        ["run", "by", "command", "calls", "executed", "hit", "awaited", "failed"],
+        columns,
         as_json=json,
         empty="no function was called through a runner",
+        whole=("run",),
+        limit=limit,
     )
 
 
 def summarize(
     run_id: Annotated[str | None, typer.Argument(metavar="[RUN]", help="One run; without it, all of them.")] = None,
+    limit: LimitOption = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     json: JsonOption = False,
@@ -100,6 +125,8 @@ def summarize(
         ["uri", "invocations", "calls", "executed", "hit", "awaited", "failed"],
         as_json=json,
         empty="no function was called through a runner",
+        flowing="uri",
+        limit=limit,
     )
 
 
@@ -172,6 +199,7 @@ def inspect(
             metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST; memo:PIPELINE/FUNCTION or memo:PIPELINE list."
         ),
     ],
+    limit: LimitOption = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     json: JsonOption = False,
@@ -188,7 +216,7 @@ def inspect(
             raise LeaseNotFoundError(
                 f"nothing is known of {memo_uri} in cluster {cluster!r}: see `lease-locks summarize`"
             )
-        print_rows(rows, ["memo_uri", "outcome", "arguments"], as_json=json)
+        print_rows(rows, ["outcome", "memo_uri", "arguments"], as_json=json, flowing="memo_uri", limit=limit)
         return
     memo = Memo.from_uri(memo_uri)
     described = describe(look_into(db, cluster), memo)
@@ -243,8 +271,10 @@ def invalidate(
         str,
         typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST, or memo:PIPELINE/FUNCTION for all."),
     ],
+    dry_run: DryRunOption = False,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
 ) -> None:
     """Forget the outcome of an invocation, or of all invocations of a function."""
     whole = memo_uri.count("/") < 2
@@ -253,13 +283,21 @@ def invalidate(
             f"{memo_uri!r:.120} is a whole pipeline: give memo:PIPELINE/FUNCTION, or memo:PIPELINE/FUNCTION/DIGEST for one"
         )
     one = None if whole else Memo.from_uri(memo_uri)
-    locks = act_on(db, cluster)
+    locks = look_into(db, cluster) if dry_run else act_on(db, cluster)
     rows = MemoRows(locks.space)
-    memos = [one] if one else [here for here, _ in rows.scan(locks.db, *Memo.prefix(memo_uri))]
-    count = sum(forget(locks, rows, here) for here in memos)
+    if one is None:
+        memos = [here for here, _ in rows.scan(locks.db, *Memo.prefix(memo_uri))]
+    elif dry_run:
+        memos = [here for here, _ in rows.scan(locks.db, one.pipeline, one.function, one.digest)]
+    else:
+        memos = [one]
+    count = len(memos) if dry_run else sum(forget(locks, rows, here) for here in memos)
     if not count:
         raise LeaseNotFoundError(f"nothing is known of {memo_uri}")
-    say(f"forgot {count} invocation{'s' if count != 1 else ''}")
+    if json:
+        print_json({"memo_uri": memo_uri, "invocations": count, "forgotten": not dry_run})
+    else:
+        say(f"{'would forget' if dry_run else 'forgot'} {count} invocation{'s' if count != 1 else ''}")
 
 
 def prune_memos(
@@ -269,6 +307,7 @@ def prune_memos(
     most_bytes: Annotated[
         int | None, typer.Option(min=0, help="Forget the oldest until the rest takes at most so many bytes.")
     ] = None,
+    dry_run: DryRunOption = False,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     json: JsonOption = False,
@@ -276,8 +315,9 @@ def prune_memos(
     """Forget old invocations with their arguments and results, and the counts of old runs."""
     if older_than is None and most_bytes is None:
         raise typer.BadParameter("say how much is to be kept: --older-than, --most-bytes or both")
-    found = prune(look_into(db, cluster), older_than, most_bytes)
+    found = prune(look_into(db, cluster), older_than, most_bytes, dry_run=dry_run)
     if json:
         print_json(dataclasses.asdict(found))
     else:
-        typer.echo(f"forgot {found.invocations} invocations ({found.bytes:,} bytes) and {found.runs} runs")
+        done = "would forget" if dry_run else "forgot"
+        typer.echo(f"{done} {found.invocations} invocations ({found.bytes:,} bytes) and {found.runs} runs")

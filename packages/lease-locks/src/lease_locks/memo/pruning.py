@@ -36,9 +36,11 @@ class _Stored:
     memo: Memo
 
 
-def prune(locks: LeaseManager, older_than: float | None = None, most_bytes: int | None = None) -> Pruned:
+def prune(
+    locks: LeaseManager, older_than: float | None = None, most_bytes: int | None = None, *, dry_run: bool = False
+) -> Pruned:
     """Forget invocations, and runs, of which nothing happened for `older_than` seconds, and the oldest invocations until
-    what is stored takes at most `most_bytes`. None is no limit."""
+    what is stored takes at most `most_bytes`. None is no limit; `dry_run` only counts."""
     _check("older_than", older_than)
     _check("most_bytes", most_bytes)
     rows, done = MemoRows(locks.space), Pruned()
@@ -52,14 +54,15 @@ def prune(locks: LeaseManager, older_than: float | None = None, most_bytes: int 
     for one in stored:
         if not old(one.version) and (most_bytes is None or total <= most_bytes):
             break
-        if _forget_unchanged(locks, rows.keys(one.memo), one.wake):
+        if dry_run or _forget_unchanged(locks, rows.keys(one.memo), one.wake):
             total -= one.size
             done.invocations += 1
             done.bytes += one.size
     for run_id, record, _ in rows.runs(locks.db):
         if record is not None and record.version and old(record.version):
             begin, end = rows.run_key(run_id), rows.run_key(run_id) + b"\xff"
-            run(locks.db, lambda tr, b=begin, e=end: tr.clear_range(b, e), strategy=IDEMPOTENT)
+            if not dry_run:
+                run(locks.db, lambda tr, b=begin, e=end: tr.clear_range(b, e), strategy=IDEMPOTENT)
             done.runs += 1
     return done
 
