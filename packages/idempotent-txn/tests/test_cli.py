@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,16 @@ def test_result_expire_and_status_of_an_id(shared_url: str, shared_db: Any, snap
     assert table.returncode == 0
     assert [line.split()[:3] for line in table.stdout.splitlines()[1:]] == [["native", "1", "1"], ["ids", "0", "0"]]
 
+    (kept,) = json.loads(command(shared_url, "ls", "--json").stdout)
+    assert (kept["id"], kept["text"], kept["version"]) == (ID.hex(), "order-17", result["version"])
+    for moment in (kept["committed_at"], stores["native"]["oldest_at"]):
+        assert abs(datetime.fromisoformat(moment).timestamp() - stores["native"]["oldest_timestamp"]) < 1
+        assert moment.endswith("Z")
+    assert json.loads(command(shared_url, "show", "order-17", "--json").stdout) == result
+    would = command(shared_url, "expire", "order-17", "--dry-run", "--json")
+    assert (would.returncode, json.loads(would.stdout)["kept"]) == (0, True)
     assert command(shared_url, "expire", "order-17").returncode == 0
+    assert command(shared_url, "expire", "order-17", "--dry-run").returncode == 3
     again = command(shared_url, "expire", "order-17", "--json")
     assert again.returncode == 3
     assert json.loads(again.stdout) == {"id": ID.hex(), "expired": False}
@@ -74,7 +84,9 @@ def test_clean_spares_the_young_unless_told(shared_url: str, shared_db: Any) -> 
     spared = command(shared_url, "clean", "--json")
     assert spared.returncode == 0
     assert json.loads(spared.stdout)["ids"] == 0
+    would = command(shared_url, "clean", "--min-age", "0", "--dry-run", "--json")
     cleaned = command(shared_url, "clean", "--min-age", "0", "--json")
+    assert json.loads(would.stdout) == json.loads(cleaned.stdout)
     assert json.loads(cleaned.stdout)["ids"] == 1
     unknown = command(shared_url, "result", "order-17", "--read-snapshot", str(seen[-1]))
     assert unknown.returncode == 1
@@ -114,6 +126,6 @@ def test_a_look_at_a_mistyped_path_exits_4_and_makes_no_database(tmp_path: Path,
 def test_help_and_version() -> None:
     shown = command("memory:", "--help")
     assert shown.returncode == 0
-    for name in ("status", "result", "expire", "clean"):
+    for name in ("ls", "show", "status", "expire", "clean"):
         assert name in shown.stdout
     assert command("memory:", "--version").stdout.startswith("idempotent-txn")

@@ -6,10 +6,12 @@ A real cluster cleans its own (native) rows, so there only the rows of the strat
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fdb_schema import prefix_end, read_range, read_version
+from idempotent_txn.identity import public_form
 from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.lookup import NATIVE, USER_SPACE, IdStore
 from idempotent_txn.repeat import until_committed, until_read
@@ -79,17 +81,17 @@ class Cleaner:
         self._min_age: Final = IDEMPOTENCY_IDS_MIN_AGE_SECONDS
         self._silence: Final = silent_client_seconds
 
-    def run_once(self) -> Cleaned:
-        """Clear all that is old enough now."""
+    def run_once(self, *, dry_run: bool = False) -> Cleaned:
+        """Clear all that is old enough now; `dry_run` only counts it."""
         now = current_version(self._db)
         rows = ids = size = 0
         for store in _cleaned_stores(self._db):
             horizon = now - int(self._min_age * VERSIONS_PER_SECOND)
             begin = store.at(0)
             while begin:
-                cleared, begin = self._clear_oldest(store, begin, horizon)
+                cleared, begin = self._clear_oldest(store, begin, horizon, dry_run)
                 rows, ids, size = rows + cleared.rows, ids + cleared.ids, size + cleared.bytes
-        return Cleaned(rows, ids, size, self._clear_silent_clients(now))
+        return Cleaned(rows, ids, size, self._clear_silent_clients(now, dry_run))
 
     def run(self, stop: threading.Event | None = None, interval: float = POLLING_SECONDS) -> None:
         """Clean every `interval` seconds until `stop` is set (for ever without one)."""
@@ -98,7 +100,7 @@ class Cleaner:
             self.run_once()
             stop.wait(interval)
 
-    def _clear_oldest(self, store: IdStore, begin: bytes, horizon: int) -> tuple[Cleaned, bytes]:
+    def _clear_oldest(self, store: IdStore, begin: bytes, horizon: int, dry_run: bool) -> tuple[Cleaned, bytes]:
         """One transaction: the oldest rows from `begin` up to version `horizon`, and the expired version.
 
         Returns what it cleared, and where the next one begins (b"" where all is done).
@@ -112,9 +114,10 @@ class Cleaner:
             if not found:
                 return Cleaned(), b""
             after = found[-1][0] + b"\0"
-            tr.clear_range(begin, after)
             rows = [_decoded(store, key, value) for key, value in found]
-            if rows[-1].version > decode_expired_version(tr.get(store.expired_version).value):
+            if not dry_run:
+                tr.clear_range(begin, after)
+            if not dry_run and rows[-1].version > decode_expired_version(tr.get(store.expired_version).value):
                 tr.set(store.expired_version, encode_expired_version(rows[-1].version))
             size = sum(len(key) + len(value) for key, value in found)
             cleaned = Cleaned(len(rows), sum(len(row.ids) for row in rows), size)
@@ -122,7 +125,7 @@ class Cleaner:
 
         return until_committed(self._db, body)[0]
 
-    def _clear_silent_clients(self, now: int) -> int:
+    def _clear_silent_clients(self, now: int, dry_run: bool) -> int:
         cleared = 0
         begin, end = CLIENTS, prefix_end(CLIENTS)
         while True:
@@ -134,7 +137,7 @@ class Cleaner:
             for key, value in rows:
                 seen = int.from_bytes(value[_INCARNATION_BYTES : _INCARNATION_BYTES + 8], "big")
                 if now - seen > self._silence * VERSIONS_PER_SECOND:
-                    cleared += self._clear_client(key, value)
+                    cleared += dry_run or self._clear_client(key, value)
             if len(rows) < _CLIENTS_PER_PAGE:
                 return cleared
             begin = rows[-1][0] + b"\0"
@@ -200,6 +203,37 @@ def _status_of(db: Any, store: IdStore, now: int) -> IdStatus:
         None if oldest is None else oldest.timestamp,
         expired,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptId:
+    """An id that is kept with its commit."""
+
+    id: bytes
+    store: str
+    version: int
+    batch_index: int
+    timestamp: int
+    """Unix time of the commit in seconds, for people."""
+
+
+def kept_ids(db: Any) -> Iterator[KeptId]:
+    """Every id that is kept, read page by page; of each store the oldest first."""
+    for store in session_of(db).stores():
+        begin, end = store.at(0), prefix_end(store.rows)
+        while begin:
+
+            def page(
+                tr: Any, begin: bytes = begin, store: IdStore = store, end: bytes = end
+            ) -> list[tuple[bytes, bytes]]:
+                store.allow_reads(tr)
+                return read_range(tr, begin, end, limit=_ROWS_PER_TRANSACTION, snapshot=True)
+
+            rows = until_read(db, page)
+            for row in (_decoded(store, key, value) for key, value in rows):
+                for id, index in row.ids:
+                    yield KeptId(public_form(id), store.what, row.version, index, row.timestamp)
+            begin = rows[-1][0] + b"\0" if len(rows) == _ROWS_PER_TRANSACTION else b""
 
 
 def _cleaned_stores(db: Any) -> list[IdStore]:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from heapq import nlargest
+from itertools import islice
+from typing import Annotated, Any, Final
 
 import typer
 
 from fdb_schema import open_database
-from fdb_schema.cli import DbOption, JsonOption, command_app, fail, print_json, print_rows, run_app
+from fdb_schema.cli import (
+    DbOption,
+    DryRunOption,
+    JsonOption,
+    command_app,
+    completing,
+    fail,
+    print_json,
+    print_rows,
+    run_app,
+    say,
+)
 from fdb_schema.errors import EXIT_NOT_FOUND
-from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS, Cleaner, id_status
+from fdb_schema.figures import ago, timestamp
+from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS, Cleaner, IdStatus, id_status, kept_ids
 from idempotent_txn.errors import IdempotencyIdError
 from idempotent_txn.identity import IdempotencyId
 from idempotent_txn.outcome import Committed
@@ -19,7 +32,65 @@ from idempotent_txn.results import commit_result, expire_idempotency_id, find_co
 
 app = command_app("idempotent-txn", "Idempotency ids of transactions: what is kept, the fate of one, making room.")
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id as text, or its bytes as hex:6f726465722d3137.")]
+
+def _text_of(id: bytes) -> str:
+    """An id as the commands take it."""
+    try:
+        text = id.decode()
+    except UnicodeDecodeError:
+        return f"hex:{id.hex()}"
+    return text if text.isprintable() and not text.startswith("hex:") else f"hex:{id.hex()}"
+
+
+_COMPLETED: Final = 10_000
+"""Ids that are looked through for a completion."""
+
+
+def _complete(db: str | None, _cluster: str, beginning: str) -> list[str]:
+    kept = kept_ids(open_database(db, create=False))
+    return [text for one in islice(kept, _COMPLETED) if (text := _text_of(one.id)).startswith(beginning)]
+
+
+IdArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="The id as text, or its bytes as hex:6f726465722d3137.",
+        autocompletion=completing(_complete),
+    ),
+]
+
+
+@app.command()
+def ls(
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="List so many at most.")] = 100,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the ids that are kept, the newest first, with their commits."""
+    kept = nlargest(
+        limit + 1, kept_ids(open_database(db, create=False)), key=lambda one: (one.version, one.batch_index)
+    )
+    rows = [
+        {
+            "id": one.id,
+            "text": _text_of(one.id),
+            "committed_at": timestamp(one.timestamp or None),
+            "version": one.version,
+            "batch_index": one.batch_index,
+            "store": one.store,
+        }
+        for one in kept[:limit]
+    ]
+    print_rows(
+        rows,
+        ["committed_at", "version", "batch_index", "store", "text"],
+        as_json=json,
+        empty="no id is kept",
+        show=_shown,
+    )
+    if len(kept) > limit:
+        say("there are more: a greater --limit lists them", err=True)
 
 
 @app.command()
@@ -33,19 +104,23 @@ def status(db: DbOption = None, json: JsonOption = False) -> None:
                 "count": sum(store.ids for store in stores),
                 "bytes": sum(store.bytes for store in stores),
                 "oldest_age": max(ages, default=None),
-                "stores": [asdict(store) for store in stores],
+                "stores": [_store_row(store) for store in stores],
             }
         )
         return
     print_rows(
-        [asdict(store) for store in stores],
-        ["store", "ids", "rows", "bytes", "oldest_age", "oldest_timestamp", "expired_version"],
+        [_store_row(store) for store in stores],
+        ["store", "ids", "rows", "bytes", "oldest_age", "oldest_at", "expired_version"],
         as_json=False,
         show=_shown,
     )
 
 
-@app.command()
+def _store_row(store: IdStatus) -> dict[str, Any]:
+    return {**asdict(store), "oldest_at": timestamp(store.oldest_timestamp or None)}
+
+
+@app.command("show", aliases=("result",))
 def result(
     id: IdArgument,
     read_snapshot: Annotated[
@@ -79,9 +154,19 @@ def result(
 
 
 @app.command()
-def expire(id: IdArgument, db: DbOption = None, json: JsonOption = False) -> None:
+def expire(id: IdArgument, dry_run: DryRunOption = False, db: DbOption = None, json: JsonOption = False) -> None:
     """Forget an id: nobody will ask for it again (exit code 3 where it isn't kept)."""
     name = _parsed(id)
+    if dry_run:
+        # Without a fence: an attempt that is in flight isn't to be ended by who only asks.
+        kept = any(one.id == bytes(name) for one in kept_ids(open_database(db, create=False)))
+        if json:
+            print_json({"id": bytes(name), "expired": False, "kept": kept})
+        elif kept:
+            say(f"the id {id} would be forgotten")
+        if not kept:
+            fail(f"the id {id} isn't kept: it never committed, or was expired before", EXIT_NOT_FOUND)
+        return
     expired = expire_idempotency_id(open_database(db), name)
     if json:
         print_json({"id": bytes(name), "expired": expired})
@@ -97,16 +182,18 @@ def clean(
         float,
         typer.Option("--min-age", min=0, metavar="SECONDS", help="Clear only ids that are older than this."),
     ] = IDEMPOTENCY_IDS_MIN_AGE_SECONDS,
+    dry_run: DryRunOption = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
     """Clear ids past the minimum age, oldest first, and the lanes of clients silent for a week."""
-    cleaned = Cleaner(open_database(db), min_age).run_once()
+    cleaned = Cleaner(open_database(db, create=not dry_run), min_age).run_once(dry_run=dry_run)
     if json:
         print_json(asdict(cleaned))
     else:
+        done = "would clear" if dry_run else "cleared"
         print(
-            f"cleared {cleaned.ids} ids in {cleaned.rows} rows ({cleaned.bytes} bytes) "
+            f"{done} {cleaned.ids} ids in {cleaned.rows} rows ({cleaned.bytes} bytes) "
             f"and the lanes of {cleaned.clients} silent clients"
         )
 
@@ -126,9 +213,7 @@ def _shown(column: str, value: Any) -> str:
     if value is None:
         return "-"
     if column == "oldest_age":
-        return f"{value:.1f} s"
-    if column == "oldest_timestamp":
-        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return ago(value)
     return str(value)
 
 
