@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -314,7 +314,7 @@ def test_the_redirect_never_leaves_this_host(cluster: Cluster) -> None:
 def test_what_went_wrong_is_grouped_among_the_newest(
     client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(survey, "STALE_SECONDS", 0.0)
     nothing = client.get("/api/attention").json()
     assert nothing == {"findings": [], "groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
     for at in range(4):
@@ -360,28 +360,95 @@ def test_a_look_ends_in_time_however_many_futures_were_deleted(
     _, *others = [lab.submit(name="part") for _ in range(100)]
     for one in others:
         lab(dm.delete_future, one)
-    found = client.get("/api/functions").json()
+    monkeypatch.setattr(survey, "STALE_SECONDS", 0.0)
+    found = client.get("/api/attention").json()
     assert (found["looked"], found["all"]) == (1, True)
     monkeypatch.setattr(survey, "BUDGET_SECONDS", 0.0)
-    found = client.get("/api/functions").json()
+    found = client.get("/api/attention").json()
     assert (found["looked"], found["all"]) == (0, False)
 
 
-def test_how_far_each_function_is(client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "KEPT_SECONDS", 0.0)
+def _functions(client: TestClient, done: Callable[[dict[str, Any]], bool]) -> dict[str, dict[str, Any]]:
+    while True:
+        found = {one["name"]: one for one in client.get("/api/functions").json()["functions"]}
+        if done(found):
+            return found
+
+
+def test_how_far_each_function_is(client: TestClient, lab: Any) -> None:
     parts = [lab.submit(name="part") for _ in range(5)]
     for one in parts[:2]:
         lab.realize(one)
     lab.fail(parts[2], "no")
     lab(dm.claim_future, parts[3], lab.worker)
     total = lab.submit(name="total", dependencies=(parts[4],), args=b"x")
-    found = client.get("/api/functions").json()
-    assert (found["looked"], found["all"]) == (6, True)
-    last, first = found["functions"]
-    assert (last["name"], last["id"], last["median"], last["left"]) == ("total", _text(total), None, None)
-    assert first["counts"] == {"waiting": 0, "unclaimed": 1, "claimed": 1, "realized": 2, "failed": 1}
-    assert 0 <= first["median"] <= first["slowest"]
-    assert first["rate"] == 3 / 60 and first["left"] == 40
+    found = _functions(client, lambda seen: "total" in seen and seen["part"]["counts"]["claimed"] == 1)
+    assert list(found) == ["total", "part"], "the one used last first"
+    assert (found["total"]["id"], found["total"]["median"], found["total"]["left"]) == (_text(total), None, None)
+    part = found["part"]
+    assert part["counts"] == {"waiting": 0, "unclaimed": 1, "claimed": 1, "realized": 2, "failed": 1}
+    assert 0 <= part["median"] <= part["slowest"]
+    assert part["rate"] == 3 / 60 and part["left"] == 40
+    for one in parts[:2]:
+        lab(dm.delete_future, one)
+    _functions(client, lambda seen: seen["part"]["counts"]["realized"] == 0)
+
+
+def test_the_timeline_has_what_ended_and_what_runs(client: TestClient, lab: Any) -> None:
+    done, failed, running = (lab.submit(name=name) for name in ("done", "failed", "running"))
+    lab.realize(done)
+    lab.fail(failed, "no")
+    lab(dm.claim_future, running, lab.worker)
+    while True:
+        found = client.get("/api/timeline").json()
+        if len(found["ended"]) == 2 and found["running"]:
+            break
+    (still,) = found["running"]
+    assert (still[0], still[1], still[2], still[4], still[5]) == (
+        _text(running), "running", "127.0.0.1:7000", None, "claimed",
+    )  # fmt: skip
+    assert {(row[1], row[2], row[5]) for row in found["ended"]} == {
+        ("done", "127.0.0.1:7000", "realized"),
+        ("failed", "127.0.0.1:7000", "failed"),
+    }
+    assert all(row[3] <= row[4] <= found["now"] for row in found["ended"])
+    assert found["workers"] == [{"address": "127.0.0.1:7000", "slots": 2}]
+    assert client.get(f"/api/timeline?after={found['next']}").json()["ended"] == []
+    assert len(client.get(f"/api/timeline?after={found['next'] - 1}").json()["ended"]) == 1
+    assert len(client.get("/api/timeline?after=99999").json()["ended"]) == 2, "of another start of the dashboard"
+
+
+def test_a_worker_with_its_load_and_its_tasks(client: TestClient, lab: Any) -> None:
+    done, running = lab.submit(name="done"), lab.submit(name="running")
+    lab.realize(done)
+    lab(dm.claim_future, running, lab.worker)
+    lab(dm.heartbeat, lab.worker, dm.Heartbeat(2, slots=2, free_slots=1, cpu_used=1.5, memory_used=3 << 20))
+    while True:
+        answer = client.get("/api/workers/127.0.0.1:7000")
+        if answer.status_code == 200:
+            found = answer.json()
+            if found["running"] and found["ended"] and found["history"][-1]["cpu"] is not None:
+                break
+    assert (found["worker"]["cpu_used"], found["worker"]["memory_used"]) == (1.5, 3 << 20)
+    assert {name: found["history"][-1][name] for name in ("cpu", "memory", "busy", "slots")} == {
+        "cpu": 1.5, "memory": 3 << 20, "busy": 1, "slots": 2,
+    }  # fmt: skip
+    assert (found["running"][0][1], found["ended"][0][1]) == ("running", "done")
+    assert client.get("/api/workers/10.0.0.1:7").status_code == 404
+
+
+def test_a_failure_is_told_also_where_many_newer_futures_wait(
+    client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(survey, "NEWEST", 10)
+    monkeypatch.setattr(survey, "PAGE", 10)
+    lab.fail(lab.submit(name="old"), "no")
+    for _ in range(50):
+        lab.submit(name="new")
+    while not (groups := client.get("/api/attention").json()["groups"]):
+        pass
+    assert [(one["name"], one["count"]) for one in groups] == [("old", 1)]
 
 
 def test_many_who_ask_at_once_are_one_look(client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +456,6 @@ def test_many_who_ask_at_once_are_one_look(client: TestClient, lab: Any, monkeyp
     real = survey.list_futures
     monkeypatch.setattr(survey, "list_futures", lambda *args, **options: (looks.append(1), real(*args, **options))[1])
     lab.submit(name="one")
-    asked = [client.get(path).json()["looked"] for path in ("/api/attention", "/api/functions") * 10]
+    asked = [client.get("/api/attention").json()["looked"] for _ in range(20)]
     assert asked == [1] * 20
     assert len(looks) == 1

@@ -6,19 +6,12 @@ the documentation are written there.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from dashboard_lab import Lab
+from browsing import PATIENCE_MS, Page, Served, picture
 
 import fdb_datamodel as dm
 from fdb_datamodel import Requirements
@@ -26,104 +19,6 @@ from lease_locks import LeaseManager
 from mainspring_dashboard import reading
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-PATIENCE_MS = 60_000
-
-
-def _browser_path() -> str | None:
-    return os.environ.get("MAINSPRING_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = _browser_path()
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("no browser: continuous integration must have Chromium, see noxfile.py")
-        pytest.skip("no browser found: install Chromium, or name one by MAINSPRING_BROWSER")
-    with sync_api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield started
-        started.close()
-
-
-class Served:
-    """A dashboard process over an embedded database that the test writes to."""
-
-    def __init__(self, lab: Any, url: str, process: subprocess.Popen[str]) -> None:
-        self.lab = lab
-        self.url = url
-        self.process = process
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    lab = Lab(f"embedded:{tmp_path}/db")
-    command = [sys.executable, "-m", "mainspring_dashboard", "--db", lab.url, "--cluster", "demo", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        assert ready.startswith("dashboard ready at http://127.0.0.1:")
-        yield Served(lab, ready.split()[-1].rstrip("/"), process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            assert process.wait(30) in (0, -signal.SIGTERM)
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-
-
-class Page:
-    """A browser page that fails the test for any script error, and for any request to another host."""
-
-    def __init__(self, browser: Any, served: Served, **context: Any) -> None:
-        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 860}} | context))
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(PATIENCE_MS)
-        self.errors: list[str] = []
-        self.elsewhere: list[str] = []
-        self.base = served.url
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda message: self._console(message))
-        self.page.on("request", lambda request: self._requested(request.url))
-
-    def _console(self, message: Any) -> None:
-        if message.type == "error" and "Failed to load resource" not in message.text:
-            self.errors.append(message.text)
-
-    def _requested(self, url: str) -> None:
-        if not url.startswith((self.base, "data:")):
-            self.elsewhere.append(url)
-
-    def go(self, path: str) -> Any:
-        self.page.goto(self.base + path)
-        return self.page
-
-    def close(self) -> None:
-        self.context.close()
-        assert self.errors == []
-        assert self.elsewhere == []
-
-
-@pytest.fixture
-def page(browser: Any, served: Served) -> Iterator[Page]:
-    opened = Page(browser, served)
-    yield opened
-    opened.close()
-
-
-def _picture(page: Any, name: str) -> None:
-    folder = os.environ.get("MAINSPRING_SCREENSHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=f"{folder}/{name}.png")
 
 
 def _tile(page: Any, state: str, count: int) -> None:
@@ -161,7 +56,7 @@ def test_the_overview_follows_the_cluster_live(page: Page, served: Served) -> No
     )  # without a pointer there: the newest
     sync_api.expect(legend).to_contain_text(re.compile(r"waiting:?\s*1"), timeout=PATIENCE_MS)
     shown.locator(".attention").wait_for()
-    _picture(shown, "overview")
+    picture(shown, "overview")
     assert "its result is stored" in str(shown.locator(".tile.realized").get_attribute("title")), "words are explained"
     shown.locator(".tile.failed").click()
     shown.wait_for_url("**/futures?state=failed")
@@ -209,7 +104,7 @@ def test_each_function_has_a_bar_of_its_progress(page: Page, served: Served) -> 
     sync_api.expect(row.locator(".phases i")).to_have_count(3)
     widths = [box["width"] for box in (row.locator(".phases i").nth(at).bounding_box() for at in range(3)) if box]
     assert widths[0] > widths[2] > widths[1] > 0
-    _picture(shown, "functions")
+    picture(shown, "functions")
     row.locator("a").click()
     shown.wait_for_url("**/futures?q=resize")
 
@@ -224,14 +119,14 @@ def test_other_peoples_text_is_text(page: Page, served: Served) -> None:
 def test_a_future_s_page_says_why_and_draws_its_lineage(page: Page, served: Served) -> None:
     ids = _fill(served.lab)
     shown = page.go("/futures")
-    _picture(shown, "futures")
+    picture(shown, "futures")
     shown.locator("tbody tr", has_text="sum up").locator("a").click()
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
     sync_api.expect(shown.locator("p.reason")).to_contain_text("waiting on 1 future", timeout=PATIENCE_MS)
     shown.locator("svg.lineage").wait_for()
     sync_api.expect(shown.locator("svg.lineage .node")).to_have_count(5, timeout=PATIENCE_MS)
     sync_api.expect(shown.locator("svg.lineage path")).to_have_count(4, timeout=PATIENCE_MS)
-    _picture(shown, "future")
+    picture(shown, "future")
     served.lab.realize(ids["part"])
     served.lab(dm.write_output, ids["total"], dm.TaskOutput(1, b"3 parts, 81 words\n", 19))
     served.lab.realize(ids["total"])
@@ -281,7 +176,7 @@ def test_workers_leases_heap_and_ids(page: Page, served: Served) -> None:
     shown = page.go("/workers")
     shown.locator(".workers .panel", has_text="127.0.0.1:7000").wait_for()
     sync_api.expect(shown.locator(".meter", has_text="slots")).to_contain_text("0 / 2", timeout=PATIENCE_MS)
-    _picture(shown, "workers")
+    picture(shown, "workers")
     page.go("/heap")
     shown.locator(".empty", has_text="no heap").wait_for()
     with LeaseManager(served.lab.db, "demo") as locks:
@@ -289,7 +184,7 @@ def test_workers_leases_heap_and_ids(page: Page, served: Served) -> None:
         page.go("/leases")
         shown.locator("tbody a", has_text="nightly/report <1>").click()
         shown.locator("h2", has_text="Held").wait_for()
-        _picture(shown, "lease")
+        picture(shown, "lease")
         lease.release()
         shown.locator("h2", has_text="Nobody holds it").wait_for()
     page.go("/ids")
@@ -304,7 +199,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Any, served
     )
     shown = opened.go("/")
     _tile(shown, "failed", 1)
-    _picture(shown, f"phone-{scheme}")
+    picture(shown, f"phone-{scheme}")
     for path in ("/", "/futures", "/functions", "/workers", "/leases", "/heap", "/ids"):
         opened.go(path)
         shown.locator("main *").first.wait_for()
@@ -321,7 +216,7 @@ def test_light_and_dark_differ_and_the_choice_is_kept(browser: Any, served: Serv
     dark = shown.evaluate(background)
     assert light != dark
     _tile(shown, "failed", 0)
-    _picture(shown, "dark")
+    picture(shown, "dark")
     opened.go("/workers")
     assert shown.evaluate(background) == dark
     opened.close()

@@ -11,21 +11,26 @@ from .changes import Changes, FutureRows
 from .elements import encode_id
 from .errors import DamagedFutureError
 from .pages import after_future, read_futures
-from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT
+from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, OPTIONS
 from .states import FutureState
 
 _ROWS_OF_ANY_FUTURE = 64  # more than a future can have: a page always holds a whole one
-_NAMES = (CODE, ARGS, FAILURE, CLAIM, LATEST_RESULT, DUE)
+_NAMES = (CODE, ARGS, FAILURE, CLAIM, LATEST_RESULT, DUE, OPTIONS)
 
 
 class Counted(NamedTuple):
-    """What a count needs of a future. Wall times are µs since 1970 and for people; 0 where it hasn't happened."""
+    """What a count needs of a future. Wall times are µs since 1970 and for people; 0 where it hasn't happened.
+
+    worker: `ip:port` of who has it, made its result, or had it when it failed; "" where nobody did.
+    """
 
     id: bytes
     state: FutureState
     submitted_us: int
     started_us: int  # of the latest attempt
     ended_us: int
+    name: str = ""
+    worker: str = ""
 
 
 def census_page(
@@ -67,19 +72,21 @@ def _count(ch: Changes, futures: Sequence[FutureRows]) -> list[Counted]:
 
 
 def _count_one(ch: Changes, f: FutureRows) -> Counted:
-    submitted = f.submitted
-    claim = f.claim
-    started = claim[2] if claim is not None else 0
+    submitted, name, claim = f.submitted, f.option("name"), f.claim
+    started, worker = (claim[2], f"{claim[1].ip}:{claim[1].port}") if claim is not None else (0, "")
     if f.failed:
         failure = f.failure
-        return Counted(f.id, FutureState.failed, submitted, started, failure.wall_us if failure else 0)
+        if failure is None:
+            return Counted(f.id, FutureState.failed, submitted, started, 0, name, worker)
+        began, by = failure.began_us or started, failure.worker or worker
+        return Counted(f.id, FutureState.failed, submitted, began, failure.wall_us, name, by)
     if f.realized:
         result = f.result
-        return Counted(f.id, FutureState.realized, submitted, started, result.wall_us if result else 0)
+        return Counted(f.id, FutureState.realized, submitted, started, result.wall_us if result else 0, name, worker)
     if f.claimed:
-        return Counted(f.id, FutureState.claimed, submitted, started, 0)
+        return Counted(f.id, FutureState.claimed, submitted, started, 0, name, worker)
     waits = f.backing_off or (bool(f.dependencies) and _has_edges(ch, f.e))
-    return Counted(f.id, FutureState.waiting if waits else FutureState.unclaimed, submitted, 0, 0)
+    return Counted(f.id, FutureState.waiting if waits else FutureState.unclaimed, submitted, 0, 0, name)
 
 
 def _has_edges(ch: Changes, e: bytes) -> bool:

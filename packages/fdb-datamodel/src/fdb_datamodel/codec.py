@@ -103,7 +103,7 @@ def _typed(fields: Any, *types: tuple[type, ...]) -> None:
 
 _BYTES, _STR, _INT, _BOOL, _TUPLE = (bytes,), (str,), (int,), (bool,), (tuple,)
 _NONE = type(None)
-_MAYBE_BYTES, _MAYBE_TUPLE = (bytes, _NONE), (tuple, _NONE)
+_MAYBE_BYTES, _MAYBE_INT, _MAYBE_TUPLE = (bytes, _NONE), (int, _NONE), (tuple, _NONE)
 _NUMBER = (int, float, _NONE)
 _MOST_AMOUNT = 1 << 60  # of a resource: what `Requirements` takes
 _MOST_SECONDS = 1e12  # in µs of the cluster clock a number of eight bytes
@@ -194,6 +194,8 @@ def pack_heartbeat(beat: Heartbeat) -> bytes:
             beat.object_store,
             beat.object_store_free,
             beat.wall_us,
+            None if beat.cpu_used is None else round(beat.cpu_used * 1000),
+            beat.memory_used,
         )
     )
 
@@ -201,7 +203,8 @@ def pack_heartbeat(beat: Heartbeat) -> bytes:
 @_reader("a heartbeat")
 def unpack_heartbeat(value: bytes) -> Heartbeat:
     f = unpack(value)
-    _typed(f, _INT, _INT, _INT, _TUPLE, _INT, _TUPLE, _INT, _INT, _INT)
+    _typed(f, _INT, _INT, _INT, _TUPLE, _INT, _TUPLE, _INT, _INT, _INT, _MAYBE_INT, _MAYBE_INT)
+    cpu = _at(f, 9, None)
     return Heartbeat(
         f[0],
         _at(f, 1, 0),
@@ -212,6 +215,8 @@ def unpack_heartbeat(value: bytes) -> Heartbeat:
         _at(f, 6, 0),
         _at(f, 7, 0),
         _at(f, 8, 0),
+        None if cpu is None else cpu / 1000,
+        _at(f, 10, None),
     )
 
 

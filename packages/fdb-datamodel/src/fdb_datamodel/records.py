@@ -297,6 +297,8 @@ class Heartbeat:
     object_store: int = 0
     object_store_free: int = 0
     wall_us: int = 0
+    cpu_used: float | None = None  # processors that it and its tasks really use; None: not known
+    memory_used: int | None = None  # bytes, likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,12 @@
 
 | path | answers |
 |---|---|
-| `/`, `/futures`, `/futures/ID`, `/functions`, `/workers`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
+| `/`, `/futures`, `/futures/ID`, `/functions`, `/timeline`, `/workers`, `/workers/ADDRESS`, `/actors`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
 | `/api/overview?since=T` | the newest sample, and those after T |
 | `/api/attention` | what `mainspring doctor` finds, groups of failures, and of futures that nobody will run as things are |
 | `/api/functions` | how far each function is: counts by state, rate, median |
+| `/api/timeline?after=N` | attempts that were noticed to have ended after the N-th, and those that run |
+| `/api/workers/ADDRESS` | a worker, its load over time, what it runs and ended last |
 | `/api/stream` | server-sent events: one sample a second |
 | `/api/futures?state=S&q=TEXT&after=ID&limit=N&newest=1`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
 | `/api/workers`, `/api/leases?prefix=P`, `/api/leases/NAME`, `/api/heap`, `/api/ids` | the rest |
@@ -50,7 +52,10 @@ PAGES: Final = (
     "/futures",
     "/futures/{id}",
     "/functions",
+    "/timeline",
     "/workers",
+    "/workers/{address}",
+    "/actors",
     "/leases",
     "/leases/{name:path}",
     "/heap",
@@ -143,12 +148,24 @@ def create_app(
         since = _number(request, "since", 0.0)
         return JSONResponse(live.sampler.snapshot() | {"history": live.sampler.history.since(since)})
 
-    async def attention(_request: Request) -> Response:
+    async def attention(request: Request) -> Response:
+        live: Live = request.app.state.live
         findings = doctor.findings if doctor is not None else []
-        return JSONResponse({**await _read(cluster.survey.attention), "findings": findings})
+        return JSONResponse({**await _read(cluster.survey.attention, live.sampler.failed), "findings": findings})
 
-    async def functions(_request: Request) -> Response:
-        return JSONResponse(await _read(cluster.survey.functions))
+    async def functions(request: Request) -> Response:
+        sampler = request.app.state.live.sampler
+        return JSONResponse({"functions": sampler.functions, "counting": sampler.counting})
+
+    async def timeline(request: Request) -> Response:
+        return JSONResponse(request.app.state.live.sampler.timeline(int(_number(request, "after", 0))))
+
+    async def worker(request: Request) -> Response:
+        address = request.path_params["address"]
+        found = request.app.state.live.sampler.worker(address)
+        if found["worker"] is None and not found["history"]:
+            raise HTTPException(404, f"cluster {cluster.name!r} has no worker {address[:80]!r}")
+        return JSONResponse(found)
 
     async def stream(request: Request) -> Response:
         live: Live = request.app.state.live
@@ -202,11 +219,13 @@ def create_app(
         Route("/api/overview", overview),
         Route("/api/attention", attention),
         Route("/api/functions", functions),
+        Route("/api/timeline", timeline),
         Route("/api/stream", stream),
         Route("/api/futures", futures),
         Route("/api/futures/{id}", future),
         Route("/api/futures/{id}/lineage", lineage),
         Route("/api/workers", workers),
+        Route("/api/workers/{address}", worker),
         Route("/api/leases", leases),
         Route("/api/leases/{name:path}", lease),
         Route("/api/heap", heap_state),

@@ -246,6 +246,8 @@ def _worker(status: WorkerStatus) -> dict[str, Any]:
         "gpu": info.total.gpu,
         "free_gpu": free.gpu if free is not None else None,
         "object_store": info.object_store,
+        "cpu_used": beat.cpu_used if beat is not None else None,
+        "memory_used": beat.memory_used if beat is not None else None,
         "free_object_store": beat.object_store_free if beat is not None else None,
     }
 

@@ -1,69 +1,37 @@
-"""One look through the newest futures: what went wrong with them, and how far each function is."""
+"""One look through the newest futures and those that failed last: what went wrong with them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_datamodel import FutureInfo, FutureState, list_futures, list_workers
+from fdb_datamodel import (
+    FutureDeletedError,
+    FutureInfo,
+    UnknownFutureError,
+    describe_future,
+    list_futures,
+    list_workers,
+)
 from fdb_datamodel.reading import with_reason
 from fdb_datamodel.troubles import Troubles
-from fdb_schema import ClusterSpace
+from fdb_schema import ClusterSpace, MainspringError, fdb_error_code
 from idempotent_txn import run
-from mainspring_dashboard.history import quantile
 
 NEWEST: Final = 3_000
 """Futures that are looked through."""
 BUDGET_SECONDS: Final = 2.0
 """After which a look reads on no further: between the futures may be millions of ids that were deleted."""
 KEPT_SECONDS: Final = 3.0
+STALE_SECONDS: Final = 30.0
+"""What was found less long ago is answered at once, and a look begun for those who ask next."""
 PAGE: Final = 500
 GROUPS: Final = 12
-FUNCTIONS: Final = 50
-RATE_SECONDS: Final = 60.0
-"""A function's rate is that of its ends in so many seconds."""
-
-
-@dataclass(slots=True)
-class Function:
-    """What is known of a function's futures. Times are wall times in µs, for people."""
-
-    name: str
-    counts: dict[FutureState, int] = field(default_factory=lambda: dict.fromkeys(FutureState, 0))
-    seconds: list[float] = field(default_factory=list)  # from the claim to the result, of those that have one
-    ended_lately: int = 0
-    last_us: int = 0  # when the newest was submitted
-    id: bytes = b""  # of the newest
-
-    def add(self, info: FutureInfo, now_us: int) -> None:
-        """Count a future."""
-        self.counts[info.state] += 1
-        ended_us = info.ended_us
-        if info.state is FutureState.realized and info.claimed_us and ended_us >= info.claimed_us:
-            self.seconds.append((ended_us - info.claimed_us) / 1e6)
-        if info.state in (FutureState.realized, FutureState.failed) and now_us - ended_us <= RATE_SECONDS * 1e6:
-            self.ended_lately += 1
-        if info.wall_us >= self.last_us:
-            self.last_us, self.id = info.wall_us, info.id
-
-    def row(self) -> dict[str, Any]:
-        """For JSON. left: seconds until its last future ends, at the pace of the last minute; None where that isn't known."""
-        left = sum(self.counts[state] for state in (FutureState.waiting, FutureState.unclaimed, FutureState.claimed))
-        rate = self.ended_lately / RATE_SECONDS
-        self.seconds.sort()
-        return {
-            "name": self.name,
-            "counts": {state.value: count for state, count in self.counts.items()},
-            "median": quantile(self.seconds, 0.5),
-            "slowest": self.seconds[-1] if self.seconds else None,
-            "rate": rate,
-            "left": left / rate if left and rate else None,
-            "last": self.last_us / 1e6 if self.last_us else None,
-            "id": str(UUID(bytes=self.id)),
-        }
+DESCRIBED: Final = 50
+"""Futures that one transaction reads by their ids."""
 
 
 class Survey:
@@ -72,52 +40,69 @@ class Survey:
     def __init__(self, db: Any, space: ClusterSpace) -> None:
         self._db = db
         self._space = space
-        self._lock = threading.Lock()  # who comes while somebody looks gets the same
-        self._until = 0.0
+        self._lock = threading.Lock()  # who comes while somebody looks for the first time gets the same
+        self._at = float("-inf")
         self._kept: dict[str, Any] = {}
 
-    def attention(self) -> dict[str, Any]:
-        """Groups of failures, and of futures that nobody will run as things are.
+    def attention(self, failed: Sequence[bytes] = ()) -> dict[str, Any]:
+        """Groups of failures, and of futures that nobody will run as things are. `failed`: ids that are looked at too.
 
         looked: how many futures were looked through, the newest; all: whether those are all there are.
         """
-        found = self._look()
-        return {**found["attention"], "looked": found["looked"], "all": found["all"]}
+        age = time.monotonic() - self._at
+        if KEPT_SECONDS <= age < STALE_SECONDS and self._lock.acquire(blocking=False):
+            threading.Thread(target=self._renew, args=(failed,), name="survey", daemon=True).start()
+        elif age >= STALE_SECONDS:
+            with self._lock:
+                if time.monotonic() - self._at >= STALE_SECONDS:
+                    self._look(failed)
+        return self._kept
 
-    def functions(self) -> dict[str, Any]:
-        """How far each function is, the one used last first. looked, all: as `attention` has them."""
-        found = self._look()
-        return {"functions": found["functions"], "looked": found["looked"], "all": found["all"]}
+    def _renew(self, failed: Sequence[bytes]) -> None:
+        """In a thread of its own, which has the lock. What can't be read now is said to who asks when it is stale."""
+        try:
+            self._look(failed)
+        except Exception as error:
+            if not isinstance(error, MainspringError) and fdb_error_code(error) is None:
+                raise
+        finally:
+            self._lock.release()
 
-    def _look(self) -> dict[str, Any]:
-        with self._lock:
-            if time.monotonic() >= self._until:
-                self._kept = self._read()
-                self._until = time.monotonic() + KEPT_SECONDS
-            return self._kept
+    def _look(self, failed: Sequence[bytes]) -> None:
+        self._kept = self._read(failed)
+        self._at = time.monotonic()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, failed: Sequence[bytes]) -> dict[str, Any]:
         workers = run(self._db, list_workers, self._space, strategy="off")
-        troubles, functions = Troubles(), dict[str, Function]()
+        troubles, seen = Troubles(), set[bytes]()
         cursor: bytes | None = None
-        looked, now_us, until = 0, time.time_ns() // 1000, time.monotonic() + BUDGET_SECONDS
-        while looked < NEWEST:
+        until = time.monotonic() + BUDGET_SECONDS
+        while len(seen) < NEWEST:
             infos, cursor = run(
                 self._db, list_futures, self._space, cursor, PAGE, None, newest_first=True, strategy="off"
             )
-            looked += len(infos)
             for info in infos:
+                seen.add(info.id)
                 troubles.add(with_reason(info, workers))
-                functions.setdefault(info.name, Function(info.name)).add(info, now_us)
             if cursor is None or time.monotonic() >= until:
                 break
-        latest = sorted(functions.values(), key=lambda one: -one.last_us)[:FUNCTIONS]
-        return {
-            "looked": looked,
-            "all": cursor is None,
-            "functions": [function.row() for function in latest],
-            "attention": _attention(troubles),
-        }
+        looked, others = len(seen), [one for one in reversed(failed) if one not in seen]
+        for at in range(0, len(others) if cursor is not None else 0, DESCRIBED):
+            for info in run(self._db, _described, self._space, others[at : at + DESCRIBED], strategy="off"):
+                troubles.add(with_reason(info, workers))
+            if time.monotonic() >= until:
+                break
+        return {**_attention(troubles), "looked": looked, "all": cursor is None}
+
+
+def _described(tr: Any, space: ClusterSpace, ids: Sequence[bytes]) -> list[FutureInfo]:
+    found = []
+    for one in ids:
+        try:
+            found.append(describe_future(tr, space, one))
+        except (UnknownFutureError, FutureDeletedError):
+            continue
+    return found
 
 
 def _attention(troubles: Troubles) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from futures_worker.worker.instructions import (
 )
 from futures_worker.worker.ledger import Ledger
 from futures_worker.worker.tasks import Task
+from futures_worker.worker.usage import Usage
 from futures_worker.worker.visitors import Visitors
 
 log = logging.getLogger("futures_worker")
@@ -92,6 +93,7 @@ class Shell:
         self._crew = Crew(self._epoll, store, url, space.cluster, files, address)
         self._visitors = Visitors(self._epoll)
         self._eager = Eager()
+        self._usage = Usage()
         self._at_the_door: deque[Connection] = deque()
         self.inputs: Inputs | None = None
         self._next_beat = 0.0
@@ -320,6 +322,7 @@ class Shell:
     def _load(self, counter: int) -> Heartbeat:
         core = self.core
         in_memory, _ = self._store.used()
+        self._usage.read()
         return Heartbeat(
             counter=counter,
             started_at_us=self._started_us,
@@ -330,6 +333,8 @@ class Shell:
             object_store=self._object_store,
             object_store_free=max(0, self._object_store - in_memory),
             wall_us=int(time.time() * 1e6),
+            cpu_used=self._usage.cpu,
+            memory_used=self._usage.memory,
         )
 
     # --- children, inputs, ends ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ export function size(bytes) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds === 0) return "0 s";
   const s = Math.abs(seconds), sign = seconds < 0 ? "−" : "";
   if (s < 1e-3) return `${sign}${Math.round(s * 1e6)} µs`;
   if (s < 1) return `${sign}${s < 0.01 ? (s * 1e3).toFixed(1) : Math.round(s * 1e3)} ms`;
@@ -23,5 +24,7 @@ export function duration(seconds) {
 }
 
 export const ago = (at) => (at ? `${duration(Math.max(0, Date.now() / 1000 - at))} ago` : "–");
+// Times are UTC everywhere on the page.
+export const clock = (at) => new Date(at * 1000).toISOString().slice(11, 19);
 export const time = (at) => (at ? new Date(at * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC") : "–");
 export const short = (id) => `${id.slice(0, 8)}…${id.slice(-4)}`;

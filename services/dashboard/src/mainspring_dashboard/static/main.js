@@ -9,10 +9,13 @@ import ids from "./views/ids.js";
 import lease from "./views/lease.js";
 import leases from "./views/leases.js";
 import overview from "./views/overview.js";
+import timeline from "./views/timeline.js";
+import worker from "./views/worker.js";
 import workers from "./views/workers.js";
 
 const ROUTES = [
-  [/^\/$/, overview], [/^\/futures$/, futures], [/^\/futures\/([^/]+)$/, future], [/^\/functions$/, functions], [/^\/workers$/, workers],
+  [/^\/$/, overview], [/^\/futures$/, futures], [/^\/futures\/([^/]+)$/, future], [/^\/functions$/, functions], [/^\/timeline$/, timeline],
+  [/^\/workers$/, workers], [/^\/workers\/([^/]+)$/, worker],
   [/^\/leases$/, leases], [/^\/leases\/(.+)$/, lease], [/^\/heap$/, heap], [/^\/ids$/, ids],
 ];
 const root = document.getElementById("view");

@@ -31,7 +31,7 @@ export default async function functions({ get }) {
   const refresh = async () => {
     const found = await get("functions");
     replace(body, table(columns, found.functions, "No futures yet: submit one and its function appears here."),
-      found.all ? null : h("p", { class: "soft" }, `Of the newest ${count(found.looked)} futures.`));
+      found.counting ? h("p", { class: "soft" }, "Counting for the first time: not all futures were seen yet.") : null);
   };
   await refresh();
   return { title: "Functions", element: h("div", {}, h("h1", {}, "Functions"), h("section", { class: "panel" }, body)), refresh };
