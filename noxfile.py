@@ -22,7 +22,7 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from workspace import PROJECTS, closure, requirements  # noqa: E402
+from workspace import PROJECTS, closure, extras, requirements  # noqa: E402
 
 LOCKED = ROOT / ".ci" / "locked"
 UV = "uv==0.13.9"
@@ -248,15 +248,17 @@ def build(session: nox.Session) -> None:
     session.run("python", "tools/release.py", "check")
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
+    staged = Path(session.create_tmp()).resolve() / "staged"
+    session.run("python", "tools/release.py", "stage", str(staged), silent=True)
     for project in closure(tuple(PROJECTS)):
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), str(project), silent=True)
+        folder = str(staged / project.relative_to(ROOT))
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), folder, silent=True)
     session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())), silent=True)
     session.run("check-wheel-contents", str(dist), silent=True)
     session.log(f"{len(list(dist.glob('*.whl')))} wheels and {len(list(dist.glob('*.tar.gz')))} sdists in {dist}")
     pins = () if os.environ.get("MAINSPRING_UNLOCKED") else ("-c", str(versions_alone(session)))
     try_release = str(ROOT / "tools" / "try_release.py")
-    alone = [(name, (name,)) for name, folder in PROJECTS.items() if folder.parent.name == "packages"]
-    for what, names in (*alone, ("all", tuple(PROJECTS))):
+    for what, names in (*((name, (name,)) for name in PROJECTS), ("all", tuple(PROJECTS))):
         clean = Path(session.create_tmp()).resolve() / what
         session.run("python", "-m", "venv", "--clear", str(clean))
         python = str(clean / "bin" / "python")
@@ -264,6 +266,9 @@ def build(session: nox.Session) -> None:
         session.run(*pip, *built(dist, names, "whl"), external=True)
         session.chdir(session.create_tmp())
         session.run(python, try_release, what, external=True, env={"PYTHONPATH": ""})
+        if "cli" in extras(what):
+            session.run(*pip, *(f"{wheel}[cli]" for wheel in built(dist, names, "whl")[-1:]), external=True)
+            session.run(python, try_release, f"{what}[cli]", external=True, env={"PYTHONPATH": ""})
         if what == "all":
             session.run(*pip, "hatchling", external=True)
             again = ("--no-deps", "--no-build-isolation", "--force-reinstall", *built(dist, names, "tar.gz"))

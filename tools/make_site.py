@@ -13,6 +13,7 @@ import posixpath
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -43,13 +44,18 @@ def places() -> dict[Path, Path]:
 
 
 def moved(text: str, page: Path, known: dict[Path, Path]) -> str:
-    """`text` of the file `page` with its links as the site needs them; blocks of code are left alone."""
+    """`text` of the file `page` with its links as the site needs them."""
     here = known[page].parent
+    return relinked(text, lambda match: _moved_link(match, page, here, known))
+
+
+def relinked(text: str, moved: Callable[[re.Match[str]], str]) -> str:
+    """`text` with each link to a file as `moved` makes it; blocks of code and links to elsewhere are left alone."""
     made: list[str] = []
     prose: list[str] = []  # a link's text may run over the end of a line
 
     def flush() -> None:
-        made.append(LINK.sub(lambda match: _moved_link(match, page, here, known), "".join(prose)))
+        made.append(LINK.sub(lambda match: match[0] if _is_elsewhere(match) else moved(match), "".join(prose)))
         prose.clear()
 
     fenced = False
@@ -66,10 +72,12 @@ def moved(text: str, page: Path, known: dict[Path, Path]) -> str:
     return "".join(made)
 
 
+def _is_elsewhere(match: re.Match[str]) -> bool:
+    return match["target"].startswith(EXTERNAL)
+
+
 def _moved_link(match: re.Match[str], page: Path, here: Path, known: dict[Path, Path]) -> str:
     target = match["target"]
-    if target.startswith(EXTERNAL):
-        return match[0]
     name, hash_, anchor = target.partition("#")
     file = (page.parent / name).resolve()
     if file.is_dir() and (file / "README.md") in known:

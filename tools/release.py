@@ -3,6 +3,10 @@
     python tools/release.py check              every problem, one per line; exit code 1 where there is one
     python tools/release.py set 0.2.0          that version in every package, every sibling's pin, the changelog
     python tools/release.py notes 0.1.0        the changelog's section of a release
+    python tools/release.py stage FOLDER       the packages as they are built: their READMEs stand alone on an index
+
+MAINSPRING_HOME is the address of the repository's page. What is staged with it says so, and its READMEs link there; without
+it they name the files that they point to.
 
 All packages share one version and pin their siblings to it, since they are tested together. A third-party package has one
 range wherever it is named, with a lower bound; it may be named by several packages.
@@ -10,13 +14,17 @@ range wherever it is named, with a lower bound; it may be named by several packa
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from make_site import relinked
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _NAME: Final = re.compile(r"^[A-Za-z0-9._-]+")
@@ -103,6 +111,37 @@ def set_version(root: Path, version: str, date: str) -> list[Path]:
     return changed
 
 
+def stage(root: Path, target: Path, home: str | None = None) -> list[Path]:
+    """Copies of the packages in the empty folder `target`, with what a stranger to the repository needs; their folders."""
+    shutil.rmtree(target, ignore_errors=True)
+    made = []
+    for folder, table in projects(root).values():
+        copy = target / folder.relative_to(root)
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__", ".*", "dist", "build"))
+        readme = folder / "README.md"
+        (copy / "README.md").write_text(alone(readme.read_text(), readme, root, home, f"v{table['version']}"))
+        if home is not None:
+            urls = {"Repository": home, "Changelog": f"{home}/blob/v{table['version']}/CHANGELOG.md"}
+            with (copy / "pyproject.toml").open("a") as file:
+                file.write("\n[project.urls]\n" + "".join(f'{name} = "{url}"\n' for name, url in urls.items()))
+        made.append(copy)
+    return made
+
+
+def alone(text: str, page: Path, root: Path, home: str | None, tag: str) -> str:
+    """A README without relative links: to the repository's page of a file, or where that isn't known its path."""
+
+    def moved(match: re.Match[str]) -> str:
+        name, _, anchor = match["target"].partition("#")
+        path = (page.parent / name).resolve().relative_to(root.resolve()).as_posix()
+        if home is not None:
+            url = f"{home}/blob/{tag}/{path}" + (f"#{anchor}" if anchor else "")
+            return f"{match['image']}[{match['text']}]({url})"
+        return match["text"] if match["text"].strip("`") in path.split("/") else f"{match['text']} (`{path}`)"
+
+    return relinked(text, moved)
+
+
 def notes(root: Path, version: str) -> str:
     """The changelog's section of `version`. Raises `LookupError` where there is none."""
     match = re.search(
@@ -116,7 +155,7 @@ def notes(root: Path, version: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one of the three; the exit code."""
+    """Run one of them; the exit code."""
     match list(arguments):
         case ["check"]:
             found = problems(ROOT)
@@ -128,6 +167,10 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         case ["notes", version]:
             print(notes(ROOT, version))
+            return 0
+        case ["stage", folder]:
+            for path in stage(ROOT, Path(folder), os.environ.get("MAINSPRING_HOME")):
+                print(path)
             return 0
     print(__doc__)
     return 2

@@ -2,7 +2,8 @@
 
 python try_release.py all              every package imports, is typed, and `mainspring demo` gives the right answer
 python try_release.py PACKAGE          every module of the package imports, with its own requirements alone, and its
-                                       program answers --help; with futures-worker a worker runs futures
+                                       program names the extra that it wants; a service's program answers --help
+python try_release.py PACKAGE[cli]     its program answers --help; with futures-worker a worker runs futures
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ TIMEOUT = 300
 def installed() -> set[str]:
     """Distributions of Mainspring in this environment."""
     names = {(one.metadata["Name"] or "").lower().replace("_", "-") for one in distributions()}
-    return {name for name in names if name in OURS or name.startswith("mainspring")}
+    return {name for name in names if is_ours(name)}
+
+
+def is_ours(name: str) -> bool:
+    """Whether a distribution is one of Mainspring's."""
+    return name in OURS or name.startswith("mainspring")
 
 
 def check_modules(names: set[str]) -> None:
@@ -45,7 +51,7 @@ def needs(name: str) -> set[str]:
     found = {name}
     for requirement in distribution(name).requires or []:
         other = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
-        if other in OURS and "extra ==" not in requirement:
+        if is_ours(other) and "extra ==" not in requirement:
             found |= needs(other)
     return found
 
@@ -64,12 +70,24 @@ def check_every_module(name: str) -> None:
                 raise
 
 
-def try_programs(name: str, folder: Path) -> None:
-    """What the package puts on the path says how it is used."""
+def try_programs(name: str, folder: Path, lacks: str | None) -> None:
+    """What the package puts on the path says how it is used, or the extra that it `lacks`."""
     for script in distribution(name).entry_points.select(group="console_scripts"):
-        subprocess.run(
-            [program(script.name), "--help"], check=True, timeout=TIMEOUT, cwd=folder, stdout=subprocess.DEVNULL
+        done = subprocess.run(
+            [program(script.name), "--help"], check=False, timeout=TIMEOUT, cwd=folder, capture_output=True, text=True
         )
+        assert done.returncode == (1 if lacks else 0), done.stderr
+        assert (lacks or "") in done.stderr, done.stderr
+
+
+def check_description(name: str) -> None:
+    """What an index shows of the package has no link to a file that it doesn't have, and its licence came along."""
+    metadata = distribution(name).metadata
+    text = str(metadata.json.get("description", ""))
+    assert text.strip(), f"{name} has no description"
+    assert not (found := re.findall(r"\]\((?!https?:|mailto:|#)([^)\s]+)\)", text)), f"{name} has dead links: {found}"
+    assert metadata["License-File"] == "LICENSE", f"{name} has no licence"
+    assert any(str(file).endswith("licenses/LICENSE") for file in distribution(name).files or []), name
 
 
 def program(name: str) -> str:
@@ -105,12 +123,15 @@ def main(what: str) -> None:
     names = installed()
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
+        for name in names:
+            check_description(name)
         if what != "all":
-            assert names == needs(what), f"beside its own needs, there is {names ^ needs(what)}"
+            name, _, extra = what.partition("[")
+            assert names == needs(name), f"beside its own needs, there is {names ^ needs(name)}"
             check_modules(names)
-            check_every_module(what)
-            try_programs(what, folder)
-            if what == "futures-worker":
+            check_every_module(name)
+            try_programs(name, folder, None if extra or name not in OURS else f"pip install '{name}[cli]'")
+            if what == "futures-worker[cli]":
                 try_worker(folder)
         else:
             assert names >= OURS, f"missing: {OURS - names}"

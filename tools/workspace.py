@@ -23,7 +23,9 @@ PROJECTS: Final = _projects()
 
 
 def extras(name: str) -> list[str]:
-    """The names of the extras of a package."""
+    """The names of the extras of a package; none of what is none."""
+    if name not in PROJECTS:
+        return []
     project = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())["project"]
     return sorted(project.get("optional-dependencies", {}))
 

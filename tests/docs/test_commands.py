@@ -51,7 +51,7 @@ def programs() -> dict[str, str]:
     found: dict[str, str] = {}
     for file in [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("services/*/pyproject.toml")]:
         scripts = tomllib.loads(file.read_text())["project"].get("scripts", {})
-        found |= {name: target.partition(":")[0] for name, target in scripts.items()}
+        found |= {name: f"{target.partition('.')[0]}.cli" for name, target in scripts.items()}
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,17 @@ def test_a_new_version_is_set_everywhere_and_the_changelog_says_when(tree: Path)
         release.notes(tree, "1.2.3")
     with pytest.raises(ValueError, match="is no version"):
         release.set_version(tree, "latest", "2031-02-03")
+
+
+@pytest.mark.parametrize("home", [None, "https://example.org/mainspring"])
+def test_a_readme_stands_alone_on_an_index(tmp_path: Path, home: str | None) -> None:
+    folders = release.stage(ROOT, tmp_path / "staged", home)
+    assert len(folders) == len(release.projects(ROOT))
+    version = release.projects(ROOT)["lease-locks"][1]["version"]
+    text = "".join((folder / "README.md").read_text() for folder in folders)
+    assert not re.findall(r"\]\((?!https?:|mailto:|#)", text)
+    assert (f"/mainspring/blob/v{version}/docs/security.md" in text) == (home is not None)
+    assert ("security (`docs/security.md`)" in text) == (home is None)
+    for folder in folders:
+        urls = tomllib.loads((folder / "pyproject.toml").read_text())["project"].get("urls", {})
+        assert urls.get("Repository") == home

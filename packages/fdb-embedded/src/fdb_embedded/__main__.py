@@ -14,9 +14,7 @@ from . import binding
 def main(arguments: list[str]) -> None:
     """Run a script or module with the engine in the place of libfdb_c, or a command of the command line."""
     if arguments[:1] != ["run"]:
-        from .cli import main as command_line
-
-        command_line()
+        command()
         return
     parser = argparse.ArgumentParser(
         prog="python -m fdb_embedded run",
@@ -43,6 +41,22 @@ def main(arguments: list[str]) -> None:
     else:
         sys.path[0] = str(Path(options.script).resolve().parent)
         runpy.run_path(options.script, run_name="__main__")
+
+
+def command() -> None:
+    """The console script; where the extra that brings a command line isn't installed it says so."""
+    try:
+        from .cli import main as command_line
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        print(
+            f"error: this command needs {error.name}, which isn't installed: pip install 'fdb-embedded[cli]', "
+            "or in a checkout: python tools/install.py 'fdb-embedded[cli]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(1) from None
+    command_line()
 
 
 def _is_module(name: str) -> bool:

@@ -15,12 +15,10 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
-
-import typer
+from typing import Any, ClassVar, Final
 
 from fdb_schema.errors import EXIT_USAGE, MainspringError
 
@@ -126,29 +124,6 @@ def apply_configuration(context: Any, table: str, configuration: Configuration) 
     names = option_names(context.command)
     found = configuration.of(table, names)
     context.default_map = {names[key]: value for key, value in found.items()}
-
-
-def config_option(table: str) -> Any:
-    """The option `--config FILE` of a service, as a type for Typer; it takes effect before all other options."""
-
-    def load(context: typer.Context, value: Path | None) -> Path | None:
-        apply_configuration(context, table, read_configuration(value))
-        return value
-
-    callback: Callable[..., Any] = load
-    return Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            envvar=CONFIG_VARIABLE,
-            metavar="FILE",
-            is_eager=True,
-            callback=callback,
-            rich_help_panel="Configuration and logs",
-            help=f"TOML file of settings: table [{table}], and before the first table what services share.",
-            show_default=False,
-        ),
-    ]
 
 
 def without_credentials(text: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from fdb_schema.cli import CommandApp, version_option
-from fdb_schema.configuration import config_option
+from fdb_schema.configuration import CONFIG_VARIABLE, apply_configuration, read_configuration
 from fdb_schema.logs import LogFormat, LogLevel, configure_logging
 from fdb_schema.tracing import VARIABLE, configure_tracing
 
@@ -48,6 +49,29 @@ EPILOG = "A setting comes from its option, else from its environment variable, e
 
 SERVICE: Final[dict[str, Any]] = {"epilog": EPILOG, "cls": TyperCommand}
 """How a service is added to an application: its help is the reference of its settings and names every variable."""
+
+
+def config_option(table: str) -> Any:
+    """The option `--config FILE` of a service, as a type for Typer; it takes effect before all other options."""
+
+    def load(context: typer.Context, value: Path | None) -> Path | None:
+        apply_configuration(context, table, read_configuration(value))
+        return value
+
+    callback: Callable[..., Any] = load
+    return Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            envvar=CONFIG_VARIABLE,
+            metavar="FILE",
+            is_eager=True,
+            callback=callback,
+            rich_help_panel=_PANEL,
+            help=f"TOML file of settings: table [{table}], and before the first table what services share.",
+            show_default=False,
+        ),
+    ]
 
 
 def service_command(

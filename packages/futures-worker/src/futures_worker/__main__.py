@@ -1,6 +1,14 @@
 """`python -m futures_worker` is the command `futures-worker`."""
 
-from futures_worker.cli import main
+from __future__ import annotations
+
+from fdb_schema.programs import start
+
+
+def main() -> None:
+    """The console script."""
+    start("futures-worker", "futures_worker.cli")
+
 
 if __name__ == "__main__":
     main()

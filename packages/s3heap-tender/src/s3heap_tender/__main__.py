@@ -1,5 +1,14 @@
-"""`python -m s3heap_tender` is the command."""
+"""`python -m s3heap_tender` is the command `s3heap-tender`."""
 
-from s3heap_tender.cli import main
+from __future__ import annotations
 
-main()
+from fdb_schema.programs import start
+
+
+def main() -> None:
+    """The console script."""
+    start("s3heap-tender", "s3heap_tender.cli")
+
+
+if __name__ == "__main__":
+    main()

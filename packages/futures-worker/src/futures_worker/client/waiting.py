@@ -232,9 +232,12 @@ class _Progress:
         if self._off or time.monotonic() - self._started < PROGRESS_AFTER:
             return
         if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+            try:
+                from rich.console import Console
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            except ModuleNotFoundError:  # it comes with the extra `cli`
+                self._off = True
+                return
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("futures", total=self._total)
