@@ -83,6 +83,7 @@ __all__ = [
     "run_app",
     "say",
     "seconds_of",
+    "table_of",
     "version_option",
 ]
 
@@ -178,38 +179,44 @@ def print_rows(
     elif not listed:
         Console(stderr=True, **_LITERAL).print(empty, style="dim", soft_wrap=True)
     else:
-        _print_table(listed, columns, show, style, flowing or columns[-1], whole)
+        console = Console(**_LITERAL)
+        terminal = console.is_terminal
+        table = table_of(listed, columns, show, style, flowing=flowing, whole=whole, terminal=terminal)
+        if not terminal:
+            # A pipe has no width: never cut or wrap what a program will read.
+            console = Console(width=max(200, console.width), soft_wrap=True, **_LITERAL)
+        console.print(table)
     if more:
         say(f"{more} more: a greater --limit lists them", err=True)
 
 
-def _print_table(
+def table_of(
     rows: list[dict[str, Any]],
     columns: Sequence[str],
-    show: Callable[[str, Any], str] | None,
-    style: Callable[[str, Any], str] | None,
-    flowing: str,
-    whole: Collection[str],
-) -> None:
-    console = Console(**_LITERAL)
+    show: Callable[[str, Any], str] | None = None,
+    style: Callable[[str, Any], str] | None = None,
+    *,
+    flowing: str | None = None,
+    whole: Collection[str] = ("id", "task", "session", "address"),
+    terminal: bool = True,
+) -> Table:
+    """The table that `print_rows` prints."""
+    flowing = flowing or columns[-1]
     table = Table(box=None, pad_edge=False, header_style="bold")
     shown = [[_cell(column, row.get(column), show) for column in columns] for row in rows]
     for at, column in enumerate(columns):
-        one_line = column != flowing and console.is_terminal
+        one_line = column != flowing and terminal
         least = max([len(column), *(len(cells[at]) for cells in shown if column in whole)])
         table.add_column(
             column.replace("_", " "),
             overflow="ellipsis" if one_line else "fold",
             no_wrap=one_line,
-            min_width=least if console.is_terminal else None,
+            min_width=least if terminal else None,
         )
     for row, cells in zip(rows, shown, strict=True):
         looks = ["" if style is None else style(column, row.get(column)) for column in columns]
         table.add_row(*(Text(cell, style=look) for cell, look in zip(cells, looks, strict=True)))
-    if not console.is_terminal:
-        # A pipe has no width: never cut or wrap what a program will read.
-        console = Console(width=max(200, console.width), soft_wrap=True, **_LITERAL)
-    console.print(table)
+    return table
 
 
 def _cell(column: str, value: Any, show: Callable[[str, Any], str] | None) -> str:

@@ -15,7 +15,7 @@ from fdb_schema.keyspace import DEFAULT_CLUSTER
 from futures_worker.commands.acting import cancel, retry
 from futures_worker.commands.grouping import errors
 from futures_worker.commands.listing import ls, show, workers
-from futures_worker.commands.output import logs
+from futures_worker.commands.output import logs, watch
 from futures_worker.commands.secrets import secret_app
 from futures_worker.commands.timeline import timeline
 from futures_worker.commands.top import top
@@ -115,7 +115,7 @@ def run(
 
 app.add_typer(secret_app, name="secret")
 
-for command in (ls, show, errors, workers, top, logs, cancel, retry, timeline):
+for command in (ls, show, watch, errors, workers, top, logs, cancel, retry, timeline):
     app.command(command.__name__)(command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from support import terminal
 import fdb_datamodel as dm
 from fdb_schema import ClusterSpace, open_database
 from futures_worker.cli import main
-from futures_worker.commands import acting, grouping, listing
+from futures_worker.commands import acting, choosing, grouping, listing
 from futures_worker.commands.choosing import ago, short_ids
 from idempotent_txn import run
 
@@ -218,3 +219,54 @@ def test_ids_are_as_long_as_tells_them_apart() -> None:
     assert set(short_ids(ids).values()) == {one[:18] for one in ids}
     assert short_ids([ids[0], alike]) == {ids[0]: ids[0], alike: alike}
     assert short_ids([]) == {}
+
+
+TOP = """\
+cluster demo: 0 waiting, 1 unclaimed, 1 claimed, 1 realized, 3 failed
+address         busy  cpu  ram    gpu  object store  pid   host
+10.0.0.7:40001  0/4   4.0  8 GiB  0.0  512 MiB       4711  node-with-a-long-name
+                                                           .example"""
+
+
+def test_top_fits_eighty_columns_too(scene: Any) -> None:
+    assert screen("top", "--once", *scene.where) == TOP
+
+
+def test_a_future_is_watched_until_it_has_ended(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    row = piped(capfd, "watch", "019ad1f2-3c4d-7003", *scene.where)
+    assert (row["id"], row["state"]) == (str(UUID(bytes=IDS[3])), "realized")
+    assert piped(capfd, "watch", "019ad1f2-3c4d-7001", "--for", "0.1", *scene.where)["state"] == "claimed"
+    assert "no future" in piped(capfd, "watch", "019ad1f3", *scene.where, code=3)
+
+
+def test_listings_end_where_they_are_told(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert len(piped(capfd, "errors", "--limit", "1", *scene.where)) == 1
+    assert len(piped(capfd, "workers", "--limit", "1", *scene.where)) == 1
+
+
+def test_some_of_those_that_are_alike_are_chosen(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ("retry", "--name", "*", "--dry-run", "--limit", "1", "--sort", "name", *scene.where)
+    assert [row["name"] for row in piped(capfd, *asked)] == ["publish"]
+    assert len(piped(capfd, "cancel", "--name", "*", "--limit", "1", *scene.where)) == 1
+
+
+def test_retire_says_what_it_would_do_and_does_nothing(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        piped(capfd, "secret", "rotate", *scene.where)
+    before = piped(capfd, "secret", "show", *scene.where)
+    assert piped(capfd, "secret", "retire", "--dry-run", *scene.where) == before
+    assert piped(capfd, "secret", "show", *scene.where) == before
+    assert len(piped(capfd, "secret", "retire", *scene.where)["secrets"]) == 1
+
+
+def test_moments_are_rfc_3339_and_figures_are_numbers(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    row = piped(capfd, "show", "019ad1f2-3c4d-7003", *scene.where)
+    moment = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert all(re.fullmatch(moment, row[name]) for name in ("submitted", "claimed", "ended"))
+    assert isinstance(row["seconds"], float)
+
+
+def test_ids_are_completed(scene: Any) -> None:
+    found = list(choosing._complete(scene.url, "demo", "019AD1F2-3c4d-7003"))
+    assert found == [str(UUID(bytes=IDS[3]))]
+    assert len(list(choosing._complete(scene.url, "demo", ""))) == 6

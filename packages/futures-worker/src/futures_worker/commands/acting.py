@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import typer
 
-from fdb_datamodel import ClusterSpace, FutureState, cancel_future, describe_future, get_future_state, resubmit_future
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, print_json, say
+from fdb_datamodel import (
+    ClusterSpace,
+    FutureInfo,
+    FutureState,
+    cancel_future,
+    describe_future,
+    get_future_state,
+    resubmit_future,
+)
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, DryRunOption, JsonOption, fail, print_json, say
 from fdb_schema.errors import EXIT_USAGE
 from futures_worker.commands.choosing import (
+    IdsArgument,
     NameOption,
+    Order,
     ReasonOption,
     SinceOption,
+    in_order,
     parse_id,
     resolve_id,
     walk,
@@ -24,20 +36,36 @@ from futures_worker.commands.opening import find_future, look_into
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
 
-_Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The futures' ids, or how they begin.")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say which they are, and do nothing.")]
+_Sort = Annotated[
+    Order | None, typer.Option("--sort", help="Which of them first: the oldest, the longest, the most attempts.")
+]
+_Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, metavar="N", help="So many of them at most.", show_default="all")
+]
 _ENDED = frozenset({FutureState.realized, FutureState.failed})
 _Act = Callable[[Any, ClusterSpace, UUID], dict[str, Any]]
 
 
+class _Chosen(NamedTuple):
+    """Which futures the options mean."""
+
+    states: frozenset[FutureState]
+    futures: list[str] | None
+    options: tuple[str | None, str | None, str | None]
+    sort: Order | None
+    limit: int | None
+
+
 def cancel(
-    futures: _Ids = None,
+    futures: IdsArgument = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     name: NameOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
-    dry_run: _DryRun = False,
+    sort: _Sort = None,
+    limit: _Limit = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel futures that haven't ended: queued ones never run, running ones are stopped. Fails if one is realized.
@@ -45,19 +73,20 @@ def cancel(
     Without ids: all that haven't ended and are as the options say.
     """
     states = frozenset(FutureState) - _ENDED
-    _act(
-        _cancel, "cancelled", "had ended before", states, futures, (name, reason, since), db, cluster, dry_run, as_json
-    )
+    which = _Chosen(states, futures, (name, reason, since), sort, limit)
+    _act(_cancel, "cancelled", "had ended before", which, db, cluster, dry_run, as_json)
 
 
 def retry(
-    futures: _Ids = None,
+    futures: IdsArgument = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     name: NameOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
-    dry_run: _DryRun = False,
+    sort: _Sort = None,
+    limit: _Limit = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run futures again that have failed, with a fresh budget of attempts. What failed with them has to be asked too.
@@ -65,7 +94,8 @@ def retry(
     Without ids: all that have failed and are as the options say.
     """
     states = frozenset({FutureState.failed})
-    _act(_retry, "retried", "isn't failed", states, futures, (name, reason, since), db, cluster, dry_run, as_json)
+    which = _Chosen(states, futures, (name, reason, since), sort, limit)
+    _act(_retry, "retried", "isn't failed", which, db, cluster, dry_run, as_json)
 
 
 def _cancel(database: Any, space: ClusterSpace, future_id: UUID) -> dict[str, Any]:
@@ -90,23 +120,24 @@ def _act(
     act: _Act,
     done: str,
     otherwise: str,
-    states: frozenset[FutureState],
-    futures: list[str] | None,
-    options: tuple[str | None, str | None, str | None],
+    which: _Chosen,
     db: str | None,
     cluster: str,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    like = wanted(states, *options)
-    if bool(futures) == bool(like):
+    like = wanted(which.states, *which.options)
+    if bool(which.futures) == bool(like):
         fail("give either ids, or what the futures are like (--name, --reason, --since)", EXIT_USAGE)
-    meant = [parse_id(text) for text in futures or ()]
+    meant = [parse_id(text) for text in which.futures or ()]
     database, space = look_into(db, cluster)
 
     def chosen() -> Iterator[tuple[UUID, str, str]]:
         if like:
-            for info in walk(database, space, like):
+            found: Iterable[FutureInfo] = walk(database, space, like)
+            if which.sort is not None:
+                found = in_order(list(found), which.sort)
+            for info in itertools.islice(found, which.limit):
                 yield UUID(bytes=info.id), info.state.value, info.name
         for one in meant:
             info = find_future(database, space, resolve_id(database, space, one))

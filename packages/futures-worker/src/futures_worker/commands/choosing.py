@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final
 from uuid import UUID
@@ -14,10 +15,11 @@ import typer
 
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, WorkerStatus, list_futures, list_workers
 from fdb_datamodel.reading import ids_beginning, with_reason
-from fdb_schema.cli import fail, seconds_of
+from fdb_schema.cli import completing, fail, seconds_of
 from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from fdb_schema.figures import ago, cut
 from fdb_schema.figures import short_ids as shortened
+from futures_worker.commands.opening import look_into
 from idempotent_txn import run
 
 PAGE: Final = 500
@@ -39,6 +41,52 @@ ReasonOption = Annotated[
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="AGO", help="Only futures submitted since: 90s, 10m, 2h, 7d.")
 ]
+
+
+def _complete(db: str | None, cluster: str, beginning: str) -> Iterator[str]:
+    """Ids of the newest futures."""
+    database, space = look_into(db, cluster)
+    found, _ = run(database, list_futures, space, None, PAGE, None, newest_first=True, strategy="off")
+    yield from (text for info in found if (text := str(UUID(bytes=info.id))).startswith(beginning.lower()))
+
+
+IdArgument = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The future's id, or how it begins.", autocompletion=completing(_complete)),
+]
+IdsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID]...", help="The futures' ids, or how they begin.", autocompletion=completing(_complete)
+    ),
+]
+
+
+class Order(StrEnum):
+    """By what `ls` sorts; the largest first."""
+
+    age = "age"
+    took = "took"
+    attempts = "attempts"
+    name = "name"
+
+
+_KEYS: Final[dict[Order, Callable[[FutureInfo], Any]]] = {
+    Order.age: lambda info: info.wall_us,
+    Order.took: lambda info: -(seconds_of_last(info) or 0.0),
+    Order.attempts: lambda info: -info.attempts,
+    Order.name: lambda info: info.name,
+}
+
+
+def in_order(infos: list[FutureInfo], sort: Order) -> list[FutureInfo]:
+    """The futures as `--sort` orders them."""
+    return sorted(infos, key=_KEYS[sort])
+
+
+def seconds_of_last(info: FutureInfo) -> float | None:
+    """How long the last attempt took, of a future that has ended."""
+    return round((info.ended_us - info.claimed_us) / 1e6, 6) if info.ended_us and info.claimed_us else None
 
 
 @dataclass(frozen=True)
@@ -138,14 +186,19 @@ def in_brief(reason: str, future_id: str) -> str:
 __all__ = [
     "PAGE",
     "Filter",
+    "IdArgument",
+    "IdsArgument",
     "NameOption",
+    "Order",
     "ReasonOption",
     "SinceOption",
     "ago",
     "cut",
     "in_brief",
+    "in_order",
     "parse_id",
     "resolve_id",
+    "seconds_of_last",
     "short_ids",
     "walk",
     "wanted",

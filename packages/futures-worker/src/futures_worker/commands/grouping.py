@@ -8,7 +8,16 @@ from uuid import UUID
 
 from fdb_datamodel import FutureState
 from fdb_datamodel.troubles import find_troubles
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, in_terminal, print_rows, say
+from fdb_schema.cli import (
+    DEFAULT_CLUSTER,
+    ClusterOption,
+    DbOption,
+    JsonOption,
+    LimitOption,
+    in_terminal,
+    print_rows,
+    say,
+)
 from futures_worker.commands.choosing import NameOption, ReasonOption, SinceOption, ago, cut, short_ids, walk, wanted
 from futures_worker.commands.opening import dashed, look_into, nothing, wall
 
@@ -19,6 +28,7 @@ def errors(
     name: NameOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
+    limit: LimitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Group the futures that have failed by function and error, the most frequent first, with one id of each group.
@@ -56,6 +66,7 @@ def errors(
         empty=nothing("failed futures", database, cluster),
         style=lambda column, _: {"count": "bold red", "id": "dim"}.get(column, ""),
         flowing="message" if brief else None,
+        limit=limit,
     )
     if found.followers and not as_json:
         say(f"{found.followers} more failed because of an argument that did", err=True)

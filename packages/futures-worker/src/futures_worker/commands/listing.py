@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
-from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -17,6 +15,7 @@ from fdb_schema.cli import (
     ClusterOption,
     DbOption,
     JsonOption,
+    LimitOption,
     in_terminal,
     print_json,
     print_rows,
@@ -24,14 +23,18 @@ from fdb_schema.cli import (
 )
 from futures_worker.commands.choosing import (
     PAGE,
+    IdArgument,
     NameOption,
+    Order,
     ReasonOption,
     SinceOption,
     ago,
     cut,
     in_brief,
+    in_order,
     parse_id,
     resolve_id,
+    seconds_of_last,
     short_ids,
     walk,
     wanted,
@@ -69,21 +72,6 @@ _WORKER_COLUMNS = [
 _SIZES = frozenset({"ram", "object_store", "object_store_free", "result_bytes", "code_bytes", "args_bytes"})
 
 
-class Order(StrEnum):
-    """By what `ls` sorts; the largest first."""
-
-    age = "age"
-    took = "took"
-    attempts = "attempts"
-    name = "name"
-
-
-_KEYS: dict[Order, Callable[[FutureInfo], Any]] = {
-    Order.age: lambda info: info.wall_us,
-    Order.took: lambda info: -(_seconds(info) or 0.0),
-    Order.attempts: lambda info: -info.attempts,
-    Order.name: lambda info: info.name,
-}
 _LOOKS = {
     "waiting": "yellow",
     "unclaimed": "yellow",
@@ -130,7 +118,7 @@ def ls(
     infos = found[:limit]
     last = str(UUID(bytes=infos[-1].id)) if infos else ""
     if sort is not None:
-        infos.sort(key=_KEYS[sort])
+        infos = in_order(infos, sort)
     rows = [future_row(info) | future_times(info) for info in infos]
     if brief:  # the reason says which attempt it is, and where
         shown = short_ids([row["id"] for row in rows])
@@ -160,7 +148,7 @@ def _look(column: str, value: Any) -> str:
 
 
 def show(
-    future: Annotated[str, typer.Argument(metavar="ID", help="The future's id.")],
+    future: IdArgument,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     as_json: JsonOption = False,
@@ -187,23 +175,40 @@ def show(
         say(str(row["traceback"]).rstrip())
 
 
-def workers(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, as_json: JsonOption = False) -> None:
+def workers(
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """List the cluster's workers."""
     database, space = look_into(db, cluster)
     statuses: list[WorkerStatus] = run(database, list_workers, space, strategy="off")
+    print_workers([worker_row(status) for status in statuses], nothing("workers", database, cluster), as_json, limit)
+
+
+def print_workers(rows: list[dict[str, Any]], empty: str, as_json: bool = False, limit: int | None = None) -> None:
+    """Workers as a listing; in a terminal what fits eighty columns."""
     brief = not as_json and in_terminal()
-    rows = [worker_row(status) for status in statuses]
-    for row in rows if brief else ():
-        free = row["free_slots"]
-        row["busy"] = f"{'?' if free is None else row['slots'] - free}/{row['slots']}"
     print_rows(
-        rows,
-        ["address", "busy", "cpu", "ram", "gpu", "object_store", "pid", "host"] if brief else _WORKER_COLUMNS,
+        [with_busy(row) for row in rows] if brief else rows,
+        BRIEF_COLUMNS if brief else _WORKER_COLUMNS,
         as_json=as_json,
-        empty=nothing("workers", database, cluster),
+        empty=empty,
         show=show_cell,
         flowing="host" if brief else None,
+        limit=limit,
     )
+
+
+BRIEF_COLUMNS = ("address", "busy", "cpu", "ram", "gpu", "object_store", "pid", "host")
+"""What eighty columns have room for."""
+
+
+def with_busy(row: dict[str, Any]) -> dict[str, Any]:
+    """A worker's row with how many of its slots are taken."""
+    free = row["free_slots"]
+    return row | {"busy": f"{'?' if free is None else row['slots'] - free}/{row['slots']}"}
 
 
 def show_cell(column: str, value: Any) -> str:
@@ -226,16 +231,11 @@ def future_row(info: FutureInfo) -> dict[str, Any]:
 def future_times(info: FutureInfo) -> dict[str, Any]:
     """What `ls` adds to the row: seconds since it was submitted, and from the claim to the end or, where it runs, to now."""
     now_us = time.time_ns() // 1000
-    took = _seconds(info)
+    took = seconds_of_last(info)
     if took is None and info.claimed_us and info.state is FutureState.claimed:
         took = max(0.0, (now_us - info.claimed_us) / 1e6)
     age = max(0.0, (now_us - info.wall_us) / 1e6) if info.wall_us else None
     return {"age": None if age is None else round(age, 3), "took": None if took is None else round(took, 6)}
-
-
-def _seconds(info: FutureInfo) -> float | None:
-    """How long the last attempt took, of a future that has ended."""
-    return round((info.ended_us - info.claimed_us) / 1e6, 6) if info.ended_us and info.claimed_us else None
 
 
 def future_details(info: FutureInfo) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def future_details(info: FutureInfo) -> dict[str, Any]:
         "submitted": wall(info.wall_us),
         "claimed": wall(info.claimed_us),
         "ended": wall(info.ended_us),
-        "seconds": _seconds(info),
+        "seconds": seconds_of_last(info),
         "charged_attempts": info.charged,
         "max_retries": info.max_retries,
         "worker_losses": info.losses,

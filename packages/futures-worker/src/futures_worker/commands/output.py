@@ -1,4 +1,4 @@
-"""`logs`: what a task printed, and what it goes on to print."""
+"""`logs` and `watch`: what a task printed, and goes on to print; the states that a future goes through."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from uuid import UUID
 import typer
 
 from fdb_datamodel import FutureState, TaskOutput, get_future_state, read_output
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, printable
-from futures_worker.commands.choosing import parse_id, resolve_id
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, printable, say
+from futures_worker.commands.choosing import IdArgument, ago, parse_id, resolve_id
+from futures_worker.commands.listing import future_details, future_row
 from futures_worker.commands.opening import find_future, look_into, not_found
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
@@ -21,7 +22,7 @@ FOLLOW_SECONDS = 0.3
 
 
 def logs(
-    future: Annotated[str, typer.Argument(metavar="ID", help="The future's id.")],
+    future: IdArgument,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the future has ended.")] = False,
@@ -52,6 +53,37 @@ def logs(
                 _show_new(output, shown)
             return
         time.sleep(FOLLOW_SECONDS)
+
+
+def watch(
+    future: IdArgument,
+    seconds: Annotated[float | None, typer.Option("--for", min=0.0, help="Stop after so many seconds.")] = None,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a future's state whenever it changes, until it has ended; with --json one document per line."""
+    meant = parse_id(future)
+    database, space = look_into(db, cluster)
+    future_id = resolve_id(database, space, meant)
+    began = time.monotonic()
+    before: dict[str, Any] | None = None
+    while True:
+        info = find_future(database, space, future_id)
+        row = future_row(info)
+        if row != before:
+            before = row
+            if as_json:
+                print_json(row | future_details(info))
+            else:
+                say(
+                    f"{ago(time.monotonic() - began):>6}  {row['state']:<9}  attempt {row['attempts']}  {row['reason']}"
+                )
+            sys.stdout.flush()
+        left = FOLLOW_SECONDS if seconds is None else min(FOLLOW_SECONDS, began + seconds - time.monotonic())
+        if left <= 0 or info.state in (FutureState.realized, FutureState.failed):
+            return
+        time.sleep(left)
 
 
 def _outputs(database: Any, space: Any, future_id: UUID, attempt: int | None) -> list[TaskOutput]:

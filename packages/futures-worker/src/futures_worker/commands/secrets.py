@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, CommandApp, DbOption, JsonOption, print_json, say
+from fdb_schema.cli import (
+    DEFAULT_CLUSTER,
+    ClusterOption,
+    CommandApp,
+    DbOption,
+    DryRunOption,
+    JsonOption,
+    print_json,
+    say,
+)
 from futures_worker.commands.opening import look_into
 from futures_worker.handshake import secret_id
 from futures_worker.store_secret import (
@@ -36,9 +45,19 @@ def rotate(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, as_jso
 
 
 @secret_app.command()
-def retire(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, as_json: JsonOption = False) -> None:
+def retire(
+    dry_run: DryRunOption = False,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    as_json: JsonOption = False,
+) -> None:
     """Accept the newest secret only. Workers learn of it within half a minute."""
     database, space = look_into(db, cluster)
+    if dry_run:
+        stored = run(database, read_secrets, space)
+        _tell(stored, as_json)
+        say(f"{len(stored.secrets[1:])} of {len(stored.secrets)} secrets would be accepted no more", err=True)
+        return
     _tell(run(database, retire_secrets, space), as_json)
 
 

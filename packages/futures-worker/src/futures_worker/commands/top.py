@@ -9,16 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from fdb_datamodel import FutureState, WorkerStatus, census_page, list_workers
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, printable
-from futures_worker.commands.listing import show_cell, worker_row
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, table_of
+from futures_worker.commands.listing import BRIEF_COLUMNS, show_cell, with_busy, worker_row
 from futures_worker.commands.opening import look_into
 from idempotent_txn import run
-
-_COLUMNS = ("address", "slots", "free_slots", "claims", "assignments", "cpu", "ram", "object_store_free", "host", "pid")
 
 
 def top(
@@ -70,9 +67,6 @@ def _page(cluster: str, now: dict[str, Any], before: dict[str, Any] | None, seco
     if before is not None and seconds > 0:
         ended = sum(futures[state] - before["futures"][state] for state in ("realized", "failed"))
         text += f"; {max(0.0, ended / seconds):,.0f} ended per second"
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in _COLUMNS:
-        table.add_column(column.replace("_", " "), no_wrap=column == "address", overflow="fold")
-    for row in now["workers"]:
-        table.add_row(*(Text(printable(show_cell(column, row[column]))) for column in _COLUMNS))
-    return Group(Text(text), table if now["workers"] else Text("no live worker", style="dim"))
+    workers = [with_busy(row) for row in now["workers"]]
+    table = table_of(workers, BRIEF_COLUMNS, show_cell) if workers else Text("no live worker", style="dim")
+    return Group(Text(text), table)
