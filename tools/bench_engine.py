@@ -47,6 +47,7 @@ from typing import Any, Final
 import lmdb
 
 import fdb_embedded
+from fdb_schema.client_library import select_api_version
 
 KEYS: Final = 20_000
 VALUE: Final = b"x" * 100
@@ -289,7 +290,7 @@ def _real_client() -> Any:
     engines = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "fdb"}
     try:
         client: Any = importlib.import_module("fdb")
-        client.api_version(730)
+        select_api_version(client)
     finally:
         sys.modules.update(engines)
     return client

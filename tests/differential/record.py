@@ -35,7 +35,9 @@ def main() -> None:
         sys.exit("everything in the cluster would be erased: say MAINSPRING_DISPOSABLE_CLUSTER=1")
     import fdb
 
-    fdb.api_version(730)
+    from fdb_schema.client_library import select_api_version
+
+    select_api_version(fdb)
     db = fdb.open()
     first, last = map(int, sys.argv[1].split(":"))
     kept: dict[int, bytes] = {}

@@ -6,7 +6,6 @@ import pytest
 from conftest import ENGINES, seed_params
 from tests.differential.api_replay import Replay, answers, digest
 from tests.differential.api_stream import Call, Stream
-from tests.differential.older_client import accept_an_older_client
 from tests.differential.record import LENGTH, recorded
 
 import fdb_embedded
@@ -33,15 +32,9 @@ def test_the_engine_answers_as_a_cluster_did(group: int) -> None:
             )
 
 
-@pytest.fixture(scope="session")
-def older_client() -> None:
-    """The binding that is installed may be newer than the library."""
-    accept_an_older_client()
-
-
 @pytest.mark.skipif("fdb" not in ENGINES, reason="no disposable cluster is offered")
 @pytest.mark.parametrize("seed", seed_params(100 if "fdb" in ENGINES else 1, most=None if "fdb" in ENGINES else 1))
-def test_a_cluster_and_the_engine_give_the_same(older_client: None, shared_url: str, seed: int) -> None:
+def test_a_cluster_and_the_engine_give_the_same(shared_url: str, seed: int) -> None:
     import fdb
 
     cluster = Replay(open_database(shared_url), fdb)

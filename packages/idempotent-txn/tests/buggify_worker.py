@@ -14,12 +14,13 @@ from typing import Any
 import fdb
 
 from fdb_schema import open_database
+from fdb_schema.client_library import select_api_version
 from idempotent_txn import CommitUnknownResultFatal, IdempotencyId, run
 
 
 def main() -> None:
     url, strategy, calls = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    fdb.api_version(730)
+    select_api_version(fdb)
     fdb.options.set_client_buggify_enable()
     fdb.options.set_client_buggify_section_activated_probability(100)
     fdb.options.set_client_buggify_section_fired_probability(15)

@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from fdb_schema.client_library import client_release, select_api_version
 from fdb_schema.engine import Database
 from fdb_schema.errors import (
     DatabaseUnreachableError,
@@ -26,7 +27,6 @@ from fdb_schema.errors import (
 
 DEFAULT_URL: Final = "embedded:./.mainspring"
 URL_VARIABLE: Final = "MAINSPRING_DB"
-API_VERSION: Final = 730
 _URL_ATTRIBUTE: Final = "_mainspring_url"
 PROBE_TIMEOUT_MS: Final = 10_000
 _FORMS: Final = "embedded:PATH, memory:, memory:NAME, fdb: or fdb:/path/fdb.cluster"
@@ -143,17 +143,16 @@ def _open_cluster(cluster_file: str | None, url: str) -> Database:
 
         if "_fdb_embedded" in vars(fdb):  # its `open` would make an embedded database in the working directory
             raise DatabaseUnreachableError(
-                f"{url}: the embedded engine already serves this process, which has one engine behind the name fdb; "
-                f"open the cluster from another process"
+                "the embedded engine already serves this process, which has one engine behind the name fdb; "
+                "open the cluster from another process"
             )
-        fdb.api_version(API_VERSION)
+        select_api_version(fdb)
         database: Database = fdb.open(cluster_file)
-    except DatabaseUnreachableError:
-        raise
+    except DatabaseUnreachableError as error:
+        raise DatabaseUnreachableError(f"{url}: {error}") from error.__cause__
     except Exception as error:
         raise DatabaseUnreachableError(
-            f"{url}: the FoundationDB client can't be used ({error}). Install libfdb_c of the cluster's version, "
-            f"or use an embedded: URL"
+            f"{url}: FoundationDB's client can't be used ({error}); an embedded: URL needs none"
         ) from error
     probe = database.create_transaction()
     probe.options.set_timeout(PROBE_TIMEOUT_MS)
@@ -162,6 +161,7 @@ def _open_cluster(cluster_file: str | None, url: str) -> Database:
     except Exception as error:
         raise DatabaseUnreachableError(
             f"{url}: no FoundationDB cluster answered within {PROBE_TIMEOUT_MS / 1000:.0f} s ({error}): "
-            f"check the cluster file and that the cluster runs"
+            f"check the cluster file, that the cluster runs, and that it has the version of the client library here, "
+            f"which is {client_release(fdb)}"
         ) from error
     return database
