@@ -70,7 +70,7 @@ def select_api_version(fdb: Any) -> None:
     except Exception as error:
         refused = error
     try:
-        binding = importlib.import_module("fdb.impl")
+        binding: Any = importlib.import_module("fdb.impl")
     except Exception as error:
         raise DatabaseUnreachableError(
             f"FoundationDB's client library can't be loaded ({error}): {_INSTALL}"
