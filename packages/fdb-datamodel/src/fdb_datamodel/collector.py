@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fdb_schema import ClusterSpace, Database
+from fdb_schema.database import as_database
 from idempotent_txn import run
 
 from .liveness import Observer
@@ -54,7 +55,7 @@ class Collector:
 
     def __init__(
         self,
-        db: Database,
+        db: Database | str,
         cluster: str | ClusterSpace,
         *,
         grace: float = GRACE_SECONDS,
@@ -66,7 +67,7 @@ class Collector:
         """All in seconds: `grace` a future is kept after it ended and nobody holds it, `tombstones` how long its id answers
         "deleted", `session_ttl` without a beat that mean a client's death, `interval` between passes of the cluster.
         """
-        self._db = db
+        self._db = as_database(db)
         self._space = cluster if isinstance(cluster, ClusterSpace) else ClusterSpace(cluster)
         self._grace = grace
         self._tombstones = tombstones
@@ -150,6 +151,6 @@ class Collector:
             yield Collected(pins=page.done, code=dropped)
 
 
-def collect(db: Database, cluster: str | ClusterSpace, **options: Any) -> Collected:
+def collect(db: Database | str, cluster: str | ClusterSpace, **options: Any) -> Collected:
     """One whole pass now, with the options of `Collector`. Sessions are judged only by who watches them: `Collector.tick`."""
     return Collector(db, cluster, **options).whole_pass()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from fdb_schema import ClusterSpace, Database, Transaction
+from fdb_schema.database import as_database
 from idempotent_txn import run
 
 from . import invariants
@@ -53,11 +54,12 @@ _CHECKS: dict[str, _Check] = {
 }
 
 
-def validate(db: Database, cluster: str | ClusterSpace) -> list[Violation]:
+def validate(db: Database | str, cluster: str | ClusterSpace) -> list[Violation]:
     """Check every invariant (`INVARIANTS`) of every future and worker of a cluster; [] is what a healthy one gives.
 
     Pages are transactions of their own, each consistent in itself, so it may run while the cluster works. Reads only.
     """
+    db = as_database(db)
     space = cluster if isinstance(cluster, ClusterSpace) else ClusterSpace(cluster)
     found: list[Violation] = []
     after: bytes | None = None

@@ -61,6 +61,11 @@ def open_database(
     return database
 
 
+def as_database(db: Any) -> Any:
+    """`db`, or the database of the URL that it is: what takes a database takes its URL too, and None for the default."""
+    return open_database(db) if db is None or isinstance(db, str) else db
+
+
 def _absolute(url: str) -> str:
     scheme, _, rest = url.partition(":")
     if scheme == "embedded":

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from fdb_schema import fdb_error_code, read_version
+from fdb_schema.database import as_database
 from idempotent_txn.classification import RETRYABLE_IN_BODY
 from idempotent_txn.errors import CommitUnknownResultFatal
 from idempotent_txn.guarding import refuse_unfinished
@@ -70,7 +71,7 @@ class Batcher:
     themselves. Nothing that a caller sees differs, but that members of a group have one commit version.
 
     Args:
-        db: the database.
+        db: the database, or its URL.
         strategy: of the commits, as for `run`.
         max_bytes: most bytes of a group; a member over a tenth of it commits alone.
     """
@@ -78,11 +79,11 @@ class Batcher:
     def __init__(self, db: Any, *, strategy: StrategyName | None = None, max_bytes: int = MAX_GROUP_BYTES) -> None:
         if max_bytes < 1:
             raise ValueError(f"max_bytes is at least 1, not {max_bytes}")
-        self._db = db
+        self._db = as_database(db)
         self._strategy: Final = strategy
         self._max_bytes: Final = max_bytes
         self._member_bytes: Final = min(MAX_MEMBER_BYTES, max_bytes)
-        self._transaction_class: Final[type] = type(db.create_transaction())
+        self._transaction_class: Final[type] = type(self._db.create_transaction())
         self._begin()
         _batchers.add(self)
         self._remembers = False

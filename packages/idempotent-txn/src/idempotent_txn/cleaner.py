@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fdb_schema import prefix_end, read_range, read_version
+from fdb_schema.database import as_database
 from idempotent_txn.identity import public_form
 from idempotent_txn.keyspace import CLIENTS, LANES
 from idempotent_txn.lookup import NATIVE, USER_SPACE, IdStore
@@ -77,7 +78,7 @@ class Cleaner:
     ) -> None:
         if IDEMPOTENCY_IDS_MIN_AGE_SECONDS < 0 or silent_client_seconds < 0:
             raise ValueError("an age is not negative: give seconds from 0")
-        self._db = db
+        self._db = as_database(db)
         self._min_age: Final = IDEMPOTENCY_IDS_MIN_AGE_SECONDS
         self._silence: Final = silent_client_seconds
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fdb_schema import DEFAULT_CLUSTER, DatabaseUrlError, open_database, read_version, url_of
+from fdb_schema.database import as_database
 from idempotent_txn import TransactionTimedOut, run, run_committed
 from lease_locks import ending, joining, sessions
 from lease_locks.acquiring import (
@@ -75,7 +76,7 @@ class LeaseManager:
         clocks: Clocks | None = None,
     ) -> None:
         check_seconds("ttl", ttl)
-        self.db = open_database(db) if db is None or isinstance(db, str) else db
+        self.db = as_database(db)
         self.url = url_of(self.db)  # what another process opens to meet this one; None where nobody knows
         self.cluster = cluster
         self.ttl = float(ttl)

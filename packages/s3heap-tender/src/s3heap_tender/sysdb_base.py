@@ -11,6 +11,7 @@ from uuid import UUID
 
 from fdb_schema import DEFAULT_CLUSTER, ClusterClock, ClusterSpace, check_format, pack, read_clock, unpack
 from fdb_schema.clock import ADVANCE_SECONDS
+from fdb_schema.database import as_database
 from idempotent_txn import run, run_committed
 from lease_locks import LeaseManager
 from s3heap_tender import failpoints, held
@@ -46,7 +47,7 @@ class SysDbBase:
 
     def __init__(
         self,
-        db: Any,
+        db: Any = None,
         cluster: str = DEFAULT_CLUSTER,
         *,
         shards: int = DEFAULT_SHARDS,
@@ -56,7 +57,7 @@ class SysDbBase:
     ) -> None:
         if not 1 <= shards <= MAX_SHARDS:
             raise ValueError(f"shards must be 1 to {MAX_SHARDS}, not {shards}")
-        self.db = db
+        self.db = db = as_database(db)
         self.cluster = cluster
         self.space = ClusterSpace(cluster)
         self.trace = trace if trace is not None else Trace.from_environment()

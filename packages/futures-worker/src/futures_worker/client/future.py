@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from futures_worker.client.session import Session
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class Future(Generic[T]):
@@ -151,6 +152,18 @@ class Future(Generic[T]):
         self._make_durable()
         return self._home().status(self)
 
+    async def aid(self) -> UUID:
+        """`id` for asyncio: the loop goes on while the submit is made durable."""
+        return await _off_the_loop(lambda: self.id)
+
+    async def astate(self) -> Status:
+        """`state()` for asyncio."""
+        return await _off_the_loop(self.state)
+
+    async def adone(self) -> bool:
+        """`done()` for asyncio."""
+        return self._entry is not None or self._trouble is not None or await _off_the_loop(self.done)
+
     def done(self) -> bool:
         """Whether the future ended, by result, exception or cancellation. Doesn't wait."""
         if self._entry is None and self._trouble is None:
@@ -252,6 +265,13 @@ class _Unread:
 
 
 _UNREAD = _Unread()
+
+
+async def _off_the_loop(ask: Callable[[], A]) -> A:
+    """What `ask` answers: it may wait for the database, in a thread that is not the loop's."""
+    import asyncio
+
+    return await asyncio.get_running_loop().run_in_executor(None, ask)
 
 
 async def _await(future: Future[T]) -> T:
