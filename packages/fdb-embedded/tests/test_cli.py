@@ -156,6 +156,26 @@ def test_status_counts(filled: Path) -> None:
     assert figures["journaled"] is False
 
 
+def test_figures_are_for_people_and_say_what_they_mean(filled: Path) -> None:
+    shown = command("status", db=filled).stdout
+    assert "journaled    no  (commits since the last checkpoint lie in a journal)" in shown
+    checked = command("check", db=filled).stdout
+    assert not any(form in shown + checked for form in ("None", "True", "False", "{", "["))
+
+
+def test_the_database_is_a_url_as_everywhere(filled: Path) -> None:
+    by_url = runner.invoke(app, ["get", "plain", "--db", f"embedded:{filled}"])
+    assert (by_url.exit_code, by_url.stdout) == (0, "value\n")
+    cluster = runner.invoke(app, ["get", "plain", "--db", "fdb:/etc/fdb.cluster"])
+    assert cluster.exit_code == 2
+    assert "looks at embedded databases" in cluster.stderr
+
+
+def test_ls_and_show_mean_what_they_mean_everywhere(filled: Path) -> None:
+    assert command("ls", "('rows',)", db=filled).stdout == command("range", "('rows',)", db=filled).stdout != ""
+    assert command("show", "plain", db=filled).stdout == "value\n"
+
+
 SCRIPT = """
 import sys
 import fdb

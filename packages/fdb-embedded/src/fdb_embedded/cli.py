@@ -27,6 +27,7 @@ app = typer.Typer(
     help="Look at an embedded FoundationDB database and look after it. Keys are text with \\xNN escapes, or tuples: ('a', 1).",
     epilog="To run a program written for FoundationDB on the engine: python -m fdb_embedded run [--db PATH] SCRIPT.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,7 +36,9 @@ FAILED, USAGE, NOT_FOUND, UNREACHABLE = 1, 2, 3, 4
 Db = Annotated[
     str | None,
     typer.Option(
-        "--db", metavar="PATH", help="Directory of the database; without it MAINSPRING_DB, else ./.mainspring."
+        "--db",
+        metavar="URL",
+        help="embedded:PATH, or its directory; without it MAINSPRING_DB, else embedded:./.mainspring.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -61,6 +64,8 @@ def _options(
 def _database(name: str | None, create: bool = False) -> Iterator[Any]:
     """The database of --db, closed afterwards; errors end the command with their exit code."""
     name = name or default_name()
+    if name.startswith("fdb:"):
+        _fail(f"{name} is a FoundationDB cluster: this command looks at embedded databases (embedded:PATH)", USAGE)
     name = name.removeprefix("embedded:")
     if not create and not name.startswith(("memory:", ":memory:")) and not (Path(name) / "data.mdb").exists():
         _fail(f"there is no database in {name}", UNREACHABLE)
@@ -105,10 +110,26 @@ def status_(db: Db = None, as_json: Json = False) -> None:
         if as_json:
             typer.echo(json.dumps(figures))
         else:
-            for name, value in figures.items():
-                typer.echo(f"{name:<14} {value}")
+            _print_figures(figures)
 
 
+_MEANINGS = {
+    "version": "of the last commit",
+    "readers": "transactions that keep old pages",
+    "journaled": "commits since the last checkpoint lie in a journal",
+}
+
+
+def _print_figures(figures: dict[str, Any]) -> None:
+    """A line per figure, as people read them."""
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        told = "none" if value is None else ("no", "yes")[value] if isinstance(value, bool) else value
+        meaning = f"  ({_MEANINGS[name]})" if name in _MEANINGS else ""
+        typer.echo(f"{name.replace('_', ' '):<{width}}  {told}{meaning}")
+
+
+@app.command("show", hidden=True)
 @app.command()
 def get(key: Key, db: Db = None, as_json: Json = False, raw: Raw = False) -> None:
     """Print the value of KEY; exit code 3 when it isn't there."""
@@ -122,13 +143,14 @@ def get(key: Key, db: Db = None, as_json: Json = False, raw: Raw = False) -> Non
 
 @app.command("set")
 def set_(key: Key, value: Annotated[str, typer.Argument(metavar="VALUE")], db: Db = None) -> None:
-    """Set KEY to VALUE, in a database that is created if it doesn't exist."""
+    """Set KEY to VALUE; where there is no database it makes one."""
     tuples = load().tuple
     with _database(db, create=True) as database:
         database[parse(key, tuples)] = parse(value, tuples)
 
 
-@app.command("range")
+@app.command("range", hidden=True)
+@app.command("ls")
 def range_(
     begin: Annotated[str, typer.Argument(metavar="BEGIN")] = "",
     end: Annotated[str, typer.Argument(metavar="END", help="Without it: all keys that start with BEGIN.")] = "",
@@ -138,7 +160,10 @@ def range_(
     as_json: Json = False,
     raw: Raw = False,
 ) -> None:
-    """Print the rows of [BEGIN, END)."""
+    """List the rows of [BEGIN, END).
+
+    With --json one document per line.
+    """
     fdb = load()
     with _database(db) as database:
         low = parse(begin, fdb.tuple)
@@ -191,7 +216,10 @@ def load_(
 
 @app.command()
 def compact(db: Db = None) -> None:
-    """Rewrite the data file without its free pages; nobody else may have the database open."""
+    """Rewrite the data file without its free pages.
+
+    Nobody else may have the database open.
+    """
     with _database(db) as database:
         before, after = maintenance.compact(database.dpointer.engine)
         typer.echo(f"{before} -> {after} bytes")
@@ -199,15 +227,16 @@ def compact(db: Db = None) -> None:
 
 @app.command()
 def check(db: Db = None, as_json: Json = False) -> None:
-    """Read everything and report what is damaged; exit code 1 when anything is."""
+    """Read everything and report what is damaged.
+
+    Exit code 1 when anything is.
+    """
     with _database(db) as database:
         report = maintenance.check(database.dpointer.engine)
         if as_json:
             typer.echo(json.dumps(report))
         else:
-            for name, value in report.items():
-                if name != "problems":
-                    typer.echo(f"{name:<14} {value}")
+            _print_figures({name: value for name, value in report.items() if name != "problems"})
             for problem in report["problems"]:
                 typer.echo(f"problem: {problem}", err=True)
         if report["problems"]:

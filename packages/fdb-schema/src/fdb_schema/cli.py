@@ -75,6 +75,7 @@ __all__ = [
     "command_app",
     "completing",
     "fail",
+    "hanging",
     "in_terminal",
     "print_json",
     "print_record",
@@ -146,6 +147,24 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 def say(text: str, *, err: bool = False) -> None:
     """Print a line that may hold what others named or wrote."""
     print(printable(text), file=sys.stderr if err else sys.stdout)
+
+
+def hanging(line: str, indent: int) -> str:
+    """The line as it is, but in a terminal that is too narrow over several, all but the first `indent` columns from the left."""
+    console = Console(**_LITERAL)
+    if not console.is_terminal or len(line) <= console.width or "\n" in line:
+        return line
+    text = line.lstrip(" ")
+    lead = " " * (len(line) - len(text))
+    pieces = textwrap.wrap(
+        text,
+        console.width,
+        initial_indent=lead,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(pieces)
 
 
 def print_json(value: Any) -> None:
@@ -224,23 +243,14 @@ def _cell(column: str, value: Any, show: Callable[[str, Any], str] | None) -> st
 
 
 def print_record(row: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> None:
-    """One thing: a field that says something under the other, with what words mean that are the data model's own.
-
-    In a terminal a long one goes on below itself.
-    """
+    """One thing: a field that says something under the other, with what words mean that are the data model's own."""
     width = max((len(name) for name in row), default=0)
-    console = Console(**_LITERAL)
     for name, value in row.items():
         text = told(value)
         if text:
             meaning = (meanings or {}).get(name)
             line = f"{name.replace('_', ' '):<{width}}  {text}" + (f"  ({meaning})" if meaning else "")
-            if console.is_terminal and len(line) > console.width and "\n" not in line:
-                wrapped = textwrap.wrap(
-                    line, console.width, subsequent_indent=" " * (width + 2), break_long_words=False
-                )
-                line = "\n".join(wrapped)
-            say(line)
+            say(hanging(line, width + 2))
 
 
 def seconds_of(text: str) -> float:

@@ -7,14 +7,13 @@ from collections import Counter
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fdb_datamodel import FutureState, census_page, list_workers
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, read_clock, url_of
-from fdb_schema.cli import ClusterOption, DbOption, JsonOption, print_json, printable
+from fdb_schema.cli import ClusterOption, DbOption, JsonOption, hanging, in_terminal, print_json, print_rows, say
 from fdb_schema.figures import timestamp_us
 from futures_worker.client.diagnosis import clusters
+from futures_worker.commands.listing import with_busy
 from idempotent_txn import id_status, run
 from lease_locks import LeaseManager, duty_reports
 from mainspring.existing import open_existing
@@ -113,39 +112,39 @@ def heap_figures(database: Any, cluster: str) -> dict[str, Any] | None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
-    console.print(f"cluster {found['cluster']} in {found['database']}, answered in {found['answer_ms']:.1f} ms")
+    _say(f"cluster {found['cluster']} in {found['database']}, answered in {found['answer_ms']:.1f} ms")
     futures = dict(found["futures"])
     whole = futures.pop("counted_all")
-    console.print(
-        "futures    " + ", ".join(f"{n} {state}" for state, n in futures.items()) + ("" if whole else ", more")
-    )
+    _say("futures    " + ", ".join(f"{n} {state}" for state, n in futures.items()) + ("" if whole else ", more"))
     leases = found["leases"]
-    console.print(f"leases     {leases['held']} held, {leases['waiters']} waiting; {found['sessions']} sessions")
+    _say(f"leases     {leases['held']} held, {leases['waiters']} waiting; {found['sessions']} sessions")
     heap = found["heap"]
     if heap is None:
-        console.print("heap       none: no task was ever made")
+        _say("heap       none: no task was ever made")
     else:
-        console.print(
+        _say(
             f"heap       {heap['active']} tasks active, {heap['running']} running, {heap['outbox_depth']} runs to be put on the heap, "
             f"{heap['dirty_partitions']} partitions with writes not looked at; "
             f"{heap['finishes']} runs finished, {heap['dead_letters']} given up (dead letters)"
         )
-    console.print(f"ids        {found['idempotency_ids']} idempotency ids kept")
+    _say(f"ids        {found['idempotency_ids']} idempotency ids kept")
     for name, duty in found["duties"].items():
         failed = f", FAILED {duty['failures']} times: {duty['error']}" if duty["failures"] else ""
         duties = f"duty       {name}: {duty['done']} done in {duty['rounds']} rounds by {duty['by']}{failed}"
-        console.print(printable(duties))
+        _say(duties)
     if not found["workers"]:
-        console.print("workers    none: start one with `mainspring up` or `mainspring worker`")
+        _say("workers    none: start one with `mainspring up` or `mainspring worker`")
         others = ", ".join(name for name in found["clusters"] if name != found["cluster"])
         if others:
-            console.print(f"clusters   this database has others: {others}; name one with --cluster")
+            _say(f"clusters   this database has others: {others}; name one with --cluster")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ["address", "slots", "free_slots", "claims", "host", "pid", "last_beat"]
-    for column in columns:
-        table.add_column(column.replace("_", " "))
-    for row in found["workers"]:
-        table.add_row(*("" if row[column] is None else printable(str(row[column])) for column in columns))
-    console.print(table)
+    brief = in_terminal()
+    columns = ["address", "busy", "pid", "last_beat", "host"] if brief else _WORKER_COLUMNS
+    print_rows([with_busy(row) for row in found["workers"]], columns, as_json=False, flowing="host")
+
+
+def _say(line: str) -> None:
+    say(hanging(line, 11))
+
+
+_WORKER_COLUMNS = ["address", "slots", "free_slots", "claims", "host", "pid", "last_beat"]

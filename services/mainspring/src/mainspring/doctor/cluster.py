@@ -79,12 +79,19 @@ def check_futures(seen: Observation, describe: Callable[[bytes], FutureInfo | No
     infos = [info for one in waited if (info := describe(one)) is not None and info.state is FutureState.unclaimed]
     stuck = {info.id: info.reason for info in infos if info.reason.startswith("unschedulable")}
     found = []
-    for one, reason in list(stuck.items())[:SHOWN]:
-        name = UUID(bytes=one)
-        do = f"start a worker that large, or cancel it: `mainspring futures cancel {name}`"
-        found.append(problem("futures", f"future {name} can't run: {reason}", do))
-    if len(stuck) > SHOWN:
-        what = f"{len(stuck) - SHOWN} more futures can't run"
+    alike: dict[str, list[UUID]] = {}
+    for one, reason in stuck.items():
+        alike.setdefault(reason, []).append(UUID(bytes=one))
+    groups = sorted(alike.items(), key=lambda group: -len(group[1]))
+    for reason, ids in groups[:SHOWN]:
+        if len(ids) == 1:
+            do = f"start a worker that large, or cancel it: `mainspring futures cancel {ids[0]}`"
+            found.append(problem("futures", f"future {ids[0]} can't run: {reason}", do))
+        else:
+            do = f'start a worker that large, or cancel them: `mainspring futures cancel --reason "{reason}"`'
+            found.append(problem("futures", f"{len(ids)} futures can't run: {reason}; one is {ids[0]}", do))
+    if len(groups) > SHOWN:
+        what = f"{sum(len(ids) for _, ids in groups[SHOWN:])} more futures can't run"
         found.append(problem("futures", what, "`mainspring futures ls --state unclaimed` lists them"))
     free = _free_at_both_looks(seen)
     idle = sum(

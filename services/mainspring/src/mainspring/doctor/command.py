@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from fdb_datamodel import parse_size
 from fdb_schema import DEFAULT_CLUSTER, url_of
-from fdb_schema.cli import ClusterOption, DbOption, JsonOption, fail, print_json
+from fdb_schema.cli import ClusterOption, DbOption, JsonOption, fail, hanging, print_json, printable, say
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
 from mainspring.doctor.examining import examine
 from mainspring.doctor.findings import Finding, Level
@@ -57,13 +58,14 @@ def doctor(
 
 def _print(findings: list[Finding], where: str) -> None:
     console = Console(emoji=False, highlight=False, markup=False, soft_wrap=True)
-    console.print(where)
+    say(hanging(where, 8))
     for finding in findings:
         mark, style = _MARKS[finding.level]
-        console.print(f"{mark:>8}", style=style, end="")
-        console.print(f"  {finding.check:<11} {finding.what}")
+        said = Text(hanging(f"{mark:>8}  {finding.check:<11} {printable(finding.what)}", 22))
+        said.stylize(style, 0, 8)
+        console.print(said)
         if finding.do:
-            console.print(f"{'':>10}{'':<11}  → {finding.do}")
+            console.print(Text(hanging(f"{'':>23}→ {printable(finding.do)}", 25)))
     problems = sum(finding.level is Level.problem for finding in findings)
     warnings = sum(finding.level is Level.warning for finding in findings)
     console.print(f"{problems} problems, {warnings} warnings")
