@@ -74,11 +74,17 @@ def unpack_secrets(value: bytes) -> StoredSecrets:
         raise RecordError(f"the cluster's secret can't be read: {error}") from error
 
 
+def stored_secrets(tr: Any, space: ClusterSpace) -> StoredSecrets:
+    """The secrets of a cluster, as one that only looks sees them; none where none were made yet."""
+    found = tr.get(secret_key(space)).value
+    return StoredSecrets(()) if found is None else unpack_secrets(bytes(found))
+
+
 def read_secrets(tr: Any, space: ClusterSpace) -> StoredSecrets:
     """The secrets of a cluster; they are made if there are none yet."""
-    found = tr.get(secret_key(space)).value
-    if found is not None:
-        return unpack_secrets(bytes(found))
+    found = stored_secrets(tr, space)
+    if found.secrets:
+        return found
     fresh = StoredSecrets((new_secret(),))
     tr.set(secret_key(space), pack_secrets(fresh))
     return fresh

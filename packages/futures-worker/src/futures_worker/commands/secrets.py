@@ -20,10 +20,10 @@ from futures_worker.commands.opening import look_into
 from futures_worker.handshake import secret_id
 from futures_worker.store_secret import (
     StoredSecrets,
-    read_secrets,
     retire_secrets,
     rotate_secret,
     set_encryption,
+    stored_secrets,
 )
 from idempotent_txn import run
 
@@ -34,7 +34,7 @@ secret_app = CommandApp(help="The cluster's secret: change it without a stop.", 
 def show(db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER, as_json: JsonOption = False) -> None:
     """Which secrets are accepted, by their ids, the newest first, and whether connections are encrypted."""
     database, space = look_into(db, cluster)
-    _tell(run(database, read_secrets, space), as_json)
+    _tell(run(database, stored_secrets, space, strategy="off"), as_json)
 
 
 @secret_app.command()
@@ -54,7 +54,7 @@ def retire(
     """Accept the newest secret only. Workers learn of it within half a minute."""
     database, space = look_into(db, cluster)
     if dry_run:
-        stored = run(database, read_secrets, space)
+        stored = run(database, stored_secrets, space, strategy="off")
         _tell(stored, as_json)
         say(f"{len(stored.secrets[1:])} of {len(stored.secrets)} secrets would be accepted no more", err=True)
         return
@@ -78,6 +78,8 @@ def _tell(stored: StoredSecrets, as_json: bool) -> None:
     if as_json:
         print_json({"secrets": ids, "encrypted": stored.encrypted})
         return
+    if not ids:
+        say("no secret yet: the first worker makes one", err=True)
     for place, one in enumerate(ids):
         say(f"{one}  {'proved' if place == 0 else 'accepted'}")
     say(f"connections are {'encrypted' if stored.encrypted else 'authenticated, not encrypted'}")
