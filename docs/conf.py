@@ -29,7 +29,8 @@ add_module_names = False
 
 html_theme = "furo"
 html_title = "Mainspring"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 pygments_style = "friendly"

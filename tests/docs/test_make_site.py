@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -68,3 +69,18 @@ def test_every_page_is_reached_from_the_first_in_the_order_of_learning() -> None
     assert {entry for entry in entries if not entry.startswith("api/")} == pages - {"index"}
     for folder in ("futures-worker", "lease-locks", "s3heap-tender", "idempotent-txn", "fdb-embedded"):
         assert next(entry for entry in entries if entry.startswith(f"{folder}/")) == f"{folder}/tutorial"
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "pictures").glob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_can_be_read_in_light_and_dark_and_says_what_it_shows(picture: Path) -> None:
+    root = ElementTree.parse(picture).getroot()
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    assert root.find("svg:title", space) is not None
+    assert root.find("svg:desc", space) is not None
+    style = root.findtext("svg:style", "", space)
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    coloured = set(re.findall(r"(\.?[a-z]+) \{ (?:fill|stroke): #", light))
+    assert coloured <= set(re.findall(r"(\.?[a-z]+) \{ (?:fill|stroke): #", dark))
+    shown = {name for part in root.iter() for name in part.get("class", "").split()}
+    assert shown <= set(re.findall(r"\.([a-z]+)", style))
+    assert any(picture.name in page.read_text() for page in make_site.places() if page.suffix == ".md")

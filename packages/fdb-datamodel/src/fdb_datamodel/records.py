@@ -354,7 +354,7 @@ class FutureInfo:
 
     @property
     def address(self) -> str | None:
-        """`ip:port` of the worker that has it, made its result, or had it when it failed for good."""
+        """The address of the worker that has it, made its result, or had it when it failed for good."""
         if self.worker is not None:
             return f"{self.worker.ip}:{self.worker.port}"
         return (self.failure.worker or None) if self.failure is not None else None
