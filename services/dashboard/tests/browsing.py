@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from fdb_datamodel import Requirements
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -107,3 +109,16 @@ def picture(page: Any, name: str) -> None:
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=f"{folder}/{name}.png")
+
+
+def fill(lab: Any) -> dict[str, bytes]:
+    """A small cluster with something of everything."""
+    parts = [lab.submit(name=f"count words of part {at}") for at in range(3)]
+    total = lab.submit(name="sum up", dependencies=tuple(parts), args=b"x")
+    report = lab.submit(name="write the report", dependencies=(total,), args=b"x")
+    for one in parts[:2]:
+        lab.realize(one)
+    failed = lab.submit(name="load <b>bold</b>")
+    lab.fail(failed, "no such file: orders.csv")
+    big = lab.submit(name="train", requirements=Requirements(gpu=8))
+    return {"part": parts[2], "total": total, "report": report, "failed": failed, "big": big}

@@ -102,13 +102,35 @@ def test_what_a_task_printed_is_shown_by_attempt(client: TestClient, lab: Any) -
     assert shown == {"attempt": 1, "text": "caf\u00e9 <b>\ufffd", "dropped": 70_000 - 10}
 
 
-def test_a_large_graph_is_cut_and_says_so(client: TestClient, lab: Any) -> None:
+def test_many_that_are_alike_are_one_node_and_a_large_graph_is_cut(client: TestClient, lab: Any) -> None:
     root = lab.submit(name="root")
-    for _ in range(80):
-        lab.submit(dependencies=(root,), args=b"x")
+    parts = [lab.submit(name="part", dependencies=(root,), args=b"x") for _ in range(80)]
+    lab.submit(name="total", dependencies=tuple(parts), args=b"x")
     graph = client.get(f"/api/futures/{_text(root)}/lineage").json()
+    assert {(node["name"], node.get("count")) for node in graph["nodes"]} == {
+        ("root", None),
+        ("part", 80),
+        ("total", None),
+    }
+    assert (len(graph["edges"]), graph["cut"]) == (2, False)
+    own = client.get(f"/api/futures/{_text(parts[3])}/lineage").json()
+    assert sorted(node["name"] for node in own["nodes"]) == ["part", "root", "total"]
+    other = lab.submit(name="another root")
+    for at in range(80):
+        lab.submit(name=f"kind {at}", dependencies=(other,), args=b"x")
+    graph = client.get(f"/api/futures/{_text(other)}/lineage").json()
     assert len(graph["nodes"]) == 60
     assert graph["cut"] is True
+
+
+def test_waiting_for_arguments_is_told_from_waiting_for_a_worker(client: TestClient, lab: Any) -> None:
+    up = lab.submit(name="up")
+    down = lab.submit(name="down", dependencies=(up,), args=b"x")
+    assert client.get(f"/api/futures/{_text(down)}").json()["ready"] is None
+    lab.realize(up)
+    found, above = (client.get(f"/api/futures/{_text(one)}").json() for one in (down, up))
+    assert found["ready"] == above["ended"] >= found["submitted"]
+    assert above["ready"] is None
 
 
 def test_stored_pickles_are_never_loaded(client: TestClient, lab: Any, tmp_path: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 from uuid import UUID
@@ -19,6 +20,7 @@ from fdb_datamodel import (
     list_futures,
     list_workers,
     read_output,
+    recount,
 )
 from fdb_datamodel.reading import with_reason
 from fdb_schema import ClusterSpace, open_database, url_of
@@ -29,6 +31,10 @@ from mainspring_dashboard.survey import Survey
 
 LINEAGE_NODES: Final = 60
 LINEAGE_DEPTH: Final = 8
+LINEAGE_FOLD: Final = 6
+"""So many relatives that are alike are drawn as one."""
+LINEAGE_SIBLINGS: Final = 300  # relatives of one future that are looked at
+READY_DEPENDENCIES: Final = 300
 _SCAN_PAGE: Final = 500
 _SCANNED_FUTURES: Final = 20_000  # by one search; the next page goes on from there
 
@@ -92,12 +98,19 @@ class Cluster:
         except FutureDeletedError as deleted:
             return {"id": str(future_id), "state": "deleted", "reason": str(deleted)}
         outputs = run(self.db, read_output, self.space, future_id, strategy="off")
-        return future_row(info) | _details(info) | {"output": [_output(one) for one in outputs]}
+        ended = run(self.db, recount, self.space, info.dependencies[:READY_DEPENDENCIES], strategy="off")
+        ready = max((one.ended_us for one in ended), default=0)
+        return (
+            future_row(info)
+            | _details(info)
+            | {"output": [_output(one) for one in outputs], "ready": ready / 1e6 or None}
+        )
 
     def lineage(self, future_id: UUID) -> dict[str, Any]:
         """The graph around a future: what it was made from, and what waits for it.
 
-        nodes: id, name, state, level (0 itself, negative upstream, positive downstream). edges: [upstream, downstream].
+        nodes: id, name, state, level (0 itself, negative upstream, positive downstream); of many that are alike one stands for
+        all, with their count, and more where there may be others. edges: [upstream, downstream].
         At most 60 nodes; `cut` says whether there would be more.
         """
         return run(self.db, _lineage, self.space, future_id.bytes, strategy="off")
@@ -186,31 +199,52 @@ def _lineage(tr: Any, space: ClusterSpace, root: bytes) -> dict[str, Any]:
     nodes: dict[bytes, dict[str, Any]] = {}
     edges: set[tuple[bytes, bytes]] = set()
     queue = deque([(root, 0)])
+    expanded: set[bytes] = set()
     cut = False
     while queue:
         one, level = queue.popleft()
-        if one in nodes:
+        if one in expanded:
             continue
-        if len(nodes) == LINEAGE_NODES:
+        if one not in nodes and len(nodes) >= LINEAGE_NODES:
             cut = True
             break
+        expanded.add(one)
         up, node = _node(tr, space, one, level)
-        nodes[one] = node
-        for other in up if level <= 0 else ():
-            edges.add((other, one))
-            if level > -LINEAGE_DEPTH:
-                queue.append((other, level - 1))
-        if level >= 0:
-            for other in list_downstreams(tr, space, one, LINEAGE_NODES):
-                edges.add((one, other))
-                if level < LINEAGE_DEPTH:
-                    queue.append((other, level + 1))
+        nodes.setdefault(one, node)
+        downs = list_downstreams(tr, space, one, LINEAGE_SIBLINGS) if level >= 0 else []
+        for relatives, step, wanted in ((up, -1, level <= 0), (downs, 1, level >= 0)):
+            for other in _fold(tr, space, relatives, nodes, level + step) if wanted else ():
+                edges.add((other, one) if step < 0 else (one, other))
+                if abs(level) < LINEAGE_DEPTH:
+                    queue.append((other, level + step))
     kept = [(up, down) for up, down in sorted(edges) if up in nodes and down in nodes]
     return {
         "nodes": list(nodes.values()),
         "edges": [[str(UUID(bytes=up)), str(UUID(bytes=down))] for up, down in kept],
         "cut": cut or len(kept) < len(edges),
     }
+
+
+def _fold(
+    tr: Any, space: ClusterSpace, relatives: Sequence[bytes], nodes: dict[bytes, dict[str, Any]], level: int
+) -> list[bytes]:
+    """The relatives to draw: of many that are alike in function and state one stands for all, and is a node at once."""
+    if len(relatives) <= LINEAGE_FOLD:
+        return list(relatives)
+    looked = relatives[:LINEAGE_SIBLINGS]
+    alike: dict[tuple[str, str], list[bytes]] = {}
+    for counted in recount(tr, space, [one for one in looked if one not in nodes]):
+        alike.setdefault((counted.name, counted.state.value), []).append(counted.id)
+    drawn = [one for one in looked if one in nodes]
+    rest = len(relatives) >= LINEAGE_SIBLINGS
+    for (name, state), ids in alike.items():
+        if len(ids) < LINEAGE_FOLD:
+            drawn += ids
+            continue
+        node = {"id": str(UUID(bytes=ids[0])), "name": name, "state": state, "level": level}
+        nodes[ids[0]] = node | {"count": len(ids), "more": rest}
+        drawn.append(ids[0])
+    return drawn
 
 
 def _node(tr: Any, space: ClusterSpace, one: bytes, level: int) -> tuple[tuple[bytes, ...], dict[str, Any]]:

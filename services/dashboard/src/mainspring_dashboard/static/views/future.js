@@ -25,7 +25,7 @@ export default async function future({ parameters: [id], get }) {
       h("section", { class: "panel" }, h("h2", {}, "Attempts and result"), list([
         ["attempts", info.state === "deleted" ? null : `${info.attempts} (${info.charged ?? 0} count against the ${1 + (info.max_retries ?? 0)} that max_retries allows)`],
         ["lost with workers", info.losses || null], ["out of memory", info.out_of_memory || null], ["computed again, since the result was lost", info.epoch || null],
-        ["worker", info.worker], ["result", info.result_bytes === null || info.result_bytes === undefined ? null : size(info.result_bytes)],
+        ["worker", info.worker ? h("a", { class: "mono", href: `/workers/${info.worker}` }, info.worker) : null], ["result", info.result_bytes === null || info.result_bytes === undefined ? null : size(info.result_bytes)],
         ["copies", info.copies?.join(", ")], ["may be computed again", info.allow_reconstruction === undefined ? null : info.allow_reconstruction ? "yes" : "no"],
       ])),
       h("section", { class: "panel" }, h("h2", {}, "What was asked for"), list([
@@ -44,11 +44,13 @@ export default async function future({ parameters: [id], get }) {
   return { title: `Future ${short(id)}`, element: body, refresh };
 }
 
+// Waiting is for its arguments; queued is what could begin and found no free slot.
 function phases(info) {
-  const end = info.ended ?? Date.now() / 1000;
-  const start = info.started ?? null;
   if (!info.submitted) return null;
-  const parts = start ? [["unclaimed", "queued", start - info.submitted], ["claimed", "running", end - start]] : [["unclaimed", "queued", end - info.submitted]];
+  const end = info.ended ?? Date.now() / 1000, start = info.started ?? null;
+  const ready = info.state === "waiting" ? end : Math.min(Math.max(info.ready ?? info.submitted, info.submitted), start ?? end);
+  const queued = info.attempts > 1 && start ? "queued, and in earlier attempts," : "queued";
+  const parts = [["waiting", "waited", ready - info.submitted], ["unclaimed", queued, (start ?? end) - ready], ["claimed", info.ended ? "ran" : "running", start ? end - start : 0]].filter(([tone, , seconds]) => (tone === "claimed" ? start : seconds > 0));
   return h("div", {}, h("div", { class: "phases" }, parts.map(([tone, , seconds]) => h("i", { class: tone, style: { "flex-grow": String(Math.max(seconds, 1e-6)) } }))),
     h("p", { class: "soft" }, parts.map(([, name, seconds]) => `${name} ${duration(Math.max(0, seconds))}`).join(" · ")));
 }

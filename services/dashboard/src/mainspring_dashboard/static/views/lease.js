@@ -12,8 +12,8 @@ export default async function lease({ parameters: [name], get }) {
         ["time to live", duration(held.ttl)], ["longest hold", held.max_hold ? duration(held.max_hold) : null],
         ["held since", `${time(held.acquired)} (${ago(held.acquired)})`], ["renewed", ago(held.renewed)],
         ["maintained by", held.maintainers.map((one) => `${one.role} ${one.host}:${one.pid}`).join(", ")],
-        ...Object.entries(held.meta),
       ]) : null),
+      held && Object.keys(held.meta).length ? h("section", { class: "panel" }, h("h2", {}, "What its holder says"), list(Object.entries(held.meta))) : null,
       held?.waiters.length ? h("section", { class: "panel" }, h("h2", {}, "Waiting"), table([
         ["Process", (row) => h("span", { class: "mono" }, `${row.host}:${row.pid}`)], ["Mode", (row) => row.mode], ["Since", (row) => ago(row.since)]], held.waiters, "")) : null,
       h("section", { class: "panel" }, h("h2", {}, "History"), table([

@@ -38,7 +38,7 @@ export default async function overview({ get }) {
   };
   return {
     title: "Overview",
-    element: h("div", {}, h("h1", { class: "aside" }, "Overview"), tiles, attention, note, h("div", { class: "grid" }, charts.map((one) => one.element))),
+    element: h("div", {}, h("h1", { class: "aside" }, "Overview"), tiles, attention, note, h("div", { class: "grid two" }, charts.map((one) => one.element))),
     refresh,
     shown() { for (const one of charts) { one.shown(); one.set(samples); } draw(answer); refresh(); },
     update(snapshot) {
