@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -24,9 +25,11 @@ from s3heap_tender import (
     core,
     fsck,
     metrics,
+    outbox,
     prune_untended,
     transitions,
 )
+from s3heap_tender import tender as tender_module
 from s3heap_tender.errors import StrayKeyError
 from s3heap_tender.inspection import next_due
 from s3heap_tender.items import ObjectHeader, encode_object
@@ -206,6 +209,64 @@ def test_an_object_that_is_not_written_holds_up_the_items_of_its_bucket_only(bad
 
 def _stamp(seconds: int) -> str:
     return time.strftime("%Y%m%dT%H%M00Z", time.gmtime(seconds))
+
+
+def test_a_few_objects_that_are_never_written_hold_up_no_other(bad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of them end a round, and the next begins with what is left."""
+    monkeypatch.setattr(tender_module, "PAGE", 4)
+    # By their ids, the three come first.
+    far = [bad.sysdb.create_task("p", f"far{n}", cadence=0, id=uuid.UUID(int=n << 8)) for n in range(1, 4)]
+    bad.tend()
+    refused = set()
+    for n, task in enumerate(far):
+        claim = bad.sysdb.claim(bad.sysdb.get(task.id))
+        key = ObjectName(0, bad.heap.bucket_of(int(bad.sysdb.now()) + (n + 1) * 600)).key
+        refused.add(("put", key))
+        bad.store.refused.add(("put", key))
+        monkeypatch.setattr(core, "backoff_seconds", lambda *_, n=n: (n + 1) * 600.0)
+        bad.sysdb.fail(claim, "again")
+    for n in range(4, 14):
+        bad.sysdb.create_task("p", f"near{n}", cadence=0, id=uuid.UUID(int=n << 8))
+    for _ in range(2):
+        assert len(bad.tender.turn(prune=False, reconcile=False).errors) >= 1
+    pending = bad.sysdb.read(outbox.read_intents, 0, None, 100)
+    assert {intent.item.task for intent in pending} == {task.id for task in far}
+    bad.store.refused.clear()
+    bad.tend()
+    assert bad.sysdb.read(outbox.read_intents, 0, None, 100) == []
+
+
+def test_a_few_objects_that_are_never_served_keep_no_other_from_being_pruned(bad: Any) -> None:
+    for n in range(5):
+        task = bad.sysdb.create_task("p", f"t{n}", cadence=0, id=uuid.UUID(int=n << 8))
+        bad.tend()
+        bad.sysdb.finish(bad.sysdb.claim(task), 0)
+        bad.clock.sleep(120)
+    bad.sysdb.tick()
+    heap = bad.new_heap(bad.sysdb)
+    bad.store.refused |= {("get", name.key) for name in heap.names(0)[:3]}
+    for prune in (lambda: heap.prune_done(0), lambda: heap.prune(shards=[0])):
+        with pytest.raises(StoreUnavailableError):
+            prune()
+        with contextlib.suppress(StoreUnavailableError):
+            prune()
+        assert len(heap.names(0)) == 3
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_boundary_that_is_yet_to_come_sends_no_push_to_its_bucket(bad: Any, raised: bool) -> None:
+    key = bad.sysdb.layout.keys.boundary(0)
+    idempotent_txn.run(bad.db, lambda tr: tr.set(key, (4_000_000_000).to_bytes(8, "little")))
+    in_shard(bad, 0, "t")
+    if raised:
+        bad.tender.turn(prune=True, reconcile=False)
+        assert idempotent_txn.run(bad.db, transitions.read_counter, key) <= bad.sysdb.now()
+    assert bad.tender.turn(prune=False, reconcile=False).late == 0
+    ran: list[str] = []
+    bad.new_scheduler(lambda task, gen, epoch: ran.append(task.name)).turn()
+    assert ran == ["t"]
+    assert bad.sysdb.read(outbox.read_intents, 0, None, 100) == []
+    assert metrics(bad.sysdb).cursor_lag > 0
 
 
 def test_runs_go_on_where_a_tenth_of_the_requests_is_refused(bad: Any) -> None:

@@ -11,7 +11,16 @@ import pytest
 
 import idempotent_txn
 from fdb_schema import RecordError
-from s3heap_tender import Heap, HeapItem, OutcomeUnknownError, StoreUnavailableError, metrics, prune_untended, tender
+from s3heap_tender import (
+    Heap,
+    HeapItem,
+    HeapStore,
+    OutcomeUnknownError,
+    StoreUnavailableError,
+    metrics,
+    prune_untended,
+    tender,
+)
 from s3heap_tender.heap_io import PATIENCE_SECONDS
 from s3heap_tender.ownership import LeasedShards
 from s3heap_tender.stores.memory import MemoryStore
@@ -263,6 +272,26 @@ def test_conflicts_of_tenders_are_counted_for_every_process(quick: Any) -> None:
     assert metrics(quick.sysdb).conflicts == 1
     quick.tend()
     assert metrics(quick.sysdb).conflicts == 1
+
+
+def test_a_push_that_is_interrupted_before_it_leads_its_group_hangs_nobody(
+    quick: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heap = Heap(HeapStore("memory:"), quick.sysdb, threads=0, linger=0)
+    writer = heap.writer(0)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer, "_lead", interrupted)
+        writer.push(0, [HeapItem(uuid.uuid4(), uuid.UUID(int=0), 1, 0).pack()])
+    later = threading.Thread(
+        target=writer.push, args=(0, [HeapItem(uuid.uuid4(), uuid.UUID(int=2), 1, 0).pack()]), daemon=True
+    )
+    later.start()
+    later.join(5)
+    assert not later.is_alive()
 
 
 def test_a_push_waits_for_whoever_writes_its_bucket_and_shares_his_fate(quick: Any) -> None:

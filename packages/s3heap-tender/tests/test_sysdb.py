@@ -9,18 +9,23 @@ from typing import Any
 
 import pytest
 
+import idempotent_txn
 from fdb_schema import OversizeError, open_database
 from s3heap_tender import (
     Backoff,
     ClaimLostError,
     ClaimRefusedError,
+    Heap,
     HeapItem,
+    HeapStore,
+    Scheduler,
     SysDb,
     TaskExistsError,
     TaskNotFoundError,
     TransitionError,
     UnknownItemError,
     core,
+    running,
 )
 from s3heap_tender.sessions import LocalSessions
 
@@ -226,6 +231,25 @@ def test_a_claim_whose_commit_took_long_is_a_later_start_for_the_cadence(
     assert began - claim.started > 0.5
 
 
+def test_a_run_that_began_long_after_its_claim_is_a_later_start_for_the_cadence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sysdb = SysDb(open_database("memory:"), shards=1, sessions=LocalSessions())
+    task = sysdb.create_task("p", "t", cadence=3)
+    heap = Heap(HeapStore("memory:"), sysdb, threads=0, linger=0)
+    enter = running.enter_run
+
+    def slowly(*args: Any) -> None:
+        time.sleep(0.6)
+        enter(*args)
+
+    monkeypatch.setattr(running, "enter_run", slowly)
+    heap.push(task)
+    began: list[float] = []
+    Scheduler(heap, sysdb, lambda *_: began.append(sysdb.now()), concurrency=0).turn()
+    assert sysdb.get(task.id).last_start == pytest.approx(began[0], abs=0.3)
+
+
 def test_a_failed_run_is_due_again_after_its_back_off_and_cadence(bench: Any) -> None:
     task = bench.sysdb.create_task("p", "t", cadence=4, backoff=Backoff(initial=1, factor=10, jitter=0))
     bench.sysdb.fail(bench.sysdb.claim(task), ValueError("no"))
@@ -312,6 +336,17 @@ def test_a_paused_task_finishes_its_run_and_starts_no_other(bench: Any) -> None:
     bench.sysdb.finish(claim)
     assert bench.sysdb.get(task.id).state == "waiting"
     assert bench.sysdb.resume(task.id).gen == 2
+
+
+def test_resuming_what_is_on_the_heap_already_tells_the_schedulers(bench: Any) -> None:
+    """No push follows that would."""
+    task = bench.sysdb.create_task("p", "t", cadence=0)
+    bench.tend()
+    bench.sysdb.pause(task.id)
+    key = bench.sysdb.layout.keys.pushed(bench.sysdb.layout.shard_of(task.id))
+    before = idempotent_txn.run(bench.db, lambda tr: tr.get(key).value)
+    bench.sysdb.resume(task.id)
+    assert idempotent_txn.run(bench.db, lambda tr: tr.get(key).value) != before
 
 
 def test_a_paused_task_is_not_claimed_nor_retaken(bench: Any) -> None:

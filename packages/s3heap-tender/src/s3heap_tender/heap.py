@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from fdb_schema import NewerFormatError
-from s3heap_tender import index, tending
+from s3heap_tender import index, outbox, tending
 from s3heap_tender.errors import (
     ConflictError,
     CorruptObjectError,
@@ -32,12 +32,12 @@ from s3heap_tender.outbox import Verdict
 from s3heap_tender.records import Task
 from s3heap_tender.stores.port import MOST_BYTES, ObjectStore, StoredObject
 from s3heap_tender.sysdb import SysDb
-from s3heap_tender.transitions import read_counter
 from s3heap_tender.writer import LINGER_SECONDS, MAX_OBJECT_ITEMS, ShardWriter
 
 T = TypeVar("T")
 U = TypeVar("U")
 MOST_UNANSWERED: Final = 3
+MOST_REMEMBERED: Final = 1000
 READ_AHEAD: Final = 32
 KEPT_BEHIND: Final = 50_000
 """Records, of buckets before those that are looked at, that are remembered: they may be gone without being seen to go."""
@@ -88,6 +88,8 @@ class Heap:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="s3heap") if threads else None
         self.unreadable: dict[str, str] = {}  # key → why, of objects that the last look could not read
         self.corrupt: dict[str, str] = {}  # those of them that no release can read
+        # Objects whose last request the store did not answer: others come first, for a few of them end a round.
+        self._unanswered: set[str] = set()
 
     def close(self) -> None:
         """End this heap's threads; the store stays open."""
@@ -167,14 +169,17 @@ class Heap:
             unanswered = sum(isinstance(fault, StoreUnavailableError) for fault in faults)
             if unanswered >= MOST_UNANSWERED:
                 return  # the store answers nobody: what is left comes again
+            key = ObjectName(*where).key
             try:
                 self.writer(where[0]).push(where[1], [item.pack() for item in writes[where]])
             except (HeapTenderError, NewerFormatError) as error:
                 faults.append(error)
+                self._note_unanswered(key, error)
             else:
                 placed.update(dict.fromkeys(writes[where], where[1]))
+                self._unanswered.discard(key)
 
-        self._each(write, writes)
+        self._each(write, sorted(writes, key=lambda where: ObjectName(*where).key in self._unanswered))
         # Whoever lost a condition as the owner of a shard has to know that first.
         faults.sort(key=lambda fault: not isinstance(fault, DuplicateWriterError))
         return placed, faults
@@ -339,14 +344,16 @@ class Heap:
         for shard in wanted:
             boundary = self._boundary(shard, raise_it=not dry_run)
             before = None if not past_only else self.sysdb.now_micro() // 1_000_000 + 1
-            for name in self.names(shard, before=before):
+            for name in sorted(self.names(shard, before=before), key=lambda name: name.key in self._unanswered):
                 if limit is not None and seen >= limit:
                     return total
                 seen += 1
                 try:
                     total += self._prune_object(name, name.bucket < boundary, dry_run)
-                except StoreUnavailableError:
+                    self._unanswered.discard(name.key)
+                except StoreUnavailableError as error:
                     # One object that the store does not serve is no reason to leave the others.
+                    self._note_unanswered(name.key, error)
                     unanswered += 1
                     if unanswered >= MOST_UNANSWERED:
                         raise
@@ -379,7 +386,8 @@ class Heap:
         """One listing; whether something was left open."""
         total = PruneStats()
         lost = unanswered = 0
-        for name, etag in self._list(shard, boundary, since):
+        listed = self._list(shard, boundary, since)
+        for name, etag in sorted(listed, key=lambda entry: entry[0].key in self._unanswered):
             try:
                 content = self._read(name, etag)
                 if content is None or not self._may_go(content, tasks):
@@ -387,7 +395,9 @@ class Heap:
                     continue
                 total += self._prune_object(name, True, False, tasks=tasks, current=content)
                 self._cache.pop(name.key, None)
-            except StoreUnavailableError:
+                self._unanswered.discard(name.key)
+            except StoreUnavailableError as error:
+                self._note_unanswered(name.key, error)
                 unanswered += 1
                 total += PruneStats(unreadable=(name.key,))
                 if unanswered >= MOST_UNANSWERED:
@@ -499,10 +509,9 @@ class Heap:
 
     def _floors(self, shards: Sequence[int]) -> tuple[int, dict[int, int]]:
         """The current bucket, and each shard's boundary, as of one read version."""
-        keys = self.sysdb.layout.keys
 
-        def body(tr: Any, _at: Any) -> dict[int, int]:
-            return {shard: read_counter(tr, keys.boundary(shard)) for shard in shards}
+        def body(tr: Any, at: Any) -> dict[int, int]:
+            return {shard: outbox.read_boundary(tr, at, shard) for shard in shards}
 
         boundaries = self.sysdb.read(body)
         return self._floor(self.sysdb.now_micro() // 1_000_000), boundaries
@@ -573,6 +582,12 @@ class Heap:
             kept += len(known.records) + 1
             if kept > KEPT_BEHIND:
                 self._cache.pop(known.name.key, None)
+
+    def _note_unanswered(self, key: str, error: Exception) -> None:
+        if isinstance(error, StoreUnavailableError):
+            if len(self._unanswered) >= MOST_REMEMBERED:
+                self._unanswered.clear()
+            self._unanswered.add(key)
 
     def _readable_again(self, key: str) -> None:
         self.unreadable.pop(key, None)

@@ -49,9 +49,7 @@ def metrics(sysdb: SysDbBase, heap: Heap | None = None) -> Metrics:
     keys = sysdb.layout.keys
     sysdb.tick()
     now = sysdb.now_micro()
-    boundaries = sysdb.read(
-        lambda tr, at: [transitions.read_counter(tr, keys.boundary(shard)) for shard in range(at.shards)]
-    )
+    boundaries = sysdb.read(lambda tr, at: [outbox.read_boundary(tr, at, shard) for shard in range(at.shards)])
     markers = intents = active = 0
     oldest_due = now
     oldest_marker: int | None = None

@@ -14,7 +14,7 @@ from s3heap_tender.items import HeapItem
 from s3heap_tender.keys import STAMP_BYTES
 from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
-from s3heap_tender.records import Dirty, Intent, TaskRow, Tombstone
+from s3heap_tender.records import MICROSECONDS, Dirty, Intent, TaskRow, Tombstone
 from s3heap_tender.transitions import read_counter
 
 INTENT_BYTES: Final = 32 + STAMP_BYTES
@@ -63,7 +63,7 @@ def clear_intents(tr: Any, at: Layout, shard: int, pushed: Sequence[tuple[Intent
     A bucket below the boundary may be deleted unseen, so its intent stays; a newer intent stays because its bytes
     differ. Returns how many were below the boundary.
     """
-    boundary = read_counter(tr, at.keys.boundary(shard), snapshot=False)
+    boundary = read_boundary(tr, at, shard, snapshot=False)
     now = read_clock(tr, at.keys.space)
     values = get_many(tr, [at.keys.intent(shard, intent.item.task) for intent, _ in pushed], snapshot=True)
     late = 0
@@ -79,13 +79,22 @@ def clear_intents(tr: Any, at: Layout, shard: int, pushed: Sequence[tuple[Intent
     return late
 
 
+def read_boundary(tr: Any, at: Layout, shard: int, *, snapshot: bool = True) -> int:
+    """The start of the oldest bucket of a shard that may be written; 0 where the row holds none.
+
+    Boundaries are raised to the current bucket, so one that is yet to come is damage: it would send every push to its far
+    bucket, where no scheduler looks.
+    """
+    found = read_counter(tr, at.keys.boundary(shard), snapshot=snapshot)
+    return found if found * MICROSECONDS <= read_clock(tr, at.keys.space) else 0
+
+
 def raise_boundary(tr: Any, at: Layout, shard: int, bucket: int) -> int:
     """Forbid pushes to buckets that start before `bucket`; returns the boundary, which never goes down."""
-    key = at.keys.boundary(shard)
-    found = read_counter(tr, key, snapshot=False)
+    found = read_boundary(tr, at, shard, snapshot=False)
     if bucket <= found:
         return found
-    tr.set(key, bucket.to_bytes(8, "little"))
+    tr.set(at.keys.boundary(shard), bucket.to_bytes(8, "little"))
     return bucket
 
 

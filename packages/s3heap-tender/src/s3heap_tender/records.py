@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from uuid import UUID
 
@@ -174,7 +174,10 @@ class Claim:
     upto_offset: int  # the log's end when this attempt was first claimed: what its run is certain to see
     session: str
     started: float  # seconds of the cluster clock
-    late: float = 0.0  # seconds by which the run may have begun later than `started`: the claim's commit took so long
+    late: float = (
+        0.0  # seconds by which the run may have begun later than `started`, as where the claim's commit took long
+    )
+    asked: float = field(default=0.0, compare=False, repr=False)  # this process's monotonic clock when it was asked for
 
     @property
     def id(self) -> UUID:

@@ -218,7 +218,7 @@ class Runs:
         take_output()
         enter_run(run.over, run.awaits)
         try:
-            outcome = self._call(run, claim)
+            outcome = self._call(run)
         except RunStoppedError as error:
             log.info("%s: %s", what, error)
             return
@@ -233,19 +233,21 @@ class Runs:
             if run.left:
                 return
             log.warning("%s failed after %.2f s: %s", what, time.monotonic() - began, reason)
-            self._settle(claim, report, "failed", lambda: self.sysdb.fail(claim, reason, output=output))
+            self._settle(run.claim or claim, report, "failed", lambda c: self.sysdb.fail(c, reason, output=output))
             return
         output = take_output()
         if run.left:
             return
         log.info("%s ran for %.2f s", what, time.monotonic() - began)
-        self._settle(claim, report, "finished", lambda: self.sysdb.finish(claim, outcome, output=output))
+        self._settle(run.claim or claim, report, "finished", lambda c: self.sysdb.finish(c, outcome, output=output))
 
     def _count(self, report: ScheduleReport, what: str) -> None:
         with self._changed:
             setattr(report, what, getattr(report, what) + 1)
 
-    def _call(self, run: _Run, claim: Claim) -> int | None:
+    def _call(self, run: _Run) -> int | None:
+        claim = run.claim
+        assert claim is not None
         with tracing.span(
             f"run {claim.task.name}",
             self._cause(claim),
@@ -253,6 +255,7 @@ class Runs:
             generation=claim.gen,
             epoch=claim.epoch,
         ):
+            run.claim = self.sysdb.begin(claim)  # what lay between may have taken as long as the claim's commit
             outcome = self.trigger(claim.task, claim.gen, claim.epoch)
             if inspect.iscoroutine(outcome) or inspect.isgenerator(outcome) or inspect.isasyncgen(outcome):
                 raise TypeError(
@@ -271,7 +274,7 @@ class Runs:
         key = self.sysdb.layout.keys.trace(claim.task.partition)
         return bytes(self.sysdb.read(lambda tr, _at: tr.snapshot.get(key).value) or b"").decode()
 
-    def _settle(self, claim: Claim, report: ScheduleReport, what: str, settle: Callable[[], None]) -> None:
+    def _settle(self, claim: Claim, report: ScheduleReport, what: str, settle: Callable[[Claim], None]) -> None:
         """Settle a claim, however long the database takes: until then the task is this session's and runs nowhere.
 
         One that can't be settled for another reason is given up: its run is made again, after a while.
@@ -279,7 +282,7 @@ class Runs:
         delay = 0.1
         while True:
             try:
-                settle()
+                settle(claim)
                 break
             except ClaimLostError as error:
                 self._count(report, "lost")

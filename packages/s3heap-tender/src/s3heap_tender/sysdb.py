@@ -289,11 +289,15 @@ class SysDb(SysDbBase):
                 return known.lost(wanted.task, row.epoch)
             return sessions.is_dead(tr, row.session)
 
-        began = time.monotonic()
+        asked = time.monotonic()
         with known.claiming(wanted.task):
             claim = self.commit("claim", transitions.claim, wanted, mine, is_over)
             known.add(claim)
-        return replace(claim, late=self.beyond_a_tick(time.monotonic() - began))
+        return self.begin(replace(claim, asked=asked))
+
+    def begin(self, claim: Claim) -> Claim:
+        """The claim of a run that begins only now: the next keeps its cadence from here, if this one is settled as returned."""
+        return replace(claim, late=self.beyond_a_tick(time.monotonic() - claim.asked))
 
     def holds(self, task: UUID, epoch: int) -> bool:
         """Whether this process knows of this session's claim, or is about to: one that it doesn't is taken over."""

@@ -119,6 +119,7 @@ class Tender:
         self._looked: dict[int, index.ShardLook] = {}
         self._prune_at: dict[int, float] = {}  # no sooner
         self._overdue_wait: dict[int, float] = {}
+        self._push_after: dict[int, UUID] = {}  # where the next round of a shard's pushes begins, if not at its first
         self._ownership_lock = threading.Lock()
         self._totals_lock = threading.Lock()
         self._reconciled: dict[int, float] = {}
@@ -360,15 +361,22 @@ class Tender:
     def _push(self, shard: int, report: TurnReport) -> None:
         if shard in self._looked and not self._looked[shard].intents:
             return
-        after: UUID | None = None
+        after = self._push_after.pop(shard, None)
+        from_the_first = after is None
         faults: list[Exception] = []
         while True:
             intents = self.sysdb.read(outbox.read_intents, shard, after, PAGE)
             if intents:
                 faults += self.push(shard, intents, report)
-            if len(intents) < PAGE or len(faults) >= MOST_UNANSWERED:
+            more = len(intents) == PAGE
+            after = intents[-1].item.task if more else None
+            if len(faults) >= MOST_UNANSWERED:
+                if after is not None:
+                    self._push_after[shard] = after  # what a few bad objects hold up is no reason to leave the rest
                 break
-            after = intents[-1].item.task
+            if not more and from_the_first:
+                break
+            from_the_first = from_the_first or not more
         for fault in faults[1:]:
             self._note(report, str(fault))
         if faults:

@@ -92,6 +92,8 @@ def store(tr: Any, at: Layout, operation: str, task: UUID, before: TaskRow | Non
         before is None or before.state is not State.SCHEDULED or (before.gen, before.due) != (after.gen, after.due)
     ):
         put_intent(tr, at, task, after)
+    elif before is not None and before.paused and not after.paused:
+        index.ring_pushed(tr, at, at.shard_of(task))  # its item is on the heap already, and no push tells of it
     return Step(operation, task, before, after, now)
 
 

@@ -65,41 +65,40 @@ class ShardWriter:
 
         Always writes, also where the records are there already: a pruner that judged them before loses its condition.
         """
-        with self._queue_lock:
-            group = self._groups.get(bucket)
-            leads = group is None
-            if group is None:
-                group = self._groups[bucket] = _Group()
-            group.records.extend(records)
-            group.count += len(records)
-            if group.count >= GROUP_ITEMS:
-                group.full.set()
-        if leads:
-            self._lead(bucket, group)
-        else:
-            group.done.wait()
+        mine = _Group()
+        try:
+            with self._queue_lock:
+                group = self._groups.setdefault(bucket, mine)
+                group.records.extend(records)
+                group.count += len(records)
+                if group.count >= GROUP_ITEMS:
+                    group.full.set()
+            if group is mine:
+                self._lead(bucket, group)
+        except BaseException as error:
+            # Wherever it was interrupted: who joined meanwhile is told, and who comes later leads a group of his own.
+            with self._queue_lock:
+                if self._groups.get(bucket) is mine:
+                    del self._groups[bucket]
+            mine.error = error
+            raise
+        finally:
+            mine.done.set()
+        group.done.wait()
         if group.error is not None:
             raise group.error
 
     def _lead(self, bucket: int, group: _Group) -> None:
-        try:
-            rest = self._linger - (time.monotonic() - self._last_commit.get(bucket, float("-inf")))
-            if rest > 0:
-                group.full.wait(rest)
-            with self._write_lock:
-                with self._queue_lock:
-                    del self._groups[bucket]
-                if len(self._last_commit) > _KEPT_BUCKETS:
-                    self._last_commit.clear()
-                self._last_commit[bucket] = time.monotonic()
-                self._commit(bucket, group.records)
-        except BaseException as error:
+        rest = self._linger - (time.monotonic() - self._last_commit.get(bucket, float("-inf")))
+        if rest > 0:
+            group.full.wait(rest)
+        with self._write_lock:
             with self._queue_lock:
-                if self._groups.get(bucket) is group:
-                    del self._groups[bucket]
-            group.error = error
-        finally:
-            group.done.set()
+                del self._groups[bucket]
+            if len(self._last_commit) > _KEPT_BUCKETS:
+                self._last_commit.clear()
+            self._last_commit[bucket] = time.monotonic()
+            self._commit(bucket, group.records)
 
     def _commit(self, bucket: int, records: list[bytes]) -> None:
         fresh = list(dict.fromkeys(records))
