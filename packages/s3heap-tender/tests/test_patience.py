@@ -283,9 +283,10 @@ def test_a_push_that_is_interrupted_before_it_leads_its_group_hangs_nobody(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(writer, "_lead", interrupted)
-        writer.push(0, [HeapItem(uuid.uuid4(), uuid.UUID(int=0), 1, 0).pack()])
+        with pytest.raises(KeyboardInterrupt):
+            writer.push(0, [HeapItem(uuid.uuid4(), uuid.UUID(int=0), 1, 0).pack()])
     later = threading.Thread(
         target=writer.push, args=(0, [HeapItem(uuid.uuid4(), uuid.UUID(int=2), 1, 0).pack()]), daemon=True
     )

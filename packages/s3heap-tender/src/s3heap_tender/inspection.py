@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema import RecordError, unpack
-from s3heap_tender import core, index, outbox, transitions
+from s3heap_tender import core, index, outbox
 from s3heap_tender.heap import Heap
 from s3heap_tender.heap_values import PruneStats
 from s3heap_tender.items import HeapItem, due_of
