@@ -1,10 +1,13 @@
-"""Every command, option, session and file that the documentation names is there."""
+"""Every command, option, nox session, file and package that a page of the repository names is there."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
+import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -15,18 +18,27 @@ import pytest
 import typer
 
 ROOT = Path(__file__).parents[2]
+TOPS = ("packages", "services", "docs", "tests", "tools")
 PAGES = sorted(
-    [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-        *ROOT.glob("packages/*/README.md"),
-        *ROOT.glob("services/*/README.md"),
-        *ROOT.glob("docs/**/*.md"),
-    ]
+    page
+    for page in [*ROOT.glob("*.md"), *(page for top in TOPS for page in (ROOT / top).rglob("*.md"))]
+    if "node_modules" not in page.parts
 )
 FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
-SPAN = re.compile(r"`([^`\n]+)`")
-FILE = re.compile(r"(?<![\w/.])(?:tools|tests|packages|services|docs)/[\w./-]+\.(?:py|md|toml|svg|png)\b")
+SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")  # it may run over the end of a line
+FILE = re.compile(rf"(?<![\w/.-])(?:{'|'.join(TOPS)}|\.ci)/[\w./-]*\w\b/?")
+SESSION = re.compile(r"\bnox -s((?: [a-z][a-z-]*)+)")
+INSTALL = re.compile(r"(?:pip install|tools/install\.py)((?: (?:-\S+|'[^']+'|[\w.-]+))+)")
+MODULE = re.compile(r"\bpython3? (?:-P )?-m (\w+(?:\.\w+)*)")
 SHELLS = {"", "console", "sh", "bash", "shell", "text"}
+
+
+sys.path.append(str(ROOT / "tools"))
+
+from workspace import PROJECTS, extras  # noqa: E402
+
+BEGINS_LIKE_OURS = re.compile("mainspring|fdb-(?:embedded|schema|datamodel)|idempotent-|lease-|futures-|s3heap-")
+"""How names of packages of ours begin, and of those that somebody may take for ours."""
 
 
 def names(node: ast.FunctionDef) -> Iterator[str]:
@@ -70,7 +82,7 @@ def code_of(page: Path) -> Iterator[str]:
     for language, block in FENCE.findall(text):
         if language in SHELLS:
             yield from (re.sub(r"\\\n\s*", " ", block)).splitlines()
-    yield from SPAN.findall(FENCE.sub("", text))
+    yield from (span.replace("\n", " ") for span in SPAN.findall(FENCE.sub("", text)))
 
 
 def unknown(line: str) -> str:
@@ -104,11 +116,35 @@ def unknown(line: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_is_there(page: Path) -> None:
     wrong = {found for line in code_of(page) if (found := unknown(line))}
-    text = page.read_text()
-    for match in re.finditer(r"nox -s ((?:[a-z][a-z-]*)(?: [a-z][a-z-]*)*)", text):
-        wrong |= {f"nox has no session {name!r}" for name in match[1].split()[:1] if name not in SESSIONS}
-    wrong |= {f"there is no {name}" for name in FILE.findall(text) if not _exists(page, name)}
+    for line in code_of(page):
+        wrong |= set(missing(line, page))
     assert wrong == set()
+
+
+def missing(line: str, page: Path) -> Iterator[str]:
+    """The sessions, packages, modules and files that a line names and that aren't there."""
+    for match in SESSION.finditer(line):
+        yield from (f"nox has no session {name!r}" for name in match[1].split() if name not in SESSIONS)
+    for match in INSTALL.finditer(line):
+        for word in shlex.split(match[1], comments=True):
+            name, _, chosen = word.rstrip("]").partition("[")
+            if name in PROJECTS:
+                yield from (
+                    f"{name} has no extra {one!r}" for one in filter(None, chosen.split(",")) if one not in extras(name)
+                )
+            elif not word.startswith("-") and ("install.py" in match[0] or BEGINS_LIKE_OURS.match(name)):
+                yield f"there is no package {name!r}"
+    for match in MODULE.finditer(line):
+        if BEGINS_LIKE_OURS.match(match[1].replace("_", "-")) and not _is_module(match[1]):
+            yield f"there is no module {match[1]}"
+    yield from (f"there is no {name}" for name in FILE.findall(line) if not _exists(page, name))
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _exists(page: Path, name: str) -> bool:
@@ -128,3 +164,19 @@ def _exists(page: Path, name: str) -> bool:
 )
 def test_a_name_that_is_not_there_is_found(line: str, says: str) -> None:
     assert unknown(line) == says
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nox -s lint types", []),
+        ("nox -s lint chaoss", ["nox has no session 'chaoss'"]),
+        ("python tools/install.py --editable futures-worker 's3heap-tender[s3]'", []),
+        ("python tools/install.py 'futures-worker[s3]' lease-lock", ["futures-worker has no extra 's3'", "there is no package 'lease-lock'"]),
+        ("pip install mainspring-dashboards numpy", ["there is no package 'mainspring-dashboards'"]),
+        ("python -m s3heap_tender.demos", ["there is no module s3heap_tender.demos"]),
+        ("see docs/no-such-page.md and tests/conformance", ["there is no docs/no-such-page.md"]),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_named(line: str, says: list[str]) -> None:
+    assert list(missing(line, ROOT / "README.md")) == says
