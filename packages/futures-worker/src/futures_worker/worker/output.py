@@ -16,15 +16,20 @@ import ctypes
 import errno
 import io
 import itertools
+import logging
 import os
 import struct
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from fdb_datamodel import OUTPUT_KEPT, TaskOutput, write_output
 from fdb_schema import ClusterSpace
+from fdb_schema.logs import printable
 from idempotent_txn import run
+
+log = logging.getLogger("futures_worker")
 
 _NOTE = struct.Struct(">QQI16s")  # begin, end (0: it goes on), attempt, future id
 MAX_OUT = 4 << 20
@@ -34,7 +39,7 @@ MAX_DONE = 500
 
 
 ECHOED = 4096
-"""Bytes of the end of a task's output that the worker repeats on its standard error."""
+"""Bytes of the end of a task's output that the worker repeats in its log, a line each with the time and the task."""
 _NOBODY = _NOTE.pack(0, 0, 0, bytes(16))
 _PUNCH_HOLE_KEEP_SIZE = 3
 
@@ -182,7 +187,10 @@ class OutputKeeper:
 
     def _write(self, note: Note, data: bytes, size: int, echo: bool = True) -> None:
         if echo:  # also where the worker's own messages go
-            sys.stderr.write(data[-ECHOED:].decode(errors="replace"))
+            task = str(UUID(bytes=note.future_id))
+            extra = {"task": task, "attempt": note.attempt}
+            for line in data[-ECHOED:].decode(errors="replace").splitlines():
+                log.info("task %s attempt %d printed: %s", task, note.attempt, printable(line), extra=extra)
         output = TaskOutput(note.attempt, data, size)
         run(self._db, write_output, self._space, note.future_id, output, strategy="off")
 

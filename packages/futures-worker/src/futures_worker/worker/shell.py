@@ -44,6 +44,7 @@ from futures_worker.worker.instructions import (
     TurnRefused,
 )
 from futures_worker.worker.ledger import Ledger
+from futures_worker.worker.task_log import tell_of_turn
 from futures_worker.worker.tasks import Task
 from futures_worker.worker.usage import Usage
 from futures_worker.worker.visitors import Visitors
@@ -309,6 +310,7 @@ class Shell:
         except WorkerFencedError as exc:
             self._be_fenced(exc)
             return []
+        tell_of_turn(turn.outcomes, claims)
         if self._visitors.tell(turn.outcomes, claims):
             self._eager.answered()
         if claims.unsettled:
