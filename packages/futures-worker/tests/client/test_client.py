@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 import time
 import uuid
@@ -52,6 +53,14 @@ def test_submit_map_gather(client: Client) -> None:
     for _ in range(3):
         chain = client.submit(square, chain)
     assert chain.result(WAIT) == 2**16
+
+
+def test_gather_returns_what_ended_a_task_also_where_that_ends_a_program(client: Client) -> None:
+    futures = [client.submit(sys.exit, 3, max_retries=0), client.submit(square, 3)]
+    ended, nine = client.gather(futures, errors="return", timeout=WAIT)
+    assert (type(ended), ended.code, nine) == (SystemExit, 3, 9)
+    with pytest.raises(SystemExit):
+        client.gather(futures, timeout=WAIT)
 
 
 def test_submit_within_the_users_transaction(client: Client, any_db: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -20,10 +22,11 @@ from fdb_datamodel import (
     session_lives,
     session_sightings,
     subscribe,
+    validate,
 )
 from fdb_schema import ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
-from futures_worker.client import expected, keeping
+from futures_worker.client import expected, keeping, untouched
 from futures_worker.client import session as client_session
 from idempotent_txn import run
 
@@ -178,6 +181,63 @@ def test_a_handle_made_from_the_id_of_one_outlives_it(db: Any) -> None:
         collect_all(db)
         with pytest.raises(FutureDeletedError):
             client.get_future(known).result(WAIT)
+
+
+@pytest.mark.parametrize("how", ["id", "pickle"])
+def test_a_handle_that_nobody_waits_with_holds_its_future(db: Any, how: str) -> None:
+    with Client(db, "test") as client:
+        with Client(db, "test") as maker:
+            made = maker.submit(square, 4)
+            assert made.result(WAIT) == 16
+            known, packed = made.id, pickle.dumps(made)
+        del made
+        idle = client.get_future(known) if how == "id" else pickle.loads(packed)
+        untouched.look()
+        collect_all(db)
+        assert idle.result(WAIT) == 16
+        del idle
+        client._live.keeping.release_dropped()
+        collect_all(db)
+        with pytest.raises(FutureDeletedError):
+            client.get_future(known).result(WAIT)
+
+
+def test_a_handle_is_held_a_moment_after_it_was_made(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untouched, "HOLD_AFTER", 0.01)
+    told = threading.Event()
+    real = keeping.ask
+
+    def ask(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if fn is keeping.hold_futures:
+            if not troubles:
+                told.set()
+            else:
+                raise troubles.pop()
+        return real(db, fn, *args, **kwargs)
+
+    troubles = [DatabaseUnreachableError("no answer")]
+    monkeypatch.setattr(keeping, "ask", ask)
+    with Client(db, "test") as client:
+        client._live.keeping._seconds = 0.05
+        unknown = client.get_future(uuid.uuid4())  # an id that no future has is no harm
+        assert told.wait(WAIT)
+        with pytest.raises(UnknownFutureError):
+            unknown.result(WAIT)
+        assert validate(db, "test") == []
+
+
+def test_a_handle_of_a_cluster_that_has_no_client_here_is_held_once_it_has_one(db: Any) -> None:
+    with Client(db, "test") as maker:
+        made = maker.submit(square, 3)
+        assert made.result(WAIT) == 9
+        packed = pickle.dumps(made)
+    del made
+    idle = pickle.loads(packed)
+    untouched.look()
+    with Client(db, "test"):
+        untouched.look()
+        collect_all(db)
+        assert idle.result(WAIT) == 9
 
 
 def test_a_future_taken_up_while_it_is_let_go_stays_held(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from fdb_schema import MainspringError, Origin
-from futures_worker.client import processes
+from futures_worker.client import processes, untouched
 from futures_worker.client.home import OriginHome, find_database
 from futures_worker.worker.task_context import current_task, own_cluster
 
@@ -67,6 +67,16 @@ def client_of(origin: Origin) -> Client:
     from futures_worker.client.client import Client
 
     with _lock:
+        known = known_client_of(origin)
+        if known is not None:
+            return known
+        client = _found[origin.identity] = Client(find_database(origin), origin.cluster)
+        return client
+
+
+def known_client_of(origin: Origin) -> Client | None:
+    """A client of that very cluster which this process has, or the worker's whose process it is; None if there is none."""
+    with _lock:
         for client in (*reversed(_here.get()), *processes.open_clients()):
             if not client.closed and client.origin.identity == origin.identity:
                 return client
@@ -74,8 +84,7 @@ def client_of(origin: Origin) -> Client:
             client = worker_client()
             if client.origin.identity == origin.identity:
                 return client
-        client = _found[origin.identity] = Client(find_database(origin), origin.cluster)
-        return client
+        return None
 
 
 def home_of(origin: tuple[str, bytes, str | None] | None) -> OriginHome:
@@ -90,7 +99,9 @@ def attach_future(future_id: bytes, name: str, origin: tuple[str, bytes, str | N
     """What a pickled future becomes where it is unpickled. It finds its client when it is first used."""
     from futures_worker.client.future import Future
 
-    return Future(home_of(origin), future_id, name, stored=True, subscribed=False)
+    future: Future[Any] = Future(home_of(origin), future_id, name, stored=True, subscribed=False)
+    untouched.note(future)
+    return future
 
 
 def attach_client(origin: tuple[str, bytes, str | None], options: dict[str, Any]) -> Client:

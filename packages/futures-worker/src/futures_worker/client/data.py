@@ -21,7 +21,7 @@ from fdb_datamodel import (
     set_apart,
 )
 from fdb_schema import MainspringError, Origin
-from futures_worker.client import processes
+from futures_worker.client import processes, untouched
 from futures_worker.client.future import Future
 from futures_worker.client.home import ClientHome
 from futures_worker.client.objects import copy_to_worker, put_on_worker
@@ -190,4 +190,6 @@ class DataMethods:
         future: Future[Any] = Future(self._session_of, future_id, name, stored=True, subscribed=False)
         if session.keeping.share(future_id):  # by another handle, which may go before this one
             future._session = session
+        else:
+            untouched.note(future)
         return future

@@ -28,6 +28,9 @@ class Home(Protocol):
     def client(self) -> Client:
         """A client of the cluster. Raises WrongClusterError."""
 
+    def known_client(self) -> Client | None:
+        """The same, if this process has one already: nothing is opened."""
+
     def __call__(self) -> Session:
         """The session of `client()`."""
 
@@ -46,6 +49,9 @@ class ClientHome:
 
     def client(self) -> Client:
         return self._client
+
+    def known_client(self) -> Client | None:
+        return None if self._client.closed else self._client
 
     def __call__(self) -> Session:
         return self._client._live
@@ -68,6 +74,15 @@ class OriginHome:
             client = ambient.current_client() if self.origin is None else ambient.client_of(self.origin)
             self._found = client
         return client
+
+    def known_client(self) -> Client | None:
+        from futures_worker.client import ambient
+
+        if self.origin is None:
+            return None
+        if self._found is None or self._found.closed:
+            return ambient.known_client_of(self.origin)
+        return self._found
 
     def __call__(self) -> Session:
         return self.client()._live

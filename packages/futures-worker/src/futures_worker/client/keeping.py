@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, hold_futures, release_futures
@@ -58,6 +58,7 @@ class Keeping:
         self._borrowed: set[bytes] = set()  # of those, what others may have submitted: a row holds it
         self._dropped: deque[bytes] = deque()
         self._unheld: list[bytes] = []  # without handles, and the database was in trouble when it was to be told
+        self._untold: list[bytes] = []  # held, and the database wasn't told yet
         self._lock = threading.Lock()
         self._stop = Flag()
         self._counter = 0
@@ -97,6 +98,21 @@ class Keeping:
             self._held[future_id] = count + 1
             self._borrowed.add(future_id)
             return True
+
+    def tell_of_holds(self, ids: Sequence[bytes] = ()) -> None:
+        """Tell the database of futures that are held already; what it refuses now is told with a later beat."""
+        with self._lock:
+            self._untold.extend(ids)
+            page = [one for one in self._untold if one in self._held]
+            self._untold = []
+        if not page:
+            return
+        try:
+            ask(self._db, hold_futures, self._space, page, session=self._session)
+        except Exception as exc:
+            with self._lock:
+                self._untold.extend(page)
+            log.warning("the database can't be told now which futures this client holds: %s", exc)
 
     def drop(self, future_id: bytes) -> None:
         """A handle is gone. Called by the garbage collector, in whatever thread and amid whatever it does."""
@@ -200,6 +216,7 @@ class Keeping:
                 if self._returning:
                     self._on_return()
                     self._returning = False
+                self.tell_of_holds()
                 self.release_dropped()
                 self._on_beat()
             except Exception as exc:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from futures_worker.client import untouched
 from futures_worker.payload import CodeCache
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def opened(client: Client) -> None:
     _close_before_the_engine()
     with _lock:
         _open_clients.add(client)
+    untouched.found_client()
 
 
 def closed(client: Client) -> None:

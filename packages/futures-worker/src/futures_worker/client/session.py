@@ -90,6 +90,7 @@ class Session(FutureQueries, ActorCalls):
         self._store = SubmitStore(db, space, self.id, self._mailbox, self._refused, self.line)
         self._reading = Turn()  # of the thread that reads the mailbox for all
         self._followers = Waiters()  # who wait for what the reader delivers
+        self._taking = threading.Lock()  # held while a handle becomes this session's
         self._joining = threading.Lock()  # held by the thread that makes the reader of actors' calls
         self.callbacks = Callbacks(self)
         self._calls: CallReader | None = None  # of actors, once there is one
@@ -330,9 +331,7 @@ class Session(FutureQueries, ActorCalls):
             page = futures[start : start + SUBSCRIBED_AT_ONCE]
             for future in page:
                 self._expected.add(future)
-                if future._session is not self:  # held first: a handle of before may be let go meanwhile
-                    future._session = self
-                    self.keeping.hold_another(future._id)
+                self._take(future)  # held first: a handle of before may be let go meanwhile
             try:
                 self.keeping.begin()
                 entries = ask(self.db, subscribe, self.space, self.id, [future._id for future in page])
@@ -344,6 +343,23 @@ class Session(FutureQueries, ActorCalls):
             self._deliver(entries)
             self.callbacks.run_due()
             self.wake_followers()
+
+    def _take(self, future: Future[Any]) -> bool:
+        """The handle is this session's, which holds its future from now on; whether it wasn't."""
+        with self._taking:
+            if future._session is self:
+                return False
+            future._session = self
+            self.keeping.hold_another(future._id)
+            return True
+
+    def take_up(self, futures: Sequence[Future[Any]]) -> None:
+        """Hold the futures of handles that nobody has waited with. An id that no future has is found out by the first wait."""
+        self._check_open()
+        self.keeping.begin()
+        for start in range(0, len(futures), SUBSCRIBED_AT_ONCE):
+            page = futures[start : start + SUBSCRIBED_AT_ONCE]
+            self.keeping.tell_of_holds([future._id for future in page if self._take(future)])
 
     def _look_after_workers(self) -> None:
         if current_task() is not None:

@@ -124,8 +124,10 @@ def gather(
 def _result_or_error(future: Future[Any]) -> Any:
     try:
         return future.result()
-    except Exception as error:
-        return error
+    except BaseException as error:
+        if isinstance(error, Exception) or error is future._exception():
+            return error  # also what the task ended with by sys.exit()
+        raise
 
 
 class _Group:
