@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from idempotent_txn import Committed, IdempotencyId, commit_result, expire_idempotency_id, run
+import pytest
+
+from idempotent_txn import (
+    Cleaner,
+    Committed,
+    IdempotencyId,
+    NotCommitted,
+    commit_result,
+    expire_idempotency_id,
+    find_commit,
+    results,
+    run,
+)
 from idempotent_txn.lookup import NATIVE
 from idempotent_txn.repeat import until_committed
 from idempotent_txn.rows import encode_expired_version
@@ -39,6 +51,24 @@ def test_an_id_expired_by_an_unknown_commit_was_there(injected: Any, monkeypatch
     injected.injector.next(("after", 1021))
     assert expire_idempotency_id(injected, id)
     assert injected.injector.plan == []
+
+
+def test_a_cleaner_that_comes_between_makes_find_commit_no_error(
+    memory_db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = IdempotencyId(b"order-17")
+    run(memory_db, put, idempotency_id=id, strategy="ids")
+    look_up = results.look_up
+
+    def after_cleaning(*args: Any) -> Any:
+        Cleaner(memory_db, 0).run_once()
+        return look_up(*args)
+
+    monkeypatch.setattr(results, "look_up", after_cleaning)
+    assert isinstance(find_commit(memory_db, id), NotCommitted)
+    monkeypatch.undo()
+    run(memory_db, put, idempotency_id=id, strategy="ids")
+    assert isinstance(find_commit(memory_db, id), Committed)
 
 
 def test_what_one_store_may_have_forgotten_is_found_in_the_other(memory_db: Any) -> None:

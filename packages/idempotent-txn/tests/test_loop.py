@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -217,6 +218,33 @@ def test_a_body_that_outlasts_the_deadline_is_not_committed(any_db: Any, strateg
     with pytest.raises(TransactionTimedOut):
         run(any_db, body, timeout=0.01, strategy=strategy)
     assert run(any_db, increment, b"n", timeout=60, strategy=strategy) == 1
+
+
+@pytest.mark.parametrize("timeout", [3e6, 1e300, 1.7e308, math.inf])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_deadline_beyond_what_the_database_counts_is_just_far_away(
+    memory_db: Any, strategy: Any, timeout: float
+) -> None:
+    # A fresh database: its first transaction asks for a version within the same deadline.
+    def body(tr: Any) -> int:
+        tr.reset()
+        return increment(tr, b"n")
+
+    assert run(memory_db, body, timeout=timeout, strategy=strategy) == 1
+
+
+@pytest.mark.parametrize("timeout", [0, -1, -1e300, -math.inf])
+def test_a_deadline_of_the_past_lets_nothing_commit(memory_db: Any, timeout: float) -> None:
+    for strategy in STRATEGIES:
+        with pytest.raises(TransactionTimedOut):
+            run(memory_db, increment, b"n", timeout=timeout, strategy=strategy)
+    assert memory_db[b"n"] is None
+
+
+def test_a_timeout_that_is_no_number_is_named(memory_db: Any) -> None:
+    with pytest.raises(ValueError, match=r"timeout is a number of seconds.*not nan"):
+        run(memory_db, increment, b"n", timeout=math.nan)
+    assert memory_db[b"n"] is None
 
 
 def test_on_attempt_is_told_the_read_snapshot_before_each_commit(injected: Any, marked: Any) -> None:

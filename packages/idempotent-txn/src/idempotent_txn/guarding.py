@@ -11,6 +11,7 @@ import time
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NoReturn
 
+from idempotent_txn.deadline import arm
 from idempotent_txn.errors import BodyError
 
 IDEMPOTENCY_ID: Final = 504
@@ -31,12 +32,6 @@ def guard(tr: Any, own_ids: bool) -> None:
     """Make `tr`, a fresh transaction, one that a body may be given; `own_ids` where options 504 and 505 are the loop's."""
     cls = tr.__class__
     tr.__class__ = (GUARDED_IDS if own_ids else GUARDED).get(cls) or guarded_class(cls, own_ids)
-
-
-def arm(tr: Any, deadline: float, now: float) -> None:
-    """Let reads fail at the deadline, not before: timeouts count whole milliseconds from the transaction's creation."""
-    tr._deadline = deadline
-    tr.options.set_timeout(min(2**31 - 1, max(1, int((deadline - now) * 1000) + 1)))  # the option takes no more
 
 
 def restarted(tr: Any, name: str) -> bool:

@@ -75,14 +75,16 @@ def fence(db: Any, stores: Sequence[IdStore], id: bytes) -> int:
     return until_committed(db, body)[1]
 
 
-def look_up(db: Any, store: IdStore, id: bytes, first: int, last: int) -> Committed | None:
+def look_up(db: Any, store: IdStore, id: bytes, first: int | None, last: int) -> Committed | None:
     """The commit of `id` among the versions `first` to `last`, once nothing of it is in flight.
+
+    Without `first` among all that is kept: whoever asks so knows that an id may have been expired.
 
     Raises:
         CommitUnknownResultFatal: it isn't there, and ids of that time may have been expired.
     """
     needle = store.form(id)
-    begin, end = store.at(first), store.at(last + 1)
+    begin, end = store.at(first or 0), store.at(last + 1)
     while True:
 
         def page(tr: Any, begin: bytes = begin) -> tuple[int, list[tuple[bytes, bytes]]]:
@@ -100,7 +102,7 @@ def look_up(db: Any, store: IdStore, id: bytes, first: int, last: int) -> Commit
             break
         begin = rows[-1][0] + b"\0"
     # 0: nothing was ever expired, also for a read version of 0 (a database without a commit).
-    if expired and expired >= first:
+    if first is not None and expired and expired >= first:
         raise CommitUnknownResultFatal(
             f"the outcome of the transaction with idempotency id {id.hex()} can't be told any more: ids of commits up "
             f"to version {expired} may have been expired, and its attempt began at {first}; look at the data instead"

@@ -17,10 +17,10 @@ from idempotent_txn.classification import (
     RETRYABLE_NOT_COMMITTED,
     SERVER_PACED,
 )
+from idempotent_txn.deadline import arm, deadline_after
 from idempotent_txn.errors import BodyError, TransactionTimedOut
 from idempotent_txn.guarding import (
     GUARDED_IDS,
-    arm,
     guard,
     guarded_class,
     refuse_unfinished,
@@ -64,12 +64,13 @@ def run(
             `commit_result` can be asked by another process. It names this one call: a second call with the same id is
             not deduplicated. Without it, an id is made, and expired, automatically.
         strategy: "native", "lanes", "ids" or "off"; None is the best the database offers.
-        timeout: seconds until the deadline of all attempts together. A commit in flight at the deadline is settled first.
+        timeout: seconds until the deadline of all attempts together; None and infinity are no deadline. A commit in flight at the deadline is settled first.
         on_attempt: called with the read snapshot (a version) before each commit.
 
     Raises:
         TransactionTimedOut: the deadline passed, and nothing committed.
         CommitUnknownResultFatal: a commit was in flight for so long that its id may have been expired.
+        ValueError: the timeout is nan.
         BodyError: `fn` is asynchronous or a generator, commits by itself, or sets an idempotency id; nothing committed.
         Exception: whatever `fn` raised, and FoundationDB's errors that are not worth a retry; nothing committed.
     """
@@ -152,7 +153,7 @@ def _execute(
     session = session_of(db)
     run_id = None if idempotency_id is None else checked_id(idempotency_id)
     strategy = session.strategy(strategy_name, run_id is not None)
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = deadline_after(timeout)
     attempt = 0
     cancelled = 0
     stamp: Any = None
@@ -257,6 +258,7 @@ def _armed(db: Any, deadline: float, attempt: int) -> Any:
     if created >= deadline and attempt > 1:
         raise TransactionTimedOut(f"the deadline passed after {attempt - 1} attempts; nothing committed")
     tr = db.create_transaction()
+    tr._deadline = deadline
     arm(tr, deadline, created)
     return tr
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fdb_schema import fdb_error_code
 from idempotent_txn.backoff import sleep_before
 from idempotent_txn.classification import RESOLVED_THEN_RETRIED, RETRYABLE_IN_BODY
+from idempotent_txn.deadline import arm
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ def until_read(db: Any, body: Callable[[Any], T], deadline: float | None = None)
     while True:
         tr = db.create_transaction()
         if deadline is not None:
-            tr.options.set_timeout(max(1, int((deadline - time.monotonic()) * 1000)))
+            arm(tr, deadline, time.monotonic())
         try:
             return body(tr)
         except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fdb_schema import read_range
@@ -11,7 +10,7 @@ from idempotent_txn.identity import checked_id
 from idempotent_txn.lookup import PAGE_ROWS, IdStore, fence, look_up
 from idempotent_txn.outcome import CommitResult, NotCommitted
 from idempotent_txn.repeat import until_committed, until_read
-from idempotent_txn.rows import decode_expired_version, without_id
+from idempotent_txn.rows import without_id
 from idempotent_txn.session import session_of
 
 
@@ -65,16 +64,10 @@ def find_commit(db: Any, id: bytes) -> CommitResult:
     stores = session_of(db).stores()
     last = fence(db, stores, name)
     for store in stores:
-        expired = until_read(db, partial(_expired_version, store=store))
-        found = look_up(db, store, name, expired + 1, last)
+        found = look_up(db, store, name, None, last)
         if found is not None:
             return found
     return NotCommitted()
-
-
-def _expired_version(tr: Any, store: IdStore) -> int:
-    store.allow_reads(tr)
-    return decode_expired_version(tr.snapshot.get(store.expired_version).value)
 
 
 def expire_idempotency_id(db: Any, id: bytes) -> bool:
