@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.terminal import screen
 
 from idempotent_txn import IdempotencyId, run
+from idempotent_txn.cli import main
 
 ID = IdempotencyId(b"order-17")
 
@@ -129,3 +131,12 @@ def test_help_and_version() -> None:
     for name in ("ls", "show", "status", "expire", "clean"):
         assert name in shown.stdout
     assert command("memory:", "--version").stdout.startswith("idempotent-txn")
+
+
+def test_ids_are_whole_in_eighty_columns(shared_url: str, shared_db: Any, snapshot: int) -> None:
+    run(shared_db, lambda tr: tr.set(b"a", b"x"))  # with a random id
+    lines = screen(main, "ls", "--db", shared_url).splitlines()
+    assert lines[0].split() == ["age", "version", "store", "text"]
+    assert [line.split()[-1] for line in lines if line.endswith("order-17")] == ["order-17"]
+    assert max(map(len, lines)) <= 80
+    assert all(len(line.split()) == 4 for line in lines)

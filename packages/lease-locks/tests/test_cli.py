@@ -348,6 +348,11 @@ def test_runs_inspect_summarize_diff_invalidate(command: Command, locks: LeaseMa
     assert (code, json.loads(output)) == (1, [{"what": "x", "left": "3", "right": "4"}])
     assert command("diff", left, left)[0] == 0
 
+    short = [uri[: uri.rindex("/") + 9] for uri in (left, right)]
+    assert json.loads(command("inspect", short[0], "--json")[1])["memo_uri"] == left
+    assert json.loads(command("diff", *short, "--json")[1]) == json.loads(output)
+    assert command("inspect", f"{left.rpartition('/')[0]}/0123456789abcde")[0] == 3
+    assert command("invalidate", short[0], "--dry-run") == (0, "would forget 1 invocation\n")
     assert command("invalidate", left, "--dry-run") == (0, "would forget 1 invocation\n")
     assert command("prune", "--older-than", "0", "--dry-run")[1].startswith("would forget 3 invocations")
     assert command("inspect", left)[0] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from heapq import nlargest
 from itertools import islice
@@ -17,6 +18,7 @@ from fdb_schema.cli import (
     command_app,
     completing,
     fail,
+    in_terminal,
     print_json,
     print_rows,
     run_app,
@@ -76,6 +78,7 @@ def ls(
             "id": one.id,
             "text": _text_of(one.id),
             "committed_at": timestamp(one.timestamp or None),
+            "age": max(0.0, round(time.time() - one.timestamp, 3)) if one.timestamp else None,
             "version": one.version,
             "batch_index": one.batch_index,
             "store": one.store,
@@ -84,8 +87,11 @@ def ls(
     ]
     print_rows(
         rows,
-        ["committed_at", "version", "batch_index", "store", "text"],
+        ["age", "version", "store", "text"]
+        if in_terminal()
+        else ["committed_at", "version", "batch_index", "store", "text"],
         as_json=json,
+        whole=("text",),
         empty="no id is kept",
         show=_shown,
     )
@@ -212,7 +218,7 @@ def _parsed(text: str) -> IdempotencyId:
 def _shown(column: str, value: Any) -> str:
     if value is None:
         return "-"
-    if column == "oldest_age":
+    if column in ("age", "oldest_age"):
         return ago(value)
     return str(value)
 

@@ -21,6 +21,7 @@ from fdb_schema.cli import (
     print_rows,
     say,
 )
+from fdb_schema.figures import told
 from futures_worker.commands.choosing import (
     PAGE,
     IdArgument,
@@ -168,7 +169,7 @@ def show(
             continue  # many lines: after the others
         if value not in (None, "", [], {}) and not (name == "failure" and str(value) in str(row["reason"])):
             shown = size(value) if name in _SIZES else ", ".join(value) if isinstance(value, list) else value
-            shown = {True: "yes", False: "no"}[shown] if isinstance(shown, bool) else shown
+            shown = told(shown)
             meaning = _STATES.get(str(value)) if name == "state" else _MEANINGS.get(name)
             say(f"{name.replace('_', ' '):>20}  {shown}" + (f"  ({meaning})" if meaning else ""))
     if row["traceback"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections import Counter
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from fdb_schema.cli import (
     print_rows,
     say,
 )
-from fdb_schema.figures import cut
+from fdb_schema.figures import cut, short_ids
 from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.info import wall_time
@@ -130,6 +131,33 @@ def summarize(
     )
 
 
+_BEGINNING = re.compile(r"[0-9a-f]{4,63}")
+_DIGEST = len("01d90ac1")
+
+
+def parse(uri: str) -> Memo | str:
+    """The invocation of a whole address, or the address as it is where its digest may only be begun. Raises `MemoUriError`."""
+    front, _, digits = uri.rpartition("/")
+    if front.count("/") == 1 and _BEGINNING.fullmatch(digits):
+        Memo.prefix(front)
+        return uri
+    return Memo.from_uri(uri)
+
+
+def resolve(locks: LeaseManager, meant: Memo | str) -> Memo:
+    """The invocation that `parse` found, or the only one whose digest begins so. Raises `MemoUriError`, `LeaseNotFoundError`."""
+    if isinstance(meant, Memo):
+        return meant
+    front, _, digits = meant.rpartition("/")
+    known = (memo for memo, _ in MemoRows(locks.space).scan(locks.db, *Memo.prefix(front)))
+    found = [memo for memo in known if memo.digest.hex().startswith(digits)]
+    if len(found) > 1:
+        raise MemoUriError(f"several invocations begin with {meant}: {', '.join(memo.uri for memo in found[:6])}")
+    if not found:
+        raise LeaseNotFoundError(f"nothing is known of {meant}")
+    return found[0]
+
+
 def describe(locks: LeaseManager, memo: Memo) -> dict[str, Any]:
     """Everything known of an invocation; of a row that can't be read, which one. Raises `LeaseNotFoundError`."""
     memos = MemoRows(locks.space)
@@ -216,10 +244,16 @@ def inspect(
             raise LeaseNotFoundError(
                 f"nothing is known of {memo_uri} in cluster {cluster!r}: see `lease-locks summarize`"
             )
-        print_rows(rows, ["outcome", "memo_uri", "arguments"], as_json=json, flowing="memo_uri", limit=limit)
+        if in_terminal() and not json:
+            shown = short_ids([row["memo_uri"].rpartition("/")[2] for row in rows], _DIGEST)
+            for row in rows:
+                front, _, digest = row["memo_uri"].rpartition("/")
+                row["memo_uri"] = f"{front}/{shown[digest]}"
+        print_rows(rows, ["outcome", "memo_uri", "arguments"], as_json=json, whole=("memo_uri",), limit=limit)
         return
-    memo = Memo.from_uri(memo_uri)
-    described = describe(look_into(db, cluster), memo)
+    meant = parse(memo_uri)
+    locks = look_into(db, cluster)
+    described = describe(locks, resolve(locks, meant))
     if json:
         print_json(described)
         return
@@ -247,8 +281,9 @@ def diff(
     json: JsonOption = False,
 ) -> None:
     """Show why two invocations are two: what differs in pipeline, function or arguments. Exit code 1 where any does."""
-    memos = [Memo.from_uri(left), Memo.from_uri(right)]
+    meant = [parse(left), parse(right)]
     locks = look_into(db, cluster)
+    memos = [resolve(locks, one) for one in meant]
     sides = [describe(locks, memo) for memo in memos]
     rows: list[dict[str, Any]] = []
     for what in ("pipeline", "function"):
@@ -282,9 +317,10 @@ def invalidate(
         raise MemoUriError(
             f"{memo_uri!r:.120} is a whole pipeline: give memo:PIPELINE/FUNCTION, or memo:PIPELINE/FUNCTION/DIGEST for one"
         )
-    one = None if whole else Memo.from_uri(memo_uri)
+    meant = None if whole else parse(memo_uri)
     locks = look_into(db, cluster) if dry_run else act_on(db, cluster)
     rows = MemoRows(locks.space)
+    one = None if meant is None else resolve(locks, meant)
     if one is None:
         memos = [here for here, _ in rows.scan(locks.db, *Memo.prefix(memo_uri))]
     elif dry_run:
