@@ -25,9 +25,11 @@ from s3heap_tender import (
     TransitionError,
     UnknownItemError,
     core,
+    history,
     running,
 )
 from s3heap_tender.sessions import LocalSessions
+from s3heap_tender.trace import Trace
 
 
 def refused(bench: Any, item: Any) -> str:
@@ -215,7 +217,8 @@ def test_a_claim_is_one_persons_until_its_session_is_dead(bench: Any) -> None:
 def test_a_claim_whose_commit_took_long_is_a_later_start_for_the_cadence(
     settle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sysdb = SysDb(open_database("memory:"), shards=1, sessions=LocalSessions())
+    lines: list[str] = []
+    sysdb = SysDb(open_database("memory:"), shards=1, sessions=LocalSessions(), trace=Trace(lines=lines))
     task = sysdb.create_task("p", "t", cadence=3)
     claimed = core.claimed
 
@@ -229,6 +232,7 @@ def test_a_claim_whose_commit_took_long_is_a_later_start_for_the_cadence(
     sysdb.finish(claim) if settle == "finish" else sysdb.fail(claim, "no")
     assert sysdb.get(task.id).last_start == pytest.approx(began, abs=0.3)
     assert began - claim.started > 0.5
+    assert [v for v in history.check(lines, drained=False) if "heap" not in v.message] == []
 
 
 def test_a_run_that_began_long_after_its_claim_is_a_later_start_for_the_cadence(

@@ -313,8 +313,8 @@ def finish(
 
     Without an offset the run read what there was when its attempt was first claimed.
     """
-    row = core.check_claim(task, load(tr, at, task), gen, epoch)
-    row, tail = seeing(tr, at, row)
+    before = core.check_claim(task, load(tr, at, task), gen, epoch)
+    row, tail = seeing(tr, at, before)
     now = read_clock(tr, at.keys.space)
     row = core.begun_late(row, late, now)
     upto = row.claim_tail if upto_offset is None else upto_offset
@@ -324,7 +324,7 @@ def finish(
     count(tr, at, "finishes")
     keep_output(tr, at, task, RunOutput(gen, epoch, True, now, output))
     extra = {"upto": upto, "stated": upto_offset is not None, "tail": tail, "held": [gen, epoch]}
-    return [replace(store(tr, at, "finish", task, row, after, now), extra=extra)]
+    return [replace(store(tr, at, "finish", task, before, after, now), extra=extra)]
 
 
 def keep_output(tr: Any, at: Layout, task: UUID, output: RunOutput) -> None:
@@ -339,9 +339,9 @@ def fail(
     tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str, output: str = "", late: int = 0
 ) -> list[Step]:
     """B1 → B1 plus an intent: the generation is due again later, or is a dead letter. Raises `ClaimLostError`."""
-    row = core.check_claim(task, load(tr, at, task), gen, epoch)
+    before = core.check_claim(task, load(tr, at, task), gen, epoch)
     now = read_clock(tr, at.keys.space)
-    row = core.begun_late(row, late, now)
+    row = core.begun_late(before, late, now)
     after = core.failed(task, row, error, now)
     count(tr, at, "failures")
     keep_output(tr, at, task, RunOutput(gen, epoch, False, now, output))
@@ -351,7 +351,7 @@ def fail(
         )
         tr.set(at.keys.dead_letter(task, gen), letter.encode())
         count(tr, at, "dead_letters")
-    step = store(tr, at, "dead_letter" if after.dead else "fail", task, row, after, now)
+    step = store(tr, at, "dead_letter" if after.dead else "fail", task, before, after, now)
     return [replace(step, extra={"held": [gen, epoch]})]
 
 
