@@ -7,15 +7,18 @@ the documentation are written there.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from browsing import PATIENCE_MS, Page, Served, fill, picture
+from browsing import PATIENCE_MS, Page, Served, fill, picture, serve
+from dashboard_lab import Lab
 
 import fdb_datamodel as dm
 from lease_locks import LeaseManager
 from mainspring_dashboard import reading
+from s3heap_tender import SysDb
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
 
@@ -42,7 +45,6 @@ def test_the_overview_follows_the_cluster_live(page: Page, served: Served) -> No
     )  # without a pointer there: the newest
     sync_api.expect(legend).to_contain_text(re.compile(r"waiting:?\s*1"), timeout=PATIENCE_MS)
     shown.locator(".attention").wait_for()
-    picture(shown, "overview")
     assert "its result is stored" in str(shown.locator(".tile.realized").get_attribute("title")), "words are explained"
     shown.locator(".tile.failed").click()
     shown.wait_for_url("**/futures?state=failed")
@@ -90,7 +92,6 @@ def test_each_function_has_a_bar_of_its_progress(page: Page, served: Served) -> 
     sync_api.expect(row.locator(".phases i")).to_have_count(3)
     widths = [box["width"] for box in (row.locator(".phases i").nth(at).bounding_box() for at in range(3)) if box]
     assert widths[0] > widths[2] > widths[1] > 0
-    picture(shown, "functions")
     row.locator("a").click()
     shown.wait_for_url("**/futures?q=resize")
 
@@ -233,3 +234,36 @@ def test_a_stream_that_was_refused_is_asked_for_again(browser: Any, served: Serv
     shown.locator("#live.on").wait_for()
     assert len(refused) == 1
     opened.close()
+
+
+def test_futures_and_leases_are_acted_on_after_a_question(browser: Any, tmp_path: Path) -> None:
+    token = "a-token-of-twenty-four-c"
+    lab = Lab(f"embedded:{tmp_path}/db")
+    with serve(lab, lab.url, "--token", token, "--actions") as served:
+        opened = Page(browser, served)
+        waits = lab.submit(name="waits")
+        shown = opened.go(f"/futures/{UUID(bytes=waits)}?token={token}")
+        shown.get_by_role("button", name="Cancel").click()
+        assert lab(dm.get_future_state, waits).value == "unclaimed"
+        shown.get_by_role("button", name="Really cancel?").click()
+        shown.locator("h2 .badge.failed").wait_for()
+        assert lab(dm.get_future_state, waits).value == "failed"
+        shown.get_by_role("button", name="Retry").click()
+        shown.get_by_role("button", name="Really retry?").click()
+        shown.locator("h2 .badge.unclaimed").wait_for()
+        with LeaseManager(lab.db, "demo") as locks:
+            locks.acquire("nightly/report")
+            opened.go("/leases/nightly%2Freport")
+            shown.get_by_role("button", name="Release").click()
+            shown.get_by_role("button", name="Really release?").click()
+            shown.locator("h2", has_text="Nobody holds it").wait_for()
+        with SysDb(lab.db, "demo") as sysdb:
+            task = sysdb.create_task(uuid4(), "reindex", cadence=60.0)
+            opened.go("/heap")
+            shown.locator("tbody a", has_text="reindex").first.click()
+            shown.wait_for_url(f"**/heap/{task.id}")
+            shown.get_by_role("button", name="Pause").click()
+            shown.get_by_role("button", name="Really pause?").click()
+            shown.locator("h2", has_text="Paused").wait_for()
+            picture(shown, "task")
+        opened.close()

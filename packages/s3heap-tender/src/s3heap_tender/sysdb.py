@@ -127,10 +127,13 @@ class SysDb(SysDbBase):
             raise TaskNotFoundError(f"partition {partition} has no task named {name!r}")
         return self.get(id)
 
-    def tasks(self, partition: UUID | str | None = None) -> Iterator[Task]:
-        """All tasks, or a partition's, read page by page in the order of their ids."""
+    def tasks(self, partition: UUID | str | None = None, *, after: UUID | None = None) -> Iterator[Task]:
+        """All tasks, or a partition's, read page by page in the order of their ids; those after the id `after`."""
         keys = self.layout.keys
         begin, end = keys.tasks_range() if partition is None else keys.part_range(partition_id(partition))
+        if after is not None:
+            key = keys.task(after) if partition is None else keys.part(partition_id(partition), after)
+            begin = max(begin, key + b"\x00")
         while True:
             rows = self.read(lambda tr, _at, b=begin: read_known(tr, b, end, _PAGE, keys.task_of))
             ids = [id for id, _, _ in rows]

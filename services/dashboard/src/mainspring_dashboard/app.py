@@ -1,8 +1,12 @@
-"""The web application: the page's files, what it asks for as JSON, and a stream of samples. It answers GET and nothing else.
+"""The web application: the page's files, what it asks for as JSON, and a stream of samples.
+
+It answers GET, and where actions are allowed POST of a JSON object with the header `X-Mainspring-Action: 1` (see `actions`):
+`/api/futures/ID` {"action": "cancel" or "retry"}, `/api/leases/NAME` {"action": "release", "reason": …},
+`/api/heap/tasks/ID` {"action": "pause", "resume" or "run"}.
 
 | path | answers |
 |---|---|
-| `/`, `/futures`, `/futures/ID`, `/functions`, `/timeline`, `/workers`, `/workers/ADDRESS`, `/actors`, `/leases`, `/leases/NAME`, `/heap`, `/ids` | the page; any of them can be shared |
+| `/`, `/futures`, `/futures/ID`, `/functions`, `/timeline`, `/workers`, `/workers/ADDRESS`, `/leases`, `/leases/NAME`, `/heap`, `/heap/ID`, `/ids` | the page; any of them can be shared |
 | `/api/overview?since=T` | the newest sample, and those after T |
 | `/api/attention` | what `mainspring doctor` finds, groups of failures, and of futures that nobody will run as things are |
 | `/api/functions` | how far each function is: counts by state, rate, median |
@@ -11,6 +15,7 @@
 | `/api/stream` | server-sent events: one sample a second |
 | `/api/futures?state=S&q=TEXT&after=ID&limit=N&newest=1`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
 | `/api/workers`, `/api/leases?prefix=P`, `/api/leases/NAME`, `/api/heap`, `/api/ids` | the rest |
+| `/api/heap/tasks?q=TEXT&after=ID&limit=N`, `/api/heap/tasks/ID` | tasks of the heap |
 | `/healthz` | 200 while the database answers, else 503 |
 """
 
@@ -37,6 +42,7 @@ from starlette.staticfiles import StaticFiles
 from fdb_datamodel import FutureState
 from fdb_schema import MainspringError, NameInvalidError, fdb_error_code
 from mainspring_dashboard.access import Access
+from mainspring_dashboard.actions import Actions, asked
 from mainspring_dashboard.doctor import Doctor
 from mainspring_dashboard.heap import HeapView
 from mainspring_dashboard.reading import Cluster
@@ -55,10 +61,10 @@ PAGES: Final = (
     "/timeline",
     "/workers",
     "/workers/{address}",
-    "/actors",
     "/leases",
     "/leases/{name:path}",
     "/heap",
+    "/heap/{task}",
     "/ids",
 )
 PAGE_LIMIT: Final = 500
@@ -70,13 +76,18 @@ log = logging.getLogger("mainspring.dashboard")
 class Live:
     """The sampler, ticking while the application runs, and those who wait for its next tick."""
 
-    def __init__(self, sampler: Sampler, interval: float) -> None:
+    def __init__(self, sampler: Sampler, interval: float, acting: bool = False) -> None:
         self.sampler = sampler
+        self._acting = acting
         self.closing = False
         self._interval = interval
         self._ticked = asyncio.Condition()
         self.ticks = 0
         self.streams = 0  # open ones
+
+    def snapshot(self) -> dict[str, Any]:
+        """The newest sample, and whether the page may act."""
+        return self.sampler.snapshot() | {"actions": self._acting}
 
     async def run(self) -> None:
         """Tick until cancelled. A database that doesn't answer is shown, and asked again."""
@@ -114,18 +125,20 @@ def create_app(
     token: str | None = None,
     heap: HeapView | None = None,
     doctor: Doctor | None = None,
+    actions: bool = False,
     interval: float = INTERVAL_SECONDS,
 ) -> Starlette:
     """The application over `cluster`. With `token` None it answers only under names of loopback.
 
     `doctor` is started and stopped with the application; None: nobody examines the cluster's services.
-    `interval`: seconds between samples. The application closes neither `cluster` nor `heap`.
+    With `actions`, and a token, futures can be cancelled and so on by it. `interval`: seconds between samples. The application closes neither `cluster` nor `heap`.
     """
     view = heap or HeapView(cluster.db, cluster.name, None, None)
+    act, acting = Actions(cluster, view), actions and token is not None
 
     @contextlib.asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        live = Live(Sampler(cluster), interval)
+        live = Live(Sampler(cluster), interval, acting)
         app.state.live = live
         ticking = asyncio.create_task(live.run())
         if doctor is not None:
@@ -146,7 +159,7 @@ def create_app(
     async def overview(request: Request) -> Response:
         live: Live = request.app.state.live
         since = _number(request, "since", 0.0)
-        return JSONResponse(live.sampler.snapshot() | {"history": live.sampler.history.since(since)})
+        return JSONResponse(live.snapshot() | {"history": live.sampler.history.since(since)})
 
     async def attention(request: Request) -> Response:
         live: Live = request.app.state.live
@@ -184,6 +197,10 @@ def create_app(
         return JSONResponse({"futures": rows, "after": following})
 
     async def future(request: Request) -> Response:
+        if request.method == "POST":
+            return JSONResponse(
+                await _read(act.on_future, _uuid(request.path_params["id"]), await asked(request, acting))
+            )
         found = await _read(cluster.future, _uuid(request.path_params["id"]))
         if found is None:
             raise HTTPException(404, f"cluster {cluster.name!r} has no future {request.path_params['id']}")
@@ -199,6 +216,8 @@ def create_app(
         return JSONResponse({"leases": await _read(cluster.leases, request.query_params.get("prefix", ""))})
 
     async def lease(request: Request) -> Response:
+        if request.method == "POST":
+            return JSONResponse(await _read(act.on_lease, request.path_params["name"], await asked(request, acting)))
         found = await _read(cluster.lease, request.path_params["name"])
         if found["held"] is None and not found["events"]:
             raise HTTPException(404, f"lease {found['name']!r} of cluster {cluster.name!r} was never granted")
@@ -206,6 +225,21 @@ def create_app(
 
     async def heap_state(_request: Request) -> Response:
         return JSONResponse(await _read(view.read))
+
+    async def tasks(request: Request) -> Response:
+        query = request.query_params
+        limit = int(_number(request, "limit", 100, 1, PAGE_LIMIT))
+        after = _uuid(query["after"]) if query.get("after") else None
+        return JSONResponse(await _read(view.tasks, after, query.get("q", ""), limit))
+
+    async def task(request: Request) -> Response:
+        id = _uuid(request.path_params["id"], "a task")
+        if request.method == "POST":
+            return JSONResponse(await _read(act.on_task, id, await asked(request, acting)))
+        found = await _read(view.task, id)
+        if found is None:
+            raise HTTPException(404, f"cluster {cluster.name!r} has no task {id}")
+        return JSONResponse(found)
 
     async def ids(_request: Request) -> Response:
         return JSONResponse({"stores": await _read(cluster.ids)})
@@ -222,13 +256,15 @@ def create_app(
         Route("/api/timeline", timeline),
         Route("/api/stream", stream),
         Route("/api/futures", futures),
-        Route("/api/futures/{id}", future),
+        Route("/api/futures/{id}", future, methods=["GET", "POST"]),
         Route("/api/futures/{id}/lineage", lineage),
         Route("/api/workers", workers),
         Route("/api/workers/{address}", worker),
         Route("/api/leases", leases),
-        Route("/api/leases/{name:path}", lease),
+        Route("/api/leases/{name:path}", lease, methods=["GET", "POST"]),
         Route("/api/heap", heap_state),
+        Route("/api/heap/tasks", tasks),
+        Route("/api/heap/tasks/{id}", task, methods=["GET", "POST"]),
         Route("/api/ids", ids),
         Route("/healthz", healthz),
         Mount("/static", StaticFiles(directory=STATIC)),
@@ -248,7 +284,7 @@ async def _events(live: Live) -> AsyncIterator[bytes]:
         while not live.closing:
             seen = await live.next_tick(seen)
             if not live.closing:
-                yield b"data: " + json.dumps(live.sampler.snapshot(), separators=(",", ":")).encode() + b"\n\n"
+                yield b"data: " + json.dumps(live.snapshot(), separators=(",", ":")).encode() + b"\n\n"
     finally:
         live.streams -= 1
 
@@ -258,6 +294,8 @@ async def _read(work: Callable[..., T], *args: Any) -> T:
     try:
         return await run_in_threadpool(work, *args)
     except Exception as error:
+        if isinstance(error, HTTPException):
+            raise
         if isinstance(error, NameInvalidError) or fdb_error_code(error) == KEY_TOO_LARGE:
             raise HTTPException(400, str(error)) from error
         if _is_reading_error(error):
@@ -274,11 +312,11 @@ async def _refused(_request: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code)
 
 
-def _uuid(text: str) -> UUID:
+def _uuid(text: str, what: str = "a future") -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise HTTPException(400, f"{text[:80]!r} is no id of a future: give a UUID") from None
+        raise HTTPException(400, f"{text[:80]!r} is no id of {what}: give a UUID") from None
 
 
 def _state(text: str | None) -> FutureState | None:

@@ -48,8 +48,16 @@ def dashboard(
         ),
     ] = None,
     endpoint_url: EndpointOption = None,
+    actions: Annotated[
+        bool,
+        typer.Option(
+            "--actions/--no-actions",
+            envvar="MAINSPRING_DASHBOARD_ACTIONS",
+            help="Let who has the token cancel and retry futures, release leases, pause and run heap tasks; needs a token.",
+        ),
+    ] = False,
 ) -> None:
-    """Serve the dashboard until SIGTERM or Ctrl-C. Prints its address when it is ready; it only reads."""
+    """Serve the dashboard until SIGTERM or Ctrl-C. Prints its address when it is ready; it only reads, but for --actions."""
     import uvicorn
 
     from mainspring_dashboard.app import create_app
@@ -62,6 +70,8 @@ def dashboard(
         fail("--token is shorter than 16 characters: anybody could guess it", EXIT_USAGE)
     if token is not None and not (token.isascii() and token.isprintable()):
         fail("--token has characters that no header can carry: take letters, digits and signs of ASCII", EXIT_USAGE)
+    if actions and token is None and is_loopback(address):
+        fail("--actions needs a --token: without one whoever reaches the port could act", EXIT_USAGE)
     made = token is None and not is_loopback(address)
     shown = secrets.token_urlsafe(24) if made else token
     listening = _listen(address, port)
@@ -80,7 +90,7 @@ def dashboard(
 
     # The access log would hold tokens; streams end by themselves when the application closes.
     config = uvicorn.Config(
-        create_app(reading, token=shown, heap=heap, doctor=Doctor(reading.db, cluster)),
+        create_app(reading, token=shown, heap=heap, doctor=Doctor(reading.db, cluster), actions=actions),
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=5,

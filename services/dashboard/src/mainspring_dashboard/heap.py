@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from fdb_schema import ClusterSpace, MainspringError
 from idempotent_txn import run
-from s3heap_tender import Heap, HeapStore, SysDb, Task, metrics
+from s3heap_tender import Heap, HeapStore, SysDb, Task, TaskNotFoundError, metrics
 from s3heap_tender.inspection import next_due
 from s3heap_tender.keys import HeapKeys
 
+T = TypeVar("T")
+
 NEXT: Final = 25
+LOOKED: Final = 5_000  # tasks, for one page
 BUCKETS: Final = 200
 PATIENCE_SECONDS: Final = 2.0
 
@@ -50,7 +54,7 @@ class HeapView:
                 "lag": asdict(metrics(sysdb, self._heap)),
                 "next": [_task(task, now) for task in next_due(sysdb, NEXT)],
                 "dead_letters": [
-                    {"task": str(letter.task), "gen": letter.gen, "error": letter.error}
+                    {"task": str(letter.task), "name": letter.name, "gen": letter.gen, "error": letter.error}
                     for letter, _ in zip(sysdb.dead_letters(), range(NEXT), strict=False)
                 ],
                 "store": self._store,
@@ -63,6 +67,42 @@ class HeapView:
                 except (MainspringError, OSError) as error:
                     found["error"] = str(error)  # the store is down; what the database says is shown nevertheless
             return found
+        finally:
+            self._lock.release()
+
+    def task(self, id: UUID) -> dict[str, Any] | None:
+        """One task and why it isn't running; None where there is none."""
+        return self._with_sysdb(lambda sysdb: _described(sysdb, id))
+
+    def tasks(self, after: UUID | None, text: str, limit: int) -> dict[str, Any]:
+        """A page of tasks by id whose name, partition or last error has `text`, and after which id the next one starts.
+
+        A page looks through at most `LOOKED` tasks; it may be short though more follow.
+        """
+        return self._with_sysdb(lambda sysdb: _listed(sysdb, after, text.casefold(), limit)) or {
+            "tasks": [],
+            "after": None,
+        }
+
+    def act(self, id: UUID, action: str) -> dict[str, Any]:
+        """pause, resume or run a task; how it is now. Raises TaskNotFoundError, TransitionError."""
+
+        def change(sysdb: SysDb) -> dict[str, Any]:
+            act = {"pause": sysdb.pause, "resume": sysdb.resume, "run": sysdb.run_now}[action]
+            return _task(act(id), sysdb.now())
+
+        found = self._with_sysdb(change)
+        if found is None:
+            raise TaskNotFoundError(f"this cluster has no task {id}: it has no heap")
+        return found
+
+    def _with_sysdb(self, work: Callable[[SysDb], T]) -> T | None:
+        """The answer; None where the cluster has no heap."""
+        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+            raise HeapBusyError(f"the store {self._store} has not answered the question before: try again later")
+        try:
+            sysdb = self._open()
+            return None if sysdb is None else work(sysdb)
         finally:
             self._lock.release()
 
@@ -94,6 +134,40 @@ class HeapView:
         return by_start([(one.start, one.items, one.size) for one in self._heap.buckets()], now)[:BUCKETS]
 
 
+def _described(sysdb: SysDb, id: UUID) -> dict[str, Any] | None:
+    try:
+        found = sysdb.describe(id)
+    except TaskNotFoundError:
+        return None
+    return _task(found.task, found.now) | {
+        "reasons": list(found.reasons),
+        "unread": found.unread,
+        "log_end": found.log_end,
+        "not_before": None if found.not_before is None else found.not_before - found.now,
+        "dead_letters": list(found.dead_letters),
+        "output": found.output,
+        "output_gen": found.output_gen,
+        "max_attempts": found.task.max_attempts,
+        "overlap": found.task.overlap,
+        "catch_up": found.task.catch_up,
+        "pending_runs": found.task.pending_runs,
+    }
+
+
+def _listed(sysdb: SysDb, after: UUID | None, wanted: str, limit: int) -> dict[str, Any]:
+    now = sysdb.now()
+    rows: list[dict[str, Any]] = []
+    for looked, task in enumerate(sysdb.tasks(after=after), start=1):
+        row = _task(task, now)
+        if not wanted or any(
+            wanted in str(row[field]).casefold() for field in ("id", "name", "partition", "last_error")
+        ):
+            rows.append(row)
+        if len(rows) == limit or looked == LOOKED:
+            return {"tasks": rows, "after": str(task.id)}
+    return {"tasks": rows, "after": None}
+
+
 def by_start(buckets: Sequence[tuple[int, int, int]], now: float) -> list[dict[str, Any]]:
     """(start, items, bytes) of objects → one row per start, oldest first; `in` is seconds from `now` until it is due."""
     rows: dict[int, dict[str, Any]] = {}
@@ -109,7 +183,10 @@ def _task(task: Task, now: float) -> dict[str, Any]:
     return {
         "id": str(task.id),
         "name": task.name,
-        "partition": str(task.partition),
+        "partition": task.partition_name or str(task.partition),
+        "paused": task.paused,
+        "dead": task.dead,
+        "started": task.started_wall,
         "state": task.state,
         "gen": task.gen,
         "due_in": task.due - now,

@@ -50,12 +50,12 @@ class Cluster:
         self.space = ClusterSpace(cluster)
         self.name = cluster
         self.url = url_of(self.db) or db or ""
-        self._locks = LeaseManager(self.db, cluster)
+        self.locks = LeaseManager(self.db, cluster)
         self.survey = Survey(self.db, self.space)
 
     def close(self) -> None:
         """Let go of the database."""
-        self._locks.close()
+        self.locks.close()
 
     # --- futures
 
@@ -123,12 +123,12 @@ class Cluster:
 
     def leases(self, prefix: str) -> list[dict[str, Any]]:
         """Every lease held whose name starts with `prefix`."""
-        return [_lease(info) for info in self._locks.list(prefix)]
+        return [_lease(info) for info in self.locks.list(prefix)]
 
     def lease(self, name: str) -> dict[str, Any]:
         """One name: who holds it (None: nobody), and its last 64 events, newest first."""
-        info = self._locks.read(name)
-        events = [_event(event) for event in reversed(self._locks.history(name))]
+        info = self.locks.read(name)
+        events = [_event(event) for event in reversed(self.locks.history(name))]
         return {"name": name, "held": _lease(info) if info is not None else None, "events": events}
 
     def ids(self) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
 // The frame: which view the address names, the live stream, the search, the theme.
+import { allow } from "./actions.js";
 import { get, stream } from "./api.js";
 import { h, replace } from "./dom.js";
 import future from "./views/future.js";
@@ -9,6 +10,7 @@ import ids from "./views/ids.js";
 import lease from "./views/lease.js";
 import leases from "./views/leases.js";
 import overview from "./views/overview.js";
+import task from "./views/task.js";
 import timeline from "./views/timeline.js";
 import worker from "./views/worker.js";
 import workers from "./views/workers.js";
@@ -16,7 +18,7 @@ import workers from "./views/workers.js";
 const ROUTES = [
   [/^\/$/, overview], [/^\/futures$/, futures], [/^\/futures\/([^/]+)$/, future], [/^\/functions$/, functions], [/^\/timeline$/, timeline],
   [/^\/workers$/, workers], [/^\/workers\/([^/]+)$/, worker],
-  [/^\/leases$/, leases], [/^\/leases\/(.+)$/, lease], [/^\/heap$/, heap], [/^\/ids$/, ids],
+  [/^\/leases$/, leases], [/^\/leases\/(.+)$/, lease], [/^\/heap$/, heap], [/^\/heap\/([^/]+)$/, task], [/^\/ids$/, ids],
 ];
 const root = document.getElementById("view");
 const problem = document.getElementById("problem");
@@ -78,9 +80,11 @@ document.getElementById("theme").addEventListener("click", () => {
   show();
 });
 
+allow((await get("overview", { since: Date.now() / 1000 }).catch(() => ({}))).actions); // before the first page is drawn
 const live = document.getElementById("live");
 stream((sample) => {
   snapshot = sample;
+  allow(sample.actions);
   document.getElementById("cluster").textContent = sample.cluster;
   document.getElementById("cluster").title = sample.database;
   tell(sample.problem ? `The database doesn't answer: ${sample.problem}` : null);

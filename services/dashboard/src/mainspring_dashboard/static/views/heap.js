@@ -1,11 +1,15 @@
 // Tasks triggered by writes: how far behind, what starts next, what is on the heap.
 import { h, list, replace, table } from "../dom.js";
-import { count, duration, short, size } from "../format.js";
+import { count, duration, size } from "../format.js";
+import { taskLink, taskList } from "./tasks.js";
 
-export default async function heap({ get }) {
+export default async function heap(context) {
+  const { get } = context;
+  const tasks = await taskList(context);
   const body = h("div");
   const refresh = async () => {
     const found = await get("heap");
+    tasks.element.hidden = !found.present;
     if (!found.present) { replace(body, h("section", { class: "panel" }, h("div", { class: "empty" }, "This cluster has no heap: nothing was ever scheduled by a write."))); return; }
     const lag = found.lag;
     const tile = (value, name, tone = "") => h("div", { class: `tile ${tone}` }, h("b", {}, value), h("span", {}, name));
@@ -15,13 +19,13 @@ export default async function heap({ get }) {
       found.error ? h("section", { class: "panel failed" }, h("h2", {}, "The store doesn't answer"), h("p", {}, found.error)) : null,
       h("div", { class: "grid" },
         h("section", { class: "panel" }, h("h2", {}, "Next to start"), table([
-          ["Task", (row) => h("span", { title: row.id }, row.name || short(row.id))], ["Due", (row) => (row.due_in > 0 ? `in ${duration(row.due_in)}` : `${duration(-row.due_in)} ago`)],
+          ["Task", (row) => taskLink(row.id, row.name)], ["Due", (row) => (row.due_in > 0 ? `in ${duration(row.due_in)}` : `${duration(-row.due_in)} ago`)],
           ["Cadence", (row) => duration(row.cadence), "num"], ["Run", (row) => row.gen, "num"], ["Last error", (row) => row.last_error, "reason"]], found.next, "Nothing is scheduled.")),
         h("section", { class: "panel" }, h("h2", {}, "Since the beginning"), list([["starts", count(lag.starts)], ["finished", count(lag.finishes)], ["failures", count(lag.failures)], ["taken over from the dead", count(lag.retakes)], ["deadlines missed", count(lag.missed_deadlines)]]))),
       found.buckets ? h("section", { class: "panel" }, h("h2", {}, `Buckets of ${found.store}`), table([
         ["Due", (row) => (row.in > 0 ? `in ${duration(row.in)}` : `${duration(-row.in)} ago`)], ["Objects", (row) => count(row.objects), "num"], ["Items", (row) => count(row.items), "num"], ["Size", (row) => size(row.bytes), "num"]], found.buckets, "The heap is empty.")) : null,
-      found.dead_letters.length ? h("section", { class: "panel" }, h("h2", {}, "Dead letters"), table([["Task", (row) => h("span", { class: "mono" }, short(row.task))], ["Run", (row) => row.gen, "num"], ["Error", (row) => row.error, "reason"]], found.dead_letters, "")) : null);
+      found.dead_letters.length ? h("section", { class: "panel" }, h("h2", {}, "Dead letters"), table([["Task", (row) => taskLink(row.task, row.name)], ["Run", (row) => row.gen, "num"], ["Error", (row) => row.error, "reason"]], found.dead_letters, "")) : null);
   };
   await refresh();
-  return { title: "Heap", element: h("div", {}, h("h1", {}, "Heap"), body), refresh };
+  return { title: "Heap", element: h("div", {}, h("h1", {}, "Heap"), body, tasks.element), refresh: async () => { await refresh(); await tasks.refresh(); } };
 }
