@@ -498,6 +498,20 @@ class ObjectStore:
             self.free.put(entry.path)
         return True
 
+    def discard(self, name: str) -> None:
+        """Removes an object, also one that was written and never announced."""
+        if not self.delete(check_name(name)):
+            for folder in (self.directory.objects, self.directory.spill):
+                (folder / name).unlink(missing_ok=True)
+
+    def remove_partial(self, pid: int) -> None:
+        """Removes what a process that is gone has begun to write."""
+        for folder in (self.directory.objects, self.directory.spill):
+            with contextlib.suppress(OSError):  # it is made anew in a moment
+                for path in folder.glob(f"*.part-{pid}*"):
+                    if path.name.rpartition(".part-")[2].partition("-")[0] == str(pid):
+                        path.unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Removes all objects."""
         for name in self.names():

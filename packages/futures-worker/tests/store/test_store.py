@@ -102,6 +102,18 @@ def test_an_object_larger_than_memory_goes_to_disk(store: ObjectStore) -> None:
     assert read(store, "huge") == b"h" * 5000
 
 
+def test_what_was_written_and_never_announced_is_discarded(store: ObjectStore) -> None:
+    for folder in (store.directory.objects, store.directory.spill):
+        (folder / "silent").write_bytes(b"x")
+    store.add("said", [b"y"])
+    for name in ("silent", "said", "absent"):
+        store.discard(name)
+    for folder in (store.directory.objects, store.directory.spill):
+        assert list(folder.iterdir()) == []
+    with pytest.raises(ValueError, match="no name"):
+        store.discard("../../etc/passwd")
+
+
 def test_a_write_that_fails_leaves_nothing(directory: WorkDirectory) -> None:
     class Broken:
         def __iter__(self) -> Iterator[bytes]:

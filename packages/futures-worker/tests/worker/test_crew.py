@@ -52,6 +52,20 @@ def listen_until(crew: Crew, awaited: Event) -> list[Event]:
     return events
 
 
+def test_what_a_process_had_begun_to_write_goes_with_it(crew: Crew) -> None:
+    crew.carry_out(SpawnChild(1))
+    listen_until(crew, ChildStarted(1))
+    pid = crew._children[1].pid
+    folders = crew._store.directory.objects, crew._store.directory.spill
+    for folder in folders:
+        for name in (f"a.part-{pid}-12", f"b.part-{pid}", f"c.part-{pid}7-1", "d"):
+            (folder / name).write_bytes(b"x")
+    os.kill(pid, signal.SIGKILL)
+    listen_until(crew, ChildEnded(1, f"signal SIGKILL (pid {pid})"))
+    for folder in folders:
+        assert sorted(path.name for path in folder.iterdir()) == [f"c.part-{pid}7-1", "d"]
+
+
 def test_from_95_percent_on_the_process_that_holds_most_is_named(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (1, 2):
         crew.carry_out(SpawnChild(number))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fdb
 import msgpack
 import pytest
 
@@ -143,6 +144,21 @@ def test_code_whose_row_is_damaged_fails_its_task_alone(site: Site) -> None:
     broken = site.prepare(site.task(code=code))
     assert isinstance(broken, InputsBroken)
     assert "can't be read" in broken.message
+
+
+@pytest.mark.parametrize("what", ["code", "inputs"])
+def test_a_database_that_refuses_costs_no_task(site: Site, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    digest = run(site.db, put_code, SPACE, b"large code")
+    gone = FutureResult(None, 100_000, "object", WorkerId("127.0.0.1", 1, b"g" * 16))
+    task = site.task(code=digest) if what == "code" else site.task(inputs={b"d" * 16: gone})
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise fdb.FDBError(1510)
+
+    monkeypatch.setattr(inputs_module, "run", refuse)
+    assert isinstance(site.prepare(task), InputsShort)
+    monkeypatch.undo()
+    assert not isinstance(site.prepare(task), InputsShort)
 
 
 def test_large_arguments_travel_as_a_file_that_is_removed_with_the_task(site: Site) -> None:

@@ -288,6 +288,7 @@ class WorkerCore(ClaimedTasks):
             self.resumed(child)
         if child.queue:
             task = child.queue.popleft()
+            self.out.append(DropObject(task.object_name))  # stored, perhaps, and not said
             self._charge(child, task, event)
         self.return_tasks(child, [task.seq for task in child.queue])
         if not child.kill_reason:

@@ -202,6 +202,7 @@ class Crew:
             self._epoll.unregister(child.results)
         del self._children[child.number], self._by_pipe[child.results]
         child.close()
+        self._store.remove_partial(child.pid)
         events.append(ChildEnded(child.number, description, unread, oom))
 
     def _replace_template(self, why: TemplateLostError, events: list[Event]) -> None:

@@ -18,6 +18,7 @@ import msgpack
 
 from fdb_datamodel import CodeDigest, FutureResult, WorkerId, get_code, live_copies
 from fdb_schema import BlobMissingError, ClusterSpace
+from futures_worker.database import is_database_trouble
 from futures_worker.errors import AuthenticationError, FutureDeletedError, ObjectLostError, UnknownFutureError
 from futures_worker.store import ObjectStore, write_file
 from futures_worker.store_client import ObjectAbsentError, ObjectFetcher
@@ -118,6 +119,10 @@ class Inputs:
             )
         except OSError as exc:
             return _refused(task, "the arguments", exc)
+        except Exception as exc:
+            if not is_database_trouble(exc):
+                raise
+            return _put_off(task, exc)
         if not claim.dependencies:
             return InputsReady([task])
         if any(self._takes_time(claim.inputs.get(i), me) for i in claim.dependencies):  # None: of the task it is behind
@@ -195,6 +200,8 @@ class Inputs:
         except OSError as exc:
             return _refused(task, "the inputs", exc)
         except Exception as exc:  # a thread's exception would leave the task claimed for ever
+            if is_database_trouble(exc):
+                return _put_off(task, exc)
             return InputsBroken(task, "error", f"preparing {task.label} failed: {type(exc).__name__}: {exc}")
         return InputsReady([task])
 
@@ -291,6 +298,12 @@ class Inputs:
         spilled = f"{self._store.directory.spill}/parcel.{os.path.basename(path)}"
         task.parcels.append(spilled)
         return spilled
+
+
+def _put_off(task: Task, exc: Exception) -> Event:
+    """The database refuses now: that is no fault of the task's."""
+    log.warning("the database refuses what %s needs (%s): it is tried again", task.label, exc)
+    return InputsShort(task, f"the database refuses what {task.label} needs: {exc}")
 
 
 def _refused(task: Task, what: str, exc: OSError) -> Event:

@@ -186,13 +186,13 @@ class OutputKeeper:
         return 0
 
     def _write(self, note: Note, data: bytes, size: int, echo: bool = True) -> None:
+        output = TaskOutput(note.attempt, data, size)
+        run(self._db, write_output, self._space, note.future_id, output, strategy="off")
         if echo:  # also where the worker's own messages go
             task = str(UUID(bytes=note.future_id))
             extra = {"task": task, "attempt": note.attempt}
             for line in data[-ECHOED:].decode(errors="replace").splitlines():
                 log.info("task %s attempt %d printed: %s", task, note.attempt, printable(line), extra=extra)
-        output = TaskOutput(note.attempt, data, size)
-        run(self._db, write_output, self._space, note.future_id, output, strategy="off")
 
 
 def _punch_hole(descriptor: int, end: int) -> None:

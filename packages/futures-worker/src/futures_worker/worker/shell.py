@@ -359,7 +359,7 @@ class Shell:
         return []
 
     def _drop_object(self, instruction: DropObject) -> list[Event]:
-        self._store.delete(instruction.name)
+        self._store.discard(instruction.name)
         return []
 
     def _finish(self, instruction: Finish) -> list[Event]:
