@@ -109,6 +109,8 @@ def arrivals(
         return step
 
     before = signal.signal(signal.SIGINT, handler)
+    # Python 3.12 tells of instructions only where a frame wanted that before `settrace`.
+    sys._getframe().f_trace_opcodes = True
     try:
         with _lost_in_destructors(this, raises):
             sys.settrace(start)
