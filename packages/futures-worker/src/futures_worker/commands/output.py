@@ -29,7 +29,10 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt only.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a task wrote to its standard output and error: the last 64 kB of each of its last attempts."""
+    """Show what a task wrote to its standard output and error: the last 64 kB of each of its last attempts.
+
+    Where it failed, its traceback follows on standard error.
+    """
     meant = parse_id(future)
     database, space = look_into(db, cluster)
     future_id = resolve_id(database, space, meant)
@@ -46,13 +49,18 @@ def logs(
         for output in _outputs(database, space, future_id, attempt):
             _show_new(output, shown)
         if not follow:
-            return
+            break
         if state in (FutureState.realized, FutureState.failed):
             time.sleep(2 * FOLLOW_SECONDS)  # its last words may come a moment after its end
             for output in _outputs(database, space, future_id, attempt):
                 _show_new(output, shown)
-            return
+            break
         time.sleep(FOLLOW_SECONDS)
+    failure = (info := find_future(database, space, future_id)).failure or info.last_failure
+    if failure is not None and attempt in (None, failure.attempt):
+        say(f"--- attempt {failure.attempt} failed: {failure.reason}: {failure.message}", err=True)
+        if failure.traceback:
+            say(failure.traceback.rstrip(), err=True)
 
 
 def watch(
