@@ -126,6 +126,65 @@ def test_timeout_loss_and_reading_are_those_of_the_sync_manager(any_db: Any) -> 
     asyncio.run(use())
 
 
+def test_a_cancelled_join_leaves_nothing_behind(any_db: Any) -> None:
+    """The session lives on: what it had joined it would maintain for as long as its process runs."""
+
+    async def use() -> None:
+        async with AsyncLeaseManager(any_db) as locks, AsyncLeaseManager(any_db) as remotes:
+            lease = await locks.acquire("a")
+            await remotes.acquire("other")
+            kept = await remotes.join("a", lease.writer_id)
+            for _ in range(2):  # beside another part of the same session, which stays, and alone
+                task = asyncio.create_task(remotes.join("a", lease.writer_id))
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                async with asyncio.timeout(DEADLINE):
+                    while remotes.sync._session._chores:  # noqa: ASYNC110 - the renewal thread's
+                        await asyncio.sleep(0.005)
+                roles = [m.role for m in (await locks.list("a"))[0].maintainers]
+                assert roles == ["orchestrator", "remote"][: 1 + kept.held]
+                if kept.held:
+                    kept.check()
+                    remotes.sync._session.unjoin(kept._lock, kept.token, kept._key)
+                    async with asyncio.timeout(DEADLINE):
+                        while kept.held:  # noqa: ASYNC110 - the renewal thread's
+                            await asyncio.sleep(0.005)
+            assert [one.name for one in remotes.sync._session.leases()] == ["other"]
+            lease.check()
+
+    asyncio.run(use())
+
+
+def test_a_wait_on_a_loop_that_was_closed_keeps_nobody_waiting(any_db: Any) -> None:
+    with LeaseManager(any_db) as locks, LeaseManager(any_db, ttl=0.5) as others:
+        lease = locks.acquire("a")
+        loop = asyncio.new_event_loop()
+        waits = AsyncLeaseManager(others)
+
+        async def begin() -> asyncio.Task[Lease]:
+            task = asyncio.create_task(waits.acquire("a"))
+            await _waiters(AsyncLeaseManager(locks), "a", 1)
+            return task
+
+        task = loop.run_until_complete(begin())
+        loop.close()  # without a cancellation
+        asyncio.run(_waiters(AsyncLeaseManager(locks), "a", 0))
+        lease.release()
+        locks.acquire("a", timeout=0).release()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_lease_is_had_again_by_its_task_however_it_was_acquired(any_db: Any) -> None:
+    async def use() -> None:
+        async with AsyncLeaseManager(any_db) as locks:
+            lease = await locks.acquire("a")
+            assert await locks.acquire("a", reentrant=True, timeout=0) is lease
+
+    asyncio.run(use())
+
+
 def test_reentrance_is_by_task(any_db: Any) -> None:
     async def use() -> None:
         async with AsyncLeaseManager(any_db) as locks:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from lease_processes import DEADLINE, children, eventually
 
 from fdb_schema import fdb_error_code, open_database
 from idempotent_txn import TransactionTimedOut, run
-from lease_locks import AsyncLeaseManager, LeaseError, LeaseLost, LeaseManager, ending, joining, sessions
+from lease_locks import AsyncLeaseManager, LeaseError, LeaseLost, LeaseManager, ending, joining, sessions, transitions
 from lease_locks.holding import Holding, SessionCore
 from lease_locks.locks import _let_go
 from lease_locks.records import MaintainerRecord
+from lease_locks.rows import read_name
 
 
 def transactions(db: Any) -> tuple[Any, list[str]]:
@@ -350,6 +352,20 @@ def test_reentrance_never_turns_a_shared_lease_into_an_exclusive_one(locks: Leas
     assert locks.acquire("n", mode="shared", reentrant=True) is lease
 
 
+def test_of_several_leases_of_a_name_the_thread_has_again_one_that_it_still_holds(
+    locks: LeaseManager, other: LeaseManager
+) -> None:
+    first, second = (locks.acquire("n", mode="shared") for _ in range(2))
+    second.release()
+    with ThreadPoolExecutor() as pool:
+        waiter = pool.submit(other.acquire, "n", timeout=DEADLINE)
+        eventually(lambda: (info := locks.read("n")) and info.waiters, "the other one waits")
+        assert locks.acquire("n", mode="shared", reentrant=True, timeout=0) is first, "behind the waiter it would wait for itself"
+        first.release()
+        first.release()
+        waiter.result(DEADLINE).release()
+
+
 def test_a_thread_with_the_number_of_an_ended_one_does_not_get_its_lease(locks: LeaseManager) -> None:
     numbers, got = [], []
 
@@ -398,6 +414,56 @@ def test_a_cancellation_that_comes_when_it_is_granted_gives_the_lease_back(any_d
     asyncio.run(use())
 
 
+# --- what was cleared, and what was interrupted
+
+
+def test_an_idle_session_that_was_cleared_is_written_again_with_its_next_lease(any_db: Any, other: LeaseManager) -> None:
+    """A janitor can't tell a session without leases from a dead one. Without its rows nobody could tell it of an end."""
+    with LeaseManager(any_db, ttl=600.0) as locks:
+        session = locks._session
+        eventually(lambda: session._watch is not None, "it watches its row")
+        run(any_db, sessions.clear_session, locks.space, session.sid)
+        lease = locks.acquire("n")
+        eventually(lambda: session.sid in [sid for sid, _, _ in other.sessions()], "its rows are back")
+        other.force_release("n", reason="test")
+        assert lease.lost.wait(DEADLINE)
+        assert lease.lost_reason == "forced"
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["after it was kept", "before it was kept"])
+def test_an_interrupted_join_leaves_nothing_behind(locks: LeaseManager, other: LeaseManager, kept: bool) -> None:
+    lease, _ = locks.acquire("n"), other.acquire("other")
+    session = other._session
+    adopt = session.adopt
+
+    def interrupted(*args: Any) -> None:
+        if kept:
+            adopt(*args)
+        raise KeyboardInterrupt
+
+    session.adopt = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        other.join("n", lease.writer_id)
+    eventually(lambda: not session._chores, "it owes nothing")
+    info = locks.read("n")
+    assert info is not None
+    assert [m.role for m in info.maintainers] == ["orchestrator"]
+    assert [one.name for one in session.leases()] == ["other"]
+
+
+def test_a_join_that_lands_after_it_was_given_up_fails(locks: LeaseManager, other: LeaseManager) -> None:
+    lease = locks.acquire("n")
+    other._session.start()
+    lock, late = locks.space.lock("n"), locks.db.create_transaction()
+    joining.join(late, lock, lease.token, other._session.sid, MaintainerRecord(), "late")
+    other._session.unjoin(lock, lease.token, b"key")
+    eventually(lambda: not other._session._chores, "it owes nothing")
+    with pytest.raises(Exception) as failed:
+        late.commit().wait()
+    assert fdb_error_code(failed.value) == 1020
+    lease.check()
+
+
 # --- bad input
 
 
@@ -410,6 +476,7 @@ def test_a_cancellation_that_comes_when_it_is_granted_gives_the_lease_back(any_d
         ({"ttl": "3"}, "ttl"),
         ({"slots": 1.5}, "slots"),
         ({"slots": "a"}, "slots"),
+        ({"slots": 10**30}, "slots"),
         ({"meta": {"a": object}}, "meta"),  # a type has one name in every process
         ({"meta": {"a": "x" * 200_000}}, "meta"),
         ({"meta": {1: 2}}, "meta"),
@@ -422,3 +489,15 @@ def test_bad_options_are_named_and_leave_nothing(locks: LeaseManager, options: d
         locks.acquire("n", **options)
     assert locks.history("n") == []
     assert locks.try_acquire("n") is not None
+
+
+def test_what_is_shorter_than_a_millisecond_is_stored_as_one(locks: LeaseManager) -> None:
+    claim = locks._claim(0.0004, "exclusive", 1, True, 0.0004, None)
+    lock = locks.space.lock("n")
+
+    def body(tr: Any) -> Any:
+        transitions.acquire(tr, locks.space, lock, claim, locks._session.observer)
+
+    run(locks.db, body)
+    (grant,) = run(locks.db, read_name, lock).grants
+    assert (grant.record.ttl_ms, grant.record.max_hold_ms) == (1, 1), "0 would be no limit"

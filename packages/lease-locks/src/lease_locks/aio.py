@@ -148,8 +148,7 @@ class AsyncLeaseManager:
         began = session.clocks.monotonic()
         await _in_thread(self.sync._start_within, name, timeout)
         lease: Lease = await self._drive(acquiring(session, self.sync.space.lock(name), claim, timeout, began=began))
-        if reentrant:
-            self.sync._own[name, owner] = lease
+        lease._owner = owner
         return lease
 
     def lock(self, name: str, timeout: float | None = None, **options: Any) -> AsyncLock:
@@ -165,8 +164,15 @@ class AsyncLeaseManager:
         await _in_thread(lease.maintain)
 
     async def join(self, name: str, writer_id: str, role: str = "remote") -> Lease:
-        """As `LeaseManager.join`."""
-        lease: Lease = await _in_thread(self.sync.join, name, writer_id, role)
+        """As `LeaseManager.join`. A cancelled one leaves nothing behind."""
+        future = _started(self.sync.join, name, writer_id, role)
+        try:
+            lease: Lease = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):  # refused: the cancellation goes first
+                joined = await _whatever_comes(future)
+                self.sync._session.unjoin(joined._lock, joined.token, joined._key)
+            raise
         return lease
 
     async def read(self, name: str) -> LeaseInfo | None:
@@ -190,6 +196,21 @@ class AsyncLeaseManager:
         return ended
 
     async def _drive(self, steps: Generator[Step, Any, Lease]) -> Lease:
+        loop, session = asyncio.get_running_loop(), self.sync._session
+        session.steps[steps] = loop.is_closed
+        try:
+            lease = await self._driven(steps)
+        except GeneratorExit:  # nobody goes on with this: the session ends the steps, which may take a transaction
+            session.steps[steps] = lambda: True
+            session.poke()
+            raise
+        except BaseException:
+            session.steps.pop(steps, None)
+            raise
+        session.steps.pop(steps, None)
+        return lease
+
+    async def _driven(self, steps: Generator[Step, Any, Lease]) -> Lease:
         answer: Any = None
         failure: BaseException | None = None
         while True:
@@ -199,6 +220,8 @@ class AsyncLeaseManager:
                 await asyncio.shield(future)
             except asyncio.CancelledError as error:
                 cancelled = error
+            except GeneratorExit:
+                raise
             except BaseException:
                 pass  # raised again below
             try:
@@ -224,6 +247,8 @@ class AsyncLeaseManager:
                     )
                 else:
                     await self._pause(step)
+            except GeneratorExit:
+                raise
             except BaseException as error:
                 failure = error
 

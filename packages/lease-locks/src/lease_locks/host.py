@@ -21,7 +21,7 @@ def describe_session(ttl: float) -> SessionRecord:
     pid = os.getpid()
     start = process_start(pid)
     return SessionRecord(
-        ttl_ms=round(ttl * 1000),
+        ttl_ms=max(1, round(ttl * 1000)),
         host=socket.gethostname(),
         boot_id=boot_id() if start else "",
         pid_ns=pid_namespace(),

@@ -37,6 +37,7 @@ class Lease:
         "_leave",
         "_lingers",
         "_lock",
+        "_owner",
         "_session",
         "lost",
         "mode",
@@ -61,6 +62,7 @@ class Lease:
         self._holding = holding
         self._key = key
         self._depth = 1
+        self._owner: Any = None  # the thread or task that acquired it, and may do so again
         self._lingers = False  # once lost, its row stays until its user has ended what it protects
         self._leave: Callable[[Any], Any] | None = None  # the transaction that ends the row of a lost one that lingers
         self._callbacks: list[Callable[[Lease], Any]] = []

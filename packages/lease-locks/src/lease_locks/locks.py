@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _LIVE: weakref.WeakValueDictionary[str, LeaseManager] = weakref.WeakValueDictionary()
 Mode = Literal["exclusive", "shared"]
 MOST_SECONDS = 10**9 - 1  # of a ttl
+MOST_SLOTS = 2**31 - 1
 LONGEST_WAIT = 86_400.0 * 365
 LEAST_SECONDS = 0.05  # of a transaction that a pause makes
 REFUSED_LOOK_SECONDS = 0.5
@@ -82,7 +83,6 @@ class LeaseManager:
         self.ttl = float(ttl)
         self.space = LeaseSpace(cluster)
         self._session = Session(self.db, self.space, self.ttl, clocks or SystemClocks())
-        self._own: weakref.WeakValueDictionary[tuple[str, Any], Lease] = weakref.WeakValueDictionary()
         self._pinned = False
         self.damaged: dict[bytes, DamagedRowError] = {}  # rows that a listing found and can't read, by their keys
         self._before_close: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -211,7 +211,7 @@ class LeaseManager:
         self._start_within(name, timeout)
         lock = self.space.lock(name)
         steps = acquiring(self._session, lock, claim, timeout, began=began)
-        return self._claimed(lock, claim, steps, (name, owner))  # type: ignore[no-any-return]
+        return self._claimed(lock, claim, steps, owner)  # type: ignore[no-any-return]
 
     def lock(self, name: str, timeout: float | None = None, **options: Any) -> AbstractContextManager[Lease]:
         """`with locks.lock("name", timeout=30) as lease:`; `acquire`'s options. Raises `LeaseLost` at the end of a
@@ -237,11 +237,12 @@ class LeaseManager:
             raise unanswered(name, timeout or 0.0, error) from error
 
     def _reenter(self, name: str, owner: Any, mode: str) -> Lease | None:
-        lease = self._own.get((name, owner))
-        if lease is None or not lease.held:
+        own = [one for one in self._session.leases() if one.name == name and one._owner is owner and one.held]
+        if not own:
             return None
-        if mode == "exclusive" != lease.mode:
-            raise LeaseError(f"lease {name!r} is held here as {lease.mode} and can't become {mode}: release it first")
+        lease = next((one for one in own if mode == "shared" or one.mode == mode), None)
+        if lease is None:
+            raise LeaseError(f"lease {name!r} is held here as {own[0].mode} and can't become {mode}: release it first")
         lease._depth += 1
         return lease
 
@@ -259,8 +260,8 @@ class LeaseManager:
     ) -> Claim:
         if mode not in ("exclusive", "shared"):
             raise ValueError(f'mode must be "exclusive" or "shared", not {mode!r}')
-        if not isinstance(slots, int) or slots < 1:
-            raise ValueError(f"slots must be a whole number of at least 1, not {slots!r}")
+        if not isinstance(slots, int) or not 1 <= slots <= MOST_SLOTS:
+            raise ValueError(f"slots must be a whole number from 1 to {MOST_SLOTS:,}, not {slots!r:.80}")
         if ttl is not None:
             check_seconds("ttl", ttl)
         if max_hold is not None:
@@ -286,12 +287,12 @@ class LeaseManager:
     def _claimed(self, lock: LockKeys, claim: Claim, steps: Generator[Step, Any, Any], own: Any = None) -> Any:
         """Run the steps of an acquisition; an interrupt after its grant leaves no lease that nobody knows of.
 
-        `own`: (name, thread) for which the lease is to be found again.
+        `own`: the thread that may acquire the lease again.
         """
         try:
             found = self._drive(steps)
             if own is not None:
-                self._own[own] = found
+                found._owner = own
             return found
         except BaseException as error:
             if not isinstance(error, Exception):
@@ -373,23 +374,33 @@ class LeaseManager:
         started = session.clocks.boottime()
         known = session.revocation
 
+        at = token
+        key = secrets.token_bytes(16)
+
         def joined(tr: Any) -> HeldGrant:
+            nonlocal at
             grant = joining.join(tr, lock, token, session.sid, record, session.by)
+            at = grant.token
             if also is not None:
                 also(tr, grant)
             return grant
 
-        outcome = run_committed(self.db, joined, strategy=IDEMPOTENT)
-        grant = outcome.value
-        if outcome.commit is not None:
-            version: int | None = outcome.commit.version
-        else:
-            version = run(self.db, joining.joined_at, lock, grant.token, session.sid, strategy=IDEMPOTENT)
-        holding = Holding(grant.record.ttl_ms / 1000, started, max_hold=joining.hold_left(grant, version))
-        key = secrets.token_bytes(16)
-        lease = Lease(session, lock, grant.token, holding, key, grant.record.mode, role)
-        session.adopt(lease, key, holding, known)
-        return lease
+        try:
+            outcome = run_committed(self.db, joined, strategy=IDEMPOTENT)
+            grant = outcome.value
+            if outcome.commit is not None:
+                version: int | None = outcome.commit.version
+            else:
+                version = run(self.db, joining.joined_at, lock, grant.token, session.sid, strategy=IDEMPOTENT)
+            holding = Holding(grant.record.ttl_ms / 1000, started, max_hold=joining.hold_left(grant, version))
+            lease = Lease(session, lock, grant.token, holding, key, grant.record.mode, role)
+            session.adopt(lease, key, holding, known)
+            return lease
+        except LeaseError:  # refused: nothing was written
+            raise
+        except BaseException:  # else the session would keep a lease that nobody has in hand
+            session.unjoin(lock, at, key)
+            raise
 
     def read(self, name: str) -> LeaseInfo | None:
         """Who holds `name` (the oldest of several holders), or None."""

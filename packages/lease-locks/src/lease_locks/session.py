@@ -13,7 +13,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import Any, Final
 
 from fdb_schema import MainspringError, fdb_error_code
@@ -28,6 +28,7 @@ from lease_locks.mutex import Mutex, uninterrupted
 from lease_locks.observer import LOOK_EVERY, Observer
 from lease_locks.space import LeaseSpace, LockKeys
 from lease_locks.states import Belief, News
+from lease_locks.tokens import FencingToken
 
 log = logging.getLogger("lease_locks")
 
@@ -59,6 +60,8 @@ class Session:
         self._parts: dict[tuple[str, bytes], list[Lease]] = {}  # those of one grant, by name and stamp
         self._chores: list[Callable[[Any], Any]] = []  # transactions still owed to the database
         self._waiting = 0  # claims in queues, and other reasons to stay alive
+        self.steps: dict[Generator[Any, Any, Any], Callable[[], bool]] = {}  # on event loops; whether nobody goes on with them
+        self._cleared = False  # a janitor took this session for dead, and removed its rows
         self._watch: Any = None
         self._poked = False
         self._renew_at = _NEVER  # when the renewal thread wakes by itself
@@ -170,8 +173,8 @@ class Session:
                 self._core.active_since(self.clocks.boottime())
             self._leases[key] = lease
             self._parts.setdefault((lease.name, lease.token.stamp), []).append(lease)
-            if self._core.add(key, holding, known):
-                self._poke()
+            if self._core.add(key, holding, known) or self._cleared:
+                self.poke()
             self._wake_for(holding)
 
     def _wake_for(self, holding: Holding) -> None:
@@ -220,7 +223,7 @@ class Session:
         try:
             outcome = run(self.db, give_back, strategy=IDEMPOTENT, timeout=max(_LEAST_SECONDS, left))
         except BaseException as error:
-            self._poke()
+            self.poke()
             if of_database(error) and not self.ends:
                 log.warning("lease %r is released as soon as the database answers: %s", lease.name, error)
             raise
@@ -234,6 +237,24 @@ class Session:
                 reason,
             )
         return outcome != "ended"
+
+    def unjoin(self, lock: LockKeys, token: FencingToken, key: Hashable) -> None:
+        """Leave nothing of a join that nobody knows of, its lease under `key` included: as soon as the database answers."""
+
+        def chore(tr: Any) -> None:
+            with self.mutex:
+                lease = self._leases.get(key)
+                if lease is not None:
+                    self.drop(lease)
+                shared = any(part.role != HOLDER for part in self._parts.get((lock.name, token.stamp), ()))
+            if shared:  # two joins of one session are one row
+                return
+            tr.add_write_conflict_key(lock.holder(token))  # which a join reads: one that is in flight fails
+            if tr.get(lock.maintainer(token, self.sid)).present():
+                why, wall = "who joined it was interrupted", self.clocks.wall_us()
+                ending.leave(tr, self.space, lock, token, self.sid, self.by, why, wall, joined=True)
+
+        self.owe(chore)
 
     def ended_elsewhere(self, lease: Lease, *, freed: bool) -> None:
         """The caller's own transaction freed the lease, or failed to: either way stop maintaining this part of it."""
@@ -269,7 +290,7 @@ class Session:
     def owe(self, chore: Callable[[Any], Any]) -> None:
         """Have the renewal thread run a transaction until it committed."""
         self._chores.append(chore)
-        self._poke()
+        self.poke()
 
     def _paid(self, chore: Callable[[Any], Any]) -> None:
         with contextlib.suppress(ValueError):  # the renewal thread was first
@@ -289,7 +310,7 @@ class Session:
             run(self.db, chore, strategy=IDEMPOTENT, timeout=1.0)
         except BaseException as error:
             log.debug("the claim for %r is withdrawn later: %s", lock.name, error)
-            self._poke()
+            self.poke()
             if not isinstance(error, Exception):
                 raise
         else:
@@ -301,6 +322,8 @@ class Session:
             if not self._leases and not self._waiting and how_many > 0:
                 self._core.active_since(self.clocks.boottime())
             self._waiting += how_many
+            if self._cleared and how_many > 0:
+                self.poke()
             if self._core.renewal_due_for(self.ttl) < self._renew_at:
                 self.mutex.notify_all()
 
@@ -332,6 +355,7 @@ class Session:
             with self.mutex:
                 self._core.renewal_failed(self.clocks.boottime())
             raise
+        self._cleared = False  # or written again by this
         with self.mutex:
             ended = [(key, reason) for key, (reason, _) in gone.items()]
             lost = self._core.renewal_done(renewal, self.clocks.boottime(), revocation, ended)
@@ -408,6 +432,7 @@ class Session:
                 if active:
                     self._renew(verify=False, timeout=horizon)
                 self._watch_revocation()
+                self._end_steps()
                 for chore in chores:
                     self._do(chore, horizon)
             except Exception as error:
@@ -421,6 +446,15 @@ class Session:
                         if self._chores:
                             self._poked = True
                         self.mutex.wait(min(1.0, horizon / 10) * (0.5 + random.random()))
+
+    def _end_steps(self) -> None:
+        """Leave nothing of an acquisition whose event loop was closed: its place would stand before others' for as long as
+        this process lives."""
+        for steps, deserted in list(self.steps.items()):
+            if deserted():
+                with contextlib.suppress(ValueError):  # one of them runs just now: at the next look
+                    steps.close()
+                    self.steps.pop(steps, None)
 
     def _do(self, chore: Callable[[Any], Any], timeout: float) -> None:
         try:
@@ -443,8 +477,9 @@ class Session:
         found, watch = run(self.db, look, strategy=IDEMPOTENT, timeout=self.ttl)
         self._watch = watch
         watch.on_ready(self._rung)
-        if found != self._core.revocation:
-            self._poke()
+        self._cleared = found is None
+        if self._cleared or found != self._core.revocation:
+            self.poke()
 
     def _rung(self, watch: Any) -> None:
         try:
@@ -452,9 +487,10 @@ class Session:
         except Exception as error:  # cancelled, or refused: the next renewal makes another
             log.debug("the watch of session %s ended: %s", self.sid.hex(), error)
             return
-        self._poke()
+        self.poke()
 
-    def _poke(self) -> None:
+    def poke(self) -> None:
+        """Have the renewal thread look for what is to be done."""
         with self.mutex:
             self._poked = True
             self.mutex.notify_all()

@@ -188,10 +188,10 @@ def _grant(
     record = HolderRecord(
         owner=claim.owner,
         session=claim.session,
-        ttl_ms=round(claim.ttl * 1000),
+        ttl_ms=max(1, round(claim.ttl * 1000)),
         mode=claim.mode,
         slots=claim.slots,
-        max_hold_ms=round(claim.max_hold * 1000),
+        max_hold_ms=max(1, round(claim.max_hold * 1000)) if claim.max_hold else 0,
         maintained=claim.maintained,
         acquired_us=claim.wall_us,
         adopts=tuple(bytes(token) for token in adopts),
