@@ -360,7 +360,9 @@ def test_of_several_leases_of_a_name_the_thread_has_again_one_that_it_still_hold
     with ThreadPoolExecutor() as pool:
         waiter = pool.submit(other.acquire, "n", timeout=DEADLINE)
         eventually(lambda: (info := locks.read("n")) and info.waiters, "the other one waits")
-        assert locks.acquire("n", mode="shared", reentrant=True, timeout=0) is first, "behind the waiter it would wait for itself"
+        assert locks.acquire("n", mode="shared", reentrant=True, timeout=0) is first, (
+            "behind the waiter it would wait for itself"
+        )
         first.release()
         first.release()
         waiter.result(DEADLINE).release()
@@ -417,9 +419,11 @@ def test_a_cancellation_that_comes_when_it_is_granted_gives_the_lease_back(any_d
 # --- what was cleared, and what was interrupted
 
 
-def test_an_idle_session_that_was_cleared_is_written_again_with_its_next_lease(any_db: Any, other: LeaseManager) -> None:
+def test_an_idle_session_that_was_cleared_is_written_again_with_its_next_lease(
+    any_db: Any, other: LeaseManager
+) -> None:
     """A janitor can't tell a session without leases from a dead one. Without its rows nobody could tell it of an end."""
-    with LeaseManager(any_db, ttl=600.0) as locks:
+    with LeaseManager(any_db, cluster="demo", ttl=600.0) as locks:
         session = locks._session
         eventually(lambda: session._watch is not None, "it watches its row")
         run(any_db, sessions.clear_session, locks.space, session.sid)

@@ -60,7 +60,8 @@ class Session:
         self._parts: dict[tuple[str, bytes], list[Lease]] = {}  # those of one grant, by name and stamp
         self._chores: list[Callable[[Any], Any]] = []  # transactions still owed to the database
         self._waiting = 0  # claims in queues, and other reasons to stay alive
-        self.steps: dict[Generator[Any, Any, Any], Callable[[], bool]] = {}  # on event loops; whether nobody goes on with them
+        # Acquisitions on event loops, and whether nobody goes on with them.
+        self.steps: dict[Generator[Any, Any, Any], Callable[[], bool]] = {}
         self._cleared = False  # a janitor took this session for dead, and removed its rows
         self._watch: Any = None
         self._poked = False
