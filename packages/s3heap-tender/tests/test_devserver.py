@@ -69,6 +69,15 @@ def test_a_signal_ends_the_server_too(tmp_path: Path, number: signal.Signals) ->
         process.wait()
 
 
+def test_a_port_that_another_server_listens_on_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would answer in this one's place, and keep what is meant for this one's directory."""
+    monkeypatch.setenv(devserver.BINARY_VARIABLE, "/bin/false")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(DevServerError, match=f"port {port} is in use"):
+            DevServer(tmp_path / "data", port=port).start()
+
+
 def test_a_cache_of_programs_that_others_may_write_to_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,13 +6,16 @@ import contextlib
 import random
 import subprocess
 import sys
+import threading
 import time
 import uuid
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import idempotent_txn
 from fdb_schema import open_database
@@ -30,6 +33,7 @@ from s3heap_tender import (
     transitions,
 )
 from s3heap_tender import tender as tender_module
+from s3heap_tender.cli import common as cli_common
 from s3heap_tender.errors import StrayKeyError
 from s3heap_tender.inspection import next_due
 from s3heap_tender.items import ObjectHeader, encode_object
@@ -503,6 +507,21 @@ def test_a_tender_that_starts_while_the_store_is_away_waits_and_says_so(tmp_path
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_service_that_is_told_to_end_while_the_store_is_away_ends(
+    quick: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = threading.Event()
+
+    def away(*_: Any, **options: Any) -> Any:
+        stop.set()
+        raise StoreUnavailableError("no answer")
+
+    monkeypatch.setattr(cli_common, "HeapStore", away)
+    with ExitStack() as stack, pytest.raises(typer.Exit) as ended:
+        cli_common.open_heap_on(stack, quick.sysdb, "s3://away", {}, patient=True, stop=stop)
+    assert ended.value.exit_code == 0
 
 
 def test_an_object_of_a_newer_release_does_not_keep_what_is_done_elsewhere(quick: Any) -> None:

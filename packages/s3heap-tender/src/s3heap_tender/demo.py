@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from fdb_schema import open_database
 from fdb_schema.private_files import private_opener
+from fdb_schema.processes import dying_with_parent
 from idempotent_txn import run
 from s3heap_tender import history
 from s3heap_tender.devserver import BUCKET, DevServer
@@ -106,6 +107,7 @@ class Services:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, VARIABLE: str(self.trace)},
                 start_new_session=True,
+                preexec_fn=dying_with_parent(signal.SIGKILL),  # it never runs on after a demonstration that was killed
             )
 
     def kill(self, name: str) -> None:
@@ -148,7 +150,7 @@ def demonstrate(
     rng = random.Random(seed)
     report = Report()
     began = time.monotonic()
-    server = DevServer(directory / "s3").start(say=say) if s3 else None
+    server = DevServer(directory / "s3", dies_with_parent=True).start(say=say) if s3 else None
     url = db or f"embedded:{directory / 'db'}"
     cluster = f"{CLUSTER}-{secrets.token_hex(4)}"
     store = f"s3://{BUCKET}/demo" if s3 else f"file:{directory / 'heap'}"

@@ -112,6 +112,11 @@ class DevServer:
     def start(self, timeout: float = 60.0, say: Callable[[str], None] | None = None) -> Self:
         """Start the server and wait until it answers and the bucket is there; `say` is told what takes its time."""
         program = weed_binary(say)
+        if not _may_listen(self.ports[0]):
+            raise DevServerError(
+                f"port {self.ports[0]} is in use, perhaps by another such server, which would answer in this one's place: "
+                "end it, or choose another port"
+            )
         if say is not None:
             say(f"starting an S3 server on {self.endpoint_url}")
         make_private_directory(self.directory)
@@ -238,6 +243,18 @@ def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _may_listen(port: int) -> bool:
+    """Whether nothing listens there; what is left of connections that ended is in no server's way."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen(1)
         except OSError:
             return False
         return True

@@ -120,7 +120,7 @@ def schedule(
         database = open_database(db)
         sysdb = stack.enter_context(SysDb(database, cluster))
         options = {"endpoint_url": endpoint_url} if store.startswith("s3:") else {}
-        heap = open_heap_on(stack, sysdb, store, options, patient=True)
+        heap = open_heap_on(stack, sysdb, store, options, patient=True, stop=stop)
         over = threading.Event()
         trigger = _trigger(stack, command, run, how, timeout, over, db, cluster)
         limit = None if command else timeout  # a command is killed by its trigger

@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -186,8 +185,10 @@ def open_heap_on(
     *,
     patient: bool = False,
     new_heap: bool = False,
+    stop: threading.Event | None = None,
 ) -> Heap:
-    """The heap of a sysdb on the store of that URL, closed by the stack. A service waits for a store that is away."""
+    """The heap of a sysdb on the store of that URL, closed by the stack. A `patient` service waits for a store that is away,
+    and ends with code 0 where `stop` is set meanwhile."""
 
     def opened() -> Heap:
         with ExitStack() as whole:
@@ -198,14 +199,16 @@ def open_heap_on(
     if not patient:
         return opened()
     log_to_stderr()
+    stop = stop or threading.Event()
     delay = 1.0
-    while True:
+    while not stop.is_set():
         try:
             return opened()
         except StoreUnavailableError as error:
             log.warning("the store is away; it is asked again in %.0f s: %s", delay, error)
-        time.sleep(delay)
+        stop.wait(delay)
         delay = min(30.0, delay * 2)
+    raise typer.Exit
 
 
 def sysdb_command(function: Callable[..., None]) -> Callable[..., None]:
