@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import fdb_datamodel as dm
 from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager
-from mainspring_dashboard import Cluster, create_app, survey
+from mainspring_dashboard import Cluster, create_app, reading, survey
 from mainspring_dashboard.doctor import Doctor
 
 TOKEN = "a-token-of-twenty-four-c"
@@ -68,6 +68,22 @@ def test_futures_by_state_text_and_page(client: TestClient, lab: Any) -> None:
         seen += [row["id"] for row in page["futures"]]
         after = page["after"]
     assert seen == [_text(one) for one in queued]
+
+
+def test_a_search_answers_soon_and_goes_on_where_it_stopped(
+    client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_SCAN_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "_SCAN_PAGE", 10)
+    needle = lab.submit(name="needle")
+    for _ in range(400):
+        lab.submit(name="hay")
+    asked, after, found = 0, "", []
+    while after is not None:
+        page = client.get("/api/futures", params={"q": "needle", "newest": 1, "after": after}).json()
+        asked, after, found = asked + 1, page["after"], found + page["futures"]
+    assert [row["id"] for row in found] == [_text(needle)]
+    assert asked > 3
 
 
 def test_a_list_says_why_nobody_runs_a_future(client: TestClient, lab: Any) -> None:

@@ -1,0 +1,67 @@
+"""100,000 futures: every request is answered soon, and no page grows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from browsing import PATIENCE_MS, Page, serve
+from dashboard_lab import Lab
+
+import fdb_datamodel as dm
+from fdb_datamodel import FutureSpec
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
+
+MANY = 100_000
+MEDIAN_SECONDS = 0.2
+ELEMENTS = 3_000
+PAGES = ("/", "/futures", "/functions", "/timeline", "/workers", "/workers/127.0.0.1:7000")
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_futures(browser: Any, tmp_path: Path) -> None:
+    lab = Lab(f"embedded:{tmp_path}/db")
+    ids: list[bytes] = []
+    for _ in range(0, MANY, 500):
+        specs = [FutureSpec(code=b"x", name=f"function {at % 7}") for at in range(500)]
+        lab(dm.submit_futures, specs)
+        ids += [spec.id for spec in specs]
+    for one in ids[:200]:
+        lab.realize(one)
+    for one in ids[200:250]:
+        lab.fail(one, "no luck")
+    with serve(lab, lab.url) as served:
+        opened = Page(browser, served)
+        shown = opened.go("/")
+        sync_api.expect(shown.locator(".tile.unclaimed b")).to_have_text(f"{MANY - 250:,}", timeout=PATIENCE_MS)
+        failed = shown.locator(".attention li.failed", has_text="no luck").first
+        failed.wait_for(timeout=PATIENCE_MS)  # though nearly all of those that are newer wait
+        one = UUID(bytes=ids[0])
+        for path in (
+            "overview", "attention", "functions", "timeline", "workers", "workers/127.0.0.1:7000", "leases", "heap", "ids",
+            "futures?newest=1", "futures?state=failed", "futures?q=function%203&newest=1", "futures?q=nowhere&newest=1",
+            f"futures/{one}", f"futures/{one}/lineage",
+        ):  # fmt: skip
+            assert _median(f"{served.url}/api/{path}") < MEDIAN_SECONDS, path
+        for path in PAGES:
+            opened.go(path)
+            shown.locator("main h1").first.wait_for(state="attached", timeout=PATIENCE_MS)
+            shown.locator("#live.on").wait_for()
+            assert shown.evaluate("document.querySelectorAll('*').length") < ELEMENTS, path
+        opened.close()
+
+
+def _median(url: str) -> float:
+    took = []
+    for _ in range(7):
+        began = time.perf_counter()
+        with urllib.request.urlopen(url) as answer:
+            answer.read()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
