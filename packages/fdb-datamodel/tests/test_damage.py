@@ -141,6 +141,26 @@ def test_damaged_rows_of_workers_and_sessions_keep_nobody_from_working(broken_la
     assert other.port == 2
 
 
+def test_a_future_whose_code_is_gone_hides_none_of_the_others(broken_lab: Lab) -> None:
+    lab = broken_lab
+    one, other = lab.submit(lab.spec(args=b"x"), lab.spec())
+    lab(dm.claim_future, one, lab.worker())
+    lab.set_row(layout_of(lab.space).future(encode_id(one), CODE), None)
+    shown, _ = lab(dm.list_futures)
+    assert {info.id for info in shown} == {one, other}
+    assert "code is gone" in lab.info(one).reason
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_damaged_output_hides_none_of_the_others(broken_lab: Lab, garbage: bytes) -> None:
+    lab = broken_lab
+    (one,) = lab.submit(lab.spec())
+    for attempt in (1, 2):
+        lab(dm.write_output, one, dm.TaskOutput(attempt, b"hello", 5))
+    lab.set_row(layout_of(lab.space).log(encode_id(one), 1), garbage)
+    assert lab(dm.read_output, one) == [dm.TaskOutput(2, b"hello", 5)]
+
+
 def test_damaged_mail_is_passed_over(broken_lab: Lab) -> None:
     lab = broken_lab
     worker = lab.worker()

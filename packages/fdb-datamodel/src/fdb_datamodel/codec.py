@@ -260,6 +260,14 @@ def unpack_claim_row(value: bytes) -> tuple[bytes, bytes]:
     return f[0], f[1]
 
 
+@_reader("what an attempt printed")
+def unpack_output(value: bytes) -> tuple[bytes, int]:
+    """(what is kept, bytes in all)."""
+    f = unpack(value)
+    _typed(f, _BYTES, _INT)
+    return f[0], f[1]
+
+
 # --- results
 
 

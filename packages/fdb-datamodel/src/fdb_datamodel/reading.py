@@ -171,6 +171,8 @@ def _upstreams(ch: Changes, f: FutureRows) -> tuple[bytes, ...]:
 
 def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[FutureResult, ...]) -> FutureInfo:
     try:
+        if CODE not in f.rows:
+            raise RecordError("that of its code is gone")
         return _describe_whole(f, waiting_on, copies)
     except RecordError as error:  # it keeps nobody from seeing the others
         rows = {name: value for name, value in f.rows.items() if name not in f.check()}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction, read_range
+from fdb_schema import ClusterSpace, RecordError, Transaction, read_range
 
 from .. import codec
 from ..elements import decode_int, encode_id
@@ -37,6 +38,6 @@ def read_output(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes) -
     found = []
     for key, value in read_range(tr, prefix, prefix + b"\xff", snapshot=True):
         if is_known(keys, "logs", key):
-            data, size = codec.unpack(value)[:2]
-            found.append(TaskOutput(decode_int(key, len(prefix))[0], data, size))
+            with contextlib.suppress(RecordError):  # what other attempts printed is shown all the same
+                found.append(TaskOutput(decode_int(key, len(prefix))[0], *codec.unpack_output(value)))
     return found
