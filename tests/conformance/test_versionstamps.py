@@ -204,3 +204,64 @@ def test_several_stamped_keys_in_one_transaction_share_the_stamp(any_db: Any) ->
         b"last-c",
     ]
     assert any_db[b"last-b"] == got
+
+
+def _stamped(tr: Any, tail: bytes, value: bytes) -> None:
+    tr.set_versionstamped_key(b"log/" + STAMP + tail + at(4), value)
+
+
+def _left(any_db: Any) -> list[tuple[bytes, bytes]]:
+    return [(key[14:], value) for key, value in pairs(any_db[b"log/":b"log0"])]
+
+
+def test_of_stamped_keys_that_become_the_same_the_one_that_was_hidden_counts_as_earlier(any_db: Any) -> None:
+    """What a stamped key hides goes to the commit before all the rest, whenever the rest was written."""
+    tr = any_db.create_transaction()
+    _stamped(tr, b"/b", b"first")
+    tr.get_read_version().wait()  # stamped keys lie above it from now on, and hide nothing below
+    _stamped(tr, b"/b", b"second")
+    _stamped(tr, b"/a", b"hides the second")
+    tr.commit().wait()
+    assert _left(any_db) == [(b"/a", b"hides the second"), (b"/b", b"first")]
+
+
+def test_a_range_that_is_cleared_takes_a_stamped_key_by_its_place_until_another_hides_it(any_db: Any) -> None:
+    lowest, highest = b"log/" + b"\x00" * 10, b"log/" + STAMP
+    for hidden, begin, end, left in (
+        (False, b"log/", lowest + b"/z", []),  # its place alone
+        (False, lowest + b"/z", highest, [b"/a"]),  # what it becomes alone
+        (True, b"log/", lowest + b"/z", [b"/a"]),
+        (True, lowest + b"/z", highest, []),
+        (True, b"log/", b"log0", []),
+    ):
+        del any_db[:]
+        tr = any_db.create_transaction()
+        _stamped(tr, b"/a", b"")
+        if hidden:
+            _stamped(tr, b"/0", b"")
+            tr.clear(lowest + b"/0" + at(4))  # the place of this one, which is gone with it
+        tr.clear_range(begin, end)
+        tr.commit().wait()
+        assert [tail for tail, _ in _left(any_db)] == left, (hidden, begin, end)
+
+
+def test_without_reading_its_own_writes_a_transaction_stamps_and_clears_in_the_order_of_the_calls(any_db: Any) -> None:
+    tr = any_db.create_transaction()
+    tr.options.set_read_your_writes_disable()
+    _stamped(tr, b"/a", b"")
+    tr.clear_range(b"log/", b"log0")
+    _stamped(tr, b"/b", b"1")
+    _stamped(tr, b"/b", b"2")
+    tr.commit().wait()
+    assert _left(any_db) == [(b"/b", b"2")]
+
+
+def test_the_end_of_the_keys_is_known_without_a_read_version_also_where_reads_are_unreadable(any_db: Any) -> None:
+    tr = any_db.create_transaction()
+    assert tr.get_key(fdb.KeySelector.first_greater_or_equal(b"\xff")).wait() == b"\xff"
+    tr.set_versionstamped_key(b"k" + STAMP + at(1), b"")
+    with fdb_error(1036):
+        list(tr.get_range(b"k" + b"\x00" * 10, b"k\x01"))
+    tr.set_read_version(0)
+    with fdb_error(2011):  # and not 2010, by which one had been asked for
+        tr.get_read_version().wait()

@@ -11,9 +11,10 @@ import bisect
 import contextlib
 import hashlib
 import time
+from collections.abc import Iterable
 from typing import Any
 
-from tests.differential.api_stream import METADATA_VERSION, SLOTS, SPECIAL, Call, Stream
+from tests.differential.api_stream import METADATA_VERSION, SLOTS, SPECIAL, Call
 
 from fdb_schema import fdb_error_code
 
@@ -260,10 +261,10 @@ def _version(tr: Any) -> int:
         return -1
 
 
-def answers(db: Any, binding: Any, seed: int, length: int) -> list[tuple[Call, Answer]]:
+def answers(db: Any, binding: Any, stream: Iterable[Call]) -> list[tuple[Call, Answer]]:
     """Every call of a stream with its answer."""
     replay = Replay(db, binding)
-    return [(call, replay.run(call)) for call in Stream(seed, length)]
+    return [(call, replay.run(call)) for call in stream]
 
 
 def digest(answer: Answer) -> bytes:

@@ -1,6 +1,6 @@
-"""Records what a cluster answers to the streams of `api_stream`, two bytes for each answer.
+"""Records what a cluster answers to the streams of `api_stream` or `stamped_stream`, two bytes for each answer.
 
-    FDB_CLUSTER_FILE=… MAINSPRING_DISPOSABLE_CLUSTER=1 python -m tests.differential.record 0:200 FILE
+    FDB_CLUSTER_FILE=… MAINSPRING_DISPOSABLE_CLUSTER=1 python -m tests.differential.record api 0:200 FILE
 
 Everything in that cluster is erased. A stream is kept where two runs of it give the same.
 """
@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgpack
 from tests.differential.api_replay import answers, digest
+from tests.differential.api_stream import Call, Stream
+from tests.differential.stamped_stream import StampedStream
 
 LENGTH = 150
-RECORDED = Path(__file__).with_name("recorded-7.3.79.msgpack")
 
 
-def recorded() -> dict[int, bytes]:
+def stream(kind: str, seed: int) -> Iterable[Call]:
+    """The stream of a seed, of kind `api` or `stamped`."""
+    return Stream(seed, LENGTH) if kind == "api" else StampedStream(seed)
+
+
+def recorded(kind: str) -> dict[int, bytes]:
     """By seed, the digests of a cluster's answers, one after another."""
-    found: dict[int, bytes] = msgpack.unpackb(RECORDED.read_bytes(), strict_map_key=False)
+    file = Path(__file__).with_name(f"recorded-{kind}-7.3.79.msgpack")
+    found: dict[int, bytes] = msgpack.unpackb(file.read_bytes(), strict_map_key=False)
     return found
 
 
-def digests(db: Any, binding: Any, seed: int) -> bytes:
+def digests(db: Any, binding: Any, kind: str, seed: int) -> bytes:
     """Those of one database."""
-    return b"".join(digest(answer) for _, answer in answers(db, binding, seed, LENGTH))
+    return b"".join(digest(answer) for _, answer in answers(db, binding, stream(kind, seed)))
 
 
 def main() -> None:
@@ -39,13 +47,14 @@ def main() -> None:
 
     select_api_version(fdb)
     db = fdb.open()
-    first, last = map(int, sys.argv[1].split(":"))
+    kind, seeds, file = sys.argv[1:]
+    first, last = map(int, seeds.split(":"))
     kept: dict[int, bytes] = {}
     for seed in range(first, last):
-        found = digests(db, fdb, seed)
-        if found == digests(db, fdb, seed):
+        found = digests(db, fdb, kind, seed)
+        if found == digests(db, fdb, kind, seed):
             kept[seed] = found
-    Path(sys.argv[2]).write_bytes(msgpack.packb(kept))
+    Path(file).write_bytes(msgpack.packb(kept))
     sys.stderr.write(f"{len(kept)} of {last - first} streams\n")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import ENGINES, seed_params
 from tests.differential.api_replay import Replay, answers, digest
-from tests.differential.api_stream import Call, Stream
-from tests.differential.record import LENGTH, recorded
+from tests.differential.api_stream import Call
+from tests.differential.record import recorded, stream
 
 import fdb_embedded
 from fdb_schema import open_database
@@ -17,14 +17,19 @@ NAME = "memory:streams"
 """One database for all: a stream begins with clearing it."""
 TAKES_ITS_TIME = ("error", 1007)
 """A machine that stands still for five seconds in the midst of a stream."""
-GROUP = 10
+GROUPS = [
+    pytest.param(kind, at, at + size, id=f"{kind}-{at}")
+    for kind, size in (("api", 10), ("stamped", 200))
+    for at in range(0, len(recorded(kind)), size)
+]
+KINDS = ("api", "stamped")
 
 
 @pytest.mark.skipif("embedded" not in ENGINES, reason="this process runs on a cluster")
-@pytest.mark.parametrize("group", range(0, len(recorded()), GROUP))
-def test_the_engine_answers_as_a_cluster_did(group: int) -> None:
-    for seed, expected in sorted(recorded().items())[group : group + GROUP]:
-        found = answers(BINDING.open(NAME), BINDING, seed, LENGTH)
+@pytest.mark.parametrize(("kind", "first", "end"), GROUPS)
+def test_the_engine_answers_as_a_cluster_did(kind: str, first: int, end: int) -> None:
+    for seed, expected in sorted(recorded(kind).items())[first:end]:
+        found = answers(BINDING.open(NAME), BINDING, stream(kind, seed))
         assert len(expected) == 2 * len(found)
         for at, (call, answer) in enumerate(found):
             assert digest(answer) == expected[2 * at : 2 * at + 2], show(
@@ -34,13 +39,14 @@ def test_the_engine_answers_as_a_cluster_did(group: int) -> None:
 
 @pytest.mark.skipif("fdb" not in ENGINES, reason="no disposable cluster is offered")
 @pytest.mark.parametrize("seed", seed_params(100 if "fdb" in ENGINES else 1, most=None if "fdb" in ENGINES else 1))
-def test_a_cluster_and_the_engine_give_the_same(shared_url: str, seed: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cluster_and_the_engine_give_the_same(shared_url: str, kind: str, seed: int) -> None:
     import fdb
 
     cluster = Replay(open_database(shared_url), fdb)
     engine = Replay(BINDING.open(NAME), BINDING)
     done: list[Call] = []
-    for call in Stream(seed, LENGTH):
+    for call in stream(kind, seed):
         done.append(call)
         there, here = cluster.run(call), engine.run(call)
         if TAKES_ITS_TIME in (there, here):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import atomics, keys
+from . import keys
 from .journal import Change, Changes
 from .overlay import Entry, Stack
 from .shared import SharedPage
@@ -39,8 +39,7 @@ def apply_writes(txn: Any, member: Commit, stamp: bytes, page: SharedPage, chang
         else:
             rows = [(key, _put(txn, key, writes[key], stamp, page)) for key in order]
     stamped: list[bytes] = []
-    for _, parameter, value in overlay.stamped_keys if overlay.stamped else ():
-        key = atomics.place_stamp(parameter, stamp)
+    for key, value in overlay.stamped_rows(stamp) if overlay.stamped else ():
         rows.append((key, _put(txn, key, value, stamp, page)))
         stamped.append(key)
     if changes is not None:

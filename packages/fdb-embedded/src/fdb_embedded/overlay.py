@@ -105,18 +105,26 @@ class Overlay:
     No operation costs more for what other operations have left elsewhere, but for the move of a list's end.
     """
 
-    __slots__ = ("_anchors", "_fresh", "_order", "clears", "stamped", "writes")
+    __slots__ = ("_anchors", "_fresh", "_order", "_sent", "_stamped", "clears", "writes")
 
     def __init__(self) -> None:
         self.writes: dict[bytes, Entry] = {}
         self.clears: list[Range] = []
-        self.stamped: dict[int, StampedKey] = {}  # in the order in which they were written
-        self._anchors: list[tuple[bytes, int]] = []  # sorted: (anchor, key of `stamped`)
+        self._stamped: dict[int, StampedKey] = {}
+        self._anchors: list[tuple[bytes, int]] = []  # sorted: (anchor, key of `_stamped`)
+        self._sent: list[
+            StampedKey | Range
+        ] = []  # stamped keys that are committed first, and what was cleared after them
         self._order: list[bytes] | None = None
         self._fresh = 0  # how many keys are in `_order`: the first ones of `writes`
 
     def __bool__(self) -> bool:
-        return bool(self.writes or self.clears or self.stamped)
+        return bool(self.writes or self.clears or self._stamped or self._sent)
+
+    @property
+    def stamped(self) -> bool:
+        """Whether there are stamped keys."""
+        return bool(self._stamped or self._sent)
 
     def copy(self) -> Overlay:
         """The same writes, which no later call changes."""
@@ -124,16 +132,29 @@ class Overlay:
         with _changing:
             copy.writes = self.writes.copy()
             copy.clears = self.clears.copy() if self.clears else []
-            copy.stamped = self.stamped.copy() if self.stamped else {}
+            copy._stamped = self._stamped.copy() if self._stamped else {}
             copy._anchors = self._anchors.copy() if self._anchors else []
+            copy._sent = self._sent.copy() if self._sent else []
         copy._order = None
         copy._fresh = 0
         return copy
 
-    @property
-    def stamped_keys(self) -> list[StampedKey]:
-        """The stamped keys, oldest first."""
-        return list(self.stamped.values())
+    def stamped_rows(self, stamp: bytes) -> list[Row]:
+        """What the stamped keys become with `stamp`, in the order in which the client commits them: where two become the
+        same key the later one stays, and a range that was cleared after one was sent takes it away."""
+        with _changing:
+            items = [*self._sent, *(self._stamped[number] for _, number in self._anchors)]
+        rows: list[Row] = []
+        cleared: list[Range] = []
+        for item in reversed(items):
+            if len(item) == 2:
+                insert(cleared, *item)
+                continue
+            key = atomics.place_stamp(item[1], stamp)
+            if not cleared or not covers(cleared, key):
+                rows.append((key, item[2]))
+        rows.reverse()
+        return rows
 
     def order(self) -> list[bytes]:
         """The written keys, sorted."""
@@ -184,25 +205,38 @@ class Overlay:
                 for key in gone:
                     self.writes.pop(key, None)
             self.uncover(begin, end)
+            if self._sent:
+                self._sent.append((begin, end))
             insert(self.clears, begin, end)
         return gone
 
     def uncover(self, begin: bytes, end: bytes) -> None:
         """What is in [begin, end) is written anew: stamped keys whose place is there are gone."""
-        if self.stamped:
-            with _changing:
-                anchors = self._anchors
-                low, high = bisect.bisect_left(anchors, (begin,)), bisect.bisect_left(anchors, (end,))
-                for _, number in anchors[low:high]:
-                    self.stamped.pop(number, None)
-                del anchors[low:high]
+        if self._stamped:
+            self._take(begin, end)
 
-    def stamp(self, item: StampedKey) -> None:
-        """Write a stamped key."""
+    def _take(self, begin: bytes, end: bytes) -> list[StampedKey]:
+        """Remove the stamped keys whose place is in [begin, end), and return them in the order of their places."""
         with _changing:
+            anchors = self._anchors
+            low, high = bisect.bisect_left(anchors, (begin,)), bisect.bisect_left(anchors, (end,))
+            taken = [self._stamped.pop(number) for _, number in anchors[low:high]]
+            del anchors[low:high]
+            return taken
+
+    def stamp(self, item: StampedKey, begin: bytes, end: bytes) -> None:
+        """Write a stamped key, which hides [begin, end): what was written there is committed before all the rest."""
+        with _changing:
+            if self._stamped:
+                self._sent += self._take(begin, end)
             number = next(_numbers)
-            self.stamped[number] = item
+            self._stamped[number] = item
             bisect.insort(self._anchors, (item[0], number))
+
+    def send(self, item: StampedKey) -> None:
+        """Write a stamped key that is committed in its turn, as all is where a transaction doesn't read its own writes."""
+        with _changing:
+            self._sent.append(item)
 
     def cleared(self, key: bytes) -> bool:
         with _changing:

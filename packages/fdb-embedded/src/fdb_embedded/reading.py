@@ -320,7 +320,10 @@ class Reading(TransactionState):
         except Code as error:
             raise self._read_failed(error.code) from None
         if not self.options.ryw_disabled:
-            self._saw((edge, found + b"\0") if offset > 0 else (found, edge))
+            if self.snap is None:
+                self.asked = True  # behind the last key: nothing was read for that
+            else:
+                self._saw((edge, found + b"\0") if offset > 0 else (found, edge))
         if not snapshot:
             if offset <= 0:
                 self._add_read_range(found, edge)

@@ -290,7 +290,11 @@ class Writing(Reading):
         if low < high:
             self._noted().append(lambda map: map.hide(low, high))
         self._count_write(low + key[-4:], key, value, atomics.SET_VERSIONSTAMPED_KEY)
-        self.overlay.stamp((low + key[-4:], key, value))
+        item = (low + key[-4:], key, value)
+        if self.options.ryw_disabled:
+            self.overlay.send(item)
+        else:
+            self.overlay.stamp(item, low, high)
         (self.stamped_parameters or self._own("stamped_parameters", list[bytes]())).append(key)
         self.plain = False
 
