@@ -213,6 +213,12 @@ def types(session: nox.Session) -> None:
     session.run("mypy", *sources, "tools", "noxfile.py", "conftest.py")
 
 
+@nox.session(venv_backend="none")
+def house(session: nox.Session) -> None:
+    """Layers, circles of imports, private access and sizes, none of which may become worse: `-- --list private` names the places."""
+    session.run(sys.executable, "tools/house.py", *session.posargs, external=True)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """A benchmark of tools/: `nox -s bench -- futures --help`. Peers are installed in environments of their own."""
@@ -343,5 +349,5 @@ def have_browser(session: nox.Session) -> None:
 def ci(session: nox.Session) -> None:
     """What continuous integration runs: lint, types, what a release would be made of, and last the README's test command."""
     have_browser(session)
-    for name in ("lint", "types", "build", "tests"):
+    for name in ("lint", "types", "house", "build", "tests"):
         session.run(sys.executable, "-m", "nox", "-s", name, external=True)

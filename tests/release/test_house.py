@@ -1,0 +1,94 @@
+"""`tools/house.py` sees what it is there to see, in a small tree with one of each; and the tree here is as it is written down."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import house
+
+    yield house
+    sys.modules.pop("house", None)
+
+
+def tree(house: ModuleType, **sources: str) -> dict[str, object]:
+    known = {}
+    for name, text in sources.items():
+        dotted = name.replace("__", ".")
+        file = ROOT / "packages" / dotted.partition(".")[0] / f"{dotted.rpartition('.')[2]}.py"
+        known[dotted] = house.Module(dotted, dotted.partition(".")[0], file, ast.parse(text), text.count("\n"))
+    return known
+
+
+def graph(house: ModuleType, known: dict[str, object]) -> dict[str, set[str]]:
+    return {name: set(house.imports(module, known)) for name, module in known.items()}
+
+
+def test_an_import_of_a_package_above_is_seen_wherever_it_stands(house: ModuleType) -> None:
+    known = tree(
+        house,
+        fdb_schema__low="def f():\n    from lease_locks.high import x\n",
+        lease_locks__high="from fdb_schema import low\n",
+        mainspring__cli="import fdb_schema.low\n",
+    )
+    assert [p.text for p in house.upward(known, graph(house, known))] == [
+        "fdb_schema.low imports lease_locks.high",
+    ]
+
+
+def test_a_circle_is_seen_through_functions_and_type_checking(house: ModuleType) -> None:
+    known = tree(
+        house,
+        lease_locks__a="from lease_locks import b\n",
+        lease_locks__b="def f():\n    from .c import x\n",
+        lease_locks__c="if TYPE_CHECKING:\n    import lease_locks.a\n",
+        lease_locks__d="from .a import y\n",
+    )
+    assert sorted(p.text for p in house.circles(known, graph(house, known))) == [
+        f"lease_locks.{name}: one of 3 in a circle" for name in "abc"
+    ]
+
+
+def test_private_names_of_others_are_seen_and_ones_own_are_not(house: ModuleType) -> None:
+    known = tree(
+        house,
+        lease_locks__a="class A:\n    def f(self, other):\n        self._mine = other._mine + super()._up + other.__class__\n"
+        "        return other._theirs\n",
+    )
+    assert [p.text for p in house.private_access(known)] == ["lease_locks.a:4 other._theirs"]
+
+
+def test_sizes_are_counted(house: ModuleType) -> None:
+    long = "def f():\n" + "    x = 1\n" * 60
+    fits = "def f():\n" + "    x = 1\n" * 59
+    known = tree(house, lease_locks__long=long * 7, lease_locks__fits=fits)
+    found = [(p.rule, p.text) for p in house.sizes(known)]
+    assert found[0] == ("module", "lease_locks.long: 427 lines")
+    assert [rule for rule, _ in found[1:]] == ["function"] * 7
+    many = tree(house, **{f"lease_locks__m{n}": "" for n in range(17)})
+    assert [p.text for p in house.sizes(many)] == ["packages/lease_locks: 17 modules"]
+
+
+def test_a_count_may_fall_and_must_be_written_down_and_never_rises(house: ModuleType) -> None:
+    assert house.judged({"circles": {"a": 2}}, {"circles": {"a": 2}}) == []
+    assert "may have 2" in house.judged({"circles": {"a": 3}}, {"circles": {"a": 2}})[0]
+    assert "may have 0" in house.judged({"private": {"b": 1}}, {})[0]
+    assert "write it down" in house.judged({}, {"circles": {"a": 2}})[0]
+
+
+def test_the_tree_is_as_it_is_written_down(house: ModuleType) -> None:
+    allowed = tomllib.loads((ROOT / "tools" / "house.toml").read_text(encoding="utf-8"))
+    assert house.judged(house.counted(house.places()), allowed) == []
+    assert allowed.get("layers", {}) == {}, "packages import one way, without exception"

@@ -1,0 +1,248 @@
+"""Whether a stranger could live in this tree: layers, cycles, private access, sizes. `nox -s house`, or `python tools/house.py`.
+
+What is demanded, of the sources of all packages and services:
+
+- a package imports only packages below it (`LAYERS`), also inside functions and under `TYPE_CHECKING`;
+- no modules import each other in a circle, wherever in them the imports stand;
+- no module uses a private attribute of another module's objects;
+- no module has over 400 lines, no function over 60, and no folder over 16 modules.
+
+What doesn't hold yet is counted in `house.toml`, package by package. A count may only fall: one that has risen fails, and one that has
+fallen is to be written down (`--write`), so that it can't rise again. `--list RULE` prints the places.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from workspace import PROJECTS, ROOT
+
+LAYERS: Final[dict[str, tuple[str, ...]]] = {
+    "fdb_embedded": (),
+    "fdb_schema": ("fdb_embedded",),
+    "idempotent_txn": ("fdb_schema",),
+    "lease_locks": ("idempotent_txn", "fdb_schema"),
+    "fdb_datamodel": ("idempotent_txn", "fdb_schema"),
+    "futures_worker": ("fdb_datamodel", "idempotent_txn", "fdb_schema"),
+    "s3heap_tender": ("lease_locks", "idempotent_txn", "fdb_schema"),
+}
+"""Package → what it may import of the others. A service may import everything; no package imports a service."""
+MODULE_LINES: Final = 400
+FUNCTION_LINES: Final = 60
+FOLDER_MODULES: Final = 16
+COUNTS: Final = ROOT / "tools" / "house.toml"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file: its dotted name, its package, its text parsed."""
+
+    name: str
+    package: str
+    file: Path
+    tree: ast.Module
+    lines: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rule doesn't hold: `package` is what it is counted under."""
+
+    rule: str
+    package: str
+    text: str
+
+
+def modules() -> dict[str, Module]:
+    """Every module of the sources, by its dotted name."""
+    found: dict[str, Module] = {}
+    for project in PROJECTS.values():
+        source = project / "src"
+        for file in sorted(source.rglob("*.py")):
+            parts = file.relative_to(source).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            text = file.read_text(encoding="utf-8")
+            found[name] = Module(name, parts[0], file, ast.parse(text), text.count("\n"))
+    return found
+
+
+def imports(module: Module, known: dict[str, Module]) -> Iterator[str]:
+    """The modules of this repository that `module` imports, wherever the import stands."""
+    base = module.name if module.file.name == "__init__.py" else module.name.rpartition(".")[0]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(base.split(".")[: len(base.split(".")) - node.level + 1]) if node.level else ""
+            origin = ".".join(part for part in (start, node.module) if part)
+            names = [f"{origin}.{alias.name}" if f"{origin}.{alias.name}" in known else origin for alias in node.names]
+        else:
+            continue
+        for name in names:
+            while name and name not in known:
+                name = name.rpartition(".")[0]
+            if name and name != module.name:
+                yield name
+
+
+def upward(known: dict[str, Module], graph: dict[str, set[str]]) -> Iterator[Place]:
+    """Imports of a package that isn't below."""
+    for name, targets in graph.items():
+        package = known[name].package
+        for target in sorted(targets):
+            other = known[target].package
+            if package in LAYERS and other != package and other not in LAYERS[package]:
+                yield Place("layers", package, f"{name} imports {target}")
+
+
+def circles(known: dict[str, Module], graph: dict[str, set[str]]) -> Iterator[Place]:
+    """The modules that import each other in a circle (Tarjan's strongly connected components, without recursion)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    for root in graph:
+        if root in index:
+            continue
+        work = [(root, iter(sorted(graph[root])))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        while work:
+            name, targets = work[-1]
+            for target in targets:
+                if target not in index:
+                    index[target] = low[target] = len(index)
+                    stack.append(target)
+                    work.append((target, iter(sorted(graph[target]))))
+                    break
+                if target in stack:
+                    low[name] = min(low[name], index[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[name])
+                if low[name] == index[name]:
+                    circle = stack[stack.index(name) :]
+                    del stack[stack.index(name) :]
+                    if len(circle) > 1:
+                        for member in circle:
+                            yield Place("circles", known[member].package, f"{member}: one of {len(circle)} in a circle")
+
+
+def _own_names(tree: ast.Module) -> set[str]:
+    """Private names that a module defines: functions, methods, attributes assigned or declared, slots."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            names.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # __slots__, getattr
+            names.add(node.value)
+    return names
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def private_access(known: dict[str, Module]) -> Iterator[Place]:
+    """Uses of `x._name` where x isn't `self` and the module defines no `_name`."""
+    for module in known.values():
+        own = _own_names(module.tree)
+        for node in ast.walk(module.tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr.startswith("_")
+                and not node.attr.startswith("__")
+                and not _is_self(node.value)
+                and not (isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super")
+                and node.attr not in own
+            ):
+                yield Place("private", module.package, f"{module.name}:{node.lineno} {ast.unparse(node)}")
+
+
+def sizes(known: dict[str, Module]) -> Iterator[Place]:
+    """Long modules, long functions, full folders."""
+    folders: Counter[Path] = Counter()
+    packages: dict[Path, str] = {}
+    for module in known.values():
+        folders[module.file.parent] += module.file.name != "__init__.py"
+        packages[module.file.parent] = module.package
+        if module.lines > MODULE_LINES:
+            yield Place("module", module.package, f"{module.name}: {module.lines} lines")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    yield Place("function", module.package, f"{module.name}:{node.lineno} {node.name}: {lines} lines")
+    for folder, count in sorted(folders.items()):
+        if count > FOLDER_MODULES:
+            yield Place("folder", packages[folder], f"{folder.relative_to(ROOT)}: {count} modules")
+
+
+def places() -> list[Place]:
+    """Everything that doesn't hold."""
+    known = modules()
+    graph = {name: set(imports(module, known)) for name, module in known.items()}
+    return [*upward(known, graph), *circles(known, graph), *private_access(known), *sizes(known)]
+
+
+def counted(found: list[Place]) -> dict[str, dict[str, int]]:
+    """Rule → package → how many."""
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for (rule, package), count in sorted(Counter((place.rule, place.package) for place in found).items()):
+        counts[rule][package] = count
+    return dict(counts)
+
+
+def judged(now: dict[str, dict[str, int]], allowed: dict[str, dict[str, int]]) -> list[str]:
+    """What is to be said of the counts beside those that are written down; nothing where they are the same."""
+    said: list[str] = []
+    for rule in sorted({*now, *allowed}):
+        for package in sorted({*now.get(rule, {}), *allowed.get(rule, {})}):
+            count, limit = now.get(rule, {}).get(package, 0), allowed.get(rule, {}).get(package, 0)
+            if count > limit:
+                said.append(f"{rule}: {package} has {count}, and may have {limit}: see `tools/house.py --list {rule}`")
+            elif count < limit:
+                said.append(
+                    f"{rule}: {package} has {count} of {limit} left: write it down with `tools/house.py --write`"
+                )
+    return said
+
+
+def main() -> int:
+    """The command; exit code 1 where a count differs from what is written down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", metavar="RULE", help="print the places of one rule, or of all of them with `all`")
+    parser.add_argument("--write", action="store_true", help="write the counts down")
+    options = parser.parse_args()
+    found = places()
+    if options.list:
+        print("\n".join(f"{p.rule}  {p.text}" for p in found if options.list in (p.rule, "all")))
+        return 0
+    now = counted(found)
+    if options.write:
+        tables = (
+            f"[{rule}]\n" + "".join(f"{package} = {count}\n" for package, count in packages.items())
+            for rule, packages in now.items()
+        )
+        header = "# What doesn't hold yet of the rules of house.py, counted. `python tools/house.py --write` makes this file.\n\n"
+        COUNTS.write_text(header + "\n".join(tables), encoding="utf-8")
+        return 0
+    said = judged(now, tomllib.loads(COUNTS.read_text(encoding="utf-8")))
+    print("\n".join(said) or "the house is as it was: " + ", ".join(f"{r} {sum(c.values())}" for r, c in now.items()))
+    return 1 if said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
