@@ -12,7 +12,7 @@ import pytest
 from dead_orchestrators import leave_pending
 
 from lease_locks import LeaseManager, MemoizingPicklingRunner, run_remote
-from lease_locks.memo.kubernetes import JobError, KubernetesJobShell
+from lease_locks.memo.kubernetes import JobError, KubernetesJobShell, _refusal
 
 JOBS = "/apis/batch/v1/namespaces/science/jobs"
 TEMPLATE: dict[str, Any] = {
@@ -30,9 +30,15 @@ class Recorded:
         self.starts = threading.Event()
         self.refuse = 0
         self.mute = 0  # so many answers are lost on their way
+        self.busy: list[int | None] = []  # answers to the next requests; None: none at all
 
     def __call__(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
         self.requests.append((method, path))
+        if self.busy:
+            status = self.busy.pop(0)
+            if status is None:
+                raise TimeoutError("no answer")
+            return status, {"message": "busy"}
         if self.refuse:
             return self.refuse, {"kind": "Status", "status": "Failure", "message": "no quota", "code": self.refuse}
         if method == "POST":
@@ -125,6 +131,31 @@ def test_a_lost_answer_is_asked_for_again_and_finds_the_job(tmp_path: Path) -> N
         assert runner.call(functions.square, 6, str(tmp_path)) == 36
     assert [method for method, _ in api.requests][:2] == ["POST", "POST"]
     assert len(api.jobs) == 1
+
+
+@pytest.mark.parametrize("answers", [[503], [429, None]], ids=["503", "429 and none"])
+def test_a_pending_job_is_found_again_though_the_server_is_busy(
+    answers: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the lock would be freed, and the job, which waits for its node perhaps, refused at its start."""
+    monkeypatch.setattr("lease_locks.memo.kubernetes._PAUSES", (0.0, 0.0))
+    api = Recorded()
+    shell = shell_of(api)
+    job = {"metadata": {"name": "memo-1"}}
+    api.jobs["memo-1"] = job
+    api.busy = list(answers)
+    followed = shell.attach("memo-1")
+    assert followed is not None
+    del api.jobs["memo-1"]
+    assert followed.result(60) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(b"<html>Bad Gateway", "<html>Bad Gateway"), (b"", None), (b"[]", "[]"), (b'{"message": "no"}', "no")],
+)
+def test_what_stands_before_the_server_may_answer_in_any_form(body: bytes, said: str | None) -> None:
+    assert _refusal(body).get("message") == said
 
 
 def test_the_pending_job_of_a_dead_orchestrator_is_adopted(tmp_path: Path) -> None:

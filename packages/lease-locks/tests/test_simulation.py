@@ -82,6 +82,17 @@ def _skips_the_place_of_an_attempt_before(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(transitions, "_leave_queue", lambda *args: None)
 
 
+def _guards_without_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = joining.guard
+
+    def guard(tr: Any, *args: Any) -> None:
+        reads = list(tr.reads)
+        original(tr, *args)
+        tr.reads[:] = reads
+
+    monkeypatch.setattr(joining, "guard", guard)
+
+
 _HOLDERS = [
     _fences_late,
     _observes_no_heartbeats,
@@ -89,6 +100,7 @@ _HOLDERS = [
     _revives_by_late_acknowledgement,
     _tells_a_session_twice,
     _skips_the_place_of_an_attempt_before,
+    _guards_without_a_conflict,
 ]
 _FOUND_AS = ("believers", "shared", "older token", "completes later", "behind", "still waiting")
 

@@ -27,7 +27,8 @@ from lease_locks.errors import LeaseError
 log = logging.getLogger("lease_locks")
 
 Api = Callable[[str, str, "dict[str, Any] | None"], "tuple[int, dict[str, Any]]"]
-_POST_PAUSES: Final = (0.2, 1.0)
+_PAUSES: Final = (0.2, 1.0)
+_TOO_MANY_REQUESTS: Final = 429
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -74,7 +75,8 @@ class KubernetesJobShell:
         pod = spec.setdefault("template", {}).setdefault("spec", {})
         pod.setdefault("restartPolicy", "Never")
         pod["containers"][0]["command"] = [*self.command, *args]
-        status, answer = self._post(manifest)
+        pod["containers"][0].pop("args", None)  # they would come after the remote's own
+        status, answer = self._ask("POST", self._path(), manifest)
         if status not in (200, 201, 202, 409):  # 409: it is there
             raise JobError(f"job {name} was refused with {status}: {answer.get('message', answer)}")
         future = self._follow(name)
@@ -87,24 +89,28 @@ class KubernetesJobShell:
 
     def cancel(self, handle: str) -> bool:
         """Delete the job with its pods; False where there is none."""
-        status, _ = self.api("DELETE", f"{self._path()}/{handle}?propagationPolicy=Background", None)
+        status, _ = self._ask("DELETE", f"{self._path()}/{handle}?propagationPolicy=Background")
         return status in (200, 202)
 
-    def _post(self, manifest: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Ask for the job, again where no answer came: it may have been made all the same."""
-        for pause in _POST_PAUSES:
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Again where no answer came, or the server is busy: what was asked for may have been done all the same."""
+        for pause in _PAUSES:
             try:
-                return self.api("POST", self._path(), manifest)
+                status, answer = self.api(method, path, body)
+                if status < 500 and status != _TOO_MANY_REQUESTS:
+                    return status, answer
+                why: object = f"{status}: {answer.get('message', answer)}"
             except OSError as error:
-                log.warning("the API server did not answer, asking again: %s", error)
-                time.sleep(pause)
-        return self.api("POST", self._path(), manifest)
+                why = error
+            log.warning("the API server did not answer, asking again: %s", why)
+            time.sleep(pause)
+        return self.api(method, path, body)
 
     def _path(self) -> str:
         return f"/apis/batch/v1/namespaces/{self.namespace}/jobs"
 
     def _over(self, name: str) -> bool:
-        status, job = self.api("GET", f"{self._path()}/{name}", None)
+        status, job = self._ask("GET", f"{self._path()}/{name}")
         if status == 404:
             return True
         if status != 200:
@@ -148,6 +154,15 @@ def api_in_cluster(host: str = "https://kubernetes.default.svc", timeout: float 
             with urllib.request.urlopen(request, timeout=timeout, context=context) as answer:
                 return answer.status, json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read() or b"{}")
+            return error.code, _refusal(error.read())
 
     return api
+
+
+def _refusal(body: bytes) -> dict[str, Any]:
+    """What the API server says, or whatever stands before it."""
+    try:
+        found = json.loads(body or b"{}")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"message": body[:200].decode(errors="replace")}

@@ -65,6 +65,7 @@ class Model:
     sessions: list[Session] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     grants: dict[str, list[FencingToken]] = field(default_factory=dict)
+    effects: dict[str, bytes] = field(default_factory=dict)  # by name: the token of the last one that committed
     acquired: int = 0
     lost: int = 0
 
@@ -83,6 +84,10 @@ class Model:
 
     def check(self) -> None:
         for name in self.names:
+            mark, before = self.world.store.rows.get(_EFFECTS + name.encode()), self.effects.get(name, b"")
+            if mark is not None:  # at its commit: who read before it may commit after it
+                assert mark >= before, f"{name}: an effect of an older token after one of a newer"
+                self.effects[name] = mark
             believers = self.believers(name)
             if len(believers) > 1:
                 believers = [held for held in believers if not self.handed_back(held)]
