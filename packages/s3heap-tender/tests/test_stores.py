@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -75,6 +76,32 @@ def test_an_object_is_created_once_and_read_back(any_store: Any) -> None:
     with pytest.raises(ConflictError):
         any_store.put("a", b"two", if_match=None)
     assert body_of(any_store, "a") == b"one"
+
+
+@pytest.mark.parametrize("client", ["aioboto3", "obstore"])
+def test_a_forked_child_is_told_to_open_its_own_store(request: pytest.FixtureRequest, client: str) -> None:
+    """The client's threads are the parent's: the child would wait for them for ever."""
+    store = request.getfixturevalue("s3_store" if client == "aioboto3" else "obstore_store")
+    store.put("a", b"one", if_match=None)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        code = 1
+        try:
+            for ask in (
+                lambda: store.get("a"),
+                lambda: store.put("b", b"", if_match=None),
+                lambda: store.delete("a", if_match="x"),
+                lambda: list(store.list("")),
+            ):
+                with pytest.raises(StoreUrlError, match="forked"):
+                    ask()
+            store.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert body_of(store, "a") == b"one"
 
 
 def test_an_object_is_replaced_only_under_its_etag(any_store: Any) -> None:

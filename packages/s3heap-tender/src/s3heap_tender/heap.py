@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import secrets
 import threading
 import time
@@ -86,6 +87,7 @@ class Heap:
         self._writers_lock = threading.Lock()
         self._cache: dict[str, Content] = {}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="s3heap") if threads else None
+        self._process = os.getpid()
         self.unreadable: dict[str, str] = {}  # key → why, of objects that the last look could not read
         self.corrupt: dict[str, str] = {}  # those of them that no release can read
         # Objects whose last request the store did not answer: others come first, for a few of them end a round.
@@ -602,7 +604,8 @@ class Heap:
     def _each(self, work: Callable[[T], U], over: Iterable[T]) -> list[U]:
         """`work` on each, at once where there are threads; the first error is raised after all have ended."""
         todo = list(over)
-        if self._pool is None or len(todo) < 2:
+        # In a forked child the pool's threads are the parent's: they would never come to it.
+        if self._pool is None or len(todo) < 2 or os.getpid() != self._process:
             return [work(entry) for entry in todo]
         futures = [self._pool.submit(work, entry) for entry in todo]
         for future in futures:

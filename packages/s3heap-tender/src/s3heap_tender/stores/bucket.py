@@ -46,7 +46,16 @@ class BucketStore(ABC):
         self.prefix = prefix.strip("/")
         self.url = f"s3://{bucket}/{self.prefix}"
         self._timeout = timeout
+        self._process = os.getpid()
         self._connect(endpoint_url, access_key, secret_key, region or _region_of_environment(), connections)
+
+    def _check_process(self) -> None:
+        """Raises `StoreUrlError` in a forked child: the client's threads are the parent's, and no request would ever end."""
+        if os.getpid() != self._process:
+            raise StoreUrlError(
+                f"{self.url} was opened by process {self._process}, and this one is forked from it: open a HeapStore here "
+                "(of the client aioboto3; obstore wants a process that was started anew, as by multiprocessing's spawn)"
+            )
 
     @abstractmethod
     def _connect(

@@ -5,11 +5,13 @@ obstore has no condition on DELETE, so it signs that request's URL and the condi
 
 from __future__ import annotations
 
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Final
+from http.client import HTTPException
+from typing import Any, ClassVar, Final
 
 from s3heap_tender.errors import (
     ConflictError,
@@ -27,8 +29,11 @@ _CHUNK: Final = 1000
 class ObstoreStore(BucketStore):
     """Objects under `prefix/` of a bucket; arguments as of `BucketStore`.
 
-    Raises `StoreUrlError` where obstore isn't installed or no credentials are found.
+    Raises `StoreUrlError` where obstore isn't installed, no credentials are found, or the process was forked from one that
+    used obstore: its threads are that one's.
     """
+
+    _first: ClassVar[dict[str, int]] = {}
 
     def _connect(
         self,
@@ -44,6 +49,9 @@ class ObstoreStore(BucketStore):
             from obstore.store import S3Store as Client
         except ImportError as error:
             raise StoreUrlError("the client obstore isn't installed: pip install 's3heap-tender[obstore]'") from error
+        if os.getpid() != ObstoreStore._first.setdefault("pid", os.getpid()):
+            self._process = ObstoreStore._first["pid"]
+            self._check_process()
         self._obstore: Any = obstore
         self._errors: Any = exceptions
         options: dict[str, Any] = {"region": region or DEFAULT_REGION}
@@ -71,6 +79,7 @@ class ObstoreStore(BucketStore):
             raise StoreUrlError(f"{self.url}: endpoint_url={endpoint_url!r} can't be used: {error}") from error
 
     def get(self, key: str, *, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        self._check_process()
         options = None if if_none_match is None else {"if_none_match": if_none_match}
         try:
             answer = self._obstore.get(self._client, key, options=options)
@@ -88,6 +97,7 @@ class ObstoreStore(BucketStore):
             raise self._translated("read", key, error, writes=False) from error
 
     def put(self, key: str, body: bytes, *, if_match: str | None) -> str:
+        self._check_process()
         mode: Any = "create" if if_match is None else {"e_tag": if_match}
         try:
             return str(self._obstore.put(self._client, key, body, mode=mode, use_multipart=False)["e_tag"])
@@ -95,6 +105,7 @@ class ObstoreStore(BucketStore):
             raise self._translated("written", key, error, writes=True) from error
 
     def delete(self, key: str, *, if_match: str) -> None:
+        self._check_process()
         where = f"{self.url}: object {key} can't be deleted"
         try:
             url = self._obstore.sign(self._client, "DELETE", key, timedelta(seconds=60 + self._timeout))
@@ -114,10 +125,11 @@ class ObstoreStore(BucketStore):
                     f"{where}: the store answered {status} {said[:200]}; check credentials and the URL"
                 ) from error
             raise OutcomeUnknownError(f"{where}: {status}; it may have taken effect") from error
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             raise OutcomeUnknownError(f"{where}: {error}; it may have taken effect") from error
 
     def list(self, prefix: str, *, before: str | None = None, since: str | None = None) -> Iterator[Listed]:
+        self._check_process()
         # obstore's own prefixes are whole folders; keys are flat, so a listing begins at the prefix and ends after it.
         try:
             since = since or ""

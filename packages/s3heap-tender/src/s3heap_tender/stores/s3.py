@@ -6,6 +6,7 @@ The SDK retries little: a conditional write that landed and whose answer was los
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
@@ -84,7 +85,7 @@ class S3Store(BucketStore):
 
         try:
             return self._wait(request())
-        except OversizedObjectError:
+        except (OversizedObjectError, StoreUrlError):
             raise
         except Exception as error:
             status = _status(error)
@@ -103,6 +104,8 @@ class S3Store(BucketStore):
 
         try:
             return self._wait(request())
+        except StoreUrlError:
+            raise
         except Exception as error:
             raise self._translated("written", key, error, writes=True) from error
 
@@ -112,6 +115,8 @@ class S3Store(BucketStore):
 
         try:
             self._wait(request())
+        except StoreUrlError:
+            raise
         except Exception as error:
             raise self._translated("deleted", key, error, writes=True) from error
 
@@ -130,6 +135,8 @@ class S3Store(BucketStore):
 
             try:
                 answer = self._wait(request())
+            except StoreUrlError:
+                raise
             except Exception as error:
                 raise self._translated("listed", prefix + "*", error, writes=False) from error
             rows = answer.get("Contents", [])
@@ -151,7 +158,7 @@ class S3Store(BucketStore):
 
     def close(self) -> None:
         """Close connections and end the loop's thread."""
-        if self._loop.is_closed():
+        if self._loop.is_closed() or os.getpid() != self._process:
             return
         try:
             self._wait(self._context.__aexit__(None, None, None))
@@ -164,6 +171,11 @@ class S3Store(BucketStore):
         self._loop.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check_process()
+        except StoreUrlError:
+            work.close()
+            raise
         future: Future[T] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, self._timeout + 5), self._loop)
         return future.result()
 
