@@ -20,6 +20,7 @@ from fdb_schema import fdb_error_code
 
 Answer = tuple[Any, ...]
 PASSING = b"\xff/mainspring-passing"
+BEHIND = SPECIAL + b"read_conflict_range/\xff"
 LATE = 0.3
 """Seconds in which a machine that others use ends what has timed out."""
 WITH_THE_TRANSACTION = (1025, 1031, 2017)
@@ -226,7 +227,8 @@ class Replay:
     ) -> list[Answer]:
         reader = self._reader(slot, snapshot)
         rows = reader.get_range(self._selector(begin), self._selector(end), limit, reverse, mode).to_list()
-        return [(row.key, row.value) for row in rows if not b"\xff" <= row.key < b"\xff\xff"]
+        found = ((_of_users(row.key), row.value) for row in rows)
+        return [(key, value) for key, value in found if not b"\xff" <= key < b"\xff\xff"]
 
     def _conflicting(self, slot: int) -> list[Answer]:
         place = SPECIAL + b"conflicting_keys/"
@@ -250,6 +252,11 @@ class Replay:
     def _conflict(self, slot: int, reads: bool, begin: bytes, end: bytes) -> None:
         tr = self.transactions[slot]
         (tr.add_read_conflict_range if reads else tr.add_write_conflict_range)(begin, end)
+
+
+def _of_users(key: bytes) -> bytes:
+    """A key of a range; of a read conflict that goes on among the system's keys only its end before them, for those differ."""
+    return key[: len(BEHIND)] if key.startswith(BEHIND) else key
 
 
 def _version(tr: Any) -> int:
