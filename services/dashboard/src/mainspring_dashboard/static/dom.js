@@ -20,7 +20,7 @@ export function table(columns, rows, empty) {
   if (!rows.length) return h("div", { class: "empty" }, empty);
   const made = h("div", { class: "scroll" }, h("table", {},
     h("thead", {}, h("tr", {}, columns.map(([title, , kind]) => h("th", { class: kind, scope: "col" }, title)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, columns.map(([, show, kind]) => h("td", { class: kind }, show(row) ?? "")))))));
+    h("tbody", {}, rows.map((row) => h("tr", {}, columns.map(([, show, kind]) => h("td", { class: kind }, show(row))))))));
   // What may have to be scrolled must be reached by the keyboard too.
   if (!made.querySelector("a, button")) for (const [name, value] of [["tabindex", "0"], ["role", "group"], ["aria-label", "Table"]]) made.setAttribute(name, value);
   return made;

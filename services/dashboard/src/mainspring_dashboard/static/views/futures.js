@@ -6,12 +6,12 @@ const MOST = 100; // rows on a page
 
 export const columns = [
   ["Future", (row) => h("a", { href: `/futures/${row.id}`, class: "mono nowrap", title: row.id }, short(row.id))],
-  ["Name", (row) => [row.name, h("span", { class: "narrow soft" }, row.reason)]], // on a phone there is no room for a column of reasons
+  ["Name", (row) => [row.name, row.state === "realized" ? null : h("span", { class: "narrow soft" }, row.reason)]], // on a phone there is no room for a column of reasons
   ["State", (row) => badge(row.state)],
   ["Why", (row) => row.reason, "reason wide"],
   ["Worker", (row) => (row.worker ? h("a", { class: "nowrap mono", href: `/workers/${row.worker}` }, row.worker) : ""), "wide"],
   ["Attempts", (row) => row.attempts, "num wide"],
-  ["Submitted", (row) => h("span", { class: "nowrap" }, ago(row.submitted))],
+  ["Submitted", (row) => h("span", { class: "nowrap" }, ago(row.submitted)), "wide"],
   ["Waited", (row) => (row.started && row.submitted ? duration(Math.max(0, row.started - row.submitted)) : ""), "num wide"],
   ["Ran", (row) => (row.started && row.state !== "waiting" ? duration(Math.max(0, (row.ended ?? Date.now() / 1000) - row.started)) : ""), "num"],
 ];
