@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import shutil
 import subprocess
@@ -337,3 +338,73 @@ def test_a_commit_that_a_full_disk_refused_does_not_come_back_with_a_power_loss(
     db = fdb_embedded.open(tmp_path / "image")
     assert (db[b"made"], db[b"refused"]) == (b"1", None)
     fdb_embedded.close(db)
+
+
+NO_ROOM = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    lmdb.DiskError("mdb_txn_commit: No space left on device"),
+    lmdb.Error("mdb_txn_commit: Input/output error"),  # what LMDB makes of a write that was cut short
+    lmdb.MemoryError("Cannot allocate memory"),
+]
+
+
+@pytest.mark.parametrize("lack", NO_ROOM, ids=[type(lack).__name__ for lack in NO_ROOM])
+@pytest.mark.parametrize("step", ["copy_checkpoint", "_replay", "seal_checkpoint"])
+def test_a_full_disk_at_the_recovery_is_no_damage_and_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, lack: Exception
+) -> None:
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"n000"] = b"0"
+    power_loss(tmp_path / "db", tmp_path / "image")
+    fdb_embedded.close(db)
+
+    def full(*_: Any) -> None:
+        raise lack
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durability, step, full)
+        with pytest.raises(fdb_embedded.PathUnusable, match="nothing is lost; make room"):
+            fdb_embedded.open(tmp_path / "image")
+    assert not (tmp_path / "image" / "recovered").exists()
+    db = fdb_embedded.open(tmp_path / "image")
+    assert numbers(db) == [0]
+    fdb_embedded.close(db)
+
+
+@pytest.mark.parametrize("lack", NO_ROOM, ids=[type(lack).__name__ for lack in NO_ROOM])
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_full_disk_at_the_first_checkpoint_is_told_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool, lack: Exception
+) -> None:
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"n000"] = b"0"
+    if not opened:
+        fdb_embedded.close(db)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def full(*_: Any) -> None:
+        raise lack
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durability, "seal_checkpoint", full)
+        for _ in range(3):
+            with pytest.raises(fdb_embedded.PathUnusable, match=str(tmp_path)):
+                fdb_embedded.open(tmp_path / "db", durability="fsync")
+    assert not (tmp_path / "db" / "copying").exists()
+    assert len(os.listdir("/proc/self/fd")) <= before + opened  # a journal's segment, where it is open
+    if not opened:
+        db = fdb_embedded.open(tmp_path / "db")
+    assert db.dpointer.engine.store.readers.others() == []  # a slot of nobody's would keep its pages for good
+    assert numbers(db) == [0]
+    fdb_embedded.close(db)
+
+
+def test_what_a_signal_handler_raises_while_a_database_is_opened_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise TimeoutError("of a signal handler")
+
+    monkeypatch.setattr(durability, "seal_checkpoint", interrupted)
+    with pytest.raises(TimeoutError, match="of a signal handler"):
+        fdb_embedded.open(tmp_path / "db", durability="fsync")

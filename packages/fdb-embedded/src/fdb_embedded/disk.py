@@ -9,7 +9,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import lmdb
+
 from .blocks import allocate
+
+
+_OF_THE_MACHINE = (lmdb.DiskError, lmdb.MemoryError, lmdb.LockError, lmdb.ReadonlyError)
+
+
+def is_lack(error: Exception) -> bool:
+    """Whether the machine refused something (room, memory, a permission), which says nothing of what is on the disk.
+
+    LMDB has classes for its own errors, and hands on other ones of the system as they are, like that of a write that was cut short.
+    """
+    if isinstance(error, OSError):
+        return error.errno is not None  # a signal handler's TimeoutError has no number
+    return isinstance(error, _OF_THE_MACHINE) or type(error) is lmdb.Error
 
 
 def write(fd: int, data: bytes, offset: int) -> None:

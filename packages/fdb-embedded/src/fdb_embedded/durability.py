@@ -26,7 +26,7 @@ import lmdb
 
 from . import disk, errors, idempotency, journal, keys, private, waiting
 from .checkpoints import copy_checkpoint, seal_checkpoint
-from .errors import Code, DamagedDatabase
+from .errors import Code, DamagedDatabase, PathUnusable
 from .formats import FORMAT, convert, format_of
 from .private import PRIVATE_FILE
 from .shared import flushed_before
@@ -267,7 +267,21 @@ def recover(directory: Path) -> int:
     """
     fresh = directory / "recovered"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(mode=private.PRIVATE_DIRECTORY)
+    try:
+        fresh.mkdir(mode=private.PRIVATE_DIRECTORY)
+        return _recover_by(fresh, directory)
+    except (OSError, lmdb.Error) as error:
+        if not disk.is_lack(error):
+            raise
+        raise PathUnusable(
+            f"{directory}: the machine has restarted, and the database can't be recovered now ({error}): nothing is lost; make room "
+            "for two more copies of it, and open it again"
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)  # it is to take nobody's room
+
+
+def _recover_by(fresh: Path, directory: Path) -> int:
     checkpoint = directory / CHECKPOINT
     if not checkpoint.exists():
         raise DamagedDatabase(
@@ -277,6 +291,8 @@ def recover(directory: Path) -> int:
     try:
         version = _replay(directory, fresh, flushed_before(directory / "shared"))
     except lmdb.Error as error:
+        if disk.is_lack(error):
+            raise
         raise DamagedDatabase(f"{directory}: {CHECKPOINT} can't be read ({error}); restore a dump or a copy") from error
     shutil.copyfile(fresh / DATA, fresh / CHECKPOINT)
     for path in (fresh / DATA, fresh / CHECKPOINT):
@@ -291,7 +307,6 @@ def recover(directory: Path) -> int:
     disk.flush_directory(directory)
     for _, path in journal.segments(directory):
         disk.remove(path)
-    shutil.rmtree(fresh, ignore_errors=True)
     disk.flush_directory(directory)
     return version
 
@@ -352,13 +367,15 @@ def checkpoint(store: Store, directory: Path, go_on: GoOn | None = None) -> int 
         start = _new_segment(store, directory, go_on)
         copy = directory / "copying"
         shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir(mode=private.PRIVATE_DIRECTORY)
-        store.copy(copy)
-        seal_checkpoint(copy / DATA)
-        _flush_path(copy / DATA)
-        disk.replace(copy / DATA, directory / CHECKPOINT)
-        disk.flush_directory(directory)
-        shutil.rmtree(copy, ignore_errors=True)
+        try:
+            copy.mkdir(mode=private.PRIVATE_DIRECTORY)
+            store.copy(copy)
+            seal_checkpoint(copy / DATA)
+            _flush_path(copy / DATA)
+            disk.replace(copy / DATA, directory / CHECKPOINT)
+            disk.flush_directory(directory)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)  # a part of one would fill the disk, which the commits need
         for begin, path in journal.segments(directory):
             if begin < start:
                 disk.remove(path)

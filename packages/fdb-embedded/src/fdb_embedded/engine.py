@@ -66,7 +66,11 @@ class Engine:
         self.forked = False
         self.promised: Promised = {}  # in a forked child the parent's too
         self.store = Store(path, durable=durability == "fsync", map_size=map_size)
-        self._directory_fd = -1 if path is None else os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._directory_fd = -1 if path is None else os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except BaseException:
+            self.store.close()
+            raise
         self.look_there_at = monotonic() + THERE_SECONDS
         self._gone = False  # and that was said
         self._start()

@@ -10,9 +10,12 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
+
 from . import futures, options
+from .disk import is_lack
 from .engine import Engine
-from .errors import Code, EngineClosed
+from .errors import Code, EngineClosed, PathUnusable
 from .faults import Faults
 from .faulty import FaultyCommits
 from .options import PLAIN, TransactionOptions
@@ -106,7 +109,7 @@ def open_database(
         path = Path(name if name is not None else ".mainspring").absolute()  # the process may change its directory
         key = str(path.resolve())
     injected = faults if faults is not None else Faults.from_environment()
-    with _alone(key):
+    with _alone(key), _told(path):
         with _registry_lock:
             engine = _engines.get(key)
             database: Database | None = None
@@ -143,6 +146,17 @@ def _alone(key: object) -> Iterator[None]:
             opening.users -= 1
             if not opening.users and _openings.get(key) is opening:
                 del _openings[key]
+
+
+@contextlib.contextmanager
+def _told(path: Path | None) -> Iterator[None]:
+    """What the system refuses to who opens is an error of opening."""
+    try:
+        yield
+    except (OSError, lmdb.Error) as error:
+        if not is_lack(error):
+            raise
+        raise PathUnusable(f"can't open the database in {path or 'memory'}: {error}") from error
 
 
 class _Opening:

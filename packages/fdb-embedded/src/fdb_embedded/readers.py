@@ -129,6 +129,7 @@ class Readers:
                 self.slot = slot
                 self._word = at // 8
                 return
+        self.close()
         raise PathUnusable(FULL)
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 
-from . import checking, conflict, durability, files, journal, keys, locks, readers, seal
+from . import checking, conflict, disk, durability, files, journal, keys, locks, readers, seal
 from .durability import Flusher
 from .errors import DamagedDatabase, EngineClosed, NewerFormat, NotADatabase, PathUnusable
 from .files import ATTACHED, DATA, LOCK, PAGE, WRITER
@@ -99,11 +99,15 @@ class Store:
             elif seal.is_alone(path / ATTACHED):
                 self._seal, unsure = seal.take(path, DATA, _text(path / ATTACHED))
             self._attach()
-            if unsure:
-                self._look_through()
-            self._sound = True
-            if self.durable:
-                durability.make_durable(self, path)
+            try:
+                if unsure:
+                    self._look_through()
+                self._sound = True
+                if self.durable:
+                    durability.make_durable(self, path)
+            except BaseException:  # what is open would keep old pages, and others from converting the database
+                self.close()
+                raise
 
     def _locks(self) -> None:
         self._jumps = 0
@@ -213,7 +217,6 @@ class Store:
         problems: list[str] = []
         self.read(lambda txn: checking.check_rows(txn, problems))
         if problems:
-            self._close()
             raise DamagedDatabase(
                 f"{self.path}: {DATA} is damaged, probably by the restart of the machine while it was open: {problems[0]}; restore it "
                 "from a dump or a copy"
@@ -236,6 +239,8 @@ class Store:
             except lmdb.MapFullError:
                 self._make_room_to_convert()
             except lmdb.Error as error:
+                if disk.is_lack(error):
+                    raise
                 raise DamagedDatabase(f"{self.path}: {DATA} can't be read ({error})") from error
 
     def _make_room_to_convert(self) -> None:
