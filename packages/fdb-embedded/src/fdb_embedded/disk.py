@@ -13,7 +13,6 @@ import lmdb
 
 from .blocks import allocate
 
-
 _OF_THE_MACHINE = (lmdb.DiskError, lmdb.MemoryError, lmdb.LockError, lmdb.ReadonlyError)
 
 

@@ -59,14 +59,16 @@ def compact(engine: Any) -> tuple[int, int]:
         before = (directory / DATA).stat().st_blocks * 512
         copy = directory / "compacting"
         shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir(mode=private.PRIVATE_DIRECTORY)
-        engine.store.copy(copy)
-        with (copy / DATA).open("rb") as file:
-            os.fchmod(file.fileno(), private.PRIVATE_FILE)
-            os.fsync(file.fileno())
-        engine.close()
-        os.replace(copy / DATA, directory / DATA)
-        (directory / "lock.mdb").unlink(missing_ok=True)
-        shutil.rmtree(copy, ignore_errors=True)
+        try:
+            copy.mkdir(mode=private.PRIVATE_DIRECTORY)
+            engine.store.copy(copy)
+            with (copy / DATA).open("rb") as file:
+                os.fchmod(file.fileno(), private.PRIVATE_FILE)
+                os.fsync(file.fileno())
+            engine.close()
+            os.replace(copy / DATA, directory / DATA)
+            (directory / "lock.mdb").unlink(missing_ok=True)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)  # a part of one would take the last room
         disk.flush_directory(directory)
         return before, (directory / DATA).stat().st_blocks * 512
