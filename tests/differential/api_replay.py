@@ -255,8 +255,8 @@ class Replay:
 
 
 def _of_users(key: bytes) -> bytes:
-    """A key of a range; of a read conflict that goes on among the system's keys only its end before them, for those differ."""
-    return key[: len(BEHIND)] if key.startswith(BEHIND) else key
+    """A key of a range; of a read conflict that ends at a cluster's own first key only that it ends behind all others."""
+    return key[: len(BEHIND)] if key.startswith(BEHIND + b"\x02") else key
 
 
 def _version(tr: Any) -> int:
