@@ -28,6 +28,27 @@ def others_may_write(found: os.stat_result) -> bool:
     return bool(found.st_mode & 0o002 or shared or found.st_uid not in (0, os.geteuid()))
 
 
+def others_may_replace(found: os.stat_result) -> bool:
+    """Whether somebody else may put his own in the place of what we make in a directory: he owns it, or nothing in it sticks."""
+    return others_may_write(found) and (found.st_uid not in (0, os.geteuid()) or not found.st_mode & stat.S_ISVTX)
+
+
+def check_own(descriptor: int, path: Path | str) -> os.stat_result:
+    """What an opened file is. Raises PermissionError unless it is a file of this user's: anybody could have put another there."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} is no file of this user's: somebody put it there")
+    return found
+
+
+def read_own(path: Path | str) -> bytes:
+    """The bytes of a file that this user made. Raises OSError, of another's file and of a link PermissionError or ELOOP."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        check_own(descriptor, path)
+        return file.read()
+
+
 def make_private_directory(path: Path) -> Path:
     """Make a directory, and those above it, unless it is there; it is its owner's if it is made. Raises OSError."""
     with contextlib.suppress(FileExistsError):

@@ -26,6 +26,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from fdb_schema.private_files import check_own
+
 Buffer = bytes | bytearray | memoryview
 
 RECYCLED_FROM: Final = 256 << 10
@@ -39,10 +41,12 @@ def map_shared(path: Path | str, size: int | None = None, *, own: bool = False) 
 
     `own`: the view can be written to; pages that are become this process's own copies, the others stay shared.
 
-    The file may be deleted meanwhile, and isn't used again before the view is gone. Raises OSError if it is gone already.
+    The file may be deleted meanwhile, and isn't used again before the view is gone. Raises OSError if it is gone already,
+    or is another user's, who put it there.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
+        check_own(descriptor, path)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         found = os.fstat(descriptor)
         if os.stat(path).st_ino != found.st_ino:

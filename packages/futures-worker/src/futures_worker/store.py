@@ -18,7 +18,9 @@ holds. An object's name is unique to one attempt, so a name is never written twi
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -31,9 +33,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fdb_schema.private_files import make_private_directory
+from fdb_schema.private_files import check_own, make_private_directory, others_may_replace
 from futures_worker.arena import Buffer, FreeFiles, make_file, map_shared
 from futures_worker.errors import ObjectLostError, OversizeError
+
+log = logging.getLogger("futures_worker")
 
 INLINE_LIMIT = 16_000
 """Bytes up to which a result travels in the database and survives its worker."""
@@ -108,6 +112,11 @@ class WorkDirectory:
         root = root or memory_root()
         spill_root = (spill or Path(tempfile.gettempdir())).absolute()
         make_private_directory(spill_root)
+        if others_may_replace(spill_root.stat()):
+            log.warning(
+                "others may remove what this worker spills to %s: give it a directory of its own (--spill, chmod 700)",
+                spill_root,
+            )
         remove_abandoned(root)
         self._lock_path, self._lock, self.path = _make_locked(root)
         self.objects = self.path / "objects"
@@ -129,10 +138,32 @@ class WorkDirectory:
         return root / f"{self.path.name}-spill-{secrets.token_hex(8)}"
 
     def _hold_spill(self) -> int:
-        """What cleans directories for temporary files by their age passes over one that is locked, or should."""
+        """The directory that was just made, whatever somebody puts in its place later.
+
+        What cleans directories for temporary files by their age passes over one that is locked, or should.
+        """
         descriptor = os.open(self.spill, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise PermissionError(f"somebody put a directory of his in the place of {self.spill}")
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
+
+    def spill_holds(self, path: Path) -> bool:
+        """Whether a path is one in the spill directory that we made, and still the way there."""
+        with contextlib.suppress(OSError):
+            return path.parent == self.spill and os.path.samestat(os.lstat(self.spill), os.fstat(self._spill_lock))
+        return False
+
+    def in_spill(self, path: Path) -> int:
+        """The spill directory we made (its descriptor, which stays ours), to find the file of `path` in. Raises FileNotFoundError."""
+        if path.parent != self.spill or self._lock < 0:
+            raise FileNotFoundError(f"{path} was in a directory that is gone")
+        return self._spill_lock
 
     def renew_spill(self) -> bool:
         """Another spill directory, if somebody removed the one in use or put another in its place; whether that was so.
@@ -147,8 +178,9 @@ class WorkDirectory:
         self.spill = self._spill_in(self.spill.parent)
         self.spill.mkdir(mode=0o700)
         self._link_spill()
-        former, self._spill_lock = self._spill_lock, self._hold_spill()
-        os.close(former)
+        renewed = self._hold_spill()
+        os.dup2(renewed, self._spill_lock, inheritable=False)  # another thread may be about to open a file there
+        os.close(renewed)
         self.made_anew += 1
         return True
 
@@ -435,10 +467,15 @@ class ObjectStore:
         return size
 
     def locate(self, name: str) -> tuple[Path, int] | None:
-        """Where the object's file is now and its size in bytes; None if this store does not hold it."""
+        """Where the object's file is now and its size in bytes; None if this store does not hold it, or only `open` finds it.
+
+        Whoever opens it by its path has to check whose it is: a spill directory may be replaced by who may write above it.
+        """
         with self._lock:
             entry = self._entries.get(name)
-            return None if entry is None else (entry.path, entry.size)
+            if entry is None or (entry.spilled and not self.directory.spill_holds(entry.path)):
+                return None
+            return entry.path, entry.size
 
     def open(self, name: str) -> tuple[int, int] | None:
         """An open descriptor (the caller closes it) and the size in bytes; None if this store does not hold it."""
@@ -447,8 +484,8 @@ class ObjectStore:
             if entry is None:
                 return None
             try:
-                descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # somebody removed it from the spill directory
+                descriptor = self._opened(entry)
+            except (FileNotFoundError, PermissionError):  # somebody removed it, or put his own there
                 self._forget(self._entries.pop(name))
                 self._spare.pop(name, None)
                 return None
@@ -456,6 +493,24 @@ class ObjectStore:
                 descriptor, fcntl.LOCK_SH
             )  # whatever becomes of the object, its file isn't used again meanwhile
             return descriptor, entry.size
+
+    def _opened(self, entry: _Entry) -> int:
+        """The object's file in the directory that we made. Raises OSError."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        if entry.spilled:
+            return os.open(entry.path.name, flags, dir_fd=self.directory.in_spill(entry.path))
+        try:
+            descriptor = os.open(entry.path, flags)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise PermissionError(f"{entry.path} is a link: somebody put it there") from error
+            raise
+        try:
+            check_own(descriptor, entry.path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def names(self) -> list[str]:
         """Names of all objects held, oldest first."""
@@ -472,9 +527,11 @@ class ObjectStore:
         lost = []
         for name, entry in looked_at:
             try:
-                if entry.spilled and entry.path.parent != self.directory.spill:
-                    raise FileNotFoundError
-                os.utime(entry.path)  # what cleans by age takes it for new
+                # What cleans by age takes it for new.
+                if entry.spilled:
+                    os.utime(entry.path.name, dir_fd=self.directory.in_spill(entry.path), follow_symlinks=False)
+                else:
+                    os.utime(entry.path)
             except FileNotFoundError:
                 with self._lock:
                     if self._entries.get(name) is not entry:
@@ -493,7 +550,8 @@ class ObjectStore:
                 return False
             self._forget(entry)
         if entry.spilled:
-            entry.path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path.name, dir_fd=self.directory.in_spill(entry.path))
         else:
             self.free.put(entry.path)
         return True

@@ -345,3 +345,51 @@ def test_who_watches_for_the_directories_of_a_worker_and_makes_them_first_does_n
         assert directory.objects.is_dir()
     finally:
         directory.remove()
+
+
+def test_a_directory_in_the_place_of_the_spill_directory_serves_nothing(
+    store: ObjectStore, directory: WorkDirectory, tmp_path: Path
+) -> None:
+    """Whoever may write to the directory above can rename it and make another one of its name."""
+    store.add("a", [bytes(900)])
+    store.add("b", [bytes(900)])
+    await_used(store, (900, 900))
+    spill = directory.spill
+    spill.rename(tmp_path / "aside")
+    spill.mkdir()
+    (spill / "a").write_bytes(b"not what was stored")
+    assert store.locate("a") is None
+    assert read(store, "a") == bytes(900)
+    assert store.delete("a")
+    assert not (tmp_path / "aside" / "a").exists()
+    assert (spill / "a").exists()
+
+
+@pytest.mark.parametrize("taken", ["link", "pipe", "of another user"])
+def test_a_file_that_somebody_put_in_the_place_of_an_object_is_not_served(
+    store: ObjectStore, directory: WorkDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    store.add("a", [b"right"])
+    path = directory.objects / "a"
+    path.unlink()
+    if taken == "link":
+        (tmp_path / "wrong").write_bytes(b"wrong")
+        path.symlink_to(tmp_path / "wrong")
+    elif taken == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"wrong")
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(OSError):
+        map_shared(path)
+    assert store.open("a") is None
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o777, True), (0o1777, False), (0o700, False)])
+def test_a_place_for_spilling_where_others_can_put_theirs_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, told: bool
+) -> None:
+    (tmp_path / "spill").mkdir()
+    (tmp_path / "spill").chmod(mode)
+    WorkDirectory(tmp_path / "spill", tmp_path).remove()
+    assert ("others may remove what this worker spills" in caplog.text) == told

@@ -23,6 +23,7 @@ import msgpack
 
 from fdb_datamodel import hold_futures
 from fdb_schema import tracing
+from fdb_schema.private_files import read_own
 from futures_worker import payload
 from futures_worker.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
@@ -217,7 +218,7 @@ class ChildLoop:
 
     def _load_function(self, digest: bytes) -> _Function:
         try:
-            data = Path(self._code, digest.hex()).read_bytes()
+            data = read_own(Path(self._code, digest.hex()))
         except FileNotFoundError:
             data = _kept(self._spill / messages.code_on_disk(digest))
         if not self._versions.admits(payload.code_needs(data)):
@@ -313,7 +314,7 @@ class ChildLoop:
 def _kept(path: Path) -> bytes:
     """What the worker has put into a file for a task."""
     try:
-        return path.read_bytes()
+        return read_own(path)
     except FileNotFoundError as error:
         raise _RemovedError(f"somebody removed {path}, which this worker needs: it is tried again") from error
 
