@@ -332,6 +332,20 @@ def test_writes_while_paused_accumulate_into_one_run(bench: Any) -> None:
     assert bench.sysdb.get(task.id).state == "waiting"
 
 
+@pytest.mark.parametrize("catch_up", ["once", "all"])
+def test_a_pause_of_what_was_scheduled_already_causes_one_run(bench: Any, catch_up: str) -> None:
+    task = bench.sysdb.create_task("p", "t", cadence=1, catch_up=catch_up)
+    bench.settle(lambda *_: None, seconds=3)
+    bench.write("p")
+    bench.tend()
+    assert bench.sysdb.pause(task.id).state == "scheduled"
+    bench.clock.sleep(100)
+    bench.write("p")
+    bench.sysdb.resume(task.id)
+    assert bench.settle(lambda *_: None, seconds=10) == 1
+    assert bench.violations() == []
+
+
 def test_a_paused_task_finishes_its_run_and_starts_no_other(bench: Any) -> None:
     task = bench.sysdb.create_task("p", "t", cadence=0)
     claim = bench.sysdb.claim(task)

@@ -251,11 +251,14 @@ def redriven(row: TaskRow, gen: int, task: UUID, now: int) -> TaskRow:
 
 
 def resumed(task: UUID, row: TaskRow, tail: int, now: int) -> TaskRow:
-    """A pause ended: writes that came meanwhile cause one run."""
-    row = replace(row, paused=False)
-    if row.state is State.WAITING and has_work(row, tail):
-        return _next_generation(task, row, tail, now)
-    return written(task, row, tail, now)
+    """A pause ended: writes that came meanwhile cause one run.
+
+    A pause is no outage, so what became due meanwhile is due now where its claim would count the runs that were missed.
+    """
+    row = written(task, replace(row, paused=False), tail, now)
+    if row.catch_up == "all" and row.state is State.SCHEDULED and not row.dead and row.due < now:
+        return _at(row, now, new_gen=False, waiting_for_records=row.waiting_for_records)
+    return row
 
 
 def requested(row: TaskRow, now: int) -> TaskRow:
