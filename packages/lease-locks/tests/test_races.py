@@ -455,6 +455,19 @@ def test_an_interrupted_join_leaves_nothing_behind(locks: LeaseManager, other: L
     assert [one.name for one in session.leases()] == ["other"]
 
 
+@pytest.mark.parametrize("late_first", [True, False], ids=["lands while it is given up", "lands afterwards"])
+def test_a_grant_that_lands_late_leaves_nothing_behind(locks: LeaseManager, late_first: bool) -> None:
+    claim, lock, session = locks._claim(None, "exclusive", 1, True, None, None), locks.space.lock("n"), locks._session
+    late, giving_up = locks.db.create_transaction(), locks.db.create_transaction()
+    assert isinstance(transitions.acquire(late, locks.space, lock, claim, session.observer), transitions.Granted)
+    transitions.withdraw(giving_up, locks.space, lock, claim)
+    first, second = (late, giving_up) if late_first else (giving_up, late)
+    first.commit().wait()
+    with pytest.raises(Exception) as failed:
+        second.commit().wait()
+    assert fdb_error_code(failed.value) == 1020
+
+
 def test_a_join_that_lands_after_it_was_given_up_fails(locks: LeaseManager, other: LeaseManager) -> None:
     lease = locks.acquire("n")
     other._session.start()
