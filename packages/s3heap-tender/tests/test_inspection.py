@@ -378,7 +378,10 @@ def test_an_empty_heap_is_exported_too(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     open_database(f"embedded:{tmp_path}/.mainspring")
     run = Command(tmp_path)
-    assert json.loads(run("export", "heap.parquet", "--json")) == {"file": "heap.parquet", "items": 0}
+    assert json.loads(run("export", "heap.parquet", "--json")) == {"file": "heap.parquet", "items": 0, "unreadable": []}
+    damaged = "0000-19700101T000000Z-000"
+    (tmp_path / "heap" / damaged).write_bytes(bytes(100))
+    assert json.loads(run("export", "heap.parquet", "--json"))["unreadable"] == [damaged]
     assert parquet.read_table(tmp_path / "heap.parquet").num_rows == 0
 
 

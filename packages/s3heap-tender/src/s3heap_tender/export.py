@@ -26,6 +26,7 @@ def export_parquet(heap: Heap, path: str | os.PathLike[str]) -> int:
     Columns: partition and task (UUIDs as text), gen, due_ms (cluster clock), verdict ("live", "done" or "unknown", what
     the sysdb says of it), shard, bucket (start, s of the cluster clock), object (its key). The file's metadata hold the
     cluster clock and the wall clock of the export, for turning one into the other. The file appears whole or not at all.
+    Objects that can't be read are left out; `heap.unreadable` names them.
 
     Raises:
         ExportError: pyarrow isn't installed, or the file can't be written.

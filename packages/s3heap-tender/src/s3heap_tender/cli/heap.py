@@ -161,6 +161,8 @@ def export(
     """Write the heap's items to a Parquet file, to be looked at with other tools. Needs pyarrow."""
     items = exporting.export_parquet(heap, file)
     if as_json:
-        print_json({"file": str(file), "items": items})
+        print_json({"file": str(file), "items": items, "unreadable": sorted(heap.unreadable)})
     else:
         say(f"{items} item{'s' if items != 1 else ''} written to {file}")
+        for key, why in sorted(heap.unreadable.items()):
+            say(f"  without those of {key}: {why}", err=True)
