@@ -38,6 +38,26 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("form", [LogFormat.json, LogFormat.text])
+def test_what_commands_a_terminal_is_in_no_log(form: LogFormat) -> None:
+    """Also lines of JSON are read in terminals."""
+    stream = io.StringIO()
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    said = "\x1b[2J \x7f \x9b2J \u2028 \u202e \u2066 ü"
+    try:
+        configure_logging("worker", form, LogLevel.info, stream)
+        logging.getLogger("x").warning("%s", said, extra={"name\u202e": said})
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    assert printable(stream.getvalue()) == stream.getvalue()
+    assert "ü" in stream.getvalue()
+    if form is LogFormat.json:
+        line = json.loads(stream.getvalue())
+        assert (line["message"], line["name\u202e"]) == (said, said)
+
+
+@pytest.mark.parametrize("form", [LogFormat.json, LogFormat.text])
 def test_a_secret_with_quotes_and_backslashes_is_in_no_log(form: LogFormat) -> None:
     stream = io.StringIO()
     root = logging.getLogger()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,18 @@ def read_own(path: Path | str) -> bytes:
     with open(descriptor, "rb") as file:
         check_own(descriptor, path)
         return file.read()
+
+
+def check_owner(path: Path, told: Callable[..., object]) -> None:
+    """Refuse a directory of another user, which anybody can put where a relative path finds it. Raises PermissionError.
+
+    Root works in others' directories: there it is said only, to `told`, as logs take it.
+    """
+    found = path.stat().st_uid
+    if found not in (0, os.geteuid()):
+        if os.geteuid():
+            raise PermissionError(f"{path} is a directory of another user ({found}): choose another path")
+        told("%s is a directory of user %d, who may change what lies there", path, found)
 
 
 def make_private_directory(path: Path) -> Path:

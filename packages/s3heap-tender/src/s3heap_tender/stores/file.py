@@ -9,17 +9,22 @@ and renames over: an object is seen whole or not at all, by readers that take no
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from fdb_schema.private_files import PRIVATE_FILE, make_private_directory, private_opener
+from fdb_schema.private_files import PRIVATE_FILE, check_owner, make_private_directory, private_opener
 from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
 from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject, check_size
+
+log = logging.getLogger("s3heap_tender")
 
 _LOCKS: Final = 64
 _HIDDEN: Final = "."
@@ -34,7 +39,7 @@ class FileStore:
         self.url = f"file:{self.root}"
         self._fsync = fsync
         try:
-            make_private_directory(self.root)
+            check_owner(make_private_directory(self.root), log.warning)
             make_private_directory(self.root / ".locks")
             self._remove_scratches()
         except OSError as error:
@@ -97,7 +102,7 @@ class FileStore:
 
     def _read(self, key: str, size: int = -1) -> bytes | None:
         try:
-            with open(self.root / key, "rb") as handle:
+            with open(self.root / key, "rb", opener=_opener) as handle:
                 if size < 0:
                     check_size(self.url, key, os.fstat(handle.fileno()).st_size - _ETAG_BYTES)
                 return handle.read(size)
@@ -152,6 +157,15 @@ class FileStore:
             yield
         finally:
             os.close(handle)
+
+
+def _opener(path: str, flags: int) -> int:
+    """A pipe in the place of an object keeps nobody waiting."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file")
+    return descriptor
 
 
 def _etag(data: bytes) -> str:
