@@ -122,6 +122,26 @@ def test_what_a_dead_worker_held_is_given_back_past_damaged_rows(broken_lab: Lab
     assert states == [FutureState.failed, FutureState.unclaimed, FutureState.failed]
 
 
+@pytest.mark.parametrize("garbage", [*GARBAGE, None])
+def test_what_a_worker_held_whose_row_is_damaged_is_given_back_when_it_begins_anew(
+    broken_lab: Lab, garbage: bytes | None
+) -> None:
+    lab = broken_lab
+    worker = lab.worker(1)
+    held, assigned = lab.spec(), lab.spec(locality=dm.Locality(worker, None, False))
+    lab.submit(held, assigned)
+    lab(dm.claim_future, held.id, worker)
+    lab.set_row(layout_of(lab.space).incarnation("127.0.0.1", 1), garbage)
+    with pytest.raises(dm.WorkerFencedError):
+        turn(lab, worker)
+    before = lab(dm.find_worker, "127.0.0.1", 1)
+    seen = None if before is None else dm.WorkerSighting(before.id, 0)
+    again = lab(dm.register_worker, dm.WorkerId("127.0.0.1", 1, dm.new_incarnation()), None, seen)
+    while run_apart(lab.db, lab.space, dm.reap, lab.space):
+        pass
+    assert sorted(turn(lab, again)) == sorted([held.id, assigned.id])
+
+
 @pytest.mark.parametrize("garbage", [*GARBAGE, bytes(64)])
 def test_damaged_rows_of_workers_and_sessions_keep_nobody_from_working(broken_lab: Lab, garbage: bytes) -> None:
     lab = broken_lab

@@ -76,6 +76,7 @@ def register_worker(
             f"{worker.ip}:{worker.port} of cluster {space.cluster!r} belongs to live incarnation {live.hex()[:8]}: "
             f"stop that worker, wait until its heartbeat has stood still for the TTL, or choose another port"
         )
+    _list_forgotten(ch, worker)
     ch.set(ch.keys.incarnation(worker.ip, worker.port), codec.pack_worker_info(worker.incarnation, info))
     beat = Heartbeat(0, info.wall_us, info.slots, info.total, info.slots, info.total, info.object_store)
     ch.set(ch.keys.heartbeat(worker.ip, worker.port), codec.pack_heartbeat(beat))
@@ -267,6 +268,21 @@ def _retire(ch: Changes, worker: WorkerId, *, drained: bool) -> None:
     ch.clear(ch.keys.heartbeat(worker.ip, worker.port))
     ch.set(ch.keys.dead_worker(worker), codec.pack(drained))
     ch.ring_pool()  # somebody is to reap
+
+
+def _list_forgotten(ch: Changes, worker: WorkerId) -> None:
+    """List as dead who holds something at this address and isn't registered: its row was damaged, so nobody could declare it dead."""
+    forgotten: set[bytes] = set()
+    for _, _, value in ch.read_ids(ch.keys.claim_rows(worker.ip, worker.port), snapshot=True):
+        with contextlib.suppress(RecordError):  # whoever reaps meets it
+            forgotten.add(codec.unpack_claim_row(value)[1])
+    for _, _, value in ch.read_ids(ch.keys.assignment_rows(worker.ip, worker.port), snapshot=True):
+        with contextlib.suppress(RecordError):
+            forgotten.add(codec.unpack_assignment(value)[0])
+    keys = [ch.keys.dead_worker(WorkerId(worker.ip, worker.port, one)) for one in forgotten - {worker.incarnation}]
+    for key, listed in zip(keys, ch.get_many(keys), strict=True):
+        if listed is None:
+            ch.set(key, codec.pack(False))
 
 
 def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, WorkerInfo, Heartbeat | None]]:
