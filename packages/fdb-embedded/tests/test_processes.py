@@ -444,3 +444,52 @@ def test_a_fault_may_stop_the_process_and_it_goes_on(start: Callable[..., subpro
 def test_faults_kill_before_and_after_commits() -> None:
     lands = {fate.lands for fate in (fdb_embedded.Faults(seed=seed, killed=1.0).for_commit() for seed in range(20))}
     assert lands == {"never", "now"}
+
+
+FEW_FILES = """
+import os, resource, sys
+import fdb_embedded
+from fdb_embedded import readers
+
+fdb_embedded.load()
+readers.layout()
+
+def allow(more):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count() + more, 4096))
+
+def count():
+    return len(os.listdir("/proc/self/fd")) - 1
+
+def attempt(step):
+    for more in range(40):
+        before = count()
+        allow(more)
+        try:
+            return step()
+        except fdb_embedded.EmbeddedError:
+            pass
+        except OSError as error:
+            assert error.errno == 24, error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+        assert count() == before, (more, before, count())
+
+db = attempt(lambda: fdb_embedded.open(sys.argv[1], durability=sys.argv[2]))
+db[b"k"] = b"parent"
+child = os.fork()
+if child == 0:
+    attempt(lambda: db.dpointer.engine.check_open())
+    db[b"k"] = b"child"
+    fdb_embedded.close(db)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert db[b"k"] == b"child"
+print("all closed")
+"""
+
+
+@pytest.mark.parametrize("durability", ["process", "fsync"])
+def test_who_may_open_too_few_files_leaves_none_open_and_may_try_again(
+    start: Callable[..., subprocess.Popen[str]], durability: str
+) -> None:
+    assert start(FEW_FILES, durability).communicate(timeout=60)[0] == "all closed\n"

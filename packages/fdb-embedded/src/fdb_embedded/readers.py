@@ -100,14 +100,17 @@ class Readers:
         self._parking = threading.RLock()  # a signal handler may begin to read in the midst of `publish`
         self._layout = layout()
         self._fd = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
-        locks.share(self._fd, 0)
-        mapped = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)  # the map keeps it; the locks are on the other
         try:
-            self._map = mmap.mmap(mapped, 0)
-        finally:
-            os.close(
-                mapped
-            )  # and with it go the POSIX locks that LMDB took: a second process of this number may take them
+            locks.share(self._fd, 0)
+            mapped = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)  # the map keeps it; the locks are on the other
+            try:
+                self._map = mmap.mmap(mapped, 0)
+            finally:
+                # and with it go the POSIX locks that LMDB took: a second process of this number may take them
+                os.close(mapped)
+        except BaseException:
+            os.close(self._fd)
+            raise
         self._view = memoryview(self._map)
         self._numbers = self._view[: len(self._view) // 8 * 8].cast("Q")
         self._slots = (len(self._map) - self._layout.slots) // self._layout.stride
@@ -129,7 +132,6 @@ class Readers:
                 self.slot = slot
                 self._word = at // 8
                 return
-        self.close()
         raise PathUnusable(FULL)
 
     @contextlib.contextmanager

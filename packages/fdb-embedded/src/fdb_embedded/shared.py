@@ -82,16 +82,15 @@ class SharedPage:
             allocate(descriptor, 0, AREAS)
             if os.fstat(descriptor).st_size < SIZE:
                 os.ftruncate(descriptor, SIZE)
+            # the map keeps a copy of its descriptor, and with it would keep the locks of this one
+            mapped = locks.reopen(descriptor)
+            try:
+                self.map = mmap.mmap(mapped, SIZE)
+            finally:
+                os.close(mapped)
         except OSError:
             os.close(descriptor)
             raise
-        mapped = locks.reopen(
-            descriptor
-        )  # the map keeps a copy of its descriptor, and with it would keep the locks of this one
-        try:
-            self.map = mmap.mmap(mapped, SIZE)
-        finally:
-            os.close(mapped)
         self._words: Any = (ctypes.c_char * SIZE).from_buffer(self.map)
         self._view = memoryview(self.map)
         self.numbers = self._view[:HEADER].cast("Q")

@@ -156,16 +156,38 @@ class Store:
             self._attach_to(directory)
 
     def _attach_to(self, directory: Path) -> None:
+        with contextlib.ExitStack() as undo:
+            self._take_files(directory, undo)
+            undo.pop_all()
+        try:
+            if self.path is not None:
+                self.flusher = Flusher(self, self.path)
+                self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+                fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
+                os.pwrite(self._attached_fd, boot_id().encode(), 0)
+                self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
+                self.page.read_unflushed(not self.waits_for_flushes)
+            self.page_size = self.env.stat()["psize"]
+            self._prepare()
+        except BaseException:
+            self._detach()  # not for good: a forked child may try again
+            self._let_others()
+            raise
+
+    def _take_files(self, directory: Path, undo: contextlib.ExitStack) -> None:
+        """Open and map the files; `undo` ends with what closes them again."""
         map_size = self.map_size
-        attached = False
         try:
             if self._memory is not None:
                 self.page = SharedPage(None, self._memory[2])
+                undo.callback(self.page.close)
                 writer = locks.reopen(self._memory[0])
             else:
                 self.page = SharedPage(directory / PAGE)
+                undo.callback(self.page.close)
                 writer = os.open(directory / WRITER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
             self.writer = WriterLock(writer, self.page, str(self.path or "a database in memory"))
+            undo.callback(self.writer.close)
         except OSError as error:
             raise PathUnusable(f"can't open the database in {directory}: {error.strerror}") from error
         try:
@@ -174,10 +196,12 @@ class Store:
                 if self.path is not None:
                     map_size = files.allocate_files(self.path, map_size)
                 self.env = files.open_writer(directory, map_size)
+                undo.callback(self.env.close)
                 self.reads = files.open_reader(directory, map_size)
+                undo.callback(self.reads.close)
                 self.readers = Readers(directory / LOCK, self._newest_number, self._guards)
+                undo.callback(self.readers.close)
                 self.readers.claim()
-                attached = True
             finally:
                 self.page.unlock_map()
         except lmdb.VersionMismatchError as error:
@@ -194,23 +218,6 @@ class Store:
             raise PathUnusable(f"can't open the database in {directory}: {error}") from error
         except OSError as error:
             raise PathUnusable(f"no room for the database in {directory}: {error.strerror}") from error
-        finally:
-            if not attached:
-                self.writer.close()
-                self.page.close()
-        try:
-            if self.path is not None:
-                self.flusher = Flusher(self, self.path)
-                self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-                fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
-                os.pwrite(self._attached_fd, boot_id().encode(), 0)
-                self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
-                self.page.read_unflushed(not self.waits_for_flushes)
-            self.page_size = self.env.stat()["psize"]
-            self._prepare()
-        except BaseException:
-            self.close()
-            raise
 
     def _look_through(self) -> None:
         """Read everything: the machine has restarted since the file was used, and may have lost some of what was written."""
@@ -599,6 +606,10 @@ class Store:
                 if last and self.path is not None:
                     with contextlib.suppress(OSError):
                         seal.write(self.path, DATA, self._seal)
+        self._let_others()
+
+    def _let_others(self) -> None:
+        """From here on others may be alone with the files."""
         if self._attached_fd >= 0:
             os.close(self._attached_fd)
             self._attached_fd = -1
@@ -611,7 +622,7 @@ class Store:
             return
         try:
             fd = os.open(self.path / durability.OPEN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-        except FileNotFoundError:  # the database was removed meanwhile
+        except OSError:  # the database was removed, or too many files are open: it is to be closed all the same
             yield False
             return
         try:
@@ -633,6 +644,13 @@ class Store:
         return False
 
     def _close(self) -> None:
+        self._detach()
+        if self._memory is not None:
+            for descriptor in self._memory:
+                os.close(descriptor)
+            self._memory = None
+
+    def _detach(self) -> None:
         if self.flusher is not None:
             self.flusher.close()
         if self._data_fd >= 0:
@@ -643,10 +661,6 @@ class Store:
         self.reads.close()
         self.env.close()
         self.readers.close()
-        if self._memory is not None:
-            for descriptor in self._memory:
-                os.close(descriptor)
-            self._memory = None
 
 
 _inherited: list[Any] = []  # environments of a parent process: closing or collecting them would free its reader slots
