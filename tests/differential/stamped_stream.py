@@ -38,8 +38,12 @@ class StampedStream:
         if rng.random() < 0.25:
             yield ("option", 0, READ_YOUR_WRITES_DISABLE, None)
         draws = (self._stamp, self._read, self._clear, self._write)
+        pieces = False  # whether a range may have been read in pieces, each of which the client counts
         for _ in range(rng.randint(3, 14)):
-            yield rng.choices(draws, (40, 26, 20, 14))[0]()
+            call = rng.choices(draws, (40, 26, 20, 14))[0]()
+            pieces = pieces or call[0] == "get_range"
+            if call[0] != "approximate_size" or not pieces:
+                yield call
         yield ("commit", 0)
         yield ("begin", 1)
         yield ("get_range", 1, (b"", False, 1), (b"\xff", False, 1), 0, False, -2, True)
