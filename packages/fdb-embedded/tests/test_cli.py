@@ -106,7 +106,7 @@ def test_a_dump_loads_into_another_database(filled: Path, tmp_path: Path) -> Non
     assert command("load", str(tmp_path / "dump"), "--force", db=tmp_path / "copy").exit_code == 0
 
 
-@pytest.mark.parametrize("cut", ["short", "changed", "other"])
+@pytest.mark.parametrize("cut", ["short", "changed", "other", "no text"])
 def test_a_damaged_dump_is_refused(filled: Path, tmp_path: Path, cut: str) -> None:
     command("dump", str(tmp_path / "dump"), db=filled)
     lines = (tmp_path / "dump").read_text().splitlines()
@@ -114,12 +114,20 @@ def test_a_damaged_dump_is_refused(filled: Path, tmp_path: Path, cut: str) -> No
         lines = lines[:-1]
     elif cut == "changed":
         lines[2] = lines[3]
-    else:
+    elif cut == "other":
         lines = ["something else"]
-    (tmp_path / "dump").write_text("\n".join(lines) + "\n")
-    result = command("load", str(tmp_path / "dump"), db=tmp_path / "copy")
-    assert result.exit_code == (2 if cut == "other" else 1)
-    assert {"short": "cut off", "changed": "damaged", "other": "isn't a dump"}[cut] in result.stderr
+    data = ("\n".join(lines) + "\n").encode()
+    if cut == "no text":
+        data = data.replace(b'"k": "', b'"k": "\xff', 1)
+    (tmp_path / "dump").write_bytes(data)
+    told = {"short": "cut off", "changed": "damaged", "other": "isn't a dump", "no text": "damaged in line 2"}[cut]
+    for result in (
+        command("load", str(tmp_path / "dump"), db=tmp_path / "copy"),
+        runner.invoke(app, ["load", "--db", str(tmp_path / "piped")], input=data),
+        runner.invoke(app, ["load", "-", "--db", str(tmp_path / "dashed")], input=data),
+    ):
+        assert result.exit_code == (2 if cut == "other" else 1)
+        assert told in result.stderr
 
 
 def test_check_and_compact(filled: Path) -> None:

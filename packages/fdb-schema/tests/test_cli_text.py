@@ -57,6 +57,15 @@ def test_what_commands_a_terminal_is_in_no_log(form: LogFormat) -> None:
         assert (line["message"], line["name\u202e"]) == (said, said)
 
 
+def test_what_commands_a_terminal_is_escaped_in_json_and_stays_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"name": "\x9b2J \x7f \u202e \u2066 ü"}
+    print_json(said)
+    out = capsys.readouterr().out
+    assert json.loads(out) == said
+    assert printable(out) == out
+    assert "ü" in out
+
+
 @pytest.mark.parametrize("form", [LogFormat.json, LogFormat.text])
 def test_a_secret_with_quotes_and_backslashes_is_in_no_log(form: LogFormat) -> None:
     stream = io.StringIO()

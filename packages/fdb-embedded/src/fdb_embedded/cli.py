@@ -6,11 +6,12 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 the database can't be open
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -197,19 +198,25 @@ def dump(
 def load_(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", exists=True, dir_okay=False, allow_dash=True, help="What to read; - for standard input."
-        ),
+        typer.Argument(metavar="FILE", help="What to read; - for standard input."),
     ] = Path("-"),
     db: Db = None,
     force: Annotated[bool, typer.Option("--force", help="Load into a database that isn't empty.")] = False,
 ) -> None:
     """Set the rows of a dump."""
+    if file != Path("-") and not file.is_file() and not file.is_fifo():
+        _fail(f"there is no file {file}", USAGE)
     with _database(db, create=True) as database, _progress("rows") as progress:
         if not force and database.get_range(b"", b"\xff", limit=1):
             raise EmbeddedError("the database isn't empty; --force loads into it all the same")
         with contextlib.ExitStack() as stack:
-            source = sys.stdin if file == Path("-") else stack.enter_context(file.open())
+            # A dump is ASCII: what isn't that is damage in its line.
+            if file != Path("-"):
+                source: IO[str] = stack.enter_context(file.open(encoding="ascii", errors="replace"))
+            else:
+                source = sys.stdin
+                if isinstance(source, io.TextIOWrapper):
+                    source.reconfigure(encoding="ascii", errors="replace")
             rows = archive.load(database, archive.read(source), progress)
         typer.echo(f"{rows} rows", err=True)
 

@@ -27,7 +27,7 @@ from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, Mainspr
 from fdb_schema.figures import plain, told
 from fdb_schema.help import EPILOG, CommandApp
 from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
-from fdb_schema.logs import printable, redacted
+from fdb_schema.logs import JSON_ESCAPES, printable, redacted
 
 DbOption = Annotated[
     str | None,
@@ -168,8 +168,11 @@ def hanging(line: str, indent: int) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document; moments as RFC 3339 in UTC, bytes as hexadecimal text, other unknown values as their text."""
-    print(json.dumps(value, default=plain, ensure_ascii=False))
+    """One JSON document; moments as RFC 3339 in UTC, bytes as hexadecimal text, other unknown values as their text.
+
+    Characters that would command a terminal are escaped, as JSON escapes them.
+    """
+    print(json.dumps(value, default=plain, ensure_ascii=False).translate(JSON_ESCAPES))
 
 
 def print_rows(

@@ -33,7 +33,8 @@ _ESCAPES: Final = {
     )
 }
 
-_JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in _ESCAPES}
+JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in _ESCAPES}
+"""For `str.translate` of a document of JSON: the same characters, which only its strings hold, as JSON escapes them."""
 
 trace_fields: Callable[[], dict[str, str]] = dict
 """What identifies the trace that the running code is part of; `fdb_schema.tracing` puts its own here."""
@@ -97,7 +98,7 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return redacted(json.dumps(line, default=str, ensure_ascii=False)).translate(_JSON_ESCAPES)
+        return redacted(json.dumps(line, default=str, ensure_ascii=False)).translate(JSON_ESCAPES)
 
 
 class TextFormatter(logging.Formatter):
