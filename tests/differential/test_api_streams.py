@@ -37,6 +37,16 @@ def test_the_engine_answers_as_a_cluster_did(kind: str, first: int, end: int) ->
             )
 
 
+@pytest.mark.skipif("embedded" not in ENGINES, reason="this process runs on a cluster")
+def test_what_a_call_gave_is_taken_for_no_version() -> None:
+    replay = Replay(BINDING.open(NAME), BINDING)
+    like_one = b"k" + (replay.versions[-1] + 1_000_000).to_bytes(8, "big") + b"/tail"
+    replay.run(("set", 0, like_one, b"v"))
+    replay.run(("commit", 0))
+    rows = ("get_range", 1, (b"", False, 1), (b"\xff", False, 1), 0, False, -2, True)
+    assert replay.run(rows) == ("ok", [(like_one, b"v")])
+
+
 @pytest.mark.skipif("fdb" not in ENGINES, reason="no disposable cluster is offered")
 @pytest.mark.parametrize("seed", seed_params(100 if "fdb" in ENGINES else 1, most=None if "fdb" in ENGINES else 1))
 @pytest.mark.parametrize("kind", KINDS)
