@@ -42,7 +42,8 @@ async function show() {
     here ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
   }
   const query = new URLSearchParams(location.search);
-  document.querySelector("#search input").value = location.pathname === "/futures" ? query.get("q") ?? "" : "";
+  const search = document.querySelector("#search input");
+  if (document.activeElement !== search) search.value = location.pathname === "/futures" ? query.get("q") ?? "" : ""; // else somebody types
   if (!route) { replace(root, h("h1", {}, "There is no such page")); return; }
   const [pattern, view] = route;
   try {
