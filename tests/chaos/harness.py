@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from support.clusters import IMPATIENT
+
 from chaos import checks
 from chaos.kinds import ACTOR_NAMES, own_rows
 from chaos.plan import Blow, Plan, Strike, plan
@@ -98,7 +100,7 @@ class ChaosRun:
 
     def _start_worker(self, number: int) -> Process:
         wanted = self.plan
-        command = [sys.executable, "-m", "futures_worker", "run", "--db", self.url, "--cluster", self.cluster]
+        command = [sys.executable, *IMPATIENT, "run", "--db", self.url, "--cluster", self.cluster]
         command += ["--port", str(self.ports[number]), "--slots", str(wanted.slots[number]), "--cpus", "4"]
         command += ["--object-store", wanted.store, "--spill", str(self.folder / f"spill-{number}")]
         command += ["--ttl", str(wanted.ttl), "--grace", "1", "--session-ttl", str(wanted.session_ttl)]

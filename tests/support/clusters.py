@@ -101,6 +101,10 @@ class WorkerProcess:
             self.process.stdout.close()
 
 
+IMPATIENT = ["-c", "from futures_worker import cli; cli.LEAST_SESSION_TTL = 0.0; cli.main()"]
+"""A worker for tests that have clients declared dead, those that live too: its --session-ttl may be as short as they like."""
+
+
 class LocalCluster:
     """A database, the workers on it, and clients that are closed with it."""
 
@@ -114,7 +118,8 @@ class LocalCluster:
     def start(self, *arguments: str, wait: bool = True, env: dict[str, str] | None = None) -> WorkerProcess:
         """One more worker; `arguments` are those of `futures-worker run`, `env` is added to this process's environment."""
         number = len(self.workers) + 1
-        command = [sys.executable, "-m", "futures_worker", "run", "--db", self.url, "--cluster", self.name]
+        module = IMPATIENT if "--session-ttl" in arguments else ["-m", "futures_worker"]
+        command = [sys.executable, *module, "run", "--db", self.url, "--cluster", self.name]
         command += ["--spill", str(self.folder / f"spill-{number}"), *arguments]
         worker = WorkerProcess(command, self.folder / f"worker-{number}.log", {**os.environ, **(env or {})})
         self.workers.append(worker)

@@ -82,12 +82,17 @@ class Acceptor:
         *,
         identity: Identity | None = None,
         name: str = "acceptor",
+        has_place: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`sock` listens; the caller closes it. `identity`: whom peers mean by it; None: objects at its address."""
+        """`sock` listens; the caller closes it. `identity`: whom peers mean by it; None: objects at its address.
+
+        `has_place`: whether there is one for a peer that proves itself; else it is told so, which ends its connection.
+        """
         self._sock = sock
         self._secrets = as_secrets(secret)
         self._on_peer = on_peer
         self._identity = identity or wire.identity_of(sock)
+        self._has_place = has_place
         self._peers: dict[int, _Peer] = {}  # by descriptor, those that came first are first
         self._sources: Counter[bytes] = Counter()  # of those
         self._parked: deque[wire.Connection] = deque()
@@ -193,7 +198,7 @@ class Acceptor:
             try:
                 sock.setblocking(False)
                 wire.prepare(sock)
-                shake = ServerHandshake(self._secrets, self._identity)
+                shake = ServerHandshake(self._secrets, self._identity, self._has_place)
                 peer = _Peer(sock, source_of(place), shake, time.monotonic() + wire.HANDSHAKE_TIMEOUT)
                 sock.send(peer.shake.greeting)
                 self._epoll.register(sock.fileno(), select.EPOLLIN)

@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from fdb_datamodel import GRACE_SECONDS, SESSION_TTL_SECONDS, TOMBSTONE_SECONDS, Requirements, parse_size
+from fdb_datamodel import (
+    GRACE_SECONDS,
+    SESSION_BEAT_SECONDS,
+    SESSION_TTL_SECONDS,
+    TOMBSTONE_SECONDS,
+    Requirements,
+    parse_size,
+)
 from fdb_schema.cli import ClusterOption, DbOption, command_app, fail, run_app
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.keyspace import DEFAULT_CLUSTER
@@ -20,6 +27,9 @@ from futures_worker.commands.secrets import secret_app
 from futures_worker.commands.timeline import timeline
 from futures_worker.commands.top import top
 from futures_worker.liveness import TTL_SECONDS
+
+LEAST_SESSION_TTL = 3 * SESSION_BEAT_SECONDS
+"""Seconds: who misses fewer beats than three may live, and takes itself for alive."""
 
 app = command_app("futures-worker", "Run durable futures: worker processes, and what they are doing.")
 
@@ -71,7 +81,8 @@ def run(
         float, typer.Option(min=0, help="Seconds that the id of a collected future answers that it was deleted.")
     ] = TOMBSTONE_SECONDS,
     session_ttl: Annotated[
-        float, typer.Option(min=1, help="Seconds without a sign of life after which a client is declared dead.")
+        float,
+        typer.Option(min=0, help="Seconds without a sign of life after which a client is declared dead; 15 at least."),
     ] = SESSION_TTL_SECONDS,
     metrics_port: Annotated[
         int | None,
@@ -87,6 +98,12 @@ def run(
     """Run a worker until SIGTERM. Prints one line when it is ready, with its address."""
     from futures_worker.worker.service import WorkerConfig, serve
 
+    if session_ttl < LEAST_SESSION_TTL:
+        fail(
+            f"--session-ttl {session_ttl:g}: clients give a sign of life every {SESSION_BEAT_SECONDS:g} s, so live ones would be "
+            f"declared dead; it is {LEAST_SESSION_TTL:g} or more",
+            EXIT_USAGE,
+        )
     offered = cpus if cpus is not None else float(len(os.sched_getaffinity(0)))
     try:
         total = Requirements(offered, parse_size(ram) if ram is not None else _memory(), gpus)

@@ -126,6 +126,10 @@ class MisdirectedError(AuthenticationError):
     """The peer belongs to the cluster and isn't whom the caller dialled."""
 
 
+class NoPlaceError(WireError):
+    """The peer is the one that was dialled, and has as many callers as it takes: it may be tried again, nothing was sent."""
+
+
 class UnknownSecretError(AuthenticationError):
     """The client proves a secret of an id that this process doesn't know, or not yet."""
 
@@ -135,15 +139,17 @@ class Greeted(NamedTuple):
 
     reply: bytes
     halves: Halves | None
-    error: AuthenticationError | None = None
+    error: WireError | None = None
 
 
 class ServerHandshake:
     """The server's half of one handshake. Send `greeting`, collect HELLO_BYTES, send the reply of `answer`."""
 
-    def __init__(self, known: Secrets, identity: Identity) -> None:
+    def __init__(self, known: Secrets, identity: Identity, has_place: Callable[[], bool] = lambda: True) -> None:
+        """`has_place`: whether there is one for a client that proves itself."""
         self._known = known
         self._identity = identity
+        self._has_place = has_place
         self.greeting = MAGIC + secrets.token_bytes(NONCE_BYTES)
 
     def answer(self, hello: bytes) -> Greeted:
@@ -166,6 +172,8 @@ class ServerHandshake:
         if not self._identity.is_meant(dialled):
             error = MisdirectedError("the peer dialled another process, or another start of this one")
             return Greeted(_proof(secret, b"another", transcript) + ours, None, error)
+        if not self._has_place():
+            return Greeted(_proof(secret, b"full", transcript) + ours, None, NoPlaceError("there are too many callers"))
         receiving, sending = _session(secret, transcript, shared, encrypted)
         return Greeted(_proof(secret, b"server", transcript) + ours, Halves(sending, receiving))
 
@@ -207,10 +215,17 @@ class ClientHandshake:
         return hello
 
     def finish(self, proof: bytes, more: bytes) -> Halves:
-        """Raises `AuthenticationError` if the server doesn't know the secret, `MisdirectedError` if it is another one."""
+        """Raises `AuthenticationError` if the server doesn't know the secret, `MisdirectedError` if it is another one.
+
+        Raises `NoPlaceError` if it has as many callers as it takes.
+        """
         transcript = self._said + more
         if hmac.compare_digest(proof, _proof(self._secret, b"another", transcript)):
             raise MisdirectedError("another process of this cluster answers there")
+        if hmac.compare_digest(proof, _proof(self._secret, b"full", transcript)):
+            raise NoPlaceError(
+                "it has as many callers as it takes, each in use within the last minute: it is tried again"
+            )
         if not hmac.compare_digest(proof, _proof(self._secret, b"server", transcript)):
             raise AuthenticationError("it does not know this cluster's secret")
         shared = _shared(self._private, more) if self._encrypted else b""

@@ -30,6 +30,7 @@ from futures_worker.handshake import (
     Destination,
     Identity,
     MisdirectedError,
+    NoPlaceError,
     Secrets,
     ServerHandshake,
     UnknownSecretError,
@@ -269,7 +270,7 @@ def connect(
 
     `role` and `incarnation` (b"": any) say whom at that address. `timeout` (seconds) limits connecting with the proof, and each
     later read or write. Raises `AuthenticationError` if the other end does not know the secret, `MisdirectedError` if it is
-    another process of the cluster, `WireError` if it is no process of one or dies meanwhile, `OSError` if nobody listens there.
+    another process of the cluster, `NoPlaceError` if that has too many callers, `WireError` if it is no process of one or dies meanwhile, `OSError` if nobody listens there.
     """
     known = as_secrets(secret)
     destination = Destination(role, *address[:2], incarnation)
@@ -308,7 +309,7 @@ def _connect(destination: Destination, known: Secrets, timeout: float, max_body:
             raise WireError(f"{where} left during the handshake: {exc}") from exc
         try:
             halves = shake.finish(answer, more)
-        except AuthenticationError as exc:
+        except (AuthenticationError, NoPlaceError) as exc:
             raise type(exc)(f"{where}: {exc}") from exc
         sock.settimeout(timeout)
         return Connection(sock, halves, max_body=max_body)

@@ -62,6 +62,14 @@ def until(look: Callable[[], Any]) -> Any:
         time.sleep(0.1)
 
 
+def test_a_session_ttl_that_live_clients_cant_keep_is_refused(tmp_path: Path) -> None:
+    for seconds in ("0", "1", "14.9"):
+        found = command("run", "--db", f"embedded:{tmp_path / 'db'}", "--session-ttl", seconds, code=2)
+        assert f"--session-ttl {seconds}" in found.stderr
+        assert "every 5 s" in found.stderr
+    assert not (tmp_path / "db").exists()
+
+
 def chatty(lines: int, gate: str = "") -> int:
     for number in range(lines):
         print(f"line {number}")

@@ -150,6 +150,20 @@ def test_a_program_gets_whole_ids_the_oldest_first_and_filters(scene: Any, capfd
     assert [row["id"] for row in listed] == whole[2:4]
 
 
+def test_a_list_that_goes_on_after_the_last_one_says_that_it_ends(
+    scene: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [str(UUID(bytes=one)) for one in IDS]
+    for order, last, word in (("--oldest", whole[-1], "newer"), ("--newest", whole[0], "older")):
+        assert piped(capfd, "ls", order, "--after", last, *scene.where) == []
+        monkeypatch.setattr(sys, "argv", ["futures-worker", "ls", order, "--after", last, *scene.where])
+        with pytest.raises(SystemExit):
+            main()
+        said = "".join(capfd.readouterr())
+        assert f"no futures {word} than {last}" in said
+        assert "it has" not in said, "of other clusters, as if this one were empty"
+
+
 def test_the_beginning_of_an_id_is_enough_where_it_names_one(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     for text in ("019ad1f2-3c4d-7003", "019AD1F23C4D7003", str(UUID(bytes=IDS[3]))):
         assert piped(capfd, "show", text, *scene.where)["name"] == "report"

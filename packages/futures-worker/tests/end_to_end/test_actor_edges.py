@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -15,14 +16,19 @@ from typing import Any
 
 import msgpack
 import pytest
+from support.upping import wait_until
 
 from fdb_datamodel import WorkerId, new_future_id, new_incarnation
+from fdb_datamodel.actors import find_actor
 from fdb_schema import DatabaseUnreachableError
-from futures_worker import ActorDiedError, ObjectLostError
+from futures_worker import ActorDiedError, ObjectLostError, wire
 from futures_worker.client import actor_link
 from futures_worker.client.actor_link import ActorLink
 from futures_worker.client.calls import Call
+from futures_worker.database import ask
+from futures_worker.handshake import ACTOR, NoPlaceError
 from futures_worker.sealing import Half, Halves, Records
+from futures_worker.store_secret import ClusterSecrets
 from futures_worker.wire import Connection
 from futures_worker.worker import actor_host
 
@@ -246,3 +252,55 @@ def test_a_large_answer_whose_worker_is_gone_ends_with_the_actor() -> None:
     assert outcome.failure is not None
     assert outcome.failure.reason == "actor-died"
     assert "it ran, and its result of 1,000,0" in outcome.failure.message
+
+
+class Popular:
+    """An actor that may have few descriptors."""
+
+    def __init__(self, descriptors: int) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+        self.calls = 0
+
+    def call(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+def test_a_caller_for_whom_an_actor_has_no_place_waits_and_loses_no_call(cluster: Callable[..., Any]) -> None:
+    demo = cluster(workers=1)
+    client, late = demo.client(), demo.client()
+    popular = client.actor(Popular, 80, name="popular")
+    assert popular.call().result(WAIT) == 1
+    session = client._live
+    place = ask(session.db, find_actor, session.space, popular._id, strategy="off")
+    secrets = ClusterSecrets(session.db, session.space)
+    others = []
+
+    def come() -> None:
+        while len(others) < 80:
+            others.append(wire.connect((place.ip, place.port), secrets, role=ACTOR, incarnation=popular._id))
+
+    with pytest.raises(NoPlaceError, match="as many callers as it takes"):
+        come()
+    assert 30 < len(others) < 40, "half of the descriptors"
+    calls = [late.get_actor("popular").call() for _ in range(3)]
+    assert popular.call().result(WAIT) == 2, "who has a place keeps it"
+    with pytest.raises(TimeoutError, match="as many callers as it takes"):
+        calls[0].result(1.0)
+    others.pop().close()
+    assert [call.result(WAIT) for call in calls] == [3, 4, 5]
+    for other in others:
+        other.close()
+    demo.check()
+
+
+def test_a_client_that_asks_an_actor_nothing_gives_its_place_up(
+    shared_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("futures_worker.client.calls.REST_SECONDS", 0.1)
+    client = shared_cluster(workers=1).client()
+    log = client.actor(Log)
+    assert log.note(1).result(WAIT) == 1
+    (link,) = client._live.calls._links.values()
+    wait_until(lambda: not link.connected, "hung up")
+    assert [call.result(WAIT) for call in [log.note(2), log.note(3)]] == [2, 3], "and is back when it asks"

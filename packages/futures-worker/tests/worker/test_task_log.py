@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,24 @@ def test_what_a_task_printed_stands_in_the_log_with_its_time_and_its_task(
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["task"], line["attempt"], line["level"]) for line in lines] == [(str(future), 3, "info")] * 2
     assert [line["message"].partition(" printed: ")[2] for line in lines] == ["first", "\\x1b[2Jsecond"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", _NOTE.pack(10, 2, 3, b"i" * 16), _NOTE.pack(0, 1, 3, b"i" * 16) + b"more"]
+)
+def test_a_file_that_no_child_wrote_keeps_no_output_from_being_kept(
+    content: bytes, logged: Any, tmp_path: Path, any_db: Any
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "16.0.done").write_bytes(content)
+    (logs / "16.1.done").mkdir()
+    os.mkfifo(logs / "16.2.done")
+    (logs / "notes.now").write_bytes(content)
+    (logs / "17.0.done").write_bytes(_NOTE.pack(0, 5, 3, b"f" * 16) + b"hello")
+    stream = logged(LogLevel.info)
+    keeper = OutputKeeper(any_db, ClusterSpace("demo"), tmp_path)
+    assert [keeper.tick(), keeper.tick()] == [1, 0]
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["message"].partition(" printed: ")[2] for line in lines if line["level"] == "info"] == ["hello"]
+    assert [name in line["message"] for line, name in zip(lines, ("16.0", "16.1", "16.2"), strict=False)] == [True] * 3

@@ -37,7 +37,7 @@ from futures_worker.client.storing import Submission
 from futures_worker.client.turn import Turn
 from futures_worker.database import ask
 from futures_worker.errors import WireError
-from futures_worker.handshake import ACTOR
+from futures_worker.handshake import ACTOR, NoPlaceError
 from futures_worker.store_secret import ClusterSecrets
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class ActorLink:
         self._broken: deque[tuple[list[Call[Any]], str]] = (
             deque()
         )  # sent before a connection broke, and not settled yet
+        self.refused = ""  # why the actor, which is up, takes no calls of this client
         self.used = 0.0  # when it was last asked for (monotonic)
         self._pack = msgpack.Packer(autoreset=True).pack
         self._pause = PLACE_PAUSE
@@ -251,9 +252,12 @@ class ActorLink:
             try:
                 secrets = ClusterSecrets(session.db, session.space, ask=ask)
                 connection = wire.connect((place.ip, place.port), secrets, role=ACTOR, incarnation=self.actor)
+            except NoPlaceError as error:
+                self.refused = f"the actor takes no call of this client yet: {error}"
             except (OSError, WireError):
                 pass  # it died, and its place isn't given up yet
             else:
+                self.refused = ""
                 self._begin(connection, place.start)
                 return 0.0
         pause, self._pause = self._pause, min(MOST_PLACE_PAUSE, self._pause * 1.5)

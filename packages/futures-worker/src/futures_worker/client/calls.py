@@ -25,7 +25,7 @@ T = TypeVar("T")
 TICK: Final = 0.02  # seconds between two looks for answers that nobody waits for
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) whether the actor is still the one we talk to
 MOST_RESTING: Final = 128  # connections to actors kept open while nothing is under way on them, about
-REST_SECONDS: Final = 60.0  # without a call after which a connection may be closed for another one
+REST_SECONDS: Final = 60.0  # without a call after which a connection is closed
 CANCEL_SECONDS: Final = 1.0  # that `cancel` waits to learn whether it came in time
 
 
@@ -80,7 +80,7 @@ class Call(Future[T]):
             super()._await_end(session, deadline, timeout)
         elif not await_call(self, deadline):
             raise TimeoutError(
-                f"{describe(self._id, self._name)} did not end within {timeout} s: {session._reason(self)}"
+                f"{describe(self._id, self._name)} did not end within {timeout} s: {self._link.refused or session._reason(self)}"
             )
 
 
@@ -202,7 +202,11 @@ class CallReader:
     def _run(self) -> None:
         session = self._session
         while not session.closed:
-            self._work.wait()
+            links = tuple(self._links.values())
+            if not self._work.wait(REST_SECONDS / 2 if any(link.connected for link in links) else None):
+                for link in links:  # an actor has only so many places for callers
+                    link.rest(time.monotonic(), REST_SECONDS)
+                continue
             began = time.monotonic()
             try:
                 if not self.unanswered():

@@ -112,7 +112,8 @@ def ls(
     database, space = look_into(db, cluster)
     brief = not as_json and in_terminal()
     newest = brief if newest is None else newest
-    cursor = resolve_id(database, space, begin).bytes if begin is not None else None
+    last_seen = resolve_id(database, space, begin) if begin is not None else None
+    cursor = last_seen.bytes if last_seen is not None else None
     page = PAGE if like else min(PAGE, limit + 1)
     found = list(itertools.islice(walk(database, space, like, cursor, newest_first=newest, page=page), limit + 1))
     more = len(found) > limit
@@ -129,13 +130,20 @@ def ls(
         rows,
         ["id", "state", "name", "age", "took", *(() if brief else ("attempts", "worker")), "reason"],
         as_json=as_json,
-        empty=nothing("such futures" if like or state else "futures", database, cluster),
+        empty=_nothing_found(bool(like or state), last_seen, newest, database, cluster),
         show=_show_future,
         style=_look,
         flowing="reason" if brief else None,
     )
     if more:
         say(f"there may be more: {'--newest' if newest else '--oldest'} --after {last}", err=True)
+
+
+def _nothing_found(filtered: bool, after: UUID | None, newest: bool, database: Any, cluster: str) -> str:
+    what = "such futures" if filtered else "futures"
+    if after is None:
+        return nothing(what, database, cluster)
+    return f"no {what} {'older' if newest else 'newer'} than {after} in cluster {cluster!r}: the list ends there"
 
 
 def _show_future(column: str, value: Any) -> str:

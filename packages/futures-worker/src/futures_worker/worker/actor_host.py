@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import time
@@ -44,6 +45,7 @@ MOST_PER_BATCH: Final = 200
 BATCH_BYTES: Final = 300_000  # of results in one transaction
 BATCH_SECONDS: Final = 0.001  # after which what ran is recorded, though more calls wait
 MOST_QUEUED: Final = 10_000  # calls taken in before those that sent them have to wait
+MOST_CALLERS: Final = 1024  # connections at one time, and at most half of the descriptors; a further caller tries again
 MOST_UNREAD: Final = 32 << 20  # bytes of answers a caller doesn't read, after which its calls are left where they are
 MOST_MESSAGE: Final = 128 << 20
 READ_BYTES: Final = 1 << 18
@@ -144,6 +146,8 @@ class Server:
         self._epoll.register(self._wake, select.EPOLLIN)
         self._listening = _listen_for(host.worker.ip)
         self._acceptor: Acceptor | None = None
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_callers = MOST_CALLERS if limit < 0 else max(1, min(MOST_CALLERS, limit // 2))
 
     def run(self) -> NoReturn:
         """Serve until this start is over. Raises ClaimLostError then, WorkerFencedError."""
@@ -160,6 +164,7 @@ class Server:
             self._greet,
             identity=Identity(ACTOR, ip, port, lambda: (self._host.id,)),
             name="actor-accept",
+            has_place=self._has_place,
         )
         self._acceptor.start()
         run(self._db, actors.place_host, self._space, self._host, ip, port)
@@ -201,6 +206,10 @@ class Server:
         self._epoll.close()
 
     # --- connections --------------------------------------------------------------------------------------------------
+
+    def _has_place(self) -> bool:
+        """Asked before a caller is answered: one that is refused has sent no call yet, and tries again."""
+        return len(self._callers) + len(self._accepted) < self._most_callers
 
     def _greet(self, connection: wire.Connection) -> bool:
         self._accepted.append(connection)

@@ -139,6 +139,7 @@ class OutputKeeper:
         self._db = db
         self._space = space
         self._logs = directory / "logs"
+        self._strange: set[Path] = set()  # told of
         self._kept: dict[Path, tuple[Note, int]] = {}  # of running tasks: how far their output was kept
 
     def tick(self) -> int:
@@ -148,7 +149,7 @@ class OutputKeeper:
         for path in sorted(self._logs.iterdir()):
             if path.suffix == ".done":
                 count += self._keep_done(path)
-            elif path.suffix == ".now":
+            elif path.suffix == ".now" and path.stem.isdecimal():
                 seen.add(path)
                 count += self._keep_running(path)
         for gone in self._kept.keys() - seen:
@@ -156,9 +157,21 @@ class OutputKeeper:
         return count
 
     def _keep_done(self, path: Path) -> int:
-        data = path.read_bytes()
-        note = Note(*_NOTE.unpack_from(data))
-        self._write(note, data[_NOTE.size :], note.end - note.begin)
+        """Tasks may write to the worker's directory: what no child wrote keeps no other output from being kept."""
+        if path in self._strange:
+            return 0
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                note = Note(*_NOTE.unpack(file.read(_NOTE.size)))
+                data = file.read(OUTPUT_KEPT)
+            size = note.end - note.begin
+            if size < len(data):
+                raise ValueError(f"{len(data)} bytes of a task that printed {size}")
+        except (OSError, ValueError, struct.error) as error:
+            self._strange.add(path)
+            log.warning("%s isn't kept, and stays where it is: it is no output of a task (%s)", path, error)
+            return 0
+        self._write(note, data, size)
         path.unlink()
         return 1
 
@@ -204,7 +217,7 @@ def _punch_hole(descriptor: int, end: int) -> None:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
