@@ -128,6 +128,26 @@ def test_a_damaged_dump_is_refused(filled: Path, tmp_path: Path, cut: str) -> No
     ):
         assert result.exit_code == (2 if cut == "other" else 1)
         assert told in result.stderr
+    assert not (tmp_path / "copy").exists(), "a file is tried before a database is made of it"
+
+
+def test_of_a_cut_dump_a_file_sets_nothing_and_a_pipe_says_what_it_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fdb_embedded.archive, "BATCH_BYTES", 2)
+    lines = ['{"fdb_embedded_dump": 1, "version": 1}', '{"k": "YQ==", "v": "YQ=="}', '{"k": "Yg==", "v": "Yg=="}']
+    (tmp_path / "dump").write_text("\n".join(lines))
+    path = tmp_path / "db"
+    command("set", "c", "d", db=path)
+    result = command("load", str(tmp_path / "dump"), "--force", db=path)
+    assert (result.exit_code, result.stderr) == (1, "error: the dump is cut off after 2 rows\n")
+    assert command("ls", db=path).stdout == "c\td\n"
+    result = runner.invoke(app, ["load", "--force", "--db", str(path)], input="\n".join(lines))
+    told = (
+        "note: 2 rows of the dump are in the database: it holds a part of it\nerror: the dump is cut off after 2 rows\n"
+    )
+    assert (result.exit_code, result.stderr) == (1, told)
+    assert command("ls", db=path).stdout == "a\ta\nb\tb\nc\td\n"
 
 
 def test_check_and_compact(filled: Path) -> None:
@@ -177,6 +197,32 @@ def test_the_database_is_a_url_as_everywhere(filled: Path) -> None:
     cluster = runner.invoke(app, ["get", "plain", "--db", "fdb:/etc/fdb.cluster"])
     assert cluster.exit_code == 2
     assert "looks at embedded databases" in cluster.stderr
+
+
+@pytest.mark.parametrize("url", ["fdb:", "fdb:/etc/fdb.cluster", "fdb", "./db", "embeded:db"])
+def test_no_other_database_is_opened_than_the_environment_names(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAINSPRING_DB", url)
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "program.py"
+    script.write_text("import fdb\nfdb.api_version(730)\nfdb.open()\n")
+    with pytest.raises(fdb_embedded.InvalidOption, match=f"^MAINSPRING_DB={url}"):
+        fdb_embedded.open()
+    for arguments in (["status"], ["set", "a", "b"], ["load", str(script)]):
+        result = runner.invoke(app, arguments)
+        assert result.exit_code == 2
+    run = subprocess.run(
+        [sys.executable, "-m", "fdb_embedded", "run", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    for told, code in ((runner.invoke(app, ["set", "a", "b"]).stderr, 2), (run.stderr, run.returncode)):
+        assert code == 2
+        assert told.startswith(f"error: MAINSPRING_DB={url} ")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["program.py"]
 
 
 def test_ls_and_show_mean_what_they_mean_everywhere(filled: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from . import binding
+from .errors import InvalidOption
 
 
 def main(arguments: list[str]) -> None:
@@ -31,7 +32,10 @@ def main(arguments: list[str]) -> None:
         parser.exit(2, f"error: there is no script {options.script}\n")
     if options.db is not None and options.db.startswith("fdb:"):
         parser.exit(2, f"error: --db {options.db} is the URL of a cluster: the engine takes a directory\n")
-    binding.serve_everything_from(options.db or binding.default_name())
+    try:
+        binding.serve_everything_from(options.db or binding.default_name())
+    except InvalidOption as error:
+        parser.exit(2, f"error: {error}\n")
     binding.load(api_version=None)
     sys.argv = [options.script, *options.arguments]
     if options.module:

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import handles
 from .capi import CApi
-from .errors import EngineConflict
+from .errors import EngineConflict, InvalidOption
 from .hot_paths import override
 
 DEFAULT_API_VERSION = 730
@@ -155,11 +155,18 @@ _everything: str | None = None
 
 
 def default_name() -> str:
-    """What is opened when no name is given: MAINSPRING_DB where it names an embedded database, else ./.mainspring."""
+    """What is opened when no name is given: what MAINSPRING_DB names, else ./.mainspring.
+
+    Raises `InvalidOption` where MAINSPRING_DB names a cluster, or nothing: another database than the one that is meant isn't opened.
+    """
     url = os.environ.get(URL_VARIABLE, "")
-    if url.startswith("embedded:"):
-        return url.removeprefix("embedded:") or DEFAULT_PATH
-    return url if url.startswith("memory:") else DEFAULT_PATH
+    if url.startswith("fdb:"):
+        raise InvalidOption(
+            f"{URL_VARIABLE}={url} is a FoundationDB cluster: this is for embedded databases (embedded:PATH); give one, or unset it"
+        )
+    if url and not url.startswith(("embedded:", "memory:")):
+        raise InvalidOption(f"{URL_VARIABLE}={url} names no database: use embedded:PATH, memory: or memory:NAME")
+    return url.removeprefix("embedded:") or DEFAULT_PATH
 
 
 def serve_everything_from(name: str) -> None:

@@ -64,7 +64,10 @@ def _options(
 @contextlib.contextmanager
 def _database(name: str | None, create: bool = False) -> Iterator[Any]:
     """The database of --db, closed afterwards; errors end the command with their exit code."""
-    name = name or default_name()
+    try:
+        name = name or default_name()
+    except InvalidOption as error:
+        _fail(str(error), USAGE)
     if name.startswith("fdb:"):
         _fail(f"{name} is a FoundationDB cluster: this command looks at embedded databases (embedded:PATH)", USAGE)
     name = name.removeprefix("embedded:")
@@ -75,14 +78,22 @@ def _database(name: str | None, create: bool = False) -> Iterator[Any]:
     except EmbeddedError as error:
         _fail(str(error), UNREACHABLE)
     try:
-        yield database
+        with _told():
+            yield database
+    finally:
+        close(database)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors end the command with their exit code."""
+    try:
+        yield
     except EmbeddedError as error:
         _fail(str(error), USAGE if isinstance(error, InvalidOption) else FAILED)
     except load().FDBError as error:
         text = error.description
         _fail(f"{text.decode() if isinstance(text, bytes) else text} ({error.code})", FAILED)
-    finally:
-        close(database)
 
 
 def _fail(text: str, code: int) -> Any:
@@ -203,22 +214,51 @@ def load_(
     db: Db = None,
     force: Annotated[bool, typer.Option("--force", help="Load into a database that isn't empty.")] = False,
 ) -> None:
-    """Set the rows of a dump."""
+    """Set the rows of a dump.
+
+    Of a file that is cut or damaged it sets none.
+    """
     if file != Path("-") and not file.is_file() and not file.is_fifo():
         _fail(f"there is no file {file}", USAGE)
-    with _database(db, create=True) as database, _progress("rows") as progress:
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(_dump_in(file))
+        if file.is_file():  # it can be read twice
+            for _ in archive.read(source):
+                pass
+            source.seek(0)
+        database = stack.enter_context(_database(db, create=True))
+        progress = stack.enter_context(_progress("rows"))
         if not force and database.get_range(b"", b"\xff", limit=1):
             raise EmbeddedError("the database isn't empty; --force loads into it all the same")
-        with contextlib.ExitStack() as stack:
-            # A dump is ASCII: what isn't that is damage in its line.
-            if file != Path("-"):
-                source: IO[str] = stack.enter_context(file.open(encoding="ascii", errors="replace"))
-            else:
-                source = sys.stdin
-                if isinstance(source, io.TextIOWrapper):
-                    source.reconfigure(encoding="ascii", errors="replace")
-            rows = archive.load(database, archive.read(source), progress)
-        typer.echo(f"{rows} rows", err=True)
+        done = 0
+
+        def count(rows: int) -> None:
+            nonlocal done
+            done += rows
+            progress(rows)
+
+        try:
+            archive.load(database, archive.read(source), count)
+        except BaseException:
+            if done:
+                typer.echo(f"note: {done} rows of the dump are in the database: it holds a part of it", err=True)
+            raise
+        typer.echo(f"{done} rows", err=True)
+
+
+@contextlib.contextmanager
+def _dump_in(file: Path) -> Iterator[IO[str]]:
+    """The lines of a file, or of standard input; what is wrong with them ends the command with its exit code."""
+    with contextlib.ExitStack() as stack:
+        # A dump is ASCII: what isn't that is damage in its line.
+        if file != Path("-"):
+            source: IO[str] = stack.enter_context(file.open(encoding="ascii", errors="replace"))
+        else:
+            source = sys.stdin
+            if isinstance(source, io.TextIOWrapper):
+                source.reconfigure(encoding="ascii", errors="replace")
+        with _told():
+            yield source
 
 
 @app.command()
