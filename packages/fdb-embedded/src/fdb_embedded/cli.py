@@ -64,17 +64,11 @@ def _options(
 @contextlib.contextmanager
 def _database(name: str | None, create: bool = False) -> Iterator[Any]:
     """The database of --db, closed afterwards; errors end the command with their exit code."""
+    path = _path_of(name)
+    if not create and not path.startswith(("memory:", ":memory:")) and not (Path(path) / "data.mdb").exists():
+        _fail(f"there is no database in {path}", UNREACHABLE)
     try:
-        name = name or default_name()
-    except InvalidOption as error:
-        _fail(str(error), USAGE)
-    if name.startswith("fdb:"):
-        _fail(f"{name} is a FoundationDB cluster: this command looks at embedded databases (embedded:PATH)", USAGE)
-    name = name.removeprefix("embedded:")
-    if not create and not name.startswith(("memory:", ":memory:")) and not (Path(name) / "data.mdb").exists():
-        _fail(f"there is no database in {name}", UNREACHABLE)
-    try:
-        database = open_database(name)
+        database = open_database(path)
     except EmbeddedError as error:
         _fail(str(error), UNREACHABLE)
     try:
@@ -82,6 +76,14 @@ def _database(name: str | None, create: bool = False) -> Iterator[Any]:
             yield database
     finally:
         close(database)
+
+
+def _path_of(name: str | None) -> str:
+    with _told():
+        name = name or default_name()
+    if name.startswith("fdb:"):
+        _fail(f"{name} is a FoundationDB cluster: this command looks at embedded databases (embedded:PATH)", USAGE)
+    return name.removeprefix("embedded:")
 
 
 @contextlib.contextmanager
