@@ -227,3 +227,23 @@ def test_a_recorded_call_with_a_damaged_row_fails_and_the_others_are_made(broken
     found, cursor = dm.run_apart(lab.db, lab.space, actors.recorded_calls, lab.space, host)
     assert ([call.id for call in found], cursor) == ([calls[0], calls[3]], b"")
     assert [lab.state(call) for call in calls[1:3]] == ["failed", "failed"]
+
+
+def test_actors_are_listed_the_newest_first_page_by_page(memory_lab: Lab) -> None:
+    lab = memory_lab
+    _, host = start(lab, name="the tally")
+    record(lab, host)
+    others = [lab(actors.create_actor, lab.spec(allow_reconstruction=False), "") for _ in range(4)]
+    lab.submit(lab.spec(name="actor of nothing"))
+    first, after = lab(dm.list_actors, None, 3)
+    rest, end = lab(dm.list_actors, after, 3)
+    assert [one.id for one in (*first, *rest)] == sorted((host.id, *others), reverse=True)
+    assert (len(first), end) == (3, None)
+    placed = next(one for one in (*first, *rest) if one.id == host.id)
+    assert (placed.name, placed.place.port, placed.waiting) == ("the tally", 7000, 1)
+    unplaced = next(one for one in (*first, *rest) if one.id == others[0])
+    assert (unplaced.name, unplaced.place.ip, unplaced.info.state) == ("", "", dm.FutureState.unclaimed)
+    lab(dm.cancel_future, others[0])
+    lab(dm.delete_future, others[0])
+    assert others[0] not in [one.id for one in lab(dm.list_actors, None, 10)[0]]
+    assert lab.validate() == []

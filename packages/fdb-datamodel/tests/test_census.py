@@ -52,3 +52,18 @@ def test_by_id_leaves_out_what_is_gone_and_gives_the_times_in_order(lab: Lab) ->
     for one in ended:
         assert 0 < one.submitted_us <= (one.started_us or one.submitted_us) <= one.ended_us
     assert all(one.ended_us == 0 for one in counted if one not in ended)
+
+
+def test_a_count_tells_whose_a_future_is_and_how_often_it_began(lab: Lab) -> None:
+    mark = dm.new_future_id()
+    one, other = lab.spec(dataset=mark), lab.spec()
+    lab.submit(one, other)
+    lab(dm.fail_future, lab(dm.claim_future, one.id, lab.worker()), "again")
+    kept = dm.FutureSpec(dataset=mark)
+    lab(dm.put_realized_future, kept, None, b"x")
+    page, _ = lab(dm.census_page)
+    assert page == lab(dm.recount, [counted.id for counted in page])
+    told = {counted.id: (counted.dataset, counted.session, counted.attempts) for counted in page}
+    assert told[one.id] == (mark, lab.session, 1)
+    assert told[kept.id][0] == mark
+    assert told[other.id][::2] == (b"", 0)

@@ -134,6 +134,14 @@ def test_list_shows_every_grant_of_a_prefix(locks: LeaseManager) -> None:
         locks.acquire(name)
     assert [info.name for info in locks.list("jobs/")] == ["jobs/1", "jobs/2", "jobs/ü"]
     assert sorted(info.name for info in locks.list()) == sorted(names)
+    paged: list[str] = []
+    after: bytes | None = b""
+    while after is not None:
+        page, after = locks.page("", after, 2)
+        assert len(page) <= 2
+        paged += [info.name for info in page]
+    assert paged == [info.name for info in locks.list()]
+    assert locks.page("jobs/", b"\x00", 100) == (locks.list("jobs/"), None), "a page is of the names asked for alone"
 
 
 def test_list_is_paged_and_whole(locks: LeaseManager, monkeypatch: pytest.MonkeyPatch) -> None:

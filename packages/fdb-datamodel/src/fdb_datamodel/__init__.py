@@ -2,6 +2,7 @@
 
 from fdb_schema import ClusterSpace
 
+from .actor_listing import ActorStatus, list_actors
 from .census import Counted, census_page, recount
 from .collector import GRACE_SECONDS, PASS_SECONDS, TOMBSTONE_SECONDS, Collected, Collector, collect
 from .errors import (
@@ -111,6 +112,7 @@ __all__ = [
     "TERMINAL",
     "TOMBSTONE_SECONDS",
     "TRANSITIONS",
+    "ActorStatus",
     "AddressInUseError",
     "Backoff",
     "Capacity",
@@ -183,6 +185,7 @@ __all__ = [
     "id_for_key",
     "index_shape",
     "is_live",
+    "list_actors",
     "list_downstreams",
     "list_futures",
     "list_workers",

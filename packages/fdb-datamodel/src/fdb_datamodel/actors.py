@@ -100,7 +100,7 @@ def create_actor(tr: Transaction, space: ClusterSpace, spec: FutureSpec, name: s
     submit_futures(tr, space, [spec])
     if name:
         tr.set(ch.keys.actor_name(name), codec.pack(spec.id))
-        tr.set(ch.keys.name_of_actor(encode_id(spec.id)), codec.pack(name))
+    tr.set(ch.keys.name_of_actor(encode_id(spec.id)), codec.pack(name))
     return spec.id
 
 

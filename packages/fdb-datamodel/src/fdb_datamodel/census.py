@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import intern
 from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, Transaction
@@ -11,17 +12,19 @@ from .changes import Changes, FutureRows
 from .elements import encode_id
 from .errors import DamagedFutureError
 from .pages import after_future, read_futures
-from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, OPTIONS
+from .records import NO_SESSION
+from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS
 from .states import FutureState
 
 _ROWS_OF_ANY_FUTURE = 64  # more than a future can have: a page always holds a whole one
-_NAMES = (CODE, ARGS, FAILURE, CLAIM, LATEST_RESULT, DUE, OPTIONS)
+_NAMES = (CODE, ARGS, FAILURE, CLAIM, LATEST_RESULT, DUE, OPTIONS, NUM_ATTEMPTS)
 
 
 class Counted(NamedTuple):
     """What a count needs of a future. Wall times are µs since 1970 and for people; 0 where it hasn't happened.
 
-    worker: `ip:port` of who has it, made its result, or had it when it failed; "" where nobody did.
+    worker: `ip:port` of who has it, made its result, or had it when it failed; "" where nobody did. session: of who
+    submitted it. dataset: as in `FutureSpec`.
     """
 
     id: bytes
@@ -31,6 +34,9 @@ class Counted(NamedTuple):
     ended_us: int
     name: str = ""
     worker: str = ""
+    attempts: int = 0
+    session: bytes = NO_SESSION
+    dataset: bytes = b""
 
 
 def census_page(
@@ -72,21 +78,24 @@ def _count(ch: Changes, futures: Sequence[FutureRows]) -> list[Counted]:
 
 
 def _count_one(ch: Changes, f: FutureRows) -> Counted:
-    submitted, name, claim = f.submitted, f.option("name"), f.claim
-    started, worker = (claim[2], f"{claim[1].ip}:{claim[1].port}") if claim is not None else (0, "")
+    submitted, name, claim = f.submitted, intern(f.option("name")), f.claim  # whoever keeps many keeps few names
+    whose = f.attempts, f.session, f.option("dataset")
+    started, worker = (claim[2], intern(f"{claim[1].ip}:{claim[1].port}")) if claim is not None else (0, "")
     if f.failed:
         failure = f.failure
         if failure is None:
-            return Counted(f.id, FutureState.failed, submitted, started, 0, name, worker)
+            return Counted(f.id, FutureState.failed, submitted, started, 0, name, worker, *whose)
         began, by = failure.began_us or started, failure.worker or worker
-        return Counted(f.id, FutureState.failed, submitted, began, failure.wall_us, name, by)
+        return Counted(f.id, FutureState.failed, submitted, began, failure.wall_us, name, by, *whose)
     if f.realized:
         result = f.result
-        return Counted(f.id, FutureState.realized, submitted, started, result.wall_us if result else 0, name, worker)
+        ended = result.wall_us if result else 0
+        return Counted(f.id, FutureState.realized, submitted, started, ended, name, worker, *whose)
     if f.claimed:
-        return Counted(f.id, FutureState.claimed, submitted, started, 0, name, worker)
+        return Counted(f.id, FutureState.claimed, submitted, started, 0, name, worker, *whose)
     waits = f.backing_off or (bool(f.dependencies) and _has_edges(ch, f.e))
-    return Counted(f.id, FutureState.waiting if waits else FutureState.unclaimed, submitted, 0, 0, name)
+    state = FutureState.waiting if waits else FutureState.unclaimed
+    return Counted(f.id, state, submitted, 0, 0, name, "", *whose)
 
 
 def _has_edges(ch: Changes, e: bytes) -> bool:

@@ -450,6 +450,7 @@ _OPTION_DEFAULTS: dict[str, Any] = {
     "parent": b"",
     "ttl": None,
     "max_restarts": None,
+    "dataset": b"",
 }
 
 
@@ -468,6 +469,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "parent": _MAYBE_BYTES,
     "ttl": _NUMBER,
     "max_restarts": _COUNT,
+    "dataset": _MAYBE_BYTES,
     "backoff": _MAYBE_TUPLE,
 }
 
@@ -531,4 +533,5 @@ def has_defaults_only(spec: FutureSpec) -> bool:
         and not spec.parent
         and spec.ttl is None
         and spec.max_restarts is None
+        and not spec.dataset
     )

@@ -149,6 +149,7 @@ class FutureSpec:
     ttl: float | None = None
     parent: bytes = b""  # 16 bytes: the future of the task that submits it, and whose cancel is its own
     max_restarts: int | None = None  # starts after the first one, whatever ended those before, drained ones too
+    dataset: bytes = b""  # what the partitions of one dataset have in common, for people; b"": it is none's
 
     def __post_init__(self) -> None:
         if type(self.id) is not bytes:

@@ -110,7 +110,7 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc("streams", "(id, 'reader', session)", "empty", "who is mailed when there are more items"),
     KeyDoc("streams", "(id, 'writer')", "session", "who is mailed when items were taken"),
     KeyDoc("actors", "('name', name)", "id", "the actor of that name, the latest one"),
-    KeyDoc("actors", "(id, 'name')", "name", "the name that an actor was begun with"),
+    KeyDoc("actors", "(id, 'name')", "name", "every actor that there is, with the name it was begun with, or ''"),
     KeyDoc(
         "actors", "(id, 'place')", "start, ip, port", "where the actor takes calls, while its claim is that start's"
     ),

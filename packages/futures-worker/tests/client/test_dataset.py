@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from fdb_datamodel import describe_future
 from futures_worker import Client, FutureDeletedError
 from futures_worker.client.dataset import _overlap
+from idempotent_txn import run
 
 
 @pytest.fixture
@@ -87,3 +89,22 @@ def test_overlap_covers_everything_once() -> None:
             for item in range(start, stop)
         ]
         assert seen == [(at, item) for at, count in enumerate(counts) for item in range(count)]
+
+
+def test_partitions_of_one_dataset_are_marked_as_such(client: Client) -> None:
+    numbers = client.dataset([range(10), [10, 11], client.submit(list, range(3))])
+    squares = numbers.map(str).wait(60)
+    pieces = numbers.repartition(2, timeout=60).wait(60)
+    client.submit(even, 2).result(60)
+    marks = [
+        {run(client._db, describe_future, client._space, one._id).details.get("dataset") for one in each.partitions}
+        for each in (squares, pieces)
+    ]
+    assert [len(mark) for mark in marks] == [1, 1]
+    assert None not in marks[0] | marks[1]
+    assert marks[0] != marks[1]
+    put = [
+        run(client._db, describe_future, client._space, one._id).details.get("dataset") for one in numbers.partitions
+    ]
+    assert put[0] == put[1] is not None
+    assert put[2] is None, "a future that was given stays whose it was"

@@ -83,7 +83,8 @@ class LeaseEvent:
     version: int  # commit version: the order of events
 
 
-def _heartbeat_time(data: bytes | None) -> datetime | None:
+def heartbeat_time(data: bytes | None) -> datetime | None:
+    """When a session's heartbeat row was written, by its writer's clock."""
     if data is None or len(data) < STAMP_BYTES + 8:
         return None
     us = int.from_bytes(data[STAMP_BYTES : STAMP_BYTES + 8], "big")
@@ -98,7 +99,7 @@ def _maintainers(
     beats = dict(zip(grant.sessions, heartbeats, strict=True))
     found = []
     if record.maintained:
-        at = _heartbeat_time(beats[record.session])
+        at = heartbeat_time(beats[record.session])
         granted = wall_time(record.acquired_us)
         at = granted if at is None or at < granted else at  # the grant itself is the first sign of life
         found.append(Maintainer(record.session.hex(), "orchestrator", record.host, record.pid, at))
@@ -108,7 +109,7 @@ def _maintainers(
         except DamagedRowError as error:
             damaged.append(error)
             continue
-        at = _heartbeat_time(beats.get(sid))
+        at = heartbeat_time(beats.get(sid))
         since = wall_time(joined.joined_us)
         at = since if at is None or at < since else at
         found.append(Maintainer(sid.hex(), joined.role, joined.host, joined.pid, at))
@@ -164,7 +165,7 @@ def held_names(
     """A page of the names that somebody holds or waits for, in order; rows of what can be no name; and where the next page
     starts (None: it was the last)."""
     begin, end = space.names_from(prefix)
-    rows = read_range(tr, after or begin, end, limit=limit, snapshot=True)
+    rows = read_range(tr, max(begin, after or b""), end, limit=limit, snapshot=True)
     names: list[str] = []
     damaged: Damaged = []
     following = None

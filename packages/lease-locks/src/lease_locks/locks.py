@@ -54,6 +54,7 @@ LEAST_SECONDS = 0.05  # of a transaction that a pause makes
 REFUSED_LOOK_SECONDS = 0.5
 """How long a wait whose watches were refused sleeps before it looks again: by then it is a poll."""
 _PAGE = 1_000
+_NAMES = 50  # whose holders and queues one transaction reads
 log = logging.getLogger("lease_locks")
 
 
@@ -412,17 +413,23 @@ class LeaseManager:
 
         A row that can't be read is named in the log, and stepped over.
         """
+        found, after = self.page(prefix, None, _PAGE)
+        while after is not None:
+            more, after = self.page(prefix, after, _PAGE)
+            found += more
+        return found
+
+    def page(self, prefix: str, after: bytes | None, rows: int) -> tuple[builtins.list[LeaseInfo], bytes | None]:
+        """As `list`, of the names in about `rows` rows of holders and queues; and where the next page starts (None: it was
+        the last)."""
+        names, damaged, following = run(self.db, held_names, self.space, prefix, after, rows, strategy=IDEMPOTENT)
         found: builtins.list[LeaseInfo] = []
-        after: bytes | None = None
-        while True:
-            names, damaged, after = run(self.db, held_names, self.space, prefix, after, _PAGE, strategy=IDEMPOTENT)
-            for name in names:
-                infos, more = run(self.db, readable_infos, self.space, self.space.lock(name), strategy=IDEMPOTENT)
-                found += infos
-                damaged += more
-            self._warn_of(damaged)
-            if after is None:
-                return found
+        for at in range(0, len(names), _NAMES):
+            infos, more = run(self.db, _infos_of, self.space, names[at : at + _NAMES], strategy=IDEMPOTENT)
+            found += infos
+            damaged += more
+        self._warn_of(damaged)
+        return found, following
 
     def _warn_of(self, damaged: Damaged) -> None:
         """Name the rows that can't be read, each once: they are in nobody's way but that of who wants their own name."""
@@ -472,6 +479,11 @@ class LeaseManager:
             ):
                 cleared += 1
         return cleared
+
+
+def _infos_of(tr: Any, space: LeaseSpace, names: builtins.list[str]) -> tuple[builtins.list[LeaseInfo], Damaged]:
+    pairs = [readable_infos(tr, space, space.lock(name)) for name in names]
+    return [info for infos, _ in pairs for info in infos], [row for _, damaged in pairs for row in damaged]
 
 
 def start_watches(tr: Any, rows: tuple[tuple[bytes, bytes | None], ...]) -> builtins.list[Any] | None:

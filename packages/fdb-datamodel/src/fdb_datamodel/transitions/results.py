@@ -133,7 +133,7 @@ def put_realized_future(
 ) -> UUID:
     """Register an object as a realized future without code (row `put_realized_future`), with a synthetic claim.
 
-    Of `spec` the id, the session, the name, `keep` and `ttl` count. `worker` None: an inline result of a client. Never reconstructed.
+    Of `spec` the id, the session, the name, `keep`, `ttl` and `dataset` count. `worker` None: an inline result of a client. Never reconstructed.
     Again: nothing. Raises WorkerFencedError, OversizeError (inline over 90 kB).
     """
     ch = Changes(tr, space)
@@ -156,7 +156,8 @@ def put_realized_future(
     ch.put(f, CLAIM, codec.pack_claim(worker or _NO_WORKER, ch.token, ch.wall_us, 1))
     ch.put(f, NUM_ATTEMPTS, codec.pack(1))
     ch.put(f, ALLOW_RECONSTRUCTION, codec.pack(False))
-    if (options := codec.pack_options(FutureSpec(name=spec.name, keep=spec.keep, ttl=spec.ttl))) is not None:
+    kept = FutureSpec(name=spec.name, keep=spec.keep, ttl=spec.ttl, dataset=spec.dataset)
+    if (options := codec.pack_options(kept)) is not None:
         ch.put(f, OPTIONS, options)
     name_latest(ch, f, full)
     ch.set(ch.keys.result(f.e, ch.token), codec.pack_result_row(full, ch.token, ch.wall_us))

@@ -29,6 +29,7 @@ class SessionSighting(NamedTuple):
     counter: int
     host: str = ""
     pid: int = 0
+    wall_us: int = 0  # of its last beat, for people
 
 
 def beat_session(
@@ -51,14 +52,14 @@ def session_lives(tr: Transaction, space: ClusterSpace, session: bytes) -> bool:
     return tr.get(layout_of(space).session(session)).value is not None
 
 
-def session_sightings(tr: Transaction, space: ClusterSpace) -> list[SessionSighting]:
-    """Every session and its counter, by snapshot: what an observer compares over time."""
+def session_sightings(tr: Transaction, space: ClusterSpace, limit: int = 0) -> list[SessionSighting]:
+    """Every session and its counter, by snapshot: what an observer compares over time. `limit`: at most so many; 0: all."""
     ch = Changes(tr, space)
     found = []
-    for _, session, value in ch.read_ids(ch.keys.sessions, snapshot=True):
+    for _, session, value in ch.read_ids(ch.keys.sessions, limit=limit, snapshot=True):
         with contextlib.suppress(RecordError):  # its next beat writes it anew
-            fields = codec.unpack_session(value)
-            found.append(SessionSighting(decode_id(session), fields[0], fields[2], fields[3]))
+            counter, wall_us, host, pid = codec.unpack_session(value)[:4]
+            found.append(SessionSighting(decode_id(session), counter, host, pid, wall_us))
     return found
 
 

@@ -239,7 +239,7 @@ class Client(DataMethods):
         """
         chosen = self._options.changed(**options)
         chosen.refuse_key("a dataset's pieces of work")
-        return make_dataset(self, parts, chosen)
+        return make_dataset(self, parts, chosen, self._put)
 
     def executor(self, **options: Any) -> ClusterExecutor:
         """A `concurrent.futures.Executor` that runs on the cluster.
@@ -394,7 +394,7 @@ class Client(DataMethods):
         spec.call_options = options.call_options
         spec.backoff = options.backoff
         spec.locality = self._locality(options.locality)
-        spec.keep, spec.ttl = options.kept, options.ttl
+        spec.keep, spec.ttl, spec.dataset = options.kept, options.ttl, options.dataset
 
     def _locality(self, wanted: Any) -> Locality | None:
         if wanted is None or isinstance(wanted, Locality):

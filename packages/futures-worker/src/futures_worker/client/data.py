@@ -25,7 +25,7 @@ from futures_worker.client import processes, untouched
 from futures_worker.client.future import Future
 from futures_worker.client.home import ClientHome
 from futures_worker.client.objects import copy_to_worker, put_on_worker
-from futures_worker.client.options import DEFAULT_OPTIONS, split_address
+from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions, split_address
 from futures_worker.client.session import Session
 from futures_worker.client.waiting import check_futures
 from futures_worker.database import ask
@@ -64,11 +64,15 @@ class DataMethods:
 
         Raises NoWorkerError if a large object finds no worker; TypeError if it can't be pickled.
         """
-        options = DEFAULT_OPTIONS.changed(name=name, keep=keep, ttl=ttl)
+        return self._put(DEFAULT_OPTIONS.changed(name=name, keep=keep, ttl=ttl), obj)
+
+    def _put(self, options: SubmitOptions, obj: Any) -> Future[Any]:
         payload = dump_result(obj)
         session = self._live
         session.keeping.begin()
-        spec = FutureSpec(session=session.id, name=options.name, keep=options.kept, ttl=options.ttl)
+        spec = FutureSpec(
+            session=session.id, name=options.name, keep=options.kept, ttl=options.ttl, dataset=options.dataset
+        )
         if payload.nbytes > INLINE_RESULT_BYTES:
             put_on_worker(self._db, self._space, self._object_fetcher(), spec, payload, session.keeping.return_again)
         else:

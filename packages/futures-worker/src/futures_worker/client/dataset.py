@@ -7,12 +7,14 @@ is lost, moved by `clone` and `transfer`, and freed when it is deleted or nobody
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from functools import reduce as fold
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from fdb_datamodel import new_future_id
 from futures_worker.client.future import Future
-from futures_worker.client.options import SubmitOptions
+from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
 
 if TYPE_CHECKING:
     from futures_worker.client.client import Client
@@ -86,14 +88,15 @@ class Dataset(Generic[T]):
         counts = self._counts(timeout)
         made = []
         total = sum(counts)
+        chosen = _of_one(self._options)
         for index in range(number):
             pieces = list(_overlap(counts, total * index // number, total * (index + 1) // number))
             largest = max(pieces, key=lambda piece: piece[2] - piece[1], default=None)
-            options = self._options
+            options = chosen
             if largest is not None and options.locality is None:
                 options = options.changed(locality=self.partitions[largest[0]])
             parts = [(self.partitions[at], start, stop) for at, start, stop in pieces]
-            made.append(self._client._submit(options, _join, (parts,), {}))
+            made.append(self._submit(_join, parts, options=options))
         return Dataset(self._client, made, self._options)
 
     def collect(self, timeout: float | None = None, *, progress: bool = False) -> list[T]:
@@ -119,11 +122,12 @@ class Dataset(Generic[T]):
 
     def _each(self, step: Callable[..., list[Any]], fn: Callable[..., Any]) -> Dataset[Any]:
         step = partial(step, fn)  # none of the arguments: a future that `fn` refers to stays one
-        made = [self._submit(step, partition) for partition in self.partitions]
+        options = _of_one(self._options)
+        made = [self._submit(step, partition, options=options) for partition in self.partitions]
         return Dataset(self._client, made, self._options)
 
-    def _submit(self, step: Callable[..., Any], *args: Any) -> Future[Any]:
-        return self._client._submit(self._options, step, args, {})
+    def _submit(self, step: Callable[..., Any], *args: Any, options: SubmitOptions | None = None) -> Future[Any]:
+        return self._client._submit(options or self._options, step, args, {})
 
     def _counts(self, timeout: float | None) -> list[int]:
         return self._client.gather(
@@ -131,12 +135,20 @@ class Dataset(Generic[T]):
         )
 
 
-def make_dataset(client: Client, parts: Iterable[Any], options: SubmitOptions) -> Dataset[Any]:
-    """See `Client.dataset`."""
+def make_dataset(
+    client: Client, parts: Iterable[Any], options: SubmitOptions, put: Callable[[SubmitOptions, Any], Future[Any]]
+) -> Dataset[Any]:
+    """See `Client.dataset`. `put` stores a partition."""
     if isinstance(parts, (str, bytes)):
         raise TypeError("a dataset is made from partitions: lists of items, or futures of lists")
-    partitions = [part if isinstance(part, Future) else client.put(list(part)) for part in parts]
+    marked = _of_one(DEFAULT_OPTIONS)
+    partitions = [part if isinstance(part, Future) else put(marked, list(part)) for part in parts]
     return Dataset(client, partitions, options)
+
+
+def _of_one(options: SubmitOptions) -> SubmitOptions:
+    """For the partitions of one dataset: a mark that they have in common, by which people find them together."""
+    return replace(options, dataset=new_future_id())
 
 
 def _overlap(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:

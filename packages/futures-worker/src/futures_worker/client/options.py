@@ -41,6 +41,7 @@ class SubmitOptions:
     backoff: Backoff | None = None
     keep: bool | None = None  # None: a future with a name of its own is kept
     ttl: float | None = None
+    dataset: bytes = b""  # what a dataset's partitions have in common
     tr: Any = field(default=None, compare=False)
     chosen: frozenset[str] = field(
         default=frozenset(), compare=False
