@@ -166,7 +166,7 @@ def test_stored_pickles_are_never_loaded(client: TestClient, lab: Any, tmp_path:
 def test_workers_leases_heap_and_ids(client: TestClient, lab: Any) -> None:
     (worker,) = client.get("/api/workers").json()["workers"]
     assert (worker["address"], worker["slots"], worker["cpu"], worker["ram"]) == ("127.0.0.1:7000", 2, 2.0, 4 << 30)
-    assert client.get("/api/leases").json() == {"leases": []}
+    assert client.get("/api/leases").json() == {"leases": [], "after": None}
     with LeaseManager(lab.db, "demo") as locks, locks.acquire("deploy/a b", meta={"why": "test"}):
         (lease,) = client.get("/api/leases?prefix=deploy/").json()["leases"]
         assert lease["meta"] == {"why": "test"}

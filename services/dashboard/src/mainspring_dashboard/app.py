@@ -6,7 +6,7 @@ It answers GET, and where actions are allowed POST of a JSON object with the hea
 
 | path | answers |
 |---|---|
-| `/`, `/futures`, `/futures/ID`, `/functions`, `/timeline`, `/workers`, `/workers/ADDRESS`, `/leases`, `/leases/NAME`, `/heap`, `/heap/ID`, `/ids` | the page; any of them can be shared |
+| `/`, `/futures`, `/futures/ID`, `/functions`, `/timeline`, `/actors`, `/datasets`, `/sessions`, `/workers`, `/workers/ADDRESS`, `/leases`, `/leases/NAME`, `/heap`, `/heap/ID`, `/ids` | the page; any of them can be shared |
 | `/api/overview?since=T` | the newest sample, and those after T |
 | `/api/attention` | what `mainspring doctor` finds, groups of failures, and of futures that nobody will run as things are |
 | `/api/functions` | how far each function is: counts by state, rate, median |
@@ -14,7 +14,9 @@ It answers GET, and where actions are allowed POST of a JSON object with the hea
 | `/api/workers/ADDRESS` | a worker, its load over time, what it runs and ended last |
 | `/api/stream` | server-sent events: one sample a second |
 | `/api/futures?state=S&q=TEXT&after=ID&limit=N&newest=1`, `/api/futures/ID`, `/api/futures/ID/lineage` | futures |
-| `/api/workers`, `/api/leases?prefix=P`, `/api/leases/NAME`, `/api/heap`, `/api/ids` | the rest |
+| `/api/futures?sort=COLUMN&descending=1&skip=N`, with `state`, `q`, `session=HEX`, `dataset=HEX` | futures in another order, of the newest 200,000 |
+| `/api/actors?after=ID`, `/api/datasets?skip=N`, `/api/sessions?skip=N` | pages of these |
+| `/api/workers`, `/api/leases?prefix=P&after=CURSOR`, `/api/leases/NAME`, `/api/heap`, `/api/ids` | the rest |
 | `/api/heap/tasks?q=TEXT&after=ID&limit=N`, `/api/heap/tasks/ID` | tasks of the heap |
 | `/healthz` | 200 while the database answers, else 503 |
 """
@@ -25,10 +27,9 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
-from uuid import UUID
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -39,26 +40,26 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from fdb_datamodel import FutureState
-from fdb_schema import MainspringError, NameInvalidError, fdb_error_code
 from mainspring_dashboard.access import Access
 from mainspring_dashboard.actions import Actions, asked
+from mainspring_dashboard.answering import PAGE_LIMIT, is_reading_error, number_of, read, uuid_of
 from mainspring_dashboard.doctor import Doctor
 from mainspring_dashboard.heap import HeapView
+from mainspring_dashboard.lists.routes import Lists
 from mainspring_dashboard.reading import Cluster
 from mainspring_dashboard.sampler import Sampler
 
-T = TypeVar("T")
-
 STATIC: Final = Path(__file__).parent / "static"
 INTERVAL_SECONDS: Final = 1.0
-KEY_TOO_LARGE: Final = 2102  # of FoundationDB
 PAGES: Final = (
     "/",
     "/futures",
     "/futures/{id}",
     "/functions",
     "/timeline",
+    "/actors",
+    "/datasets",
+    "/sessions",
     "/workers",
     "/workers/{address}",
     "/leases",
@@ -67,7 +68,6 @@ PAGES: Final = (
     "/heap/{task}",
     "/ids",
 )
-PAGE_LIMIT: Final = 500
 MOST_STREAMS: Final = 256
 
 log = logging.getLogger("mainspring.dashboard")
@@ -96,7 +96,7 @@ class Live:
                 await run_in_threadpool(self.sampler.tick)
                 self.sampler.problem = None
             except Exception as error:
-                if not _is_reading_error(error):
+                if not is_reading_error(error):
                     log.exception("a sample could not be taken")
                 self.sampler.problem = str(error)
             await self._announce()
@@ -158,20 +158,20 @@ def create_app(
 
     async def overview(request: Request) -> Response:
         live: Live = request.app.state.live
-        since = _number(request, "since", 0.0)
+        since = number_of(request, "since", 0.0)
         return JSONResponse(live.snapshot() | {"history": live.sampler.history.since(since)})
 
     async def attention(request: Request) -> Response:
         live: Live = request.app.state.live
         findings = doctor.findings if doctor is not None else []
-        return JSONResponse({**await _read(cluster.survey.attention, live.sampler.failed), "findings": findings})
+        return JSONResponse({**await read(cluster.survey.attention, live.sampler.failed), "findings": findings})
 
     async def functions(request: Request) -> Response:
         sampler = request.app.state.live.sampler
         return JSONResponse({"functions": sampler.functions, "counting": sampler.counting})
 
     async def timeline(request: Request) -> Response:
-        return JSONResponse(request.app.state.live.sampler.timeline(int(_number(request, "after", 0))))
+        return JSONResponse(request.app.state.live.sampler.timeline(int(number_of(request, "after", 0))))
 
     async def worker(request: Request) -> Response:
         address = request.path_params["address"]
@@ -186,63 +186,50 @@ def create_app(
             raise HTTPException(503, f"{MOST_STREAMS} pages are open already: close some, or ask /api/overview")
         return StreamingResponse(_events(live), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
-    async def futures(request: Request) -> Response:
-        query = request.query_params
-        limit = int(_number(request, "limit", 100, 1, PAGE_LIMIT))
-        after = _uuid(query["after"]) if query.get("after") else None
-        newest = bool(_number(request, "newest", 0, 0, 1))
-        rows, following = await _read(
-            cluster.futures, _state(query.get("state")), query.get("q", ""), after, limit, newest
-        )
-        return JSONResponse({"futures": rows, "after": following})
-
     async def future(request: Request) -> Response:
         if request.method == "POST":
             return JSONResponse(
-                await _read(act.on_future, _uuid(request.path_params["id"]), await asked(request, acting))
+                await read(act.on_future, uuid_of(request.path_params["id"]), await asked(request, acting))
             )
-        found = await _read(cluster.future, _uuid(request.path_params["id"]))
+        found = await read(cluster.future, uuid_of(request.path_params["id"]))
         if found is None:
             raise HTTPException(404, f"cluster {cluster.name!r} has no future {request.path_params['id']}")
         return JSONResponse(found)
 
     async def lineage(request: Request) -> Response:
-        return JSONResponse(await _read(cluster.lineage, _uuid(request.path_params["id"])))
+        return JSONResponse(await read(cluster.lineage, uuid_of(request.path_params["id"])))
 
     async def workers(_request: Request) -> Response:
-        return JSONResponse({"workers": await _read(cluster.workers)})
-
-    async def leases(request: Request) -> Response:
-        return JSONResponse({"leases": await _read(cluster.leases, request.query_params.get("prefix", ""))})
+        return JSONResponse({"workers": await read(cluster.workers)})
 
     async def lease(request: Request) -> Response:
         if request.method == "POST":
-            return JSONResponse(await _read(act.on_lease, request.path_params["name"], await asked(request, acting)))
-        found = await _read(cluster.lease, request.path_params["name"])
+            return JSONResponse(await read(act.on_lease, request.path_params["name"], await asked(request, acting)))
+        found = await read(cluster.lease, request.path_params["name"])
         if found["held"] is None and not found["events"]:
             raise HTTPException(404, f"lease {found['name']!r} of cluster {cluster.name!r} was never granted")
         return JSONResponse(found)
 
     async def heap_state(_request: Request) -> Response:
-        return JSONResponse(await _read(view.read))
+        return JSONResponse(await read(view.read))
 
     async def tasks(request: Request) -> Response:
         query = request.query_params
-        limit = int(_number(request, "limit", 100, 1, PAGE_LIMIT))
-        after = _uuid(query["after"]) if query.get("after") else None
-        return JSONResponse(await _read(view.tasks, after, query.get("q", ""), limit))
+        limit = int(number_of(request, "limit", 100, 1, PAGE_LIMIT))
+        after = uuid_of(query["after"]) if query.get("after") else None
+        return JSONResponse(await read(view.tasks, after, query.get("q", ""), limit))
 
     async def task(request: Request) -> Response:
-        id = _uuid(request.path_params["id"], "a task")
+        id = uuid_of(request.path_params["id"], "a task")
         if request.method == "POST":
-            return JSONResponse(await _read(act.on_task, id, await asked(request, acting)))
-        found = await _read(view.task, id)
+            return JSONResponse(await read(act.on_task, id, await asked(request, acting)))
+        found = await read(view.task, id)
         if found is None:
             raise HTTPException(404, f"cluster {cluster.name!r} has no task {id}")
         return JSONResponse(found)
 
     async def ids(_request: Request) -> Response:
-        return JSONResponse({"stores": await _read(cluster.ids)})
+        return JSONResponse({"stores": await read(cluster.ids)})
 
     async def healthz(request: Request) -> Response:
         problem = request.app.state.live.sampler.problem
@@ -250,17 +237,16 @@ def create_app(
 
     routes = [
         *(Route(path, page) for path in PAGES),
+        *Lists(cluster).routes(),
         Route("/api/overview", overview),
         Route("/api/attention", attention),
         Route("/api/functions", functions),
         Route("/api/timeline", timeline),
         Route("/api/stream", stream),
-        Route("/api/futures", futures),
         Route("/api/futures/{id}", future, methods=["GET", "POST"]),
         Route("/api/futures/{id}/lineage", lineage),
         Route("/api/workers", workers),
         Route("/api/workers/{address}", worker),
-        Route("/api/leases", leases),
         Route("/api/leases/{name:path}", lease, methods=["GET", "POST"]),
         Route("/api/heap", heap_state),
         Route("/api/heap/tasks", tasks),
@@ -289,54 +275,6 @@ async def _events(live: Live) -> AsyncIterator[bytes]:
         live.streams -= 1
 
 
-async def _read(work: Callable[..., T], *args: Any) -> T:
-    """`work` in a thread; a database that can't answer is a 503 that says so."""
-    try:
-        return await run_in_threadpool(work, *args)
-    except Exception as error:
-        if isinstance(error, HTTPException):
-            raise
-        if isinstance(error, NameInvalidError) or fdb_error_code(error) == KEY_TOO_LARGE:
-            raise HTTPException(400, str(error)) from error
-        if _is_reading_error(error):
-            raise HTTPException(503, str(error)) from error
-        raise
-
-
-def _is_reading_error(error: Exception) -> bool:
-    return isinstance(error, MainspringError) or fdb_error_code(error) is not None
-
-
 async def _refused(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code)
-
-
-def _uuid(text: str, what: str = "a future") -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise HTTPException(400, f"{text[:80]!r} is no id of {what}: give a UUID") from None
-
-
-def _state(text: str | None) -> FutureState | None:
-    if not text:
-        return None
-    try:
-        return FutureState(text)
-    except ValueError:
-        known = ", ".join(state.value for state in FutureState)
-        raise HTTPException(400, f"there is no state {text[:40]!r}: use one of {known}") from None
-
-
-def _number(request: Request, name: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value <= high:
-        raise HTTPException(400, f"{name}={text[:40]!r}: give a number from {low:g} to {high:g}")
-    return value

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from fdb_datamodel import TERMINAL, ClusterSpace, Counted, FutureState, census_page, recount
 from idempotent_txn import run
+from mainspring_dashboard.lists.kept import Kept
 
 PAGE_ROWS: Final = 5_000
 RECHECK: Final = 500  # futures per transaction
@@ -57,6 +58,7 @@ class Census:
         self.failed: deque[bytes] = deque(maxlen=MOST_FAILED)  # the last ones seen to have failed, of sweeps too
         self._failed_ids: set[bytes] = set()
         self.latest: dict[str, Counted] = {}  # function -> the newest of its futures that was seen
+        self.kept = Kept()  # what is told of the newest futures, one by one
         self.sweeps = 0  # finished
         self.swept_at = 0.0  # time.monotonic() of the last one's end
 
@@ -137,6 +139,7 @@ class Census:
                 del self._open[id]
                 self._sweep_open.pop(id, None)
                 self.running.pop(id, None)
+                self.kept.forget(id)
             else:
                 self._note(one)
 
@@ -180,6 +183,7 @@ class Census:
 
     def _see(self, one: Counted) -> _Kind:
         """Keep what is told of single futures; the function and state under which it is counted."""
+        self.kept.see(one)
         name = one.name
         if name not in self._names:
             if len(self._names) < MOST_FUNCTIONS:
@@ -210,6 +214,7 @@ class Census:
         self.running = {id: one for id, one in self.running.items() if id in self._open}
         self._names = {name for name, _ in (*self._open.values(), *self._ended)}  # of functions that are gone no more
         self.latest = {name: one for name, one in self.latest.items() if name in self._names}
+        self.kept.finish_sweep()
         self.sweeps += 1
         self.swept_at = time.monotonic()
 

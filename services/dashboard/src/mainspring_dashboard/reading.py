@@ -28,6 +28,7 @@ from fdb_schema import ClusterSpace, open_database, url_of
 from idempotent_txn import run
 from idempotent_txn.cleaner import id_status
 from lease_locks import LeaseEvent, LeaseInfo, LeaseManager
+from mainspring_dashboard.lists.describing import DESCRIBED, described
 from mainspring_dashboard.survey import Survey
 
 LINEAGE_NODES: Final = 60
@@ -93,6 +94,14 @@ class Cluster:
                 break
         return rows, str(UUID(bytes=cursor)) if cursor is not None else None
 
+    def described(self, ids: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Rows of these futures, in this order; those that were deleted are left out."""
+        rows = []
+        for at in range(0, len(ids), DESCRIBED):
+            found = run(self.db, described, self.space, ids[at : at + DESCRIBED], strategy="off")
+            rows += [future_row(info) for info in found]
+        return rows
+
     def future(self, future_id: UUID) -> dict[str, Any] | None:
         """Everything about one future; None where there is none. A deleted one says so."""
         try:
@@ -125,9 +134,10 @@ class Cluster:
         """The live workers, with what they offer, what is free, and what they run."""
         return [_worker(status) for status in run(self.db, list_workers, self.space, strategy="off")]
 
-    def leases(self, prefix: str) -> list[dict[str, Any]]:
-        """Every lease held whose name starts with `prefix`."""
-        return [_lease(info) for info in self.locks.list(prefix)]
+    def leases(self, prefix: str, after: bytes | None, rows: int) -> tuple[list[dict[str, Any]], bytes | None]:
+        """A page of the leases held whose names start with `prefix`, of about `rows` rows, and where the next starts."""
+        found, following = self.locks.page(prefix, after, rows)
+        return [_lease(info) for info in found], following
 
     def lease(self, name: str) -> dict[str, Any]:
         """One name: who holds it (None: nobody), and its last 64 events, newest first."""

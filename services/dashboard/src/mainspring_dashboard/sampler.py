@@ -10,6 +10,7 @@ from fdb_datamodel import Counted, FutureState
 from mainspring_dashboard.census import Census, by_state
 from mainspring_dashboard.functions import Paces, attempt_row
 from mainspring_dashboard.history import FINE, History, Sample, quantile
+from mainspring_dashboard.lists.sorting import Sorted
 from mainspring_dashboard.reading import Cluster
 
 BUDGET_SECONDS: Final = 0.25  # of each second, for counting
@@ -27,6 +28,8 @@ class Sampler:
         self._cluster = cluster
         self._census = Census(cluster.db, cluster.space)
         self._at = time.monotonic()
+        self.kept = self._census.kept
+        self.sorted = Sorted(self.kept)
         self.history = History()
         self._paces = Paces()
         self.functions: list[dict[str, Any]] = []

@@ -8,18 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_datamodel import (
-    FutureDeletedError,
-    FutureInfo,
-    UnknownFutureError,
-    describe_future,
-    list_futures,
-    list_workers,
-)
+from fdb_datamodel import list_futures, list_workers
 from fdb_datamodel.reading import with_reason
 from fdb_datamodel.troubles import Troubles
 from fdb_schema import ClusterSpace, MainspringError, fdb_error_code
 from idempotent_txn import run
+from mainspring_dashboard.lists.describing import DESCRIBED, described
 
 NEWEST: Final = 3_000
 """Futures that are looked through."""
@@ -30,8 +24,6 @@ STALE_SECONDS: Final = 30.0
 """What was found less long ago is answered at once, and a look begun for those who ask next."""
 PAGE: Final = 500
 GROUPS: Final = 12
-DESCRIBED: Final = 50
-"""Futures that one transaction reads by their ids."""
 
 
 class Survey:
@@ -88,21 +80,11 @@ class Survey:
                 break
         looked, others = len(seen), [one for one in reversed(failed) if one not in seen]
         for at in range(0, len(others) if cursor is not None else 0, DESCRIBED):
-            for info in run(self._db, _described, self._space, others[at : at + DESCRIBED], strategy="off"):
+            for info in run(self._db, described, self._space, others[at : at + DESCRIBED], strategy="off"):
                 troubles.add(with_reason(info, workers))
             if time.monotonic() >= until:
                 break
         return {**_attention(troubles), "looked": looked, "all": cursor is None}
-
-
-def _described(tr: Any, space: ClusterSpace, ids: Sequence[bytes]) -> list[FutureInfo]:
-    found = []
-    for one in ids:
-        try:
-            found.append(describe_future(tr, space, one))
-        except (UnknownFutureError, FutureDeletedError):
-            continue
-    return found
 
 
 def _attention(troubles: Troubles) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Lists that are sorted, counted or gathered over a whole cluster: futures, actors, datasets, sessions."""
