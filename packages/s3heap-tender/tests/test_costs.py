@@ -609,9 +609,8 @@ def test_a_sysdb_of_the_release_before_is_taken_over_and_that_release_refused(qu
 
 def test_a_start_is_stored_on_a_clock_that_was_just_moved(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("s3heap_tender.sysdb_base.time.monotonic", lambda: now[0])
     clock = ClusterClock(quick.sysdb.space, monotonic=lambda: now[0])
-    sysdb = SysDb(quick.db, quick.cluster, sessions=LocalSessions(), clock=clock)
+    sysdb = SysDb(quick.db, quick.cluster, sessions=LocalSessions(), clock=clock, monotonic=lambda: now[0])
     task = sysdb.create_task("p", "t", cadence=0)
     now[0] += 10  # idle; meanwhile another service moved the clock, nobody knows when
     quick.clock.value += 1

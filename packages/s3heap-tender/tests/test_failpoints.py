@@ -17,6 +17,7 @@ from s3heap_tender.errors import SimulatedCrash
 
 COMMITS = (
     "backfill",
+    "begin",
     "boundary",
     "claim",
     "clear",
@@ -72,6 +73,20 @@ def script(world: Any) -> list[Callable[[], Any]]:
     def wait() -> None:
         world.clock.sleep(61)
 
+    def slowly() -> None:
+        """The commit of a claim takes longer than a tick of the clock, so the run's later start is stored."""
+
+        def observed(name: str) -> None:
+            world._at_failpoint(name)
+            if name == "sysdb.claim.after":
+                world.clock.sleep(0.3)
+
+        failpoints.observe(observed)
+        try:
+            start()
+        finally:
+            failpoints.observe(world._at_failpoint)
+
     def failing(rate: float) -> Callable[[], Any]:
         return lambda: setattr(world, "fail_rate", rate)
 
@@ -88,7 +103,7 @@ def script(world: Any) -> list[Callable[[], Any]]:
         create(one, cadence=2.0),
         create(two, cadence=0.0, max_attempts=1, overlap="buffer_one"),
         create(three, cadence=0.0),
-        *(tend, disturb, write(1), start, tend, write(5), tend, start, wait, start),
+        *(tend, disturb, write(1), slowly, tend, write(5), tend, start, wait, start),
         *(failing(1.0), write(9), tend, wait, start, tend, start, failing(0.0)),
         lambda: sysdb().redrive(two, sysdb().get(two).gen),
         lambda: sysdb().pause(one),

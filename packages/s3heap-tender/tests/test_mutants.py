@@ -19,7 +19,7 @@ from s3heap_tender import core, failpoints, history, outbox, transitions
 from s3heap_tender.errors import ClaimLostError
 from s3heap_tender.heap_io import HeapIO
 
-MOST_SEEDS = 20
+MOST_SEEDS = 60
 Patch = pytest.MonkeyPatch
 
 
@@ -94,8 +94,19 @@ def drops_a_write_below_the_known_end(patch: Patch) -> None:
     patch.setattr(core, "unread", lambda row, tail: max(0, tail - row.completion))
 
 
+def stores_no_later_start(patch: Patch) -> None:
+    patch.setattr(core, "begun", lambda row, leeway, now: row)
+
+
+def promises_no_leeway(patch: Patch) -> None:
+    begun = core.begun
+    patch.setattr(core, "begun", lambda row, leeway, now: begun(row, 0, now))
+
+
 MUTANTS = [
     starts_too_soon,
+    stores_no_later_start,
+    promises_no_leeway,
     settles_a_lost_claim,
     finishes_without_a_look_at_the_log,
     takes_the_current_generation_for_done,
@@ -169,12 +180,20 @@ def a_log_is_made_anew(bench: Any) -> None:
     bench.settle(run_nothing, seconds=3)
 
 
+def a_run_begins_late_and_is_cancelled(bench: Any) -> None:
+    task = bench.sysdb.create_task("p", "t", cadence=2, overlap="cancel_other")
+    slow = ("sysdb.claim.after", "sysdb.begin.after")
+    failpoints.observe(lambda name: bench.clock.sleep(1.5) if name in slow else None)
+    bench.settle(lambda _task, gen, _epoch: bench.sysdb.run_now(task.id) if gen < 3 else None, seconds=20)
+
+
 SCENARIOS = [
     a_claim_is_taken_over,
     a_write_comes_during_a_run,
     a_generation_is_moved_while_it_is_pushed,
     a_write_comes_before_a_run_is_taken_over,
     a_log_is_made_anew,
+    a_run_begins_late_and_is_cancelled,
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from itertools import pairwise
 from typing import Any
@@ -10,26 +9,17 @@ from typing import Any
 import pytest
 
 import idempotent_txn
-from fdb_schema import OversizeError, open_database
+from fdb_schema import OversizeError
 from s3heap_tender import (
     Backoff,
     ClaimLostError,
     ClaimRefusedError,
-    Heap,
     HeapItem,
-    HeapStore,
-    Scheduler,
-    SysDb,
     TaskExistsError,
     TaskNotFoundError,
     TransitionError,
     UnknownItemError,
-    core,
-    history,
-    running,
 )
-from s3heap_tender.sessions import LocalSessions
-from s3heap_tender.trace import Trace
 
 
 def refused(bench: Any, item: Any) -> str:
@@ -211,47 +201,6 @@ def test_a_claim_is_one_persons_until_its_session_is_dead(bench: Any) -> None:
     with pytest.raises(ClaimLostError):
         other.finish(retaken)
     assert bench.sysdb.stats()["finishes"] == 1
-
-
-@pytest.mark.parametrize("settle", ["finish", "fail"])
-def test_a_claim_whose_commit_took_long_is_a_later_start_for_the_cadence(
-    settle: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    sysdb = SysDb(open_database("memory:"), shards=1, sessions=LocalSessions(), trace=Trace(lines=lines))
-    task = sysdb.create_task("p", "t", cadence=3)
-    claimed = core.claimed
-
-    def slow(*args: Any) -> Any:
-        time.sleep(0.6)
-        return claimed(*args)
-
-    monkeypatch.setattr(core, "claimed", slow)
-    claim = sysdb.claim(task)
-    began = sysdb.now()
-    sysdb.finish(claim) if settle == "finish" else sysdb.fail(claim, "no")
-    assert sysdb.get(task.id).last_start == pytest.approx(began, abs=0.3)
-    assert began - claim.started > 0.5
-    assert [v for v in history.check(lines, drained=False) if "heap" not in v.message] == []
-
-
-def test_a_run_that_began_long_after_its_claim_is_a_later_start_for_the_cadence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sysdb = SysDb(open_database("memory:"), shards=1, sessions=LocalSessions())
-    task = sysdb.create_task("p", "t", cadence=3)
-    heap = Heap(HeapStore("memory:"), sysdb, threads=0, linger=0)
-    enter = running.enter_run
-
-    def slowly(*args: Any) -> None:
-        time.sleep(0.6)
-        enter(*args)
-
-    monkeypatch.setattr(running, "enter_run", slowly)
-    heap.push(task)
-    began: list[float] = []
-    Scheduler(heap, sysdb, lambda *_: began.append(sysdb.now()), concurrency=0).turn()
-    assert sysdb.get(task.id).last_start == pytest.approx(began[0], abs=0.3)
 
 
 def test_a_failed_run_is_due_again_after_its_back_off_and_cadence(bench: Any) -> None:

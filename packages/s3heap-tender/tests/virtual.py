@@ -30,6 +30,9 @@ class VirtualClock:
     def committed(self) -> None:
         self._written = self.value
 
+    def monotonic(self) -> float:
+        return self.value / 1e6
+
     def sleep(self, seconds: float) -> None:
         self.value += int(seconds * 1e6)
 
@@ -56,6 +59,7 @@ class Bench:
             sessions=LocalSessions(),
             clock=self.clock,
             trace=Trace(lines=self.lines),
+            monotonic=self.clock.monotonic,
         )
 
     def new_heap(self, sysdb: SysDb, **options: Any) -> Heap:

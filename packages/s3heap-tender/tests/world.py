@@ -118,6 +118,7 @@ class Process:
             sessions=LocalSessions(),
             clock=world.clock,
             trace=Trace(lines=world.lines),
+            monotonic=world.clock.monotonic,
         )
         self.heap = Heap(
             world.store,
@@ -170,6 +171,8 @@ class World:
                 self.crash_in = None
                 self.crashes.append(name)
                 raise SimulatedCrash(name)
+        if name in ("sysdb.claim.after", "sysdb.begin.after") and self.rng.random() < self.nest:
+            self.clock.sleep(self.rng.choice((0.2, 0.7, 3.0)))  # its commit took long: the run begins late
         if self.depth < 2 and self.rng.random() < self.nest:
             self.step()
 
@@ -209,7 +212,7 @@ class World:
         self.crash_in, self.nest, self.store.rate = saved
 
     def trigger(self, task: Any, gen: int, epoch: int) -> ReadUpTo | int | None:
-        self.starts.setdefault(task.id, []).append((round((task.last_start or 0) * 1e6), gen, epoch))
+        self.starts.setdefault(task.id, []).append((self.clock.value, gen, epoch))
         attempt = (task.id, gen, task.attempt)
         seen = self.memo.get(attempt)
         if seen is None or not self.memoized:
@@ -219,6 +222,8 @@ class World:
         if self.depth < 3 and self.rng.random() < self.nest:
             for _ in range(self.rng.randint(1, 4)):
                 self.step()
+        if self.rng.random() < self.nest:
+            self.processes[0].sysdb.run_now(task.id)
         if self.rng.random() < self.fail_rate:
             raise RuntimeError("a simulated failure")
         self.read[task.id] = max(self.read.get(task.id, 0), seen)

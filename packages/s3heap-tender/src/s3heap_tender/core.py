@@ -33,7 +33,7 @@ def draw(task: UUID, *numbers: int) -> float:
 
 def cadence_floor(row: TaskRow) -> int:
     """The due time before which the cadence allows no new generation."""
-    return 0 if row.last_start == NEVER_STARTED else row.last_start + row.cadence
+    return 0 if row.last_start == NEVER_STARTED else row.last_start + row.leeway + row.cadence
 
 
 def earliest_start(row: TaskRow) -> int:
@@ -45,7 +45,7 @@ def earliest_start(row: TaskRow) -> int:
         return row.due
     if row.attempt and not row.backoff.obey_cadence:
         return row.due
-    return max(row.due, row.last_start + row.cadence + 2 * TICK)
+    return max(row.due, cadence_floor(row) + 2 * TICK)
 
 
 LATEST_START: Final = 2 * TICK
@@ -172,6 +172,7 @@ def claimed(row: TaskRow, session: str, tail: int, now: int) -> TaskRow:
         epoch=row.epoch + 1,
         session=session,
         last_start=now,
+        leeway=max(0, row.last_start + row.leeway - now),
         claim_tail=row.claim_tail if retake else tail,
         claim_again=row.claim_again if retake else row.again,
         pending=pending,
@@ -179,9 +180,9 @@ def claimed(row: TaskRow, session: str, tail: int, now: int) -> TaskRow:
     )
 
 
-def begun_late(row: TaskRow, late: int, now: int) -> TaskRow:
-    """The row of a run that began up to `late` µs after the start that its claim stored: the next keeps its cadence from there."""
-    return row if late <= 0 else replace(row, last_start=max(row.last_start, min(now, row.last_start + late)))
+def begun(row: TaskRow, leeway: int, now: int) -> TaskRow:
+    """The row of a run that begins only now, or up to `leeway` µs later: the next keeps its cadence from there."""
+    return replace(row, last_start=max(row.last_start, now), leeway=leeway)
 
 
 def check_claim(task: UUID, row: TaskRow | None, gen: int, epoch: int) -> TaskRow:

@@ -3,7 +3,7 @@
     kinds of violation:
     format      a line that is no trace line
     move        a change of state, or a move between cells, that the table forbids
-    cadence     a generation that started sooner after another than the cadence allows
+    cadence     a generation that began sooner after another than the cadence allows, wherever its claim took long
     fence       a claim settled by someone who did not hold it, a generation or epoch that did not grow
     lost item   an item removed from the heap although its generation was still needed
     deleted     a task that changed after its deletion
@@ -72,9 +72,10 @@ def check(lines: Iterable[str], *, drained: bool = True) -> list[Violation]:
     for line in parsed:
         if line["op"] in OPERATIONS:
             steps[line["task"]].append(line)
+    begun = _begun(parsed)
     for task, history in steps.items():
         history.sort(key=_step)
-        found.extend(_check_task(task, history))
+        found.extend(_check_task(task, history, begun[task]))
     found.extend(_check_forgotten(parsed, steps))
     found.extend(_check_heap(parsed, steps))
     found.extend(_check_coverage(parsed, steps, drained))
@@ -90,12 +91,23 @@ def _state(view: View | None) -> State | None:
     return None if view is None else State(view["state"])
 
 
-def _check_task(task: str, history: list[Line]) -> Iterator[Violation]:
-    """The row's moves, in their order."""
+def _begun(lines: list[Line]) -> dict[str, list[tuple[int, int, int]]]:
+    """Starts, as (clock, generation, line), of runs that began later than their claims said."""
+    found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for line in lines:
+        if line["op"] == "begin":
+            found[line["task"]].append((line["now"], line["after"]["gen"], line["n"]))
+        elif line["op"] == "began":
+            found[line["task"]].append((line["at"], line["gen"], line["n"]))
+    return found
+
+
+def _check_task(task: str, history: list[Line], begun: list[tuple[int, int, int]]) -> Iterator[Violation]:
+    """The row's moves, in their order, and the starts of its runs, `begun` among them."""
     last: View | None = None
     last_step = 0
     deleted = False
-    started: list[tuple[int, int, int]] = []  # (clock, generation, line) of each start
+    started = list(begun)
     for line in history:
         number, operation = line["n"], line["op"]
         before, after = line["before"], line["after"]

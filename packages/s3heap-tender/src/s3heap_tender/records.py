@@ -70,6 +70,7 @@ class TaskRow(Record):
     again_done: int = 0  # `again` up to which runs were made
     partition_name: str = ""  # as the creator gave it; "" where that was a UUID
     started_wall: int = 0  # wall clock of whoever claimed, µs: for people, compared with nothing
+    leeway: int = 0  # µs after the last start within which that run began
 
     @classmethod
     def from_array(cls, array: tuple[Any, ...]) -> Self:
@@ -79,7 +80,7 @@ class TaskRow(Record):
         """
         row = super(TaskRow, cls).from_array(array)
         growing = (row.gen, row.live_gen, row.step, row.epoch, row.attempt, row.failures, row.pending)
-        moments = (row.due, row.created, row.last_start + 1, row.cadence, row.jitter, row.max_wait or 0)
+        moments = (row.due, row.created, row.last_start + 1, row.cadence, row.jitter, row.max_wait or 0, row.leeway)
         if min(*growing, *moments) < 0 or max(*growing, *moments) > _LARGEST:
             raise RecordError(f"TaskRow of {row.name!r:.100} has a number that no release wrote: {row!r:.900}")
         if any(type(due) is not int for due in row.past_dues):
@@ -174,10 +175,8 @@ class Claim:
     upto_offset: int  # the log's end when this attempt was first claimed: what its run is certain to see
     session: str
     started: float  # seconds of the cluster clock
-    late: float = (
-        0.0  # seconds by which the run may have begun later than `started`, as where the claim's commit took long
-    )
-    asked: float = field(default=0.0, compare=False, repr=False)  # this process's monotonic clock when it was asked for
+    leeway: float = 0.0  # seconds after `started` within which the run is to begin, where a tick is too short
+    asked: float = field(default=0.0, compare=False, repr=False)  # own monotonic clock, no later than `started`
 
     @property
     def id(self) -> UUID:

@@ -55,6 +55,7 @@ class _Run:
     def __init__(self) -> None:
         self.over = threading.Event()
         self.claim: Claim | None = None
+        self.begun = False  # its trigger is called
         self.began = time.monotonic()
         self.outcome: Any = None
         self.cancelled_at: float | None = None
@@ -226,20 +227,24 @@ class Runs:
             raise
         except BaseException as error:
             # Also what ends a program or cancels a task, as sys.exit() does: here it ends this run, which has failed.
-            if not self.concurrency and isinstance(error, KeyboardInterrupt):
+            if not run.begun and isinstance(error, ClaimLostError):
+                self._count(report, "lost")
+                log.info("%s is no longer this scheduler's and does not begin: %s", what, error)
+                return
+            if not run.begun or (not self.concurrency and isinstance(error, KeyboardInterrupt)):
                 self.sysdb.abandon(claim)
                 raise
             reason, output = run.late or text_of(error), take_output()
             if run.left:
                 return
             log.warning("%s failed after %.2f s: %s", what, time.monotonic() - began, reason)
-            self._settle(run.claim or claim, report, "failed", lambda c: self.sysdb.fail(c, reason, output=output))
+            self._settle(claim, report, "failed", lambda c: self.sysdb.fail(c, reason, output=output))
             return
         output = take_output()
         if run.left:
             return
         log.info("%s ran for %.2f s", what, time.monotonic() - began)
-        self._settle(run.claim or claim, report, "finished", lambda c: self.sysdb.finish(c, outcome, output=output))
+        self._settle(claim, report, "finished", lambda c: self.sysdb.finish(c, outcome, output=output))
 
     def _count(self, report: ScheduleReport, what: str) -> None:
         with self._changed:
@@ -255,7 +260,8 @@ class Runs:
             generation=claim.gen,
             epoch=claim.epoch,
         ):
-            run.claim = self.sysdb.begin(claim)  # what lay between may have taken as long as the claim's commit
+            claim = self.sysdb.begin(claim)  # what lay between may have taken as long as the claim's commit
+            run.begun = True
             outcome = self.trigger(claim.task, claim.gen, claim.epoch)
             if inspect.iscoroutine(outcome) or inspect.isgenerator(outcome) or inspect.isasyncgen(outcome):
                 raise TypeError(

@@ -114,6 +114,7 @@ OPERATIONS: Final[dict[str, frozenset[Change]]] = {
     "sweep": frozenset({(_W, _S), (_S, _S)}),
     "claim": frozenset({(_S, _R)}),
     "retake": frozenset({(_R, _R)}),
+    "begin": frozenset({(_R, _R)}),
     "finish": frozenset({(_R, _W), (_R, _S)}),
     "fail": frozenset({(_R, _S)}),
     "dead_letter": frozenset({(_R, _S)}),

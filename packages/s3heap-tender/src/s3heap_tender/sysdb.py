@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,10 +10,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema import RecordError, get_many, tracing
+from fdb_schema.clock import ADVANCE_SECONDS
 from idempotent_txn import run_committed
 from s3heap_tender import core, failpoints, outbox, transitions
 from s3heap_tender.describing import Description, describe
-from s3heap_tender.errors import ClaimLostError, TaskNotFoundError, UnknownItemError
+from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, TaskNotFoundError, UnknownItemError
 from s3heap_tender.held import held_by
 from s3heap_tender.items import HeapItem
 from s3heap_tender.known import read_known
@@ -292,15 +292,39 @@ class SysDb(SysDbBase):
                 return known.lost(wanted.task, row.epoch)
             return sessions.is_dead(tr, row.session)
 
-        asked = time.monotonic()
+        asked = self._monotonic()
         with known.claiming(wanted.task):
             claim = self.commit("claim", transitions.claim, wanted, mine, is_over)
             known.add(claim)
-        return self.begin(replace(claim, asked=asked))
+        try:
+            return self.begin(replace(claim, asked=asked))
+        except ClaimLostError as lost:
+            raise ClaimRefusedError(str(lost), reason="superseded") from lost
 
     def begin(self, claim: Claim) -> Claim:
-        """The claim of a run that begins only now: the next keeps its cadence from here, if this one is settled as returned."""
-        return replace(claim, late=self.beyond_a_tick(time.monotonic() - claim.asked))
+        """The claim of a run that begins only now, long after what is stored: first the later start is stored.
+
+        Nothing is where no more than a tick went by, which every start allows for. Raises `ClaimLostError`: the run must not
+        begin; nor may it after any other error, and the claim is given up.
+        """
+        leeway = 0.0
+        while (late := self._monotonic() - claim.asked) > max(ADVANCE_SECONDS, claim.leeway):
+            try:
+                self.tick_for_start()
+                asked = self._monotonic()
+                micro = int(leeway * MICROSECONDS)
+                now = self.commit("begin", transitions.begin, claim.id, claim.gen, claim.epoch, micro)
+            except BaseException:
+                self.abandon(claim)
+                raise
+            started = now / MICROSECONDS
+            view = replace(claim.task, last_start=started)
+            claim = replace(claim, task=view, started=started, leeway=leeway, asked=asked)
+            leeway = 2 * (self._monotonic() - asked)  # for a database that always takes long
+        if late > ADVANCE_SECONDS:
+            at = int((claim.started + late) * MICROSECONDS)
+            self.trace.line("began", task=claim.id, gen=claim.gen, epoch=claim.epoch, at=at)
+        return claim
 
     def holds(self, task: UUID, epoch: int) -> bool:
         """Whether this process knows of this session's claim, or is about to: one that it doesn't is taken over."""
@@ -324,7 +348,7 @@ class SysDb(SysDbBase):
         if upto_offset is not None:
             ReadUpTo(upto_offset)  # refuses what is no offset
         self.tick()
-        self._settle("finish", transitions.finish, claim, upto_offset, storable(output), _late(claim))
+        self._settle("finish", transitions.finish, claim, upto_offset, storable(output))
 
     def fail(self, claim: Claim, error: BaseException | str, *, output: str = "") -> None:
         """The run failed: due again after its back-off, or a dead letter. `output` as in `finish`.
@@ -333,7 +357,7 @@ class SysDb(SysDbBase):
         """
         text = error if isinstance(error, str) else text_of(error)
         self.tick()
-        self._settle("fail", transitions.fail, claim, storable(text), storable(output), _late(claim))
+        self._settle("fail", transitions.fail, claim, storable(text), storable(output))
 
     def _settle(self, name: str, body: Callable[..., list[Step]], claim: Claim, *args: Any) -> None:
         try:
@@ -384,10 +408,6 @@ class SysDb(SysDbBase):
 
         self.tick()
         return self.commit(operation, body)
-
-
-def _late(claim: Claim) -> int:
-    return int(claim.late * MICROSECONDS)
 
 
 def _seen(tr: Any, at: Layout, id: UUID, row: TaskRow) -> Task:

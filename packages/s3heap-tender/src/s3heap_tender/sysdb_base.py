@@ -42,7 +42,7 @@ class SysDbBase:
         cluster: the name whose keyspace is used.
         shards: how many shards a new sysdb is spread over; one that exists keeps its own number.
         sessions: names the holder of this process's claims; by default a lease of lease-locks.
-        clock, trace: replaced in tests.
+        clock, trace, monotonic: replaced in tests.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class SysDbBase:
         sessions: Sessions | None = None,
         clock: Clock | None = None,
         trace: Trace | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 1 <= shards <= MAX_SHARDS:
             raise ValueError(f"shards must be 1 to {MAX_SHARDS}, not {shards}")
@@ -62,6 +63,7 @@ class SysDbBase:
         self.space = ClusterSpace(cluster)
         self.trace = trace if trace is not None else Trace.from_environment()
         self._clock: Clock = clock if clock is not None else ClusterClock(self.space)
+        self._monotonic = monotonic
         self._clock_lock = threading.Lock()
         self._ticked = float("-inf")
         self._steady = False
@@ -107,7 +109,7 @@ class SysDbBase:
     def tick(self) -> None:
         """Take part in advancing the cluster clock, at most every quarter of a second."""
         with self._clock_lock:
-            now = time.monotonic()
+            now = self._monotonic()
             if now - self._ticked < ADVANCE_SECONDS and isinstance(self._clock, ClusterClock):
                 return
             self._advance()
@@ -125,10 +127,6 @@ class SysDbBase:
             if not self._steady:
                 self._advance()
                 self._steady = True
-
-    def beyond_a_tick(self, seconds: float) -> float:
-        """What is to be made good where something took `seconds`: nothing up to a tick, which every start allows for."""
-        return seconds if seconds > ADVANCE_SECONDS and isinstance(self._clock, ClusterClock) else 0.0
 
     def _advance(self) -> None:
         run(self.db, self._clock.advance)

@@ -38,8 +38,7 @@ class Step:
 
 def read_counter(tr: Any, key: bytes, *, snapshot: bool = True) -> int:
     """A little-endian counter; 0 where it was never written."""
-    data = (tr.snapshot if snapshot else tr).get(key).value
-    return 0 if data is None else number_of(data)
+    return number_of((tr.snapshot if snapshot else tr).get(key).value or b"")
 
 
 def number_of(data: bytes) -> int:
@@ -207,8 +206,7 @@ def seeing(tr: Any, at: Layout, row: TaskRow) -> tuple[TaskRow, int]:
 def _log_of(tr: Any, at: Layout, partition: UUID) -> tuple[int, int]:
     """The end of a partition's log, and how many writes were said to lie below it; by snapshot, side by side."""
     values = get_many(tr, [at.keys.log(partition), at.keys.again(partition)], snapshot=True)
-    tail, again = (0 if value is None else number_of(value) for value in values)
-    return tail, again
+    return number_of(values[0] or b""), number_of(values[1] or b"")
 
 
 def depend_on_no_write(tr: Any, at: Layout, row: TaskRow) -> None:
@@ -306,8 +304,15 @@ def claim(
     return claimed, [replace(step, extra={"tail": tail})]
 
 
+def begin(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, leeway: int) -> tuple[int, list[Step]]:
+    """The claim's run begins now, or up to `leeway` µs later, and not when the claim says. Raises `ClaimLostError`."""
+    row = core.check_claim(task, load(tr, at, task), gen, epoch)
+    now = read_clock(tr, at.keys.space)
+    return now, [store(tr, at, "begin", task, row, core.begun(row, leeway, now), now)]
+
+
 def finish(
-    tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int | None, output: str = "", late: int = 0
+    tr: Any, at: Layout, task: UUID, gen: int, epoch: int, upto_offset: int | None, output: str = ""
 ) -> list[Step]:
     """B1 → C1, or B1 → B1 with an intent where the log has more. Raises `ClaimLostError`.
 
@@ -316,7 +321,6 @@ def finish(
     before = core.check_claim(task, load(tr, at, task), gen, epoch)
     row, tail = seeing(tr, at, before)
     now = read_clock(tr, at.keys.space)
-    row = core.begun_late(row, late, now)
     upto = row.claim_tail if upto_offset is None else upto_offset
     after = core.finished(task, row, upto, tail, now)
     if after.state is State.WAITING:
@@ -335,13 +339,10 @@ def keep_output(tr: Any, at: Layout, task: UUID, output: RunOutput) -> None:
         tr.clear(at.keys.output(task))
 
 
-def fail(
-    tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str, output: str = "", late: int = 0
-) -> list[Step]:
+def fail(tr: Any, at: Layout, task: UUID, gen: int, epoch: int, error: str, output: str = "") -> list[Step]:
     """B1 → B1 plus an intent: the generation is due again later, or is a dead letter. Raises `ClaimLostError`."""
-    before = core.check_claim(task, load(tr, at, task), gen, epoch)
+    row = core.check_claim(task, load(tr, at, task), gen, epoch)
     now = read_clock(tr, at.keys.space)
-    row = core.begun_late(before, late, now)
     after = core.failed(task, row, error, now)
     count(tr, at, "failures")
     keep_output(tr, at, task, RunOutput(gen, epoch, False, now, output))
@@ -351,7 +352,7 @@ def fail(
         )
         tr.set(at.keys.dead_letter(task, gen), letter.encode())
         count(tr, at, "dead_letters")
-    step = store(tr, at, "dead_letter" if after.dead else "fail", task, before, after, now)
+    step = store(tr, at, "dead_letter" if after.dead else "fail", task, row, after, now)
     return [replace(step, extra={"held": [gen, epoch]})]
 
 
