@@ -238,3 +238,20 @@ def test_twice_as_many_rows_take_twice_the_work(db: Any) -> None:
         tr = db.create_transaction()
         counts.append(work_of(lambda tr=tr: tr.get_range(b"r", b"s").to_list()))
     assert counts[1] <= 2.2 * counts[0] + FEW
+
+
+@pytest.mark.parametrize("offset", [1, 2])
+def test_what_is_read_again_beside_what_was_cleared_is_held_against_others_once(db: Any, offset: int) -> None:
+    tr = db.create_transaction()
+    tr.tpointer.set_many([(b"r%05d" % number, b"v") for number in range(SIZE)])
+    tr.commit().wait()
+    selector = fdb_embedded.load().KeySelector
+    tr = db.create_transaction()
+    for _ in range(SIZE):
+        for key, _ in tr.get_range(selector(b"q", False, offset), b"s", limit=1):
+            del tr[key]
+        tr.get_key(selector(b"q", False, offset)).wait()
+    assert len(tr.tpointer.read_ranges) < 4 * SIZE
+    db[b"r00001a"] = b"between"
+    with pytest.raises(fdb_embedded.load().FDBError, match="conflict"):
+        tr.commit().wait()

@@ -228,7 +228,7 @@ class ClientView:
                 low, high = max(begin, segment.begin), min(end, segment.end)
                 if low < high:
                     transaction.count_conflict(begin, end)
-                    transaction._insert_read_range(low, high)
+                    transaction._insert_read_part(low, high)
 
 
 def _range_forward(begin: Selector, end: Selector, found: Found, edge: bytes) -> tuple[bytes, bytes]:

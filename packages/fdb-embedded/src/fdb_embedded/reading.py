@@ -457,7 +457,7 @@ class Reading(TransactionState):
         elif (overlay.writes or overlay.clears) and not self.options.ryw_disabled:
             for low, high in overlay.unknown_parts(begin, end):
                 self.count_conflict(begin, end)
-                self._insert_read_range(low, high)
+                self._insert_read_part(low, high)
         else:
             self.count_conflict(begin, end)
             self._insert_read_range(begin, end)
@@ -479,6 +479,15 @@ class Reading(TransactionState):
             self._insert_point(begin)
         else:
             self.read_ranges.append((begin, end))
+
+    def _insert_read_part(self, begin: bytes, end: bytes) -> None:
+        """A part between the transaction's own writes: who reads from one place again and again meets the same ones each time."""
+        parts = self.read_parts
+        if parts is None or parts[0] is not self.read_ranges:  # the conflicts were given up meanwhile
+            parts = self.read_parts = (self.read_ranges, set())
+        if (begin, end) not in parts[1]:
+            self._insert_read_range(begin, end)
+            parts[1].add((begin, end))  # afterwards: another thread that meets it relies on it
 
     def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
         if self.deferred:

@@ -54,6 +54,9 @@ class TransactionState:
     write_points: set[bytes] | None = None
     unconflicted: set[bytes] | None = None
     read_ranges: list[Range]
+    read_parts: tuple[list[Range], set[Range]] | None = (
+        None  # `read_ranges`, and those of them that lie between own writes
+    )
     approximate = 0  # bytes of all operations so far, as the client counts them: each, whatever becomes of it
     uncounted = 0  # bytes of the commit that it doesn't count
     seen: list[bytes | Range] | None = None  # what was read of the snapshot: keys and ranges
