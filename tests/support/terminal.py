@@ -1,8 +1,9 @@
-"""A terminal of a given width, and what a command shows in it: the text that the tests of screens keep."""
+"""What a command shows on a terminal of a given width, the text that the tests of screens keep, and what it gives to a program."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -11,6 +12,8 @@ import threading
 import tty
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 
 def screen(main: Callable[[], Any], *arguments: str, columns: int = 80, code: int = 0) -> str:
@@ -52,3 +55,17 @@ def coloured(main: Callable[[], Any], *arguments: str, columns: int = 80, code: 
     shown = b"".join(parts).decode()
     assert found == code, shown
     return shown
+
+
+def piped(main: Callable[[], Any], capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    """The JSON document that the program `main` prints with `--json`; of one that fails, what it says. It must exit with `code`."""
+    capfd.readouterr()
+    argv, sys.argv = sys.argv, ["command", *arguments, "--json"]
+    try:
+        with pytest.raises(SystemExit) as end:
+            main()
+    finally:
+        sys.argv = argv
+    assert (end.value.code or 0) == code
+    out = capfd.readouterr()
+    return json.loads(out.out) if out.out else out.err

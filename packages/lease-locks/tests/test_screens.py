@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.terminal import coloured, screen
+from support.terminal import coloured, piped, screen
 
 from lease_locks import LeaseManager
 from lease_locks.cli import leases, main
@@ -51,53 +49,43 @@ def test_every_screen_fits_and_no_word_of_a_heading_breaks(scene: Any) -> None:
     assert "\x1b[32macquired" in coloured(main, "history", "build", *scene.where)
 
 
-def piped(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
-    """The JSON document that a command prints; of one that fails, what it says."""
-    capfd.readouterr()
-    argv, sys.argv = sys.argv, ["lease-locks", *arguments, "--json"]
-    try:
-        with pytest.raises(SystemExit) as end:
-            main()
-    finally:
-        sys.argv = argv
-    assert (end.value.code or 0) == code
-    out = capfd.readouterr()
-    return json.loads(out.out) if out.out else out.err
-
-
 def test_programs_get_names_in_order_moments_and_numbers(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    rows = piped(capfd, "ls", *scene.where)
+    rows = piped(main, capfd, "ls", *scene.where)
     assert [row["name"] for row in rows] == ["build", "duty/ids", "nightly/report", "s3heap/tender/0"]
     row = rows[0]
     assert all(MOMENT.fullmatch(moment) for moment in (row["acquired_at"], row["maintainers"][0]["updated_at"]))
     assert (row["ttl"], type(row["held_for"]), type(row["renewed"])) == (15.0, float, float)
-    (event,) = piped(capfd, "history", "build", *scene.where)
+    (event,) = piped(main, capfd, "history", "build", *scene.where)
     assert MOMENT.fullmatch(event["at"])
-    session = piped(capfd, "sessions", *scene.where)[0]
+    session = piped(main, capfd, "sessions", *scene.where)[0]
     assert MOMENT.fullmatch(session["started_at"])
     assert isinstance(session["renewed"], float)
 
 
 def test_leases_are_chosen_by_prefix_age_and_number(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     def names(*options: str) -> list[str]:
-        return [row["name"] for row in piped(capfd, "ls", *options, *scene.where)]
+        return [row["name"] for row in piped(main, capfd, "ls", *options, *scene.where)]
 
     assert names("--prefix", "nightly/") == names("nightly/") == ["nightly/report"]
     assert names("--sort", "age", "--limit", "2") == ["build", "s3heap/tender/0"]
     assert names("--since", "1h") == names("--sort", "name")
     assert names("--since", "0s") == []
-    assert "once" in piped(capfd, "ls", "a", "--prefix", "b", *scene.where, code=2)
+    assert "once" in piped(main, capfd, "ls", "a", "--prefix", "b", *scene.where, code=2)
     scene.held[3].release()
-    assert [event["kind"] for event in piped(capfd, "history", "build", "--limit", "1", *scene.where)] == ["released"]
+    assert [event["kind"] for event in piped(main, capfd, "history", "build", "--limit", "1", *scene.where)] == [
+        "released"
+    ]
 
 
 def test_force_release_says_what_it_would_do_and_does_nothing(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     asked = ("force-release", "build", "--reason", "test")
-    (would,) = piped(capfd, *asked, "--dry-run", *scene.where)
+    (would,) = piped(main, capfd, *asked, "--dry-run", *scene.where)
     assert would == {"name": "build", "token": scene.held[3].token.hex, "released": False}
     assert scene.held[3].held
-    assert "nobody holds" in piped(capfd, "force-release", "none", "--reason", "x", "--dry-run", *scene.where, code=3)
-    assert piped(capfd, *asked, *scene.where) == [would | {"released": True}]
+    assert "nobody holds" in piped(
+        main, capfd, "force-release", "none", "--reason", "x", "--dry-run", *scene.where, code=3
+    )
+    assert piped(main, capfd, *asked, *scene.where) == [would | {"released": True}]
 
 
 def test_many_dead_sessions_are_one_finding() -> None:

@@ -156,14 +156,19 @@ def by_the_virtual_clock(bench: Any, trigger: Any) -> Scheduler:
     return Scheduler(bench.heap, bench.sysdb, trigger, concurrency=0, monotonic=lambda: bench.clock.value / 1e6)
 
 
-def test_a_dead_schedulers_run_whose_item_is_gone_from_the_heap_goes_on_soon(bad: Any) -> None:
-    task = in_shard(bad, 0, "t")
-    bad.tend()
-    dead = bad.new_sysdb()
+def lose_a_run_and_its_item(bench: Any) -> None:
+    """A scheduler dies in the midst of a run, and the heap loses all that it has."""
+    task = in_shard(bench, 0, "t")
+    bench.tend()
+    dead = bench.new_sysdb()
     dead.claim(task)
-    for listed in list(bad.store.list("0000-")):
-        bad.store.delete(listed.key, if_match=listed.etag)
+    for listed in list(bench.store.list("0000-")):
+        bench.store.delete(listed.key, if_match=listed.etag)
     dead.close()
+
+
+def test_a_dead_schedulers_run_whose_item_is_gone_from_the_heap_goes_on_soon(bad: Any) -> None:
+    lose_a_run_and_its_item(bad)
     ran: list[str] = []
     scheduler = by_the_virtual_clock(bad, lambda task, gen, epoch: ran.append(task.name))
     for _ in range(5):
@@ -174,13 +179,7 @@ def test_a_dead_schedulers_run_whose_item_is_gone_from_the_heap_goes_on_soon(bad
 
 
 def test_a_lost_run_that_cannot_be_taken_over_costs_no_listing_at_every_turn(bad: Any) -> None:
-    task = in_shard(bad, 0, "t")
-    bad.tend()
-    dead = bad.new_sysdb()
-    dead.claim(task)
-    for listed in list(bad.store.list("0000-")):
-        bad.store.delete(listed.key, if_match=listed.etag)
-    dead.close()
+    lose_a_run_and_its_item(bad)
     scheduler = by_the_virtual_clock(bad, run_nothing)
     before = bad.heap.io.requests["list"]
     for _ in range(100):  # no tender pushes it again
@@ -302,9 +301,15 @@ def test_an_object_that_is_not_served_keeps_no_other_from_being_pruned(bad: Any)
     assert (stats.pruned, stats.unreadable) == (2, (first,))
 
 
-def spoil(bench: Any, task: Any) -> None:
+def spoil(bench: Any, task: Any, damage: dict[str, Any] | None = None) -> None:
+    """Make the task's row one that no release wrote: by these numbers, or altogether."""
     key = bench.sysdb.layout.keys.task(task.id)
-    idempotent_txn.run(bench.db, lambda tr: tr.set(key, b"\xc1poison"))
+
+    def body(tr: Any) -> None:
+        row = TaskRow.decode(bytes(tr.get(key).value))
+        tr.set(key, replace(row, **damage).encode() if damage else b"\xc1poison")
+
+    idempotent_txn.run(bench.db, body)
 
 
 def test_a_row_that_cannot_be_read_keeps_no_other_from_being_pushed(bad: Any) -> None:
@@ -327,45 +332,31 @@ def test_a_row_that_cannot_be_read_keeps_no_other_from_being_pruned(bad: Any) ->
     assert {item.task for item in bad.heap.peek()} == {tasks[3].id}
 
 
-def test_a_row_that_cannot_be_read_keeps_no_task_of_its_partition_from_its_run(bad: Any) -> None:
-    tasks = [in_shard(bad, 0, f"t{number}") for number in range(4)]
-    bad.settle(run_nothing, seconds=2)
-    spoil(bad, tasks[0])
-    bad.write("p")
-    assert bad.tender.turn(prune=False, reconcile=False).swept == 3
-    assert bad.settle(run_nothing, seconds=2) == 3
-    marker = bad.sysdb.layout.keys.dirty(bad.sysdb.layout.shard_of(tasks[0].partition), tasks[0].partition)
-    assert idempotent_txn.run(bad.db, lambda tr: tr.get(marker).present()), "the write is not forgotten"
-
-
 @pytest.mark.parametrize(
     "damage",
     [
+        {},
         {"gen": 2**64 - 1},
         {"gen": -1},
         {"step": 2**64 - 1},
         {"epoch": 2**64 - 1},
         {"jitter": -(2**60)},
+        {"leeway": -1},
         {"past_dues": ("x",)},
     ],
     ids=str,
 )
-def test_a_row_with_a_number_out_of_all_bounds_keeps_no_task_of_its_partition_from_its_run(
-    bad: Any, damage: Any
-) -> None:
+def test_a_damaged_row_keeps_no_task_of_its_partition_from_its_run(bad: Any, damage: dict[str, Any]) -> None:
     tasks = [in_shard(bad, 0, f"t{number}") for number in range(4)]
     bad.settle(run_nothing, seconds=2)
-    key = bad.sysdb.layout.keys.task(tasks[0].id)
-
-    def spoil_numbers(tr: Any) -> None:
-        tr.set(key, replace(TaskRow.decode(bytes(tr.get(key).value)), **damage).encode())
-
-    idempotent_txn.run(bad.db, spoil_numbers)
+    spoil(bad, tasks[0], damage)
     bad.write("p")
     report = bad.tender.turn(prune=False, reconcile=False)
     assert report.swept == 3
     assert any("can't be read" in error for error in report.errors)
     assert bad.settle(run_nothing, seconds=2) == 3
+    marker = bad.sysdb.layout.keys.dirty(bad.sysdb.layout.shard_of(tasks[0].partition), tasks[0].partition)
+    assert idempotent_txn.run(bad.db, lambda tr: tr.get(marker).present()), "the write is not forgotten"
 
 
 @pytest.mark.parametrize("session", [b"\xff\xfe", b"no session's name"])

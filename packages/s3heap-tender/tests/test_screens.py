@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from support.terminal import coloured, screen
+from support.terminal import coloured, piped, screen
 
 from fdb_schema import open_database
 from s3heap_tender import SysDb
@@ -63,20 +61,6 @@ def test_screens_of_eighty_columns(scene: Any, arguments: list[str], expected: s
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def piped(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
-    """The JSON document that a command prints; of one that fails, what it says."""
-    capfd.readouterr()
-    argv, sys.argv = sys.argv, ["s3heap-tender", *arguments, "--json"]
-    try:
-        with pytest.raises(SystemExit) as end:
-            main()
-    finally:
-        sys.argv = argv
-    assert (end.value.code or 0) == code
-    out = capfd.readouterr()
-    return json.loads(out.out) if out.out else out.err
-
-
 def test_a_state_is_in_colour(scene: Any) -> None:
     lines = coloured(main, "ls", *scene.where).splitlines()
     assert [("\x1b[33mscheduled" in line, "\x1b[1;31mdead" in line) for line in lines if "f2a3c4d" in line] == [
@@ -85,38 +69,40 @@ def test_a_state_is_in_colour(scene: Any) -> None:
 
 
 def test_the_old_verbs_say_the_same(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    ids = [row["id"] for row in piped(capfd, "ls", *scene.where)]
-    assert ids == [row["id"] for row in piped(capfd, "tasks", *scene.where)] == [str(id) for id in IDS]
-    shown = [piped(capfd, verb, "orders/index", *scene.where) for verb in ("show", "describe")]
+    ids = [row["id"] for row in piped(main, capfd, "ls", *scene.where)]
+    assert ids == [row["id"] for row in piped(main, capfd, "tasks", *scene.where)] == [str(id) for id in IDS]
+    shown = [piped(main, capfd, verb, "orders/index", *scene.where) for verb in ("show", "describe")]
     assert [row["id"] for row in shown] == [str(IDS[0])] * 2
 
 
 def test_tasks_are_chosen_by_what_they_are_like(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     def names(*options: str) -> list[str]:
-        return [row["name"] for row in piped(capfd, "ls", *options, *scene.where)]
+        return [row["name"] for row in piped(main, capfd, "ls", *options, *scene.where)]
 
     assert names("--state", "waiting") == ["thumbnails"]
     assert names("--name", "*e*") == ["index", NAMES[1], "broken"]
     assert names("--reason", "NO IMAGE") == ["broken"]
     assert names("--since", "1h") == ["thumbnails", "broken"]
     assert names("--sort", "name", "--limit", "2") == ["broken", "index"]
-    assert "no time ago" in piped(capfd, "ls", "--since", "lately", *scene.where, code=2)
-    assert [row["name"] for row in piped(capfd, "dlq", "--name", "brok*", "--limit", "1", *scene.where)] == ["broken"]
-    assert piped(capfd, "dlq", "--reason", "other", *scene.where) == []
+    assert "no time ago" in piped(main, capfd, "ls", "--since", "lately", *scene.where, code=2)
+    assert [row["name"] for row in piped(main, capfd, "dlq", "--name", "brok*", "--limit", "1", *scene.where)] == [
+        "broken"
+    ]
+    assert piped(main, capfd, "dlq", "--reason", "other", *scene.where) == []
 
 
 def test_the_beginning_of_an_id_is_enough_where_it_names_one(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    assert piped(capfd, "show", "2f2a", *scene.where)["name"] == "thumbnails"
-    assert "no task" in piped(capfd, "show", "9999", *scene.where, code=3)
+    assert piped(main, capfd, "show", "2f2a", *scene.where)["name"] == "thumbnails"
+    assert "no task" in piped(main, capfd, "show", "9999", *scene.where, code=3)
     scene.sysdb.create_task("orders", "other", 60.0, id=UUID("2f2a3c4d-0000-4000-8000-0000000000ff"))
-    assert "several tasks" in piped(capfd, "show", "2f2a", *scene.where, code=2)
+    assert "several tasks" in piped(main, capfd, "show", "2f2a", *scene.where, code=2)
 
 
 def test_delete_says_what_it_would_do_and_does_nothing(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    (would,) = piped(capfd, "delete", "orders/index", "--dry-run", *scene.where)
+    (would,) = piped(main, capfd, "delete", "orders/index", "--dry-run", *scene.where)
     assert (would["task"], would["deleted"]) == (str(IDS[0]), False)
-    assert piped(capfd, "show", "orders/index", *scene.where)["state"] == "scheduled"
-    assert piped(capfd, "delete", "orders/index", *scene.where)["deleted"] is True
+    assert piped(main, capfd, "show", "orders/index", *scene.where)["state"] == "scheduled"
+    assert piped(main, capfd, "delete", "orders/index", *scene.where)["deleted"] is True
 
 
 def test_no_page_shows_what_only_python_writes(scene: Any) -> None:
@@ -133,7 +119,7 @@ def test_no_page_shows_what_only_python_writes(scene: Any) -> None:
 
 
 def test_watch_prints_a_state_once_and_ends_when_it_was_told(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    row = piped(capfd, "watch", "orders/broken", "--for", "0.6", *scene.where)
+    row = piped(main, capfd, "watch", "orders/broken", "--for", "0.6", *scene.where)
     assert (row["id"], row["dead"]) == (str(IDS[3]), True)
 
 

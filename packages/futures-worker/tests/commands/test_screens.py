@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from support import terminal
+from support.terminal import piped
 
 import fdb_datamodel as dm
 from fdb_schema import ClusterSpace, open_database
@@ -114,39 +115,27 @@ def test_screens_of_eighty_columns(scene: Any, arguments: list[str], expected: s
 def test_what_fails_with_another_is_counted_apart(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     screen("errors", *scene.where)
     assert "1 more failed because of an argument that did" in capfd.readouterr().err
-    (group,) = piped(capfd, "errors", *scene.where)
+    (group,) = piped(main, capfd, "errors", *scene.where)
     assert (group["count"], group["name"], group["error"]) == (2, "resize", "ValueError")
     assert group["id"] == str(UUID(bytes=IDS[5])), "whole, for programs"
 
 
-def piped(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
-    """The JSON document that a command prints."""
-    capfd.readouterr()
-    argv, sys.argv = sys.argv, ["futures-worker", *arguments, "--json"]
-    try:
-        with pytest.raises(SystemExit) as end:
-            main()
-    finally:
-        sys.argv = argv
-    assert (end.value.code or 0) == code
-    out = capfd.readouterr()
-    return json.loads(out.out) if out.out else out.err
-
-
 def test_a_program_gets_whole_ids_the_oldest_first_and_filters(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     whole = [str(UUID(bytes=one)) for one in IDS]
-    assert [row["id"] for row in piped(capfd, "ls", *scene.where)] == whole
-    assert [row["id"] for row in piped(capfd, "ls", "--newest", *scene.where)] == whole[::-1]
-    assert [row["id"] for row in piped(capfd, "ls", "--name", "r*", *scene.where)] == [whole[at] for at in (0, 1, 3, 5)]
+    assert [row["id"] for row in piped(main, capfd, "ls", *scene.where)] == whole
+    assert [row["id"] for row in piped(main, capfd, "ls", "--newest", *scene.where)] == whole[::-1]
+    assert [row["id"] for row in piped(main, capfd, "ls", "--name", "r*", *scene.where)] == [
+        whole[at] for at in (0, 1, 3, 5)
+    ]
     for name in ("model_of_a_long_name", "train.model_of_a_long_name", "model_*", "train.*"):
-        assert [row["id"] for row in piped(capfd, "ls", "--name", name, *scene.where)] == [whole[2]]
-    assert piped(capfd, "ls", "--name", "train", *scene.where) == []
-    assert [row["id"] for row in piped(capfd, "ls", "--reason", "unschedulable", *scene.where)] == [whole[2]]
-    assert len(piped(capfd, "ls", "--since", "1h", *scene.where)) == 6
-    assert piped(capfd, "ls", "--since", "0s", *scene.where) == []
-    assert "no time ago" in piped(capfd, "ls", "--since", "yesterday", *scene.where, code=2)
-    assert piped(capfd, "ls", "--sort", "name", *scene.where)[0]["name"] == "publish"
-    listed = piped(capfd, "ls", "--limit", "2", "--after", "019ad1f23c4d7001", *scene.where)
+        assert [row["id"] for row in piped(main, capfd, "ls", "--name", name, *scene.where)] == [whole[2]]
+    assert piped(main, capfd, "ls", "--name", "train", *scene.where) == []
+    assert [row["id"] for row in piped(main, capfd, "ls", "--reason", "unschedulable", *scene.where)] == [whole[2]]
+    assert len(piped(main, capfd, "ls", "--since", "1h", *scene.where)) == 6
+    assert piped(main, capfd, "ls", "--since", "0s", *scene.where) == []
+    assert "no time ago" in piped(main, capfd, "ls", "--since", "yesterday", *scene.where, code=2)
+    assert piped(main, capfd, "ls", "--sort", "name", *scene.where)[0]["name"] == "publish"
+    listed = piped(main, capfd, "ls", "--limit", "2", "--after", "019ad1f23c4d7001", *scene.where)
     assert [row["id"] for row in listed] == whole[2:4]
 
 
@@ -155,7 +144,7 @@ def test_a_list_that_goes_on_after_the_last_one_says_that_it_ends(
 ) -> None:
     whole = [str(UUID(bytes=one)) for one in IDS]
     for order, last, word in (("--oldest", whole[-1], "newer"), ("--newest", whole[0], "older")):
-        assert piped(capfd, "ls", order, "--after", last, *scene.where) == []
+        assert piped(main, capfd, "ls", order, "--after", last, *scene.where) == []
         monkeypatch.setattr(sys, "argv", ["futures-worker", "ls", order, "--after", last, *scene.where])
         with pytest.raises(SystemExit):
             main()
@@ -166,26 +155,28 @@ def test_a_list_that_goes_on_after_the_last_one_says_that_it_ends(
 
 def test_the_beginning_of_an_id_is_enough_where_it_names_one(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     for text in ("019ad1f2-3c4d-7003", "019AD1F23C4D7003", str(UUID(bytes=IDS[3]))):
-        assert piped(capfd, "show", text, *scene.where)["name"] == "report"
-    assert "several futures" in piped(capfd, "show", "019ad1f2", *scene.where, code=2)
-    assert "no future" in piped(capfd, "show", "019ad1f3", *scene.where, code=3)
+        assert piped(main, capfd, "show", text, *scene.where)["name"] == "report"
+    assert "several futures" in piped(main, capfd, "show", "019ad1f2", *scene.where, code=2)
+    assert "no future" in piped(main, capfd, "show", "019ad1f3", *scene.where, code=3)
     for text in ("019", "resize", "019ad1f2-3c4d-7003-9000-000000000003-0"):
-        assert "is no id" in piped(capfd, "show", text, *scene.where, code=2)
-    assert "is no id" in piped(capfd, "show", "zzzz", "--db", "embedded:/nowhere/at/all", code=2), "before it looks"
+        assert "is no id" in piped(main, capfd, "show", text, *scene.where, code=2)
+    assert "is no id" in piped(main, capfd, "show", "zzzz", "--db", "embedded:/nowhere/at/all", code=2), (
+        "before it looks"
+    )
 
 
 def test_retry_and_cancel_take_what_is_alike(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     resized = [str(UUID(bytes=IDS[at])) for at in (0, 5)]
-    would = piped(capfd, "retry", "--name", "resize", "--dry-run", *scene.where)
+    would = piped(main, capfd, "retry", "--name", "resize", "--dry-run", *scene.where)
     assert [row["id"] for row in would] == resized
-    assert {row["state"] for row in piped(capfd, "ls", "--name", "resize", *scene.where)} == {"failed", "claimed"}
-    done = piped(capfd, "retry", "--name", "resize", *scene.where)
+    assert {row["state"] for row in piped(main, capfd, "ls", "--name", "resize", *scene.where)} == {"failed", "claimed"}
+    done = piped(main, capfd, "retry", "--name", "resize", *scene.where)
     assert [(row["id"], row["retried"]) for row in done] == [(one, True) for one in resized]
-    gone = piped(capfd, "cancel", "--reason", "unschedulable", *scene.where)
+    gone = piped(main, capfd, "cancel", "--reason", "unschedulable", *scene.where)
     assert [(row["id"], row["cancelled"]) for row in gone] == [(str(UUID(bytes=IDS[2])), True)]
-    assert piped(capfd, "cancel", "--name", "no.such", *scene.where) == []
-    assert "give either ids" in piped(capfd, "cancel", *scene.where, code=2)
-    assert "give either ids" in piped(capfd, "retry", resized[0], "--name", "x", *scene.where, code=2)
+    assert piped(main, capfd, "cancel", "--name", "no.such", *scene.where) == []
+    assert "give either ids" in piped(main, capfd, "cancel", *scene.where, code=2)
+    assert "give either ids" in piped(main, capfd, "retry", resized[0], "--name", "x", *scene.where, code=2)
 
 
 @pytest.mark.parametrize(("command", "done", "other"), [("cancel", "cancelled", 1), ("retry", "retried", 0)])
@@ -217,9 +208,9 @@ def test_the_beginning_of_an_id_means_none_that_was_deleted(scene: Any, capfd: p
     db, space = open_database(scene.url), ClusterSpace("demo")
     for one in (IDS[0], IDS[1], IDS[2], IDS[4], IDS[5]):
         run(db, dm.delete_future, space, one)
-    assert piped(capfd, "show", "019ad1f2", *scene.where)["name"] == "report"
+    assert piped(main, capfd, "show", "019ad1f2", *scene.where)["name"] == "report"
     run(db, dm.delete_future, space, IDS[3])
-    assert "deleted" in piped(capfd, "show", "019ad1f2", *scene.where, code=3)
+    assert "deleted" in piped(main, capfd, "show", "019ad1f2", *scene.where, code=3)
 
 
 def test_times_are_told_in_one_unit() -> None:
@@ -247,34 +238,34 @@ def test_top_fits_eighty_columns_too(scene: Any) -> None:
 
 
 def test_a_future_is_watched_until_it_has_ended(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    row = piped(capfd, "watch", "019ad1f2-3c4d-7003", *scene.where)
+    row = piped(main, capfd, "watch", "019ad1f2-3c4d-7003", *scene.where)
     assert (row["id"], row["state"]) == (str(UUID(bytes=IDS[3])), "realized")
-    assert piped(capfd, "watch", "019ad1f2-3c4d-7001", "--for", "0.1", *scene.where)["state"] == "claimed"
-    assert "no future" in piped(capfd, "watch", "019ad1f3", *scene.where, code=3)
+    assert piped(main, capfd, "watch", "019ad1f2-3c4d-7001", "--for", "0.1", *scene.where)["state"] == "claimed"
+    assert "no future" in piped(main, capfd, "watch", "019ad1f3", *scene.where, code=3)
 
 
 def test_listings_end_where_they_are_told(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    assert len(piped(capfd, "errors", "--limit", "1", *scene.where)) == 1
-    assert len(piped(capfd, "workers", "--limit", "1", *scene.where)) == 1
+    assert len(piped(main, capfd, "errors", "--limit", "1", *scene.where)) == 1
+    assert len(piped(main, capfd, "workers", "--limit", "1", *scene.where)) == 1
 
 
 def test_some_of_those_that_are_alike_are_chosen(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     asked = ("retry", "--name", "*", "--dry-run", "--limit", "1", "--sort", "name", *scene.where)
-    assert [row["name"] for row in piped(capfd, *asked)] == ["publish"]
-    assert len(piped(capfd, "cancel", "--name", "*", "--limit", "1", *scene.where)) == 1
+    assert [row["name"] for row in piped(main, capfd, *asked)] == ["publish"]
+    assert len(piped(main, capfd, "cancel", "--name", "*", "--limit", "1", *scene.where)) == 1
 
 
 def test_retire_says_what_it_would_do_and_does_nothing(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        piped(capfd, "secret", "rotate", *scene.where)
-    before = piped(capfd, "secret", "show", *scene.where)
-    assert piped(capfd, "secret", "retire", "--dry-run", *scene.where) == before
-    assert piped(capfd, "secret", "show", *scene.where) == before
-    assert len(piped(capfd, "secret", "retire", *scene.where)["secrets"]) == 1
+        piped(main, capfd, "secret", "rotate", *scene.where)
+    before = piped(main, capfd, "secret", "show", *scene.where)
+    assert piped(main, capfd, "secret", "retire", "--dry-run", *scene.where) == before
+    assert piped(main, capfd, "secret", "show", *scene.where) == before
+    assert len(piped(main, capfd, "secret", "retire", *scene.where)["secrets"]) == 1
 
 
 def test_moments_are_rfc_3339_and_figures_are_numbers(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    row = piped(capfd, "show", "019ad1f2-3c4d-7003", *scene.where)
+    row = piped(main, capfd, "show", "019ad1f2-3c4d-7003", *scene.where)
     moment = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
     assert all(re.fullmatch(moment, row[name]) for name in ("submitted", "claimed", "ended"))
     assert isinstance(row["seconds"], float)
