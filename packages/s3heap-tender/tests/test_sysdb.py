@@ -70,12 +70,20 @@ def test_a_partition_is_a_uuid_or_a_name(bench: Any) -> None:
         ({"catch_up": "never"}, "once, all"),
         ({"jitter": -1}, "jitter"),
         ({"backoff": Backoff(factor=0.5)}, "backoff"),
+        ({"max_attempts": 1.5}, "max_attempts"),
+        ({"max_attempts": 1 << 70}, "can't be stored"),
+        ({"min_records": 1 << 70, "max_wait": 1.0}, "can't be stored"),
     ],
 )
 def test_a_setting_out_of_range_is_named(quick: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         quick.sysdb.create_task("p", "t", **settings)
     assert list(quick.sysdb.tasks()) == []
+
+
+def test_a_partition_of_a_name_without_end_is_refused(quick: Any) -> None:
+    with pytest.raises(OversizeError, match="partition's name"):
+        quick.sysdb.create_task("p" * 60_000, "t")
 
 
 def test_a_payload_over_the_limit_is_refused(quick: Any) -> None:
@@ -402,6 +410,19 @@ def test_catch_up_says_how_many_runs_follow_an_outage(quick: Any, catch_up: str,
     quick.tend()
     quick.clock.sleep(35)
     assert quick.settle(lambda task, gen, epoch: None, seconds=200) == runs
+    assert quick.violations() == []
+
+
+@pytest.mark.parametrize("cadence", [0.1, 0.3, 0.5, 1.0])
+def test_runs_that_catch_up_are_no_reason_for_others(quick: Any, cadence: float) -> None:
+    """A start comes two ticks of the clock and a look of the scheduler after its due time: that is no outage."""
+    quick.sysdb.create_task("p", "t", cadence=cadence, catch_up="all")
+    quick.settle(lambda *_: None, seconds=2)
+    quick.write("p")
+    quick.tend()
+    quick.clock.sleep(5 * cadence + 1)
+    assert quick.settle(lambda *_: None, seconds=120, step=0.2) <= 1 + 5 + 1 / cadence
+    assert quick.sysdb.find("p", "t").state == "waiting"
     assert quick.violations() == []
 
 

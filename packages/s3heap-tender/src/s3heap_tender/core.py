@@ -62,7 +62,9 @@ def spread_again(task: UUID, row: TaskRow, resumed_at: int) -> int:
     return resumed_at + int(draw(task, row.gen, row.attempt) * row.jitter)
 
 
-def _at(row: TaskRow, due: int, *, new_gen: bool, waiting_for_records: bool = False) -> TaskRow:
+def _at(
+    row: TaskRow, due: int, *, new_gen: bool, waiting_for_records: bool = False, asked_for: bool = False
+) -> TaskRow:
     """The row scheduled at `due`, rounded up to a ms.
 
     A generation never gets a due time back that it had before: an item once superseded is done for ever, so a pruner
@@ -78,7 +80,7 @@ def _at(row: TaskRow, due: int, *, new_gen: bool, waiting_for_records: bool = Fa
         if due != row.due:
             past = (*past, row.due)
     gen = row.gen + 1 if new_gen else row.gen
-    fresh = {"attempt": 0, "failures": 0} if new_gen else {}
+    fresh = {"attempt": 0, "failures": 0, "asked_for": asked_for} if new_gen else {}
     return replace(
         row,
         state=State.SCHEDULED,
@@ -95,11 +97,15 @@ def _at(row: TaskRow, due: int, *, new_gen: bool, waiting_for_records: bool = Fa
 def _next_generation(task: UUID, row: TaskRow, tail: int, now: int) -> TaskRow:
     """The next generation, for a row with writes to read or runs asked for."""
     if row.pending:
-        return _at(replace(row, pending=row.pending - 1), max(now, cadence_floor(row)), new_gen=True)
+        return _next_asked_for(row, now)
     spread = int(draw(task, row.gen + 1) * row.jitter)
     if unread(row, tail) >= row.min_records or row.max_wait is None:
         return _at(row, max(now, cadence_floor(row)) + spread, new_gen=True)
     return _at(row, max(now + row.max_wait, cadence_floor(row)), new_gen=True, waiting_for_records=True)
+
+
+def _next_asked_for(row: TaskRow, now: int) -> TaskRow:
+    return _at(replace(row, pending=row.pending - 1), max(now, cadence_floor(row)), new_gen=True, asked_for=True)
 
 
 def unread(row: TaskRow, tail: int) -> int:
@@ -164,8 +170,9 @@ def claimed(row: TaskRow, session: str, tail: int, now: int) -> TaskRow:
     """
     retake = row.state is State.RUNNING
     pending = row.pending
-    if row.catch_up == "all" and row.cadence and row.state is State.SCHEDULED and not row.attempt:
-        pending = min(MAX_PENDING, pending + max(0, now - row.due) // row.cadence)
+    # What a run that catches up itself comes late by is no reason for others, or they would never end.
+    if row.catch_up == "all" and row.cadence and not (retake or row.attempt or row.asked_for):
+        pending = min(MAX_PENDING, pending + max(0, now - earliest_start(row)) // row.cadence)
     return replace(
         row,
         state=State.RUNNING,
@@ -286,7 +293,7 @@ def backfilled(row: TaskRow, runs: int, now: int) -> TaskRow:
         )
     row = replace(row, pending=row.pending + runs)
     if row.state is State.WAITING and not row.paused:
-        return _at(replace(row, pending=row.pending - 1), max(now, cadence_floor(row)), new_gen=True)
+        return _next_asked_for(row, now)
     return row
 
 

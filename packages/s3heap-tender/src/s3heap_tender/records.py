@@ -71,6 +71,7 @@ class TaskRow(Record):
     partition_name: str = ""  # as the creator gave it; "" where that was a UUID
     started_wall: int = 0  # wall clock of whoever claimed, µs: for people, compared with nothing
     leeway: int = 0  # µs after the last start within which that run began
+    asked_for: bool = False  # the generation is one of those that were pending
 
     @classmethod
     def from_array(cls, array: tuple[Any, ...]) -> Self:

@@ -6,11 +6,12 @@ import uuid
 from typing import Final
 from uuid import UUID
 
-from fdb_schema import OversizeError, check_name
+from fdb_schema import OversizeError, RecordError, check_name
 from s3heap_tender.records import CATCH_UPS, MICROSECONDS, OVERLAPS, Backoff, TaskRow
 from s3heap_tender.states import State
 
 MAX_PAYLOAD: Final = 64_000
+MAX_ROW: Final = 50_000  # of a new task: a value of the database has at most 100,000 bytes, and a row grows
 PARTITION_NAMESPACE: Final = uuid.UUID("7b6a6c1e-4ad5-5f0a-9c55-30d0b1a7f6f4")
 
 
@@ -68,7 +69,7 @@ def new_row(
         raise ValueError(
             f"backoff must have initial, maximum and jitter of 0 or more and factor of 1 or more: {backoff}"
         )
-    return TaskRow(
+    row = TaskRow(
         partition=partition_id(partition),
         partition_name=partition if isinstance(partition, str) else "",
         name=name,
@@ -86,3 +87,18 @@ def new_row(
         overlap=overlap,
         catch_up=catch_up,
     )
+    return _storable(row)
+
+
+def _storable(row: TaskRow) -> TaskRow:
+    """The row, where what is stored of it can be read. Raises `ValueError`: nobody could read, run or delete such a task."""
+    try:
+        data = row.encode()
+        TaskRow.decode(data)
+    except (RecordError, OverflowError) as error:
+        raise ValueError(f"the settings of task {row.name!r} can't be stored: {error}") from error
+    if len(data) > MAX_ROW:
+        raise OversizeError(
+            f"the partition's name is too long: the row of task {row.name!r} would have {len(data)} bytes"
+        )
+    return row
