@@ -142,6 +142,25 @@ def test_what_a_worker_held_whose_row_is_damaged_is_given_back_when_it_begins_an
     assert sorted(turn(lab, again)) == sorted([held.id, assigned.id])
 
 
+@pytest.mark.parametrize("garbage", [*GARBAGE, None])
+def test_what_a_worker_held_whose_row_is_damaged_is_given_back_though_it_never_comes_back(
+    broken_lab: Lab, garbage: bytes | None
+) -> None:
+    lab = broken_lab
+    worker, other = lab.worker(1), lab.worker(2)
+    held, kept, assigned = lab.spec(), lab.spec(), lab.spec(locality=dm.Locality(worker, None, False))
+    lab.submit(held, kept, assigned)
+    lab(dm.claim_future, held.id, worker)
+    lab(dm.claim_future, kept.id, other)
+    lab.set_row(layout_of(lab.space).incarnation("127.0.0.1", 1), garbage)
+    collector = dm.Collector(lab.db, lab.space)
+    assert [collector.whole_pass().workers, collector.whole_pass().workers] == [1, 0]
+    assert lab.state(kept.id) == FutureState.claimed, "that worker lives"
+    assert sorted(turn(lab, other)) == sorted([held.id, assigned.id])
+    with pytest.raises(dm.WorkerFencedError):
+        turn(lab, worker)
+
+
 @pytest.mark.parametrize("garbage", [*GARBAGE, bytes(64)])
 def test_damaged_rows_of_workers_and_sessions_keep_nobody_from_working(broken_lab: Lab, garbage: bytes) -> None:
     lab = broken_lab

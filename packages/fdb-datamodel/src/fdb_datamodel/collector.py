@@ -1,4 +1,4 @@
-"""Passes that collect what nobody needs: dead sessions, what they held, futures past their grace, tombstones, unused code.
+"""Passes that collect what nobody needs: what lost workers hold, dead sessions, what they held, futures past their grace, tombstones, unused code.
 
 Several may work on one cluster: a pass is made by whoever finds it due, and every step is safe to repeat. A pass reads
 every future once, in pages, so it is paced: `tick` works for a bounded time and goes on where it was.
@@ -19,6 +19,7 @@ from .liveness import Observer
 from .quarantine import run_apart
 from .transitions import collect as steps
 from .transitions.sessions import SESSION_TTL_SECONDS, SessionSighting, declare_session_dead, session_sightings
+from .transitions.workers import list_forgotten, reap
 
 GRACE_SECONDS = 3600.0
 TOMBSTONE_SECONDS = 86_400.0
@@ -31,9 +32,13 @@ _PAUSE = 20
 
 @dataclass(slots=True)
 class Collected:
-    """What was collected, as counts. results: whose record stays as lineage. mailboxes: with their bells."""
+    """What was collected, as counts. results: whose record stays as lineage. mailboxes: with their bells.
+
+    workers: whose rows were damaged, so that nobody could see them die; what they held is given back.
+    """
 
     sessions: int = 0
+    workers: int = 0
     futures: int = 0
     results: int = 0
     tombstones: int = 0
@@ -114,6 +119,12 @@ class Collector:
         dead = self._observer.observe(seen, self._clock())
         return sum(run(self._db, declare_session_dead, self._space, sighting) for sighting in dead)
 
+    def _forget_damaged_workers(self) -> int:
+        found = run(self._db, list_forgotten, self._space)
+        while found and run_apart(self._db, self._space, reap, self._space):
+            pass
+        return found
+
     def whole_pass(self) -> Collected:
         """One pass from beginning to end, due or not. Says what it collected."""
         found = Collected()
@@ -132,6 +143,7 @@ class Collector:
                 after = page.after
                 yield page.done
 
+        yield Collected(workers=self._forget_damaged_workers())
         for done in pages(lambda at: run_apart(db, space, steps.references_page, space, at)):
             yield Collected(references=done)
         for done in pages(lambda at: run_apart(db, space, steps.mark_page, space, at, self._tombstones, codes)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, read_range
@@ -270,8 +271,24 @@ def _retire(ch: Changes, worker: WorkerId, *, drained: bool) -> None:
     ch.ring_pool()  # somebody is to reap
 
 
-def _list_forgotten(ch: Changes, worker: WorkerId) -> None:
-    """List as dead who holds something at this address and isn't registered: its row was damaged, so nobody could declare it dead."""
+def list_forgotten(tr: Transaction, space: ClusterSpace) -> int:
+    """List as dead who holds something at an address and isn't registered there; how many. `reap` gives back what they held.
+
+    Whose row is damaged or gone was fenced by that: it is the live one in no transaction of its own any more.
+    """
+    ch = Changes(tr, space)
+    found = 0
+    for ip, port in _addresses(tr, space):
+        row = ch.get_many([ch.keys.incarnation(ip, port)])[0]
+        found += _list_forgotten(ch, WorkerId(ip, port, codec.incarnation_of(row) or b""))
+    if found:
+        ch.ring_pool()  # somebody is to reap
+    ch.flush()
+    return found
+
+
+def _list_forgotten(ch: Changes, worker: WorkerId) -> int:
+    """List as dead who holds something at this address and isn't this worker: its row was damaged, so nobody could declare it dead."""
     forgotten: set[bytes] = set()
     for _, _, value in ch.read_ids(ch.keys.claim_rows(worker.ip, worker.port), snapshot=True):
         with contextlib.suppress(RecordError):  # whoever reaps meets it
@@ -280,20 +297,34 @@ def _list_forgotten(ch: Changes, worker: WorkerId) -> None:
         with contextlib.suppress(RecordError):
             forgotten.add(codec.unpack_assignment(value)[0])
     keys = [ch.keys.dead_worker(WorkerId(worker.ip, worker.port, one)) for one in forgotten - {worker.incarnation}]
-    for key, listed in zip(keys, ch.get_many(keys), strict=True):
-        if listed is None:
-            ch.set(key, codec.pack(False))
+    unlisted = [key for key, listed in zip(keys, ch.get_many(keys), strict=True) if listed is None]
+    for key in unlisted:
+        ch.set(key, codec.pack(False))
+    return len(unlisted)
 
 
 def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, WorkerInfo, Heartbeat | None]]:
-    """Every registered worker: seeks from address to address, so that rows of claims aren't read."""
+    """Every registered worker."""
+    keys = layout_of(space)
+    found: list[tuple[WorkerId, WorkerInfo, Heartbeat | None]] = []
+    for ip, port in _addresses(tr, space):
+        prefix = keys.workers + keys.worker(ip, port)
+        beat, row = (
+            read_range(tr, prefix + name, prefix + name + b"\x00", snapshot=True) for name in (HEARTBEAT, INCARNATION)
+        )
+        if row:
+            found.append(_worker_from(ip, port, row[0][1], beat[0][1] if beat else None))
+    return found
+
+
+def _addresses(tr: Transaction, space: ClusterSpace) -> Iterator[tuple[str, int]]:
+    """Every address that has rows of workers, by snapshot: seeks from one to the next, so that rows of claims aren't read."""
     keys = layout_of(space)
     begin, end = span(keys.workers)
-    found: list[tuple[WorkerId, WorkerInfo, Heartbeat | None]] = []
     while True:
         rows = read_range(tr, begin, end, limit=1, snapshot=True)
         if not rows:
-            return found
+            return
         try:
             ip, port = space["workers"].unpack(rows[0][0])[:2]
             if type(ip) is not str or type(port) is not int:
@@ -305,9 +336,5 @@ def _registered(tr: Transaction, space: ClusterSpace) -> list[tuple[WorkerId, Wo
         if not rows[0][0].startswith(prefix):  # a number that takes more bytes than it needs
             begin = rows[0][0] + b"\x00"
             continue
-        beat, row = (
-            read_range(tr, prefix + name, prefix + name + b"\x00", snapshot=True) for name in (HEARTBEAT, INCARNATION)
-        )
-        if row:
-            found.append(_worker_from(ip, port, row[0][1], beat[0][1] if beat else None))
+        yield ip, port
         begin = prefix + b"\xff"
