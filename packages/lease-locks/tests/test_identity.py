@@ -27,6 +27,7 @@ from lease_locks import LeaseManager, MemoizingPicklingRunner, MemoKeyError, sam
 from lease_locks.memo import remote
 from lease_locks.memo.canonical import canonical, identity
 from lease_locks.memo.functions import bind
+from lease_locks.memo.pickling import dumps
 
 
 @pytest.fixture
@@ -310,6 +311,81 @@ def test_a_name_that_is_bound_anew_counts_from_then_on(locks: LeaseManager, name
     assert runner.call(fresh["process"], 2) == 11
     assert runner.call(fresh["process"], 1) == 6
     assert fresh["runs"] == 1
+
+
+ORDERED = """
+import abc
+import dataclasses
+import typing
+class Steps:
+    wash = 1
+    rinse = 2
+    def dry(self): ...
+    coat = 3
+class Slotted:
+    __slots__ = ("z", "a")
+    b = 1
+    a_method = print
+class Told(abc.ABC):
+    z: int
+    a: int
+Told.register(int)
+class Shaped(typing.Protocol):
+    z: int
+    b: str = ""
+    def a(self): ...
+class Pair(typing.NamedTuple):
+    z: int
+    a: int = 1
+@dataclasses.dataclass
+class Data:
+    z: int
+    a: int = 1
+KINDS = [Steps, Slotted, Told, Shaped, Pair, Data]
+"""
+ELSEWHERE = """
+import pickle, sys
+from lease_locks.memo.canonical import identity
+for kind in pickle.load(sys.stdin.buffer):
+    print(identity(kind).hex(), *(name for name in vars(kind) if name[0] != "_"))
+"""
+
+
+def test_a_class_of_a_script_is_in_a_remote_what_it_is_here_its_order_too() -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(ORDERED, space)
+    command = [sys.executable, "-c", ELSEWHERE]
+    ran = subprocess.run(command, input=dumps(space["KINDS"]), capture_output=True, check=True, timeout=120)
+    there = [line.split() for line in ran.stdout.decode().splitlines()]
+    assert there[0][1:] == ["wash", "rinse", "dry", "coat"]
+    assert [one[0] for one in there] == [identity(kind).hex() for kind in space["KINDS"]]
+
+
+REGISTERED = """
+import abc
+import functools
+class Base(abc.ABC):
+    pass
+@functools.singledispatch
+def shown(x):
+    return "something"
+def process(x):
+    return shown(x), isinstance(x, Base)
+"""
+
+
+@pytest.mark.parametrize("more", ["Base.register(int)", "@shown.register\ndef _(x: int):\n    return 'a number'"])
+def test_what_is_registered_later_counts_from_then_on(locks: LeaseManager, more: str) -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(REGISTERED, space)
+    runner = runner_of(locks)
+    assert [runner.call(space["process"], 1) for _ in range(2)] == [("something", False)] * 2
+    exec(more, space)
+    assert runner.call(space["process"], 1) == space["process"](1) != ("something", False)
+    again: dict[str, Any] = {"__name__": "__main__"}
+    exec(REGISTERED + more, again)
+    keys = {bind("p", made["process"], (1,), {}).memo.digest for made in (space, again)}
+    assert len(keys) == 1, "the same, whenever it was registered"
 
 
 @pytest.mark.parametrize("make", [lambda n: [n], lambda n: {0: n}, lambda n: (n, [])], ids=["list", "dict", "tuple"])

@@ -4,6 +4,7 @@
   random; here it comes from the class's own content, so that the next process that runs the same source sends the same. A
   class that has an id keeps it.
 - What a class of this process's own was when it was sent doesn't come back with an instance of it: the class here goes on as it is.
+- What a class's body made comes in its order.
 - Constant sets in code (`x in {"a", "b"}`) are sent in sorted order.
 - Bytecode is refused by a Python of another minor version, which would die of it: the error names both.
 """
@@ -71,10 +72,19 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if reduced is NotImplemented or isinstance(obj, types.ModuleType):
             note_module(obj, self.needs)
         elif _has_id(obj):
+            if isinstance(reduced, tuple) and len(reduced) == 6:
+                make, args, (members, slots), *rest = reduced
+                reduced = make, args, (_in_order(obj, members), slots), *rest
             self.classes.append(obj)
             if not known:
                 self.fresh.append(obj)
         return reduced
+
+
+def _in_order(kind: type, members: dict[str, Any]) -> dict[str, Any]:
+    """What a class's body made, in its order, which code may go by; cloudpickle sends it in that of the names."""
+    place = {name: at for at, name in enumerate(vars(kind))}
+    return dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
 
 
 class ReferencePickler(pickle.Pickler):

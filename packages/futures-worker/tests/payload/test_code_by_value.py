@@ -217,6 +217,28 @@ def test_code_by_value_of_another_python_is_refused_with_both_names(monkeypatch:
     assert payload.load_code(by_reference) is len
 
 
+ORDERED = """
+class Steps:
+    wash = 1
+    rinse = 2
+    def dry(self): ...
+    coat = 3
+def f():
+    return [name for name in vars(Steps) if name[0] != "_"]
+class Answer:
+    x = "ok"
+"""
+
+
+def test_what_a_classs_body_made_comes_in_its_order() -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(ORDERED, space)
+    assert space["f"]() == ["wash", "rinse", "dry", "coat"]
+    code = payload.CodeCache().dump(space["f"])
+    args, answer = payload.dump_args((), {})[0], payload.dump_result(space["Answer"]()).to_bytes()
+    assert elsewhere(code.data, args, answer) == "['wash', 'rinse', 'dry', 'coat'] ok"
+
+
 def test_bytecode_without_a_mark_is_refused_by_the_version_in_the_header(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("futures_worker.function_code.PYTHON_VERSION", "3.99.1")
     monkeypatch.setattr(value_pickler, "dumps", lambda obj, needs: cloudpickle.dumps(obj))  # as an older release did

@@ -106,6 +106,23 @@ SCRIPTS: dict[str, str] = {
         "import abc\nclass Base(abc.ABC):\n    @abc.abstractmethod\n    def k(self): ...\n    def f(self, x):\n"
         "        return x + self.k()\nclass Model(Base):\n    def k(self):\n        return {n}\nf = Model().f"
     ),
+    "what is registered with an abstract class": (
+        "import abc\nclass Base(abc.ABC):\n    pass\nBase.register({kind_of})\ndef f(x):\n    return isinstance(x, Base)"
+    ),
+    "what is registered with a function": (
+        "import functools\n@functools.singledispatch\ndef g(x):\n    return {n}\n@g.register\ndef _(x: {kind_of}):\n"
+        "    return {m}\ndef f(x):\n    return g(x)"
+    ),
+    "what is registered with a method": (
+        "import functools\nclass Model:\n    @functools.singledispatchmethod\n    def g(self, x):\n        return {n}\n"
+        "    @g.register\n    def _(self, x: {kind_of}):\n        return {m}\ndef f(x):\n    return Model().g(x)"
+    ),
+    "order of a class's body": (
+        "class Steps:\n    {decorators[0]} = 1\n    {decorators[1]} = 1\ndef f(x):\n    return [n for n in vars(Steps) if n[0] != '_']"
+    ),
+    "order of a class's annotations": (
+        "class Row:\n    {decorators[0]}: int\n    {decorators[1]}: int\ndef f(x):\n    return list(Row.__annotations__)"
+    ),
     "compiled pattern": "import re\nP = re.compile('{s}|{n}')\ndef f(x):\n    return P.sub('-', str(x))",
     "annotations": (
         "def coerced(g):\n    return lambda x: g.__annotations__['x'](g(x))\n@coerced\ndef f(x: {kind_of}):\n    return x"

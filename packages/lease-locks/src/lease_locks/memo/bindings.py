@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dis
 import functools
 import sys
@@ -13,14 +14,34 @@ from typing import Any, Final
 
 SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
 _ABSENT: Final = object()
+_REGISTERED: Final = vars(abc)["_get_dump"]  # as cloudpickle has it; Python names nothing public that says it
+_DISPATCHER: Final = functools.singledispatch(print)
+_DISPATCH: Final = _DISPATCHER.__code__  # type: ignore[attr-defined]
+_DISPATCHERS: Final = frozenset(vars(_DISPATCHER)) - {"__wrapped__"}
+"""What `singledispatch` gives a function: what can be asked of it, and its cache."""
 
 
 def around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """(name, value) of all that a function's behaviour depends on, beside its code and its arguments."""
+    if function.__code__ is _DISPATCH:
+        yield "its registrations", registrations(function)
+        yield "its attributes", {name: value for name, value in vars(function).items() if name not in _DISPATCHERS}
+        return
     yield "its defaults", (function.__defaults__, function.__kwdefaults__)
     yield "its attributes", vars(function)
     yield from _cells(function)
     yield from _globals(function)
+
+
+def registrations(function: types.FunctionType) -> dict[type, Any]:
+    """What `functools.singledispatch` chooses from, by the type of the first argument; of any other function nothing."""
+    return dict(function.registry) if function.__code__ is _DISPATCH else {}  # type: ignore[attr-defined]
+
+
+def registered_with(kind: type) -> set[weakref.ref[type]]:
+    """The classes that an abstract base class was told are subclasses of it (`register`)."""
+    found: set[weakref.ref[type]] = _REGISTERED(kind)[0] if "_abc_impl" in vars(kind) else set()
+    return found
 
 
 def annotations_of(function: types.FunctionType) -> dict[str, Any]:
@@ -88,6 +109,9 @@ class Bindings:
     """
 
     def __init__(self, things: Iterable[Any]) -> None:
+        things = list(things)
+        self._token = abc.get_cache_token()  # changes with every registration anywhere
+        self._registered = [(_mark(kind), registered_with(kind)) for kind in things if isinstance(kind, abc.ABCMeta)]
         functions = [thing for thing in things if type(thing) is types.FunctionType]
         state: set[tuple[int, str]] = set()  # (of whose globals, name) and (cell, "")
         for function in functions:
@@ -98,18 +122,26 @@ class Bindings:
         self._seen = [_Seen(function, state) for function in functions]
 
     def stand(self) -> bool:
-        """Whether every name is bound to what it was."""
+        """Whether every name is bound to what it was, and the same is registered."""
+        token = abc.get_cache_token()
+        if token != self._token:
+            for mark, registered in self._registered:
+                kind = mark()
+                if kind is None or registered_with(kind) != registered:
+                    return False
+            self._token = token
         return all(seen.stands() for seen in self._seen)
 
 
 class _Seen:
     """One function as it was."""
 
-    __slots__ = ("cells", "code", "defaults", "function", "globals")
+    __slots__ = ("cells", "code", "defaults", "function", "globals", "registered")
 
     def __init__(self, function: types.FunctionType, state: Set[tuple[int, str]]) -> None:
         self.function = weakref.ref(function)
         self.code = function.__code__
+        self.registered = [(_mark(kind), _mark(chosen)) for kind, chosen in registrations(function).items()]
         self.defaults = _mark(function.__defaults__), _mark(function.__kwdefaults__)
         closure = function.__closure__ or ()
         values = enumerate(zip(closure, _cells(function), strict=True))
@@ -123,6 +155,13 @@ class _Seen:
         function = self.function()
         if function is None or function.__code__ is not self.code:
             return False
+        if function.__code__ is _DISPATCH:
+            now = registrations(function)
+            if len(now) != len(self.registered):
+                return False
+            pairs = zip(self.registered, now.items(), strict=True)
+            if not all(_is(mark, kind) and _is(chosen, found) for (mark, chosen), (kind, found) in pairs):
+                return False
         defaults, keywords = self.defaults
         if not (_is(defaults, function.__defaults__) and _is(keywords, function.__kwdefaults__)):
             return False

@@ -3,12 +3,13 @@
     a function or class that its module holds    its name, and the line `function-logic-key: KEY` of its docstring
     any other function                           its code, defaults, annotations, attributes, what it closes over, and the globals
                                                  that its code names where its module can't be imported (`__main__`)
-    any other class                              its name, bases and body, but not its docstring
+    any other class                              its name, bases, body and its order, and what is registered with it, but not its docstring
     number, text, bytes, tuple, list, dict, set  its type and content; 1, 1.0 and True differ
     any other object                             what its class's `__memo_key__(self)` returns, else what pickle rebuilds it from
 
-Functions and classes of the second kind are looked at when they are first met, and again where a name that they use was bound anew:
-what it is bound to counts as it was then, whatever is put into it since. The wrapper that a runner's `memoize` puts around a function counts as that function; no other decorator is looked
+Functions and classes of the second kind are looked at when they are first met, and again where a name that they use was bound anew or
+something was registered with them (`functools.singledispatch`, abstract base classes): what a name is bound to counts as it was then,
+whatever is put into it since. The wrapper that a runner's `memoize` puts around a function counts as that function; no other decorator is looked
 through. What doesn't pickle has no key, but where such a function or class refers to it: then that is known in this process only.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import enum
 import functools
 import hashlib
 import logging
@@ -33,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
-from lease_locks.memo.bindings import SCRIPTS, Bindings, annotations_of, around
+from lease_locks.memo.bindings import SCRIPTS, Bindings, annotations_of, around, registered_with
 from lease_locks.memo.wrapping import plain
 
 log = logging.getLogger("lease_locks")
@@ -166,6 +168,18 @@ def body_of(kind: type) -> Iterator[tuple[str, Any]]:
         if name == "__hash__" and _of_attrs(value):  # has a text's hash in it; `__attrs_attrs__` says what it does
             continue
         yield name, value
+
+
+def order_of(kind: type) -> tuple[str, ...]:
+    """The names of a class's body in the order in which it made them, which other code may go by; an enum's list says it.
+
+    Without those of an underscore: of them `typing` and pickle set some first.
+    """
+    if issubclass(kind, enum.Enum):
+        return ()
+    names = {name for name, _ in body_of(kind)}
+    annotated = vars(kind).get("__annotations__") or ()
+    return (*(name for name in vars(kind) if name in names and name[:1] != "_"), "", *annotated)
 
 
 def _of_attrs(value: Any) -> bool:
@@ -366,6 +380,8 @@ class _Encoder:
 
     def _class(self, kind: type) -> None:
         self.put((type(kind), kind.__bases__, logic_key(kind)))
+        self.put(order_of(kind))
+        self.put({one for ref in registered_with(kind) if (one := ref()) is not None})
         for name, value in body_of(kind):
             self.sized(b"=", name.encode())
             self._put_or_own(kind, name, value)

@@ -67,7 +67,8 @@ class _Calls(cloudpickle.Pickler):  # type: ignore[misc]
             # Of classes that a metaclass calls equal cloudpickle knows one for the other.
             if _came_here.get(id(obj)) is not obj and type(obj).__eq__ is type.__eq__:
                 _made_here[id(obj)] = obj
-            make, args, state, items, pairs, set_state = reduced
+            make, args, (members, slots), items, pairs, set_state = reduced
+            state = _in_order(obj, members), slots
             return make, args, (_tell(obj), state, set_state), items, pairs, _came
         return _remade(obj) if reduced is NotImplemented else reduced
 
@@ -76,6 +77,12 @@ class _Results(_Calls):
     def reducer_override(self, obj: Any) -> Any:
         told = _tell(obj) if isinstance(obj, type) else None
         return super().reducer_override(obj) if told is None else (_own, (told, _dumps(obj, _Calls)))
+
+
+def _in_order(kind: type, members: dict[str, Any]) -> dict[str, Any]:
+    """What a class's body made, in its order, which code may go by; cloudpickle sends it in that of the names."""
+    place = {name: at for at, name in enumerate(vars(kind))}
+    return dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
 
 
 def _remade(obj: Any) -> Any:
