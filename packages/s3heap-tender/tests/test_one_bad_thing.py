@@ -394,6 +394,15 @@ def test_a_row_that_cannot_be_read_keeps_no_listing_from_its_reader(bad: Any) ->
     assert not fsck(bad.heap, bad.sysdb).unknown
 
 
+def test_a_dead_letter_that_cannot_be_read_hides_no_other(bad: Any) -> None:
+    tasks = [in_shard(bad, 0, f"t{number}", max_attempts=1) for number in range(3)]
+    for task in tasks:
+        bad.sysdb.fail(bad.sysdb.claim(task), "broken")
+    key = bad.sysdb.layout.keys.dead_letter(tasks[1].id, 1)
+    idempotent_txn.run(bad.db, lambda tr: tr.set(key, b"\xc1poison"))
+    assert {letter.task for letter in bad.sysdb.dead_letters()} == {tasks[0].id, tasks[2].id}
+
+
 def test_an_intent_that_cannot_be_read_is_asked_for_again(bad: Any) -> None:
     tasks = [in_shard(bad, 0, f"t{number}") for number in range(2)]
     key = bad.sysdb.layout.keys.intent(0, tasks[0].id)

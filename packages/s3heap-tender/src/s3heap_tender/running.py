@@ -192,8 +192,7 @@ class Runs:
             if is_outage(error):
                 raise  # it stays under way until a later look can leave it: else its claim would be nobody's for ever
             log.warning("%s: its claim can't be settled and is given up: %s", what, error)
-            self._given_up[claim.id] = time.monotonic()
-            self.sysdb.abandon(claim)
+            self._give_up(claim)
         log.warning("%s doesn't end though it was cancelled: it is left behind, and its result won't count", what)
         run.left = True
         self._ended(run, claim.id)
@@ -222,6 +221,7 @@ class Runs:
             outcome = self._call(run)
         except RunStoppedError as error:
             log.info("%s: %s", what, error)
+            self._give_up(claim)
             return
         except SimulatedCrash:
             raise
@@ -280,6 +280,11 @@ class Runs:
         key = self.sysdb.layout.keys.trace(claim.task.partition)
         return bytes(self.sysdb.read(lambda tr, _at: tr.snapshot.get(key).value) or b"").decode()
 
+    def _give_up(self, claim: Claim) -> None:
+        """Leave a run to whoever comes: another scheduler of this session, in a while, or of another once this one has ended."""
+        self._given_up[claim.id] = time.monotonic()
+        self.sysdb.abandon(claim)
+
     def _settle(self, claim: Claim, report: ScheduleReport, what: str, settle: Callable[[Claim], None]) -> None:
         """Settle a claim, however long the database takes: until then the task is this session's and runs nowhere.
 
@@ -296,11 +301,11 @@ class Runs:
                 break
             except Exception as error:
                 if not is_outage(error):
-                    self._given_up[claim.id] = time.monotonic()
-                    self.sysdb.abandon(claim)
+                    self._give_up(claim)
                     raise
                 if self.stopping.is_set():
-                    raise  # the claim is left to whoever comes after this process's session
+                    self._give_up(claim)
+                    raise
                 log.warning("a run is over and its claim can't be settled yet: %s", error)
                 self.stopping.wait(delay)
                 delay = min(5.0, delay * 2)

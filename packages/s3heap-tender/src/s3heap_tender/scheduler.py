@@ -140,9 +140,11 @@ class Scheduler:
                 self._rest(bells, rest * self._rng.uniform(0.8, 1.0))
         finally:
             bells.close()
-            self.drain(grace)
-            if self._ownership is not None:
-                self._ownership.close()
+            try:
+                if self._ownership is not None:
+                    self._ownership.close()  # it starts nothing more: others need not wait until its runs are over
+            finally:
+                self.drain(grace)
 
     def _until_next(self) -> float:
         """Seconds until something may be startable, as far as the last look can tell."""

@@ -216,7 +216,7 @@ class SysDb(SysDbBase):
         found: list[DeadLetter] = []
         while True:
             rows = self.read(lambda tr, _at, b=begin: read_known(tr, b, end, _PAGE, keys.dead_letter_of))
-            found.extend(dead_letter_of(*of, DeadLetterRow.decode(value)) for of, _, value in rows)
+            found.extend(letter for of, _, value in rows if (letter := _dead_letter(of, value)) is not None)
             if len(rows) < _PAGE:
                 return found
             begin = rows[-1][1] + b"\x00"
@@ -408,6 +408,14 @@ class SysDb(SysDbBase):
 
         self.tick()
         return self.commit(operation, body)
+
+
+def _dead_letter(of: tuple[UUID, int], value: bytes) -> DeadLetter | None:
+    try:
+        return dead_letter_of(*of, DeadLetterRow.decode(value))
+    except RecordError as error:
+        log.warning("the dead letter of task %s, generation %d, can't be read: %s", *of, error)
+        return None
 
 
 def _seen(tr: Any, at: Layout, id: UUID, row: TaskRow) -> Task:
