@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,36 @@ def test_whole_records_behind_a_torn_one_that_nobody_flushed_are_no_damage(tmp_p
     segment.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
     assert recovered(image) == [0, 1, 2, 3]
     assert recovered(image) == [0, 1, 2, 3]
+
+
+def test_values_that_look_like_records_cost_a_recovery_no_look_at_the_rest_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a torn record each of them would be held against a checksum of all that follows."""
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, 0)
+    like = (journal.MAGIC_BYTES + (90_000).to_bytes(4, "little")) * 10_000
+    for number in range(5):
+        db[b"v%d" % number] = like
+    write(db, 1)
+    image = after_power_loss(path, tmp_path / "image")
+    fdb_embedded.close(db)
+    (segment,) = (path for _, path in journal.segments(image))
+    begin = record_ends(segment)[1]
+    data = bytearray(segment.read_bytes())
+    data[begin + 100] ^= 1
+    segment.write_bytes(data)
+    crc32, checked = zlib.crc32, [0]
+
+    def counted(data: bytes, value: int = 0) -> int:
+        checked[0] += len(data)
+        return crc32(data, value)
+
+    monkeypatch.setattr(journal.zlib, "crc32", counted)
+    with pytest.raises(fdb_embedded.DamagedDatabase, match=rf"damaged or cut at byte {begin}\b"):
+        durability.recover(image)
+    assert checked[0] < 10 * 5 * len(like)
 
 
 def test_a_damaged_checkpoint_is_reported(tmp_path: Path) -> None:

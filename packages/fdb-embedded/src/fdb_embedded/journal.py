@@ -83,8 +83,11 @@ def unpack(data: Any, at: int) -> tuple[int, int, Any, int] | None:
     return None if found is None else found[:4]
 
 
-def find(data: Any, at: int) -> Found | None:
-    """The record at an offset of what can be sliced to bytes, or None when it isn't whole."""
+def find(data: Any, at: int, place: int | None = None) -> Found | None:
+    """The record at an offset of what can be sliced to bytes, or None when it isn't whole.
+
+    `place` is where that is in the journal: what says to be elsewhere is none, and is no further looked at.
+    """
     if at + _HEAD_BEFORE.size > len(data):
         return None
     magic, length, crc, previous, version = _HEAD_BEFORE.unpack_from(data, at)
@@ -98,7 +101,7 @@ def find(data: Any, at: int) -> Found | None:
         start = at + _HEAD_BEFORE.size
     else:
         return None
-    if start + length > len(data):
+    if start + length > len(data) or (place is not None and position not in (-1, place)):
         return None
     body = data[start : start + length]
     if zlib.crc32(body, zlib.crc32(checked)) != crc:
@@ -157,8 +160,8 @@ class Replay:
                 limit = next(begun, start + len(data)) - start
                 at = max(0, self.covered - start)
                 while at < limit:
-                    found = find(data, at)
-                    if found is None or found.position not in (-1, start + at):
+                    found = find(data, at, start + at)
+                    if found is None:
                         break
                     if found.version > self.version:
                         if found.previous != self.version:
@@ -177,8 +180,8 @@ class Replay:
         with contents_of(path) as data:
             at = data.find(MAGIC_BYTES, max(0, self.end - start)) if len(data) else -1
             while at >= 0:
-                found = find(data, at)
-                if found is not None and found.position == start + at and found.version > self.version:
+                found = find(data, at, start + at)
+                if found is not None and found.version > self.version:
                     most = max(most, found.flushed)
                     at = data.find(MAGIC_BYTES, found.end)
                 else:
@@ -210,8 +213,7 @@ def contents_of(path: Path) -> Iterator[Any]:
 def _is_begun(start: int, path: Path) -> bool:
     """Whether a segment has a whole first record: only then it is certain that no other segment went on beyond its start."""
     with contents_of(path) as data:
-        found = find(data, 0)
-        return found is not None and found.position in (-1, start)
+        return find(data, 0, start) is not None
 
 
 class Segments:
