@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fdb_embedded
+from fdb_embedded import archive, durability, maintenance
+from fdb_embedded.engine import Engine
 
 SIZE = 120
 FEW = 2000
@@ -19,9 +22,9 @@ WATCHES = 480
 """A process names what it watches more and more coarsely at first: at a cost for each that is bounded, and reached later."""
 
 
-def alone() -> Any:
+def alone(path: Path | str = ":memory:", durability: str = "process") -> Any:
     """A database in which this thread does all the work, so that it is counted."""
-    opened = fdb_embedded.open(":memory:")
+    opened = fdb_embedded.open(path, durability=durability)
     engine = opened.dpointer.engine
     engine.housekeeper.unpark = lambda now=False: None
     engine.store.readers.wake = None
@@ -237,6 +240,306 @@ def test_twice_as_many_rows_take_twice_the_work(db: Any) -> None:
         tr.commit().wait()
         tr = db.create_transaction()
         counts.append(work_of(lambda tr=tr: tr.get_range(b"r", b"s").to_list()))
+    assert counts[1] <= 2.2 * counts[0] + FEW
+
+
+Steps = Iterator[None]
+"""What is done before, up to the first `yield`, isn't counted, and neither is what is done after the second one, if there is one."""
+
+
+def rows_of(db: Any, size: int) -> None:
+    tr = db.create_transaction()
+    tr.tpointer.set_many([(b"r%05d" % number, b"v") for number in range(size)])
+    tr.commit().wait()
+
+
+def commits_of(db: Any, size: int) -> None:
+    for number in range(size):
+        db[key_of(number)] = b"v"
+
+
+def with_ids(db: Any, size: int) -> None:
+    for number in range(size):
+        tr = db.create_transaction()
+        tr.tpointer.set_idempotency_id(b"%016d" % number)
+        tr[b"a"] = b"%d" % number
+        tr.commit().wait()
+
+
+def watched_once(db: Any, size: int) -> list[Any]:
+    held: list[Any] = []
+    for number in range(size):
+        watched(db, number, held)
+    return held
+
+
+def reads_at_an_old_version(db: Any, size: int) -> Steps:
+    version = db.create_transaction().get_read_version().wait()
+    commits_of(db, size)
+    yield
+    tr = db.create_transaction()
+    tr.set_read_version(version)
+    for number in range(size):
+        tr[b"unwritten" + key_of(number)].wait()
+
+
+def pages_of_a_range(db: Any, size: int) -> Steps:
+    rows_of(db, size)
+    yield
+    tr = db.create_transaction()
+    for key, _ in tr.get_range(b"r", b"s", streaming_mode=fdb_embedded.load().StreamingMode.small):
+        tr[key] = b"w"
+    tr.commit().wait()
+
+
+def a_queue(db: Any, size: int) -> Steps:
+    rows_of(db, size)
+    yield
+    for _ in range(size):
+        tr = db.create_transaction()
+        for key, _ in tr.get_range(b"r", b"s", limit=1):
+            del tr[key]
+        tr.commit().wait()
+
+
+def keys_one_after_another(db: Any, size: int) -> Steps:
+    rows_of(db, size)
+    selector = fdb_embedded.load().KeySelector
+    yield
+    tr = db.create_transaction()
+    key = b"r"
+    for _ in range(size):
+        key = tr.get_key(selector.first_greater_than(key)).value
+
+
+def ids(db: Any, size: int) -> Steps:
+    yield
+    with_ids(db, size)
+
+
+def ids_that_are_read(db: Any, size: int) -> Steps:
+    with_ids(db, size)
+    tr = db.create_transaction()
+    tr.options.set_read_system_keys()
+    at = b"\xff\x02/idmp/"
+    yield
+    while found := tr.get_range(at, b"\xff\x02/idmp0", limit=1).to_list():
+        at = found[-1].key + b"\0"
+
+
+def directories(db: Any, size: int) -> Steps:
+    directory = fdb_embedded.load().directory
+    yield
+    for number in range(size // 4):
+        directory.create_or_open(db, ("a", f"{number:05}"))
+    assert len(directory.list(db, ("a",))) == size // 4
+    directory.remove(db, ("a",))
+
+
+def directories_of_one_transaction(db: Any, size: int) -> Steps:
+    directory = fdb_embedded.load().directory
+    yield
+    tr = db.create_transaction()
+    for number in range(size // 4):
+        directory.create_or_open(tr, ("a", f"{number:05}"))
+    tr.commit().wait()
+
+
+def conflicting_keys(db: Any, size: int) -> Steps:
+    tr = db.create_transaction()
+    tr.options.set_report_conflicting_keys()
+    yield
+    for number in range(size):
+        tr[key_of(number)].wait()
+    tr[b"w"] = b"1"
+    commits_of(db, size)
+    with pytest.raises(fdb_embedded.load().FDBError):
+        tr.commit().wait()
+    special = b"\xff\xff/transaction/conflicting_keys/"
+    assert len(tr.get_range(special, special + b"\xff").to_list()) == 2 * size
+
+
+def timeouts(db: Any, size: int) -> Steps:
+    yield
+    held = []
+    for _ in range(size):
+        tr = db.create_transaction()
+        tr.options.set_timeout(100_000)
+        tr[b"a"].wait()
+        held.append(tr)
+    for tr in held:
+        tr.cancel()
+
+
+def handles(db: Any, size: int) -> Steps:
+    yield
+    held = [fdb_embedded.open(f"memory:work-{size}") for _ in range(size)]
+    for handle in held:
+        fdb_embedded.close(handle)
+
+
+def watches_that_fire(db: Any, size: int) -> Steps:
+    held = watched_once(db, size)
+    yield
+    for number in range(size):
+        db[key_of(number) * 20] = b"changed"
+    for watch in held:
+        watch.wait()
+
+
+def watches_that_end(db: Any, size: int) -> Steps:
+    held = watched_once(db, size)
+    yield
+    while held:
+        held.pop().cancel()
+
+
+def closing_beside_what_is_open(db: Any, size: int) -> Steps:
+    held = [watched_once(db, size)]
+    for number in range(size):
+        tr = db.create_transaction()
+        tr[b"a"].wait()
+        held.append([tr, tr.watch(key_of(number)), tr.get_versionstamp()])
+    yield
+    fdb_embedded.close(db)
+    assert len(held) == size + 1
+
+
+def a_look_after_open_transactions(db: Any, size: int) -> Steps:
+    held: list[Any] = []
+    for _ in range(size):
+        opened(db, held, own=True)
+    yield
+    db.dpointer.engine.housekeeper._tick()
+    while held:
+        held.pop()
+
+
+def history_that_is_trimmed(db: Any, size: int) -> Steps:
+    commits_of(db, size)
+    engine = db.dpointer.engine
+    version = engine.store.clock.now() + 100_000_000
+    yield
+    with engine.store.writer_section() as txn:
+        engine.trim(txn, version, 2 * size)
+        txn.commit()
+
+
+def a_journal(db: Any, size: int) -> Steps:
+    yield
+    commits_of(db, size)
+
+
+def recovery(db: Any, size: int) -> Steps:
+    commits_of(db, size)
+    tr = db.create_transaction()
+    for number in range(size):
+        tr[key_of(number)] = b"v"
+        tr.clear_range(key_of(number) + b"x", key_of(number) + b"y")
+    tr.commit().wait()
+    path = db.dpointer.engine.path
+    fdb_embedded.close(db)
+    yield
+    durability.recover(path)
+
+
+def recovery_of_many_segments(db: Any, size: int) -> Steps:
+    store, path = db.dpointer.engine.store, db.dpointer.engine.path
+    for number in range(size // 4):
+        db[key_of(number)] = b"v"
+        durability._new_segment(store, path)
+    fdb_embedded.close(db)
+    yield
+    durability.recover(path)
+
+
+def recovery_of_damage(db: Any, size: int) -> Steps:
+    commits_of(db, size)
+    path = db.dpointer.engine.path
+    fdb_embedded.close(db)
+    (segment,) = path.glob("journal-*")
+    data = bytearray(segment.read_bytes())
+    data[100] ^= 1
+    segment.write_bytes(data)
+    yield
+    with pytest.raises(fdb_embedded.DamagedDatabase):
+        durability.recover(path)
+
+
+def checking_and_dumping(db: Any, size: int) -> Steps:
+    commits_of(db, size)
+    engine = db.dpointer.engine
+    yield
+    assert not maintenance.check(engine)["problems"]
+    with Path("/dev/null").open("w") as out:
+        archive.dump(engine, b"", b"\xff", out, lambda rows: None)
+
+
+def attachments(db: Any, size: int) -> Steps:
+    """As many processes as these."""
+    path = db.dpointer.engine.path
+    yield
+    engines = [Engine(path) for _ in range(size // 8)]
+    yield
+    for engine in engines:
+        engine.close()
+
+
+def commits_beside_attachments(db: Any, size: int) -> Steps:
+    path = db.dpointer.engine.path
+    engines = [Engine(path) for _ in range(size // 8)]
+    for engine in engines:
+        engine.housekeeper.stop()
+    yield
+    commits_of(db, 10)
+    db.dpointer.engine.housekeeper._tick()
+    yield
+    for engine in engines:
+        engine.close()
+
+
+IN_MEMORY = [
+    reads_at_an_old_version,
+    pages_of_a_range,
+    a_queue,
+    keys_one_after_another,
+    ids,
+    ids_that_are_read,
+    directories,
+    directories_of_one_transaction,
+    conflicting_keys,
+    timeouts,
+    handles,
+    watches_that_fire,
+    watches_that_end,
+    closing_beside_what_is_open,
+    a_look_after_open_transactions,
+    history_that_is_trimmed,
+]
+ON_DISK = [
+    a_journal,
+    recovery,
+    recovery_of_many_segments,
+    recovery_of_damage,
+    checking_and_dumping,
+    attachments,
+    commits_beside_attachments,
+]
+
+
+@pytest.mark.parametrize("kind", [*IN_MEMORY, *ON_DISK], ids=lambda kind: kind.__name__.replace("_", " "))
+def test_twice_as_much_of_whatever_there_is_takes_twice_the_work(
+    kind: Callable[[Any, int], Steps], tmp_path: Path
+) -> None:
+    counts = []
+    for size in (SIZE, 2 * SIZE):
+        db = alone(tmp_path / str(size), "fsync") if kind in ON_DISK else alone()
+        steps = kind(db, size)
+        next(steps)
+        counts.append(work_of(lambda steps=steps: next(steps, None)))
+        list(steps)
+        if db.dpointer.engine.handles:
+            fdb_embedded.close(db)
     assert counts[1] <= 2.2 * counts[0] + FEW
 
 
