@@ -43,12 +43,13 @@ class StreamWriter(NamedTuple):
 
 
 class StreamPage(NamedTuple):
-    """Items from where was asked; state: of the future, at the same version; epoch."""
+    """Items from where was asked; state: of the future, at the same version; epoch. begun: whether it yields at all."""
 
     items: list[FutureResult]
     made: int
     state: FutureState
     epoch: int
+    begun: bool
 
 
 def begin_stream(tr: Transaction, space: ClusterSpace, future_id: bytes, attempt: int, session: bytes) -> StreamWriter:
@@ -123,7 +124,7 @@ def read_items(
     if not items and not f.ended:
         ch.set(ch.keys.stream(f.e, "reader") + encode_id(session), b"")
     ch.flush()
-    return StreamPage(items, made, _state(f), f.epoch)
+    return StreamPage(items, made, _state(f), f.epoch, writer is not None)
 
 
 class Readers(StrEnum):

@@ -276,3 +276,16 @@ def test_async_streams(shared_cluster: Callable[..., Any]) -> None:
 
     assert asyncio.run(asyncio.wait_for(main(), WAIT)) == list(range(150))
     demo.check()
+
+
+def nothing() -> Iterator[int]:
+    return iter(())
+    yield 1
+
+
+def test_what_is_no_generator_is_no_empty_stream(shared_cluster: Callable[..., Any]) -> None:
+    client = shared_cluster(workers=1).client()
+    assert list(client.submit(nothing).stream(timeout=WAIT)) == []
+    for future in (client.submit(sorted, [2, 1]), client.put([1, 2])):
+        with pytest.raises(TypeError, match="is no stream"):
+            list(future.stream(timeout=WAIT))

@@ -127,7 +127,7 @@ class Future(Generic[T]):
         Args:
             timeout: seconds to wait for each item; None waits for ever.
 
-        Raises, after the last item, what `result` raises; TimeoutError.
+        Raises, after the last item, what `result` raises; TimeoutError; TypeError where the function was no generator.
         """
         return ResultStream(self, timeout)
 

@@ -84,7 +84,11 @@ class ResultStream(Generic[T]):
                 self._raise_failure(page.epoch)
             if page.state is FutureState.realized:
                 if self._position >= page.made:
-                    return False
+                    if page.begun:
+                        return False
+                    raise TypeError(  # an empty loop would hide its result
+                        f"{future!r} is no stream: its function is no generator, so what it returned is its result()"
+                    )
                 gone = FutureResult()  # a row that another reader found lost
                 ask(session.db, streams.lose_item, session.space, future._id, self._position, gone)
             left = LOOK_SECONDS
