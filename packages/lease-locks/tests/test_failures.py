@@ -67,3 +67,21 @@ def test_what_came_so_can_be_sent_on(runner: MemoizingPicklingRunner) -> None:
     again = load_failure(data, name, text)
     assert isinstance(again, Picky)
     assert str(again) == "too big (7)"
+
+
+def test_a_group_keeps_its_type_and_its_exceptions_theirs(runner: MemoizingPicklingRunner) -> None:
+    group = ExceptionGroup(
+        "several", [Picky(7, why="too big"), ExceptionGroup("more", [Holding(2, "x"), KeyError("k")])]
+    )
+    error = raised(runner, lambda: group)
+    assert isinstance(error, ExceptionGroup)
+    assert str(error) == "several (2 sub-exceptions)"
+    picky, rest = error.exceptions
+    assert (type(picky).__name__, str(picky), isinstance(picky, Picky)) == ("Picky", "too big (7)", True)
+    assert [isinstance(one, kind) for one, kind in zip(rest.exceptions, (Holding, KeyError), strict=True)] == [
+        True,
+        True,
+    ]
+    matched, others = error.split(OSError)
+    assert matched is not None
+    assert others is not None

@@ -272,11 +272,22 @@ def _round_trip(value: Any) -> bytes:
     return data
 
 
+def _part(arg: Any) -> Any:
+    """What stands for an exception's argument; one that is an exception itself, or has some (a group), keeps theirs."""
+    if _round_trip(arg):
+        return arg
+    if isinstance(arg, BaseException):
+        return _Parts(arg)
+    if isinstance(arg, (list, tuple)) and any(isinstance(one, BaseException) for one in arg):
+        return [_part(one) for one in arg]
+    return _show(arg)
+
+
 class _Parts:
     """What an exception that doesn't pickle is rebuilt from: a `RemoteError` that is of its type, too."""
 
     def __init__(self, error: BaseException) -> None:
-        args = tuple(arg if _round_trip(arg) else _show(arg) for arg in error.args)
+        args = tuple(map(_part, error.args))
         state = {name: value for name, value in vars(error).items() if _round_trip(value)}
         self._parts = type(error), args, state, _message(error)
 
