@@ -282,3 +282,18 @@ def test_a_module_that_is_not_there_is_told_in_one_line(tmp_path: Path, module: 
     )
     assert (done.returncode, done.stderr) == (2, f"error: there is no module {module}\n")
     assert not (tmp_path / "db").exists()
+
+
+def test_a_file_that_cant_be_written_or_read_is_an_error_of_one_line(filled: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for words, name in (
+        (("dump", str(tmp_path / "nowhere" / "dump")), "nowhere"),
+        (("dump", str(tmp_path / "folder")), "folder"),
+        (("dump", "/dev/full"), "No space left"),
+    ):
+        result = command(*words, db=filled)
+        assert result.exit_code == 1, result
+        assert result.stderr.startswith("error: "), result
+        assert name in result.stderr
+        assert "row" not in result.stderr
+        assert result.stderr.count("\n") == 1

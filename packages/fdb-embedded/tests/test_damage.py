@@ -15,7 +15,7 @@ import lmdb
 import pytest
 
 import fdb_embedded
-from fdb_embedded import seal
+from fdb_embedded import durability, seal
 
 ROWS = [(b"row%05d" % number, b"value %d" % number * 5) for number in range(3000)]
 
@@ -267,3 +267,58 @@ def test_who_closes_seals_no_other_database_that_lies_in_its_place(tmp_path: Pat
     found = fdb_embedded.open(path)
     assert found[b"k"] == b"other"
     fdb_embedded.close(found)
+
+
+@pytest.mark.parametrize("state", ["missing", "empty"])
+@pytest.mark.parametrize("durable", ["process", "fsync"])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_data_file_that_is_gone_is_told_of_and_no_empty_database_takes_its_place(
+    tmp_path: Path, state: str, durable: str, sealed: bool
+) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability=durable)
+    db[b"key"] = b"value"
+    fdb_embedded.close(db)
+    if not sealed:
+        (path / seal.SEAL).unlink()
+    kept = (path / "data.mdb").rename(tmp_path / "kept")
+    if state == "empty":
+        (path / "data.mdb").touch()
+    for _ in range(2):
+        with pytest.raises(fdb_embedded.DamagedDatabase, match=rf"data\.mdb is {state}"):
+            fdb_embedded.open(path, durability=durable)
+    kept.rename(path / "data.mdb")
+    db = fdb_embedded.open(path, durability=durable)
+    assert db[b"key"] == b"value"
+    fdb_embedded.close(db)
+
+
+@pytest.mark.parametrize("text", [b"another boot, says the damage", b"\xff" * 36])
+def test_a_damaged_note_of_the_boot_recovers_nothing_under_those_who_have_the_database_open(
+    tmp_path: Path, text: bytes
+) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    (path / durability.BOOT).write_bytes(text)
+    files = {entry.name: entry.stat().st_ino for entry in path.iterdir()}
+    found = subprocess.run([sys.executable, "-c", USE, str(path)], capture_output=True, text=True, check=True)
+    assert found.stdout.startswith(f"told: {path}: boot is damaged"), found
+    assert {entry.name: entry.stat().st_ino for entry in path.iterdir()} == files
+    db[b"key"] = b"value"
+    fdb_embedded.close(db)
+    db = fdb_embedded.open(path, durability="fsync")  # nobody else: recovered as after a restart
+    assert db[b"key"] == b"value"
+    fdb_embedded.close(db)
+
+
+@pytest.mark.parametrize("name", ["sealed", "boot", "attached.lock"])
+def test_of_a_small_file_that_damage_has_made_huge_no_more_is_read_than_it_ever_has(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    db[b"key"] = b"value"
+    fdb_embedded.close(db)
+    with (path / name).open("wb") as file:
+        file.truncate(1 << 42)
+    db = fdb_embedded.open(path, durability="fsync")
+    assert db[b"key"] == b"value"
+    fdb_embedded.close(db)

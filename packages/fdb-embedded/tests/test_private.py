@@ -129,3 +129,61 @@ def test_another_user_who_may_enter_the_directory_can_hold_no_lock(tmp_path: Pat
         assert all(file.stat().st_mode & 0o077 == 0 for file in files)
     finally:
         handle.close()
+
+
+def test_directories_above_a_database_are_nobody_elses_to_change(tmp_path: Path, umask: int) -> None:
+    """Who may write to one of them could put another database in the place of this one."""
+    fdb_embedded.close(fdb_embedded.open(tmp_path / "one" / "two" / "db"))
+    for made in ("one", "one/two"):
+        assert not (tmp_path / made).stat().st_mode & 0o022, made
+
+
+ENTRIES = (
+    *(
+        "data.mdb",
+        "lock.mdb",
+        "shared",
+        "attached.lock",
+        "writer.lock",
+        "open.lock",
+        "flush.lock",
+        "sealed",
+        "sealed.new",
+    ),
+    *("boot", "boot.new", "checkpoint.mdb", "checkpoint.lock", "journal-0000000000000000"),
+)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
+def test_what_is_no_file_is_refused_in_a_database_that_was_found(tmp_path: Path, name: str, kind: str) -> None:
+    """A link would have any file of this user's written to, and a pipe would have him wait for ever."""
+    path, precious = tmp_path / "db", tmp_path / "precious"
+    fdb_embedded.close(fdb_embedded.open(path, durability="fsync"))
+    precious.write_bytes(b"precious" * 2000)
+    (path / name).unlink(missing_ok=True)
+    if kind == "link":
+        (path / name).symlink_to(precious)
+    elif kind == "pipe":
+        os.mkfifo(path / name)
+    elif kind == "folder":
+        (path / name).mkdir()
+    else:
+        if os.geteuid():
+            pytest.skip("only root makes devices")
+        os.mknod(path / name, stat.S_IFCHR, os.makedev(1, 5))
+    for _ in range(2):
+        with pytest.raises(PathUnusable, match=rf"{name} is a {'directory' if kind == 'folder' else kind} and no file"):
+            fdb_embedded.open(path, durability="fsync")
+    assert precious.read_bytes() == b"precious" * 2000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of others")
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "db"
+    fdb_embedded.close(fdb_embedded.open(path))
+    os.chown(path / "data.mdb", 4712, 4712)
+    fdb_embedded.close(fdb_embedded.open(path))
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(PathUnusable, match=r"data\.mdb is a file of another user \(4712\)"):
+        fdb_embedded.open(path)

@@ -40,6 +40,7 @@ def test_a_directory_that_is_made_is_its_owners_and_one_that_is_there_stays(tmp_
     there.mkdir()
     before = mode(there)
     assert mode(make_private_directory(made)) == 0o700
+    assert not mode(made.parent) & 0o022  # who may write there could put another in its place
     assert mode(make_private_directory(there)) == before
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="in the place of a directory"):

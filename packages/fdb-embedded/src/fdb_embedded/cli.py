@@ -96,6 +96,10 @@ def _told() -> Iterator[None]:
     except load().FDBError as error:
         text = error.description
         _fail(f"{text.decode() if isinstance(text, bytes) else text} ({error.code})", FAILED)
+    except BrokenPipeError:
+        raise  # who read has seen enough: the end of the command line is quiet about it
+    except OSError as error:
+        _fail(f"{error.filename or 'it'} can't be read or written: {error.strerror or error}", FAILED)
 
 
 def _fail(text: str, code: int) -> Any:

@@ -29,6 +29,7 @@ from .checkpoints import copy_checkpoint, seal_checkpoint
 from .errors import Code, DamagedDatabase, PathUnusable
 from .formats import FORMAT, convert, format_of
 from .private import PRIVATE_FILE
+from .seal import is_alone
 from .shared import flushed_before
 from .versions import boot_id, last_version
 from .waiting import TO_DO, GivenUp, GoOn, Wait
@@ -36,6 +37,7 @@ from .waiting import TO_DO, GivenUp, GoOn, Wait
 if TYPE_CHECKING:
     from .store import Store
 
+ATTACHED = "attached.lock"
 DATA = "data.mdb"
 BOOT = "boot"
 OPEN_LOCK = "open.lock"
@@ -244,7 +246,7 @@ def is_durable(directory: Path) -> bool:
 
 def note_boot(directory: Path) -> None:
     """Note under which boot the files are whole."""
-    temporary = directory / (BOOT + ".new")
+    temporary = directory / (BOOT + private.NEW)
     with private.create(temporary) as file:
         file.write(boot_id())
         file.flush()
@@ -255,16 +257,23 @@ def note_boot(directory: Path) -> None:
 
 def needs_recovery(directory: Path) -> bool:
     """Whether the machine has restarted since the files were last known to be whole."""
-    with contextlib.suppress(OSError):
-        return (directory / BOOT).read_text() != boot_id()
-    return False
+    try:
+        return private.read_text(directory / BOOT) != boot_id()
+    except FileNotFoundError:
+        return False
+    except ValueError:  # damaged: what the files are is not known
+        return True
 
 
 def recover(directory: Path) -> int:
-    """Build the store anew from the checkpoint and the journal; returns the version reached. Nobody may be attached.
+    """Build the store anew from the checkpoint and the journal; returns the version reached. Under the lock of opening.
 
-    What was recovered becomes the next checkpoint, so that no journal that ends in a crash is ever continued.
+    Raises `DamagedDatabase`, also where somebody is attached. What was recovered becomes the next checkpoint, so that no journal that ends in a crash is ever continued.
     """
+    if not is_alone(directory / ATTACHED):  # who is attached under this boot wouldn't be, if the machine had restarted
+        raise DamagedDatabase(
+            f"{directory}: {BOOT} is damaged, and other processes have the database open: stop them, then open it again"
+        )
     fresh = directory / "recovered"
     shutil.rmtree(fresh, ignore_errors=True)
     try:

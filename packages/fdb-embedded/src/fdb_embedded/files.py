@@ -21,10 +21,12 @@ from .seal import SEAL
 DATA = "data.mdb"
 LOCK = "lock.mdb"
 PAGE = "shared"
-ATTACHED = "attached.lock"
+ATTACHED = durability.ATTACHED
 WRITER = "writer.lock"
 MAX_READERS = 4096  # processes that may have a database open
 LOCK_BYTES = (MAX_READERS + 4) * 64
+_NAMES = {DATA, LOCK, PAGE, ATTACHED, WRITER, SEAL, *durability.NAMES}
+_NAMES |= {f"{name}{private.NEW}" for name in (SEAL, durability.BOOT)}
 
 
 def check_directory(path: Path) -> None:
@@ -33,7 +35,7 @@ def check_directory(path: Path) -> None:
     if path.is_dir():
         # One listing decides: another process may be making the database here at this moment.
         names = {entry.name for entry in path.iterdir()}
-        strange = sorted(names - {LOCK, PAGE, ATTACHED, WRITER, SEAL, *durability.NAMES})
+        strange = sorted(name for name in names - _NAMES if not name.startswith(journal.PREFIX))
         if strange and DATA not in names:
             raise NotADatabase(
                 f"{path} isn't a database: it holds {', '.join(strange[:3])}"
@@ -43,10 +45,10 @@ def check_directory(path: Path) -> None:
         private.make_directory(path)
     except OSError as error:
         raise PathUnusable(f"can't create the database directory {path}: {error.strerror}") from error
-    for name in (DATA, LOCK, PAGE, ATTACHED, WRITER, SEAL, *durability.NAMES):
-        private.close_to_others(path / name)
+    for name in _NAMES:
+        private.take(path / name)
     for _, segment in journal.segments(path):
-        private.close_to_others(segment)
+        private.take(segment)
     if (path / DATA).exists():
         size = (path / DATA).stat().st_size
         if 0 < size < 8192:

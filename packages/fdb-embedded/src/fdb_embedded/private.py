@@ -18,7 +18,11 @@ from fdb_embedded.errors import PathUnusable
 
 PRIVATE_FILE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
+NEW: Final = ".new"
+"""What the name of a file ends with that is to take another's place."""
 _OTHERS: Final = 0o077
+_NOT_OTHERS_TO_CHANGE: Final = 0o755  # who may change what is above a directory may put another in its place
+_TEXT_BYTES: Final = 1 << 20  # a seal of the largest file that has checksums is a few kilobytes
 
 log = logging.getLogger("fdb_embedded")
 _told: set[Path] = set()
@@ -52,8 +56,11 @@ def check_owner(path: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """Make the directory of a database, or look at one that exists. Raises OSError, PathUnusable."""
+    for above in reversed(path.parents):
+        if not above.exists():
+            above.mkdir(mode=_NOT_OTHERS_TO_CHANGE, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=PRIVATE_DIRECTORY, parents=True)
+        path.mkdir(mode=PRIVATE_DIRECTORY)
         return
     check_owner(path)
     mode = path.stat().st_mode
@@ -73,12 +80,41 @@ def _within_reach(path: Path) -> bool:
     return True
 
 
-def close_to_others(path: Path) -> None:
-    """Take a file of a database, which an earlier release or another hand made, from everybody but its owner."""
-    with contextlib.suppress(OSError):
+def take(path: Path) -> None:
+    """Take a file of a database, which an earlier release or another hand made, from everybody but its owner. Raises PathUnusable.
+
+    What is no file of this user's is refused: a database that was unpacked or found may hold a link to any file of his, which would
+    be written to, or a pipe, at which he would wait. Root is let use files of others, as it is their directories.
+    """
+    try:
         found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_mode & _OTHERS and found.st_uid == os.geteuid():
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        what = next((name for test, name in _KINDS if test(found.st_mode)), "a device")
+        raise PathUnusable(
+            f"{path} is {what} and no file: nothing of this database was touched; put the file there, or remove it"
+        )
+    mine = os.geteuid()
+    if mine and found.st_uid not in (0, mine):
+        raise PathUnusable(f"{path} is a file of another user ({found.st_uid}), who could run code as you: remove it")
+    if found.st_mode & _OTHERS and found.st_uid == mine:
+        with contextlib.suppress(OSError):
             path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+
+
+_KINDS: Final = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def read_text(path: Path) -> str:
+    """A small file that may be damaged: no more is read than any of them has. Raises OSError, ValueError."""
+    with path.open("rb") as file:
+        return file.read(_TEXT_BYTES).decode()
 
 
 def create(path: Path) -> IO[str]:

@@ -101,7 +101,7 @@ def write(directory: Path, data: str, before: Seal | None) -> None:
     finally:
         os.close(fd)
     text = json.dumps(seal._asdict())
-    fresh = directory / (SEAL + ".new")
+    fresh = directory / (SEAL + private.NEW)
     with private.create(fresh) as file:
         file.write(json.dumps([text, zlib.crc32(text.encode())]))
     os.replace(fresh, directory / SEAL)
@@ -110,7 +110,7 @@ def write(directory: Path, data: str, before: Seal | None) -> None:
 def read(directory: Path) -> Seal | None:
     """The seal, where there is a whole one."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        text, checksum = json.loads((directory / SEAL).read_text())
+        text, checksum = json.loads(private.read_text(directory / SEAL))
         if zlib.crc32(text.encode()) == checksum:
             return Seal(**json.loads(text))
     return None
@@ -123,6 +123,8 @@ def take(directory: Path, data: str, last_boot: str) -> tuple[Seal | None, bool]
     """
     seal = read(directory)
     whole = False
+    if seal is not None or last_boot:
+        _check_there(directory / data)
     with contextlib.suppress(FileNotFoundError):
         fd = os.open(directory / data, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -142,6 +144,18 @@ def take(directory: Path, data: str, last_boot: str) -> tuple[Seal | None, bool]
         (directory / SEAL).unlink(missing_ok=True)
         return seal, not whole
     return None, False
+
+
+def _check_there(path: Path) -> None:
+    """Whoever was attached had a file with blocks: an empty database in its place would hide that all is lost."""
+    state = "missing"
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size:
+            return
+        state = "empty"
+    raise DamagedDatabase(
+        f"{path} is {state}, and the database was in use: restore it from a dump or a copy, or remove the directory to begin anew"
+    )
 
 
 def _written_by_others(fd: int, seal: Seal) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 
-from . import checking, conflict, disk, durability, files, journal, keys, locks, readers, seal
+from . import checking, conflict, disk, durability, files, journal, keys, locks, private, readers, seal
 from .durability import Flusher
 from .errors import DamagedDatabase, EngineClosed, NewerFormat, NotADatabase, PathUnusable
 from .files import ATTACHED, DATA, LOCK, PAGE, WRITER
@@ -668,7 +668,7 @@ _inherited: list[Any] = []  # environments of a parent process: closing or colle
 
 def _text(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
-        return path.read_text()
+        return private.read_text(path)
     return ""
 
 

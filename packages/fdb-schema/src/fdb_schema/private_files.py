@@ -11,6 +11,7 @@ from typing import Final
 
 PRIVATE_FILE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
+_NOT_OTHERS_TO_CHANGE: Final = 0o755  # who may change what is above a directory may put another in its place
 
 
 def private_opener(path: str, flags: int) -> int:
@@ -64,8 +65,11 @@ def check_owner(path: Path, told: Callable[..., object]) -> None:
 
 def make_private_directory(path: Path) -> Path:
     """Make a directory, and those above it, unless it is there; it is its owner's if it is made. Raises OSError."""
+    for above in reversed(path.parents):
+        if not above.exists():
+            above.mkdir(mode=_NOT_OTHERS_TO_CHANGE, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=PRIVATE_DIRECTORY, parents=True)
+        path.mkdir(mode=PRIVATE_DIRECTORY)
         return path
     if not path.is_dir():
         raise NotADirectoryError(f"{path} is in the place of a directory")
