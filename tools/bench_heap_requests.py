@@ -56,8 +56,9 @@ class Clock:
             tr.set(self.key, ClockReading(self.value).encode())
         return self.value
 
-    def committed(self) -> None:
+    def committed(self) -> bool:
         self._written = self.value
+        return True
 
     def sleep(self, seconds: float) -> None:
         self.value += int(seconds * 1e6)

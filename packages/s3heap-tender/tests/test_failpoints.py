@@ -74,12 +74,12 @@ def script(world: Any) -> list[Callable[[], Any]]:
         world.clock.sleep(61)
 
     def slowly() -> None:
-        """The commit of a claim takes longer than a tick of the clock, so the run's later start is stored."""
+        """The commit of a claim takes longer than two ticks of the clock, so the run's later start is stored."""
 
         def observed(name: str) -> None:
             world._at_failpoint(name)
             if name == "sysdb.claim.after":
-                world.clock.sleep(0.3)
+                world.clock.sleep(0.7)
 
         failpoints.observe(observed)
         try:

@@ -27,8 +27,9 @@ class VirtualClock:
             tr.set(self.key, ClockReading(self.value).encode())
         return self.value
 
-    def committed(self) -> None:
+    def committed(self) -> bool:
         self._written = self.value
+        return True
 
     def monotonic(self) -> float:
         return self.value / 1e6

@@ -100,12 +100,14 @@ class ClusterClock:
             return reading.value
         return self._write(tr, reading.value + passed, version, now)
 
-    def committed(self) -> None:
-        """The transaction of the last `advance` committed: what it wrote is the row this process observed."""
-        if self._pending is not None:
-            self._row, self._at = self._pending
-            self._catch_up = 0
-            self._pending = None
+    def committed(self) -> bool:
+        """The transaction of the last `advance` committed: what it wrote is the row this process observed. Whether it wrote."""
+        if self._pending is None:
+            return False
+        self._row, self._at = self._pending
+        self._catch_up = 0
+        self._pending = None
+        return True
 
     def _write(self, tr: Any, value: int, version: int, now: float) -> int:
         row = ClockReading(value, int(self._wall() * MICROSECONDS), version).encode()

@@ -39,7 +39,8 @@ def cadence_floor(row: TaskRow) -> int:
 def earliest_start(row: TaskRow) -> int:
     """The first clock reading at which the row's generation may start.
 
-    A stored start may lag real time by a tick of the clock, so a start keeps two ticks more than the cadence.
+    A run begins at most two ticks of the clock after the start that is stored, or its leeway after that (`SysDb.begin`), so
+    the next keeps so much more than the cadence.
     """
     if row.last_start == NEVER_STARTED or not row.cadence:
         return row.due

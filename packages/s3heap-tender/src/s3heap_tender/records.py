@@ -176,8 +176,8 @@ class Claim:
     upto_offset: int  # the log's end when this attempt was first claimed: what its run is certain to see
     session: str
     started: float  # seconds of the cluster clock
-    leeway: float = 0.0  # seconds after `started` within which the run is to begin, where a tick is too short
-    asked: float = field(default=0.0, compare=False, repr=False)  # own monotonic clock, no later than `started`
+    leeway: float = 0.0  # seconds after `started` within which the run is to begin, where two ticks are too short
+    asked: float = field(default=0.0, compare=False, repr=False)  # own monotonic clock; `started` is of a later moment
 
     @property
     def id(self) -> UUID:

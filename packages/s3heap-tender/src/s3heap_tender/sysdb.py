@@ -282,7 +282,7 @@ class SysDb(SysDbBase):
         deleted, superseded, paused, dead, not_due or running.
         """
         wanted = item.item if isinstance(item, Task) else item
-        self.tick_for_start()
+        asked = self.tick_for_start()
         sessions = self.sessions
         mine = self._session = sessions.session
         known = held_by(mine)
@@ -292,7 +292,6 @@ class SysDb(SysDbBase):
                 return known.lost(wanted.task, row.epoch)
             return sessions.is_dead(tr, row.session)
 
-        asked = self._monotonic()
         with known.claiming(wanted.task):
             claim = self.commit("claim", transitions.claim, wanted, mine, is_over)
             known.add(claim)
@@ -304,14 +303,13 @@ class SysDb(SysDbBase):
     def begin(self, claim: Claim) -> Claim:
         """The claim of a run that begins only now, long after what is stored: first the later start is stored.
 
-        Nothing is where no more than a tick went by, which every start allows for. Raises `ClaimLostError`: the run must not
-        begin; nor may it after any other error, and the claim is given up.
+        Nothing is where no more went by than the two ticks that every start allows for. Raises `ClaimLostError`: the run must
+        not begin; nor may it after any other error, and the claim is given up.
         """
         leeway = 0.0
-        while (late := self._monotonic() - claim.asked) > max(ADVANCE_SECONDS, claim.leeway):
+        while (late := self._monotonic() - claim.asked) > claim.leeway + 2 * ADVANCE_SECONDS:
             try:
-                self.tick_for_start()
-                asked = self._monotonic()
+                asked = self.tick_for_start()
                 micro = int(leeway * MICROSECONDS)
                 now = self.commit("begin", transitions.begin, claim.id, claim.gen, claim.epoch, micro)
             except BaseException:
@@ -321,7 +319,7 @@ class SysDb(SysDbBase):
             view = replace(claim.task, last_start=started)
             claim = replace(claim, task=view, started=started, leeway=leeway, asked=asked)
             leeway = 2 * (self._monotonic() - asked)  # for a database that always takes long
-        if late > ADVANCE_SECONDS:
+        if late > 2 * ADVANCE_SECONDS:
             at = int((claim.started + late) * MICROSECONDS)
             self.trace.line("began", task=claim.id, gen=claim.gen, epoch=claim.epoch, at=at)
         return claim

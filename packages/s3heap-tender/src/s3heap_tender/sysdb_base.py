@@ -25,13 +25,14 @@ from s3heap_tender.transitions import Step
 T = TypeVar("T")
 DEFAULT_SHARDS: Final = 16
 MAX_SHARDS: Final = 1024
+OLDEST_ROW_SECONDS: Final = 1.5 * ADVANCE_SECONDS
 
 
 class Clock(Protocol):
     """What advances the cluster clock: `ClusterClock`, or a virtual one in tests."""
 
     def advance(self, tr: Any) -> int: ...
-    def committed(self) -> None: ...
+    def committed(self) -> bool: ...
 
 
 class SysDbBase:
@@ -66,7 +67,8 @@ class SysDbBase:
         self._monotonic = monotonic
         self._clock_lock = threading.Lock()
         self._ticked = float("-inf")
-        self._steady = False
+        self._looked = float("-inf")  # own monotonic clock at the beginning of the last look at the clock's row
+        self._written_after = float("-inf")  # the row that was seen then is of a later moment
         self._sessions = sessions
         self._session_lock = threading.Lock()
         self._session: str | None = None  # the name of the session, once something was claimed
@@ -109,28 +111,30 @@ class SysDbBase:
     def tick(self) -> None:
         """Take part in advancing the cluster clock, at most every quarter of a second."""
         with self._clock_lock:
-            now = self._monotonic()
-            if now - self._ticked < ADVANCE_SECONDS and isinstance(self._clock, ClusterClock):
-                return
-            self._advance()
-            self._steady = now - self._ticked <= 2 * ADVANCE_SECONDS
-            self._ticked = now
+            if self._monotonic() - self._ticked >= ADVANCE_SECONDS or not isinstance(self._clock, ClusterClock):
+                self._advance()
 
-    def tick_for_start(self) -> None:
-        """`tick`, after which the clock's row is at most two ticks old: a start is to be stored no earlier than it is.
+    def tick_for_start(self) -> float:
+        """`tick`, after which the clock's row is new enough: a start is to be stored no earlier than it is.
 
         Services that have nothing to do advance the clock rarely. Whoever was idle sees at its first look only that
-        another wrote the row, not when; at the second it was written since the first, or is written now.
+        another wrote the row, not when; at the second it was written since the first, or is written now. Returns the moment
+        of this process's monotonic clock after which the row was written.
         """
         self.tick()
         with self._clock_lock:
-            if not self._steady:
+            if self._monotonic() - self._written_after > OLDEST_ROW_SECONDS:
                 self._advance()
-                self._steady = True
+            return self._written_after
 
     def _advance(self) -> None:
+        began = self._monotonic()
         run(self.db, self._clock.advance)
-        self._clock.committed()
+        wrote = self._clock.committed()
+        self._written_after = began if wrote else self._looked
+        self._looked = began
+        # Counted from the end: where the database is slow, who waited for this look makes none of its own.
+        self._ticked = self._monotonic()
 
     def now(self) -> float:
         """The cluster clock, in seconds."""
