@@ -406,6 +406,49 @@ def test_a_full_disk_leaves_a_process_without_a_slot_and_its_watches_fire(
     fdb_embedded.close(db)
 
 
+FULL_TMPFS = """
+import os, sys
+import fdb_embedded
+path = sys.argv[1] + "/db"
+db = fdb_embedded.open(path)
+db[b"kept"] = b"v"
+with open(sys.argv[1] + "/filler", "wb", buffering=0) as filler:
+    try:
+        while filler.write(bytes(4096)) == 4096:
+            pass
+    except OSError as error:
+        print(error.errno, flush=True)
+watch = db.get_and_watch(b"kept")[1]
+print("slot", db.dpointer.engine.store.page.slots.own, flush=True)
+db[b"kept"] = b"w"
+watch.wait()
+watch = db.get_and_watch(b"kept")[1]
+os.unlink(sys.argv[1] + "/filler")
+db[b"kept"] = b"x"
+watch.wait()
+db.get_and_watch(b"kept")[1].cancel()
+print("afterwards", db.dpointer.engine.store.page.slots.own is not None)
+fdb_embedded.close(db)
+"""
+
+
+def test_a_full_file_system_in_memory_is_no_signal_for_who_watches(tmp_path: Path) -> None:
+    """There a page without a block needs one also to be read by a map."""
+    enter = ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = 'mount -t tmpfs -o size=24m none "$1" && exec "$2" -c "$3" "$1"'
+    if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount anything")
+    done = subprocess.run(
+        [*enter, "sh", "-c", mount, "sh", str(tmp_path), sys.executable, FULL_TMPFS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    assert done.stdout.split("\n")[:-1] == ["28", "slot None", "afterwards True"], done
+
+
 def test_a_full_disk_at_opening_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, length: int) -> bool:
         raise OSError(28, "No space left on device")

@@ -105,9 +105,10 @@ class Slots:
                         continue
                     self._map[WATCHING + slot] = 0
                     area = AREAS + slot * AREA
-                    kept = self._map[area + PREFIX_AREA : area + HITS]  # others may have read what its sequence says
-                    try:  # not by the map: a full disk is an error here, and there a signal
+                    try:  # not by the map: a full disk is an error here, and there a signal, on some file systems also where it is read
                         allocate(self.fd, area, AREA)
+                        # others may have read what its sequence says
+                        kept = os.pread(self.fd, PREFIX_AREA_BYTES, area + PREFIX_AREA)
                         os.pwrite(self.fd, bytes(TABLE) + kept + bytes(AREA - HITS), area)
                     except OSError:
                         locks.unlock(self.fd, SLOT_LOCKS + slot)
