@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,16 @@ class StreamedItems:
     count: int
 
     def __iter__(self) -> Iterator[Any]:
-        from futures_worker.client.ambient import worker_client
-
-        return iter(worker_client().get_future(self.id).stream())
+        (read,) = _readers
+        return read(self.id)
 
     def __len__(self) -> int:
         return self.count
+
+
+_readers: list[Callable[[bytes], Iterator[Any]]] = []
+
+
+def read_items_by(read: Callable[[bytes], Iterator[Any]]) -> None:
+    """`read(future_id)` gives the items of a future in a worker's process. The client package, which reads them, says how."""
+    _readers[:] = [read]

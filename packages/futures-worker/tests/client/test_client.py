@@ -79,7 +79,7 @@ def test_submit_within_the_users_transaction(client: Client, any_db: Any) -> Non
     assert done.result(WAIT) == 289
     assert done.state() == FutureState.realized
     with pytest.raises(MainspringError):
-        client.get_future(never._id).state()
+        client.get_future(never._record.id).state()
 
 
 def test_a_key_within_a_transaction_is_in_the_attempt_that_commits(client: Client, any_db: Any) -> None:
@@ -109,7 +109,7 @@ def test_a_key_of_a_transaction_that_came_to_nothing_may_be_submitted(client: Cl
         with pytest.raises(UnknownFutureError):
             never.result(WAIT)
     assert client.submit(square, 17, key="order").result(WAIT) == 289
-    assert not client._live._pending, "nothing waits for what nobody asked for"
+    assert not client._context().pending, "nothing waits for what nobody asked for"
 
 
 def test_what_was_just_submitted_is_an_argument_within_a_transaction_too(client: Client, any_db: Any) -> None:
@@ -202,18 +202,18 @@ def test_an_interrupt_in_a_callback_takes_no_other_from_those_who_wait(
         patch.setattr(Callbacks, "start", lambda self: None)  # this thread reads the mail, all of it at once
         client.flush()
         with Client(any_db, "test") as other:
-            other.gather([other.get_future(future._id) for future in futures])
+            other.gather([other.get_future(future._record.id) for future in futures])
         futures[0].add_done_callback(interrupt)
         for future, event in zip(futures, told, strict=True):
             future.add_done_callback(lambda _, event=event: event.set())
         with pytest.raises(KeyboardInterrupt):
             futures[-1].result(WAIT)
-    client._live.callbacks.start()
+    client._context().callbacks.start()
     assert all(event.wait(WAIT) for event in told)
 
 
 def test_delivered_mail_is_deleted(client: Client, any_db: Any) -> None:
-    session = client._live
+    session = client._context()
 
     def mail(tr: Any) -> int:
         return len(read_mailbox(tr, session.space, session.id)[0])
@@ -226,7 +226,7 @@ def test_delivered_mail_is_deleted(client: Client, any_db: Any) -> None:
 def test_two_handles_of_one_future_in_one_client(client: Client) -> None:
     future = client.submit(square, 4)
     again = client.get_future(future.id)
-    third = client._attach(future._id, "")
+    third = client.get_future(future._record.id)
     assert {again.result(WAIT), third.result(WAIT), future.result(WAIT)} == {16}
 
 
@@ -285,7 +285,7 @@ def test_closing_wakes_whoever_waits(any_db: Any) -> None:
 def test_a_pickled_client_is_another_client_of_its_cluster(database_dir: Any) -> None:
     with Client(f"embedded:{database_dir}", "test") as client:
         other = pickle.loads(pickle.dumps(client))
-        assert (other.cluster, other._url) == (client.cluster, client._url)
+        assert (other.cluster, other._context.url) == (client.cluster, client._context.url)
         other.close()
     with Client(open_database("memory:"), "test") as opened, pytest.raises(TypeError, match="URL"):
         pickle.dumps(opened)

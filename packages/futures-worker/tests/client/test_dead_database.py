@@ -41,7 +41,7 @@ class Unreliable:
 @pytest.fixture
 def unreliable(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
     monkeypatch.setattr("futures_worker.database.DATABASE_SECONDS", 1.0)
-    monkeypatch.setattr("futures_worker.client.session.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("futures_worker.client.reader.LOOK_SECONDS", 0.05)
     return Unreliable()
 
 
@@ -116,7 +116,7 @@ def test_an_error_that_no_retry_mends_is_told_at_once(
             raise OSError("the disk is gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr(client._live._mailbox, "_read", broken)
+            patch.setattr(client._context().reader.mailbox, "_read", broken)
             with pytest.raises(OSError, match="the disk is gone"):
                 future.result()
 

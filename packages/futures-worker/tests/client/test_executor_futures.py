@@ -23,7 +23,7 @@ class Durable:
 
     def cancel(self) -> bool:
         if self.early:
-            self.future._ended(self)
+            self.future.ended(self)
         return True
 
     def _exception(self) -> BaseException:
@@ -47,6 +47,6 @@ def test_those_who_wait_for_several_are_told_of_a_cancelled_one(early: bool) -> 
     for _ in range(2):
         assert cf.wait([future], timeout=0).done == {future}
         assert list(cf.as_completed([future], timeout=0)) == [future]
-        future._ended(durable)
+        future.ended(durable)
     assert future.cancel()
     assert calls == [future]

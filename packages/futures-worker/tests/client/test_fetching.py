@@ -41,7 +41,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr("futures_worker.client.session.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("futures_worker.client.reader.LOOK_SECONDS", 0.02)
     db = open_database(f"memory:{tmp_path}")
     with Client(db, "test") as client:
         yield client
@@ -50,7 +50,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
 def held_by(client: Client, port: int) -> Any:
     """A future whose result a worker that never beats is said to hold."""
-    db = client._db
+    db = client._context.db
     worker = run(db, register_worker, SPACE, WorkerId("127.0.0.1", port, new_incarnation()))
     spec = FutureSpec(allow_reconstruction=False)
     run(db, put_realized_future, SPACE, spec, worker, FutureResult(size=100_000, name="thing", worker=worker))
@@ -62,7 +62,7 @@ def serving(client: Client, listener: socket.socket, path: Path) -> Iterator[Obj
     """A worker's object store, without the worker."""
     directory = WorkDirectory(path / "spill", path)
     store = ObjectStore(directory, 1 << 20)
-    server = StoreServer(listener, cluster_secret(client._db, SPACE), store, dict)
+    server = StoreServer(listener, cluster_secret(client._context.db, SPACE), store, dict)
     server.start()
     try:
         yield store
@@ -87,10 +87,10 @@ def test_a_holder_that_hangs_does_not_outlast_the_timeout(client: Client, listen
 def test_a_lone_client_finds_a_holder_dead(client: Client, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     listener.close()
-    client._live._observer = WorkerObserver(ttl=2.0)
+    client._context().reader._observer = WorkerObserver(ttl=2.0)
     with pytest.raises(ObjectLostError, match="may not be reconstructed"):
         held_by(client, port).result(timeout=60)
-    assert run(client._db, list_workers, SPACE) == []
+    assert run(client._context.db, list_workers, SPACE) == []
 
 
 def test_an_object_that_its_live_holder_does_not_have_is_lost(
@@ -102,14 +102,14 @@ def test_an_object_that_its_live_holder_does_not_have_is_lost(
             future.result(timeout=60, resubmit_if_object_lost=False)
         with pytest.raises(ObjectLostError, match="may not be reconstructed"):
             future.result(timeout=60)
-        assert len(run(client._db, list_workers, SPACE)) == 1
+        assert len(run(client._context.db, list_workers, SPACE)) == 1
 
 
 def test_a_put_goes_on_to_another_worker_when_one_is_declared_dead_over_it(
     client: Client, listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(client, listener, tmp_path) as store:
-        db, port = client._db, listener.getsockname()[1]
+        db, port = client._context.db, listener.getsockname()[1]
         live = run(db, register_worker, SPACE, WorkerId("127.0.0.1", port, new_incarnation()))
         fenced = WorkerId(live.ip, live.port, new_incarnation())
         monkeypatch.setattr("futures_worker.client.objects._by_room", lambda db, space: [fenced, live])
@@ -126,7 +126,7 @@ def test_a_copy_that_its_target_is_declared_dead_over_is_lost(
     client: Client, listener: socket.socket, tmp_path: Path
 ) -> None:
     with serving(client, listener, tmp_path) as store:
-        db, port = client._db, listener.getsockname()[1]
+        db, port = client._context.db, listener.getsockname()[1]
         live = run(db, register_worker, SPACE, WorkerId("127.0.0.1", port, new_incarnation()))
         fenced = WorkerId(live.ip, live.port, new_incarnation())
         future = client.put(b"x" * 100_000)
@@ -147,7 +147,7 @@ def test_a_move_that_may_be_recorded_when_it_is_cut_off_keeps_its_object(
             (tmp_path / name).mkdir()
             stack.enter_context(serving(client, sock, tmp_path / name))
             me = WorkerId("127.0.0.1", sock.getsockname()[1], new_incarnation())
-            workers.append(run(client._db, register_worker, SPACE, me))
+            workers.append(run(client._context.db, register_worker, SPACE, me))
         source, target = workers
         monkeypatch.setattr("futures_worker.client.objects._by_room", lambda db, space: [source])
         future = client.put(b"x" * 100_000)
@@ -162,7 +162,7 @@ def test_a_move_that_may_be_recorded_when_it_is_cut_off_keeps_its_object(
                 client.transfer(future, target)
         again = client.get_future(future.id)
         assert again.result(timeout=60) == b"x" * 100_000
-        assert again._entry.result.worker == target
+        assert again._record.entry.result.worker == target
 
 
 def test_a_dead_holder_whose_port_went_to_another_cluster_is_a_lost_object(
@@ -172,7 +172,7 @@ def test_a_dead_holder_whose_port_went_to_another_cluster_is_a_lost_object(
     store = ObjectStore(directory, 1 << 20)
     server = StoreServer(listener, b"another cluster's secret" + bytes(8), store, dict)
     server.start()
-    client._live._observer = WorkerObserver(ttl=2.0)
+    client._context().reader._observer = WorkerObserver(ttl=2.0)
     try:
         future = held_by(client, listener.getsockname()[1])
         with pytest.raises(ObjectLostError, match="resubmit_if_object_lost"):

@@ -27,7 +27,7 @@ from fdb_datamodel import (
 from fdb_schema import ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client import expected, keeping, untouched
-from futures_worker.client import session as client_session
+from futures_worker.client import reader as client_reader
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -52,7 +52,7 @@ def collect_all(db: Any) -> None:
 
 def declare_dead(db: Any, client: Client) -> None:
     """As others find a client that was stopped."""
-    session = client._live.id
+    session = client._context().id
     for sighting in run(db, session_sightings, SPACE):
         if sighting.id == session:
             assert run(db, declare_session_dead, SPACE, sighting)
@@ -65,8 +65,7 @@ def test_an_id_that_nobody_has_leaves_nothing_behind(db: Any) -> None:
         for handle in (one, two, one):
             with pytest.raises(UnknownFutureError):
                 handle.result(WAIT)
-        assert client._live._pending == {}
-        assert client._live._expected._twins == {}
+        assert client._context().pending == {}
         assert client.submit(square, 3).result(WAIT) == 9
 
 
@@ -81,7 +80,7 @@ def test_a_client_that_comes_back_holds_what_it_held(db: Any) -> None:
             ids = [future.id for future in made]
         declare_dead(db, client)
         collect(db, "test", grace=3600.0)  # drops the references of sessions that are gone
-        client._live.keeping.return_again()
+        client._context().keeping.return_again()
         collect_all(db)
         other = Client(db, "test")
         with other:
@@ -102,7 +101,7 @@ def test_a_future_that_a_function_refers_to_lives_as_long_as_what_the_function_i
 
         def let_go() -> None:
             gc.collect()
-            client._live.keeping.release_dropped()
+            client._context().keeping.release_dropped()
             collect_all(db)
 
         inner = client.submit(square, 3)
@@ -138,7 +137,7 @@ def test_what_a_client_submits_when_it_goes_on_after_a_stop_has_its_code(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Client(db, "test") as client:
-        kept = client._live.keeping
+        kept = client._context().keeping
         made = client.submit(refers_to, None)  # stores the code
         assert callable(made.result(WAIT))
         client.delete(made)
@@ -149,7 +148,7 @@ def test_what_a_client_submits_when_it_goes_on_after_a_stop_has_its_code(
         again = client.submit(refers_to, None)
         assert callable(again.result(WAIT))
         assert kept._beaten == later
-        assert run(db, session_lives, SPACE, client._live.id)
+        assert run(db, session_lives, SPACE, client._context().id)
 
 
 def test_a_handle_of_a_key_outlives_the_other_one(db: Any) -> None:
@@ -160,7 +159,7 @@ def test_a_handle_of_a_key_outlives_the_other_one(db: Any) -> None:
         assert two.result(WAIT) == 16
         known = two.id
         del two
-        client._live.keeping.release_dropped()
+        client._context().keeping.release_dropped()
         collect_all(db)
         assert client.get_future(known).exception(WAIT) is None
         assert one.result(WAIT) == 16
@@ -172,12 +171,12 @@ def test_a_handle_made_from_the_id_of_one_outlives_it(db: Any) -> None:
         assert one.result(WAIT) == 16
         two = client.get_future(one.id)
         del one
-        client._live.keeping.release_dropped()
+        client._context().keeping.release_dropped()
         collect_all(db)
         assert two.result(WAIT) == 16
         known = two.id
         del two
-        client._live.keeping.release_dropped()
+        client._context().keeping.release_dropped()
         collect_all(db)
         with pytest.raises(FutureDeletedError):
             client.get_future(known).result(WAIT)
@@ -196,7 +195,7 @@ def test_a_handle_that_nobody_waits_with_holds_its_future(db: Any, how: str) -> 
         collect_all(db)
         assert idle.result(WAIT) == 16
         del idle
-        client._live.keeping.release_dropped()
+        client._context().keeping.release_dropped()
         collect_all(db)
         with pytest.raises(FutureDeletedError):
             client.get_future(known).result(WAIT)
@@ -218,7 +217,7 @@ def test_a_handle_is_held_a_moment_after_it_was_made(db: Any, monkeypatch: pytes
     troubles = [DatabaseUnreachableError("no answer")]
     monkeypatch.setattr(keeping, "ask", ask)
     with Client(db, "test") as client:
-        client._live.keeping._seconds = 0.05
+        client._context().keeping._seconds = 0.05
         unknown = client.get_future(uuid.uuid4())  # an id that no future has is no harm
         assert told.wait(WAIT)
         with pytest.raises(UnknownFutureError):
@@ -259,7 +258,7 @@ def test_a_future_taken_up_while_it_is_let_go_stays_held(db: Any, monkeypatch: p
 
             monkeypatch.setattr(keeping, "run", late)
             del first
-            client._live.keeping.release_dropped()
+            client._context().keeping.release_dropped()
             assert again
         collect_all(db)
         with Client(db, "test") as other:
@@ -271,24 +270,24 @@ def test_a_request_on_a_line_is_not_forgotten_for_trouble_with_the_database(
 ) -> None:
     """No mail comes of it: who waits has to ask again."""
     with Client(db, "test") as client:
-        session = client._live
+        session = client._context()
         future = client.submit(square, 6)
         assert future.result(WAIT) == 36
         # As it is while the worker that has the request on its line hung up and the mail isn't there.
-        entry, future._entry = future._entry, None
+        entry, future._record.entry = future._record.entry, None
         future._value = client.submit(square, 1)._value
         assert isinstance(entry, MailEntry)
-        session._pending[future._id] = future
-        session.line.awaited = future._id
+        session.pending[future._record.id] = future._record
+        session.line.awaited = future._record.id
         troubles = [DatabaseUnreachableError("no answer")]
-        real = client_session.ask
+        real = client_reader.ask
 
         def ask(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
             if fn is subscribe and troubles:
                 raise troubles.pop()
             return real(db, fn, *args, **kwargs)
 
-        monkeypatch.setattr(client_session, "ask", ask)
+        monkeypatch.setattr(client_reader, "ask", ask)
         with pytest.raises(DatabaseUnreachableError):
             future.result(WAIT)
         assert future.result(WAIT) == 36

@@ -19,8 +19,10 @@ from support.interrupting import arrivals
 from fdb_datamodel import FutureResult, actors, codec, new_future_id
 from futures_worker import Client
 from futures_worker.client import actor_link, calls
+from futures_worker.client.actor_call import Call
 from futures_worker.client.actor_link import ActorLink
-from futures_worker.client.calls import Call, await_call
+from futures_worker.client.calls import await_call
+from futures_worker.client.record import CallRecord
 from futures_worker.payload import dump_result
 from futures_worker.sealing import Half, Halves, Records
 from futures_worker.wire import Connection
@@ -76,7 +78,7 @@ class Bench:
         self.actor = actor
 
     def link(self) -> ActorLink:
-        return ActorLink(self.client._live, b"a" * 16, "log")
+        return ActorLink(self.client._context(), b"a" * 16, "log")
 
     def connected(self) -> ActorLink:
         link = self.link()
@@ -85,10 +87,13 @@ class Bench:
         return link
 
     def call(self, link: ActorLink) -> Call[int]:
-        call: Call[int] = Call(self.client._session_of, link, new_future_id(), "log.note", ("note", b"", ()))
-        link.session._pending[call._id] = call
-        link.submit(call)
-        return call
+        record = CallRecord(new_future_id(), "log.note", link, ("note", b"", ()))
+        session = self.client._context()
+        record.keeping = session.keeping
+        session.keeping.hold(record.id)
+        session.pending[record.id] = record
+        link.submit(record)
+        return Call(self.client._context, record)
 
 
 @pytest.fixture
@@ -127,16 +132,16 @@ def test_an_interrupt_anywhere_in_a_wait_loses_no_answer_and_keeps_nobody_from_r
 ) -> None:
     site = bench()
     link = site.connected()
-    reader = link.session.calls
+    reader = site.client._context().calls
     reader._links[link.actor] = link
     for number in itertools.count():
         told = threading.Event()
         call, other = site.call(link), site.call(link)
         other.add_done_callback(lambda _, told=told: told.set())  # type: ignore[misc]
-        site.actor.answer(call._id, other._id)
-        came = interrupted(lambda call=call: await_call(call, time.monotonic() + WAIT), number)  # type: ignore[misc]
+        site.actor.answer(call._record.id, other._record.id)
+        came = interrupted(lambda call=call: await_call(call._record, time.monotonic() + WAIT), number)  # type: ignore[misc]
         for one in (call, other):
-            assert await_call(one, time.monotonic() + WAIT), f"after an interrupt at place {number}"
+            assert await_call(one._record, time.monotonic() + WAIT), f"after an interrupt at place {number}"
             assert one.result(0) == 1
         if reader.unanswered():
             reader._look()  # as the session's thread does
@@ -164,7 +169,7 @@ def test_an_interrupt_anywhere_while_an_actor_is_looked_for_leaves_its_calls_abl
         waiting = [site.call(link) for _ in range(2)]
         came = interrupted(link.connect, number)
         for call in waiting:
-            assert await_call(call, time.monotonic() + WAIT), f"after an interrupt at place {number}"
+            assert await_call(call._record, time.monotonic() + WAIT), f"after an interrupt at place {number}"
         assert not link.unanswered
         link.close()
         if not came:
@@ -191,18 +196,18 @@ def test_who_comes_as_the_reader_leaves_reads_at_once(
 
     assert link._answers is not None
     real_poll, link._answers._poll = link._answers._poll, Poll()  # type: ignore[assignment]
-    reader = threading.Thread(target=await_call, args=(first, None), daemon=True)
+    reader = threading.Thread(target=await_call, args=(first._record, None), daemon=True)
     reader.start()
     assert reading.wait(WAIT)
     follow = session.follow
 
     def leave_before(done: Callable[[], bool], pause: float) -> None:
         if reader.is_alive():
-            site.actor.answer(first._id)
+            site.actor.answer(first._record.id)
             reader.join(WAIT)
-            site.actor.answer(second._id)
+            site.actor.answer(second._record.id)
         follow(done, pause)
 
     monkeypatch.setattr(session, "follow", leave_before)
-    assert await_call(second, time.monotonic() + WAIT)
+    assert await_call(second._record, time.monotonic() + WAIT)
     assert not reader.is_alive()

@@ -20,7 +20,7 @@ WAIT = 20.0
 def test_mail_of_a_submit_outlives_the_mail_that_the_submit_clears() -> None:
     url = f"memory:{uuid.uuid4()}"
     with Client(url, "test") as client:
-        session = client._live
+        session = client._context()
         first = client.submit(abs, -1)
         assert first.cancel()
         with pytest.raises(CancelledError):
@@ -32,6 +32,6 @@ def test_mail_of_a_submit_outlives_the_mail_that_the_submit_clears() -> None:
             tr.set_versionstamped_key(key, codec.pack([(another, "stream", None, 0)]))
 
         run(open_database(url), mail)  # of the commit that the next transaction reads at
-        session._read_once()
+        session.reader.read()
         second = client.submit(abs, first)
         assert isinstance(second.exception(WAIT), UpstreamDependencyFailedException)

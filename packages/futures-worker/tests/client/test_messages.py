@@ -78,7 +78,7 @@ def test_a_constructors_wrong_arguments_are_found_where_the_actor_is_made(client
     for args, kwargs in [((), {}), ((1, 2), {}), ((1,), {"stop": 2})]:
         with pytest.raises(TypeError, match=r"Counter\(start: .*can't be called"):
             client.actor(Counter, *args, **kwargs)
-    assert client._own_actors == []
+    assert client._context.own_actors == []
     actor = client.actor(Counter, 1, step=2)
     assert "incr" in dir(actor)
     assert "_hidden" not in dir(actor)
@@ -178,7 +178,7 @@ def test_options_can_be_defaults_of_a_client_and_of_a_function(any_db: Any) -> N
     seen: list[Any] = []
 
     with Client(any_db, "test", max_retries=0, priority=4) as client:
-        session_ = client._live
+        session_ = client._context()
         submit = session_.submit
 
         def spy(future: Any, spec: Any, *rest: Any) -> None:
@@ -209,7 +209,7 @@ def test_defaults_travel_with_a_pickled_client_and_a_function() -> None:
 
     with Client("memory:", "test", max_retries=0) as client:
         again = pickle.loads(pickle.dumps(client))
-        assert again._options.max_retries == 0
+        assert again._context.options.max_retries == 0
         again.close()
 
     @submit_options(max_retries=0)

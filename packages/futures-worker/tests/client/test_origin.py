@@ -78,7 +78,7 @@ def test_a_future_that_a_task_returned_is_of_the_tasks_cluster(first: Client, se
 
 def test_handles_of_actors_and_datasets_stay_with_their_cluster(first: Client, second: Client, elsewhere: Path) -> None:
     actor = pickle.loads(pickle.dumps(first.actor(Counter)))
-    assert actor.incr()._link.session.space.cluster == "first"
+    assert actor.incr()._record.link.session.space.cluster == "first"
     parts = pickle.loads(pickle.dumps(first.dataset([[1, 2], [3]])))
     assert parts.map(square).collect(WAIT) == [1, 4, 9]
 
@@ -184,7 +184,7 @@ def test_a_relative_url_means_the_directory_where_the_client_was_made(
         other.mkdir()
         monkeypatch.chdir(other)
         again = pickle.loads(pickle.dumps(client))
-        assert again._url == f"embedded:{tmp_path / 'db'}"
+        assert again._context.url == f"embedded:{tmp_path / 'db'}"
         assert again.submit(square, 1).id
         again.close()
         assert list(other.iterdir()) == []

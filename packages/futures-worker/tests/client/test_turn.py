@@ -29,7 +29,7 @@ def test_one_at_a_time_has_it() -> None:
 def test_an_interrupt_at_any_call_of_a_look_leaves_the_client_able_to_wait(any_url: str) -> None:
     """Python handles a signal where a function begins and where a call has returned."""
     with Client(any_url, "test") as client:
-        session = client._live
+        session = client._context()
         client.submit(abs, -1).done()
         count = at = 0
 
@@ -49,12 +49,12 @@ def test_an_interrupt_at_any_call_of_a_look_leaves_the_client_able_to_wait(any_u
             count = 0
             sys.setprofile(interrupt)
             try:
-                session._wait_for_mail(lambda: False, 0.0)
+                session.reader.wait(lambda: False, 0.0)
             except KeyboardInterrupt:
                 interrupted += 1
             finally:
                 sys.setprofile(None)
-            assert session._reading.holder is None, f"after an interrupt at call {at} the mail is never read again"
+            assert session.reader._turn.holder is None, f"after an interrupt at call {at} the mail is never read again"
         assert interrupted > 10
 
 
@@ -71,13 +71,13 @@ def done_in_time(act: Callable[[], Any]) -> bool:
 
 def test_an_interrupt_anywhere_in_a_wait_for_another_reader_holds_up_no_other_thread(any_url: str) -> None:
     client = Client(any_url, "test")
-    session = client._live
+    session = client._context()
     for number in itertools.count():
-        session._reading.holder = object()
+        session.reader._turn.holder = object()
         with arrivals(number, _of_a_wait) as interruption, contextlib.suppress(KeyboardInterrupt):
-            session._wait_for_mail(lambda: False, 0.0)
+            session.reader.wait(lambda: False, 0.0)
         assert done_in_time(lambda: session.follow(lambda: False, 0.0)), f"after one at {interruption.where}"
-        session._reading.holder = None
+        session.reader._turn.holder = None
         if not interruption.came:
             break
     assert number > 5

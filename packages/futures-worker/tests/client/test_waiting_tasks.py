@@ -15,8 +15,9 @@ import pytest
 from fdb_datamodel import ClusterSpace
 from fdb_schema import open_database
 from futures_worker import Client, FutureTimeoutError, UnschedulableError
-from futures_worker.client import session as sessions
-from futures_worker.client.session import Session, rest_between_looks
+from futures_worker.client import reader
+from futures_worker.client.reader import rest_between_looks
+from futures_worker.client.session import Session
 from futures_worker.worker import task_context
 from futures_worker.worker.task_context import TaskContext, waiting
 
@@ -38,9 +39,9 @@ def test_a_client_looks_every_second_and_a_task_ever_more_seldom(request: pytest
 @pytest.mark.usefixtures("in_a_task")
 def test_the_clients_of_tasks_leave_the_looking_after_workers_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr(sessions, "reap_dead", lambda *args: looked.append(args))
+    monkeypatch.setattr(reader, "reap_dead", lambda *args: looked.append(args))
     session = Session(open_database("memory:waiting-tasks"), ClusterSpace("test"), lambda: None)
-    session._looked = -100.0
+    session.reader._looked = -100.0
     session.look_after_workers()
     assert looked == []
     task_context.enter(None)
@@ -55,7 +56,7 @@ def test_a_task_that_waits_is_woken_by_what_it_waits_for_and_hardly_ever_else(
 ) -> None:
     """What a second of waiting may cost: looks at the database, transactions, and rounds of the engine's own thread."""
     client = Client(f"embedded:{database_dir}", "test")
-    engine = client._db.dpointer.engine
+    engine = client._context.db.dpointer.engine
     future = client.submit(abs, -1)
     future.id
 
@@ -65,7 +66,7 @@ def test_a_task_that_waits_is_woken_by_what_it_waits_for_and_hardly_ever_else(
 
     waits = threading.Thread(target=wait)
     waits.start()
-    while client._live._mailbox._watch is None or not engine.housekeeper.parked:
+    while client._context().reader.mailbox._watch is None or not engine.housekeeper.parked:
         time.sleep(0.005)
     counts = {"looks": 0, "reads": 0, "rounds": 0}
 
@@ -79,7 +80,7 @@ def test_a_task_that_waits_is_woken_by_what_it_waits_for_and_hardly_ever_else(
         monkeypatch.setattr(owner, method, counted)
 
     count("looks", engine.watches, "_look")
-    count("reads", client._live._mailbox, "_read")
+    count("reads", client._context().reader.mailbox, "_read")
     count("rounds", engine.housekeeper, "_tick")
     time.sleep(1.5)
     found = dict(counts)
@@ -117,7 +118,7 @@ def test_a_thread_that_a_task_left_waiting_hides_no_wait_of_the_next_task(monkey
 def test_time_limits_are_kept_by_who_waits_where_no_worker_lives(
     limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.02)
     with (
         Client("memory:no-worker-keeps-time") as client,
         pytest.raises((FutureTimeoutError, UnschedulableError), match=r"0\.1 s"),
@@ -126,11 +127,11 @@ def test_time_limits_are_kept_by_who_waits_where_no_worker_lives(
 
 
 def test_a_client_that_does_not_wait_keeps_time_limits_with_its_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.02)
     with Client("memory:nobody-waits") as client:
         future = client.submit(abs, -1, timeout={"total": 0.1})
         client.flush()
         until = time.monotonic() + 30
         while not future.done():
             assert time.monotonic() < until
-            client._live.keeping._on_beat()
+            client._context().keeping._on_beat()

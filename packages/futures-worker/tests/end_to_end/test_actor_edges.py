@@ -24,7 +24,7 @@ from fdb_schema import DatabaseUnreachableError
 from futures_worker import ActorDiedError, ObjectLostError, wire
 from futures_worker.client import actor_link
 from futures_worker.client.actor_link import ActorLink
-from futures_worker.client.calls import Call
+from futures_worker.client.record import CallRecord
 from futures_worker.database import ask
 from futures_worker.handshake import ACTOR, NoPlaceError
 from futures_worker.sealing import Half, Halves, Records
@@ -74,16 +74,16 @@ def test_a_call_recorded_by_a_client_that_died_before_it_sent_it_is_made(cluster
     client, dying = demo.client(), demo.client()
     log = client.actor(Log, name="log")
     assert log.note("first").result(WAIT) == 1
-    session = dying._live
+    session = dying._context()
     assert dying.get_actor("log").notes().result(WAIT) == ["first"]
     link = session.calls.link(log._id, "log")
     data = actor_link_args("orphan")
-    call: Call[int] = Call(dying._session_of, link, new_future_id(), "log.note", ("note", data, ()))
-    session.keeping.hold(call._id)
+    call = CallRecord(new_future_id(), "log.note", link, ("note", data, ()))
+    session.keeping.hold(call.id)
     link.record(call)
     link.close()
     session.keeping.close()  # what others see of a client that was killed, once its time to live is over
-    assert client.get_future(call._id).result(WAIT) == 2
+    assert client.get_future(call.id).result(WAIT) == 2
     assert log.notes().result(WAIT) == ["first", "orphan"]
     demo.check()
 
@@ -119,7 +119,7 @@ def test_a_call_cut_off_while_the_database_is_in_trouble_still_ends(
             continue
     assert isinstance(error, ActorDiedError)
     assert not troubles
-    assert not client._live.calls.unanswered()
+    assert not client._context().calls.unanswered()
     demo.check()
 
 
@@ -129,7 +129,7 @@ def test_connections_to_actors_that_are_no_more_are_closed(
     monkeypatch.setattr("futures_worker.client.calls.MOST_RESTING", 3)
     demo = shared_cluster(workers=1)
     client = demo.client()
-    reader = client._live.calls
+    reader = client._context().calls
     reader._sweep_at = 3
     living = client.actor(Log)
     assert living.note(0).result(WAIT) == 1
@@ -271,7 +271,7 @@ def test_a_caller_for_whom_an_actor_has_no_place_waits_and_loses_no_call(cluster
     client, late = demo.client(), demo.client()
     popular = client.actor(Popular, 80, name="popular")
     assert popular.call().result(WAIT) == 1
-    session = client._live
+    session = client._context()
     place = ask(session.db, find_actor, session.space, popular._id, strategy="off")
     secrets = ClusterSecrets(session.db, session.space)
     others = []
@@ -301,6 +301,6 @@ def test_a_client_that_asks_an_actor_nothing_gives_its_place_up(
     client = shared_cluster(workers=1).client()
     log = client.actor(Log)
     assert log.note(1).result(WAIT) == 1
-    (link,) = client._live.calls._links.values()
+    (link,) = client._context().calls._links.values()
     wait_until(lambda: not link.connected, "hung up")
     assert [call.result(WAIT) for call in [log.note(2), log.note(3)]] == [2, 3], "and is back when it asks"

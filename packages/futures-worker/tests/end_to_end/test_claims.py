@@ -21,7 +21,7 @@ def attempts_of(client: Any) -> list[int]:
     found: list[int] = []
     after = None
     while True:
-        page, after = run(client._db, list_futures, client._space, after, 500)
+        page, after = run(client._context.db, list_futures, client._context.space, after, 500)
         found += [info.attempts for info in page]
         if after is None:
             return found

@@ -61,7 +61,7 @@ def test_lone_requests_are_answered_on_a_line_and_leave_no_mail(cluster: Cluster
     demo = cluster(2, 1)
     client = demo.client()
     call(client, 30)
-    assert client._live.line.answered >= 20
+    assert client._context().line.answered >= 20
     assert client.submit(same, b"x" * 50_000).result(WAIT) == b"x" * 50_000  # stored by the worker
     client.flush()
     before = rows(demo, "mailboxes")
@@ -74,19 +74,19 @@ def test_a_lone_request_costs_the_client_one_transaction(cluster: Cluster, monke
     demo = cluster(1, 1)
     client = demo.client()
     call(client)
-    assert client._live.line.answered
+    assert client._context().line.answered
     made: list[str] = []
-    real = client._db.create_transaction
+    real = client._context.db.create_transaction
 
     def counted() -> Any:
         made.append(threading.current_thread().name)
         return real()
 
-    monkeypatch.setattr(type(client._db), "create_transaction", lambda self: counted())
-    answered = client._live.line.answered
+    monkeypatch.setattr(type(client._context.db), "create_transaction", lambda self: counted())
+    answered = client._context().line.answered
     call(client, 100)
     monkeypatch.undo()
-    on_the_line = client._live.line.answered - answered
+    on_the_line = client._context().line.answered - answered
     ours = [name for name in made if name == threading.current_thread().name]
     assert on_the_line >= 80, "but for those that waited too long on a busy machine"
     assert len(ours) <= on_the_line + 4 * (100 - on_the_line) + 5
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_with_the_request_costs_nothing_but_time(cluster: Clu
     waiting = threading.Thread(target=future.exception, args=(WAIT,))
     waiting.start()
     await_path(tmp_path / "go.began")
-    assert client._live.line.awaited in (b"", future._id)
+    assert client._context().line.awaited in (b"", future._record.id)
     demo.workers[0].kill()
     path.touch()
     demo.start("--slots", "1")
@@ -223,7 +223,7 @@ def test_a_key_that_another_client_has_submitted_is_not_run_again(
     first, second = demo.client(), demo.client()
     path = tmp_path / "starts"
     call(second)
-    assert second._live.line.answered
+    assert second._context().line.answered
     once = first.submit(start, str(path), key="once", max_retries=0)
     first.flush()
     await_path(Path(f"{path}.go.began"))

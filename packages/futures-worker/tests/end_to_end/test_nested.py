@@ -88,7 +88,7 @@ def test_a_task_that_submits_and_waits_costs_a_handful_of_commits(cluster: Clust
     demo = cluster(1, 1)
     client = demo.client()
     client.submit(fib, 5).result(WAIT)
-    page = client._db.dpointer.engine.store.page
+    page = client._context.db.dpointer.engine.store.page
     before, tasks = page.commits(), 25  # calls of fib(6)
     assert client.submit(fib, 6).result(WAIT) == 8
     # A turn or two of the worker, half a submit, what a wait that lasts records and takes back; the rest are signs of life.

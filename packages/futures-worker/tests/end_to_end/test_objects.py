@@ -30,7 +30,7 @@ def big(path: str) -> Any:
 
 
 def holder(future: Any) -> str:
-    stored = future._entry.result
+    stored = future._record.entry.result
     return f"{stored.worker.ip}:{stored.worker.port}"
 
 

@@ -34,7 +34,7 @@ def holder_of(client: Client, future: Any) -> str:
     from fdb_datamodel import describe_future
     from idempotent_txn import run
 
-    info = run(client._db, describe_future, client._space, future._id)
+    info = run(client._context.db, describe_future, client._context.space, future._record.id)
     return f"{info.worker.ip}:{info.worker.port}" if info.worker is not None else ""
 
 

@@ -48,8 +48,8 @@ def test_secrets_are_changed_while_a_cluster_works(cluster: Callable[..., Any], 
     early = demo.client()
     use(early)
     if encrypted:
-        run(early._db, store_secret.set_encryption, early._space, True)
-    run(early._db, store_secret.rotate_secret, early._space)
+        run(early._context.db, store_secret.set_encryption, early._context.space, True)
+    run(early._context.db, store_secret.rotate_secret, early._context.space)
     late = demo.client()
     use(late)
     use(early)
@@ -62,13 +62,13 @@ def test_one_damaged_future_fails_and_workers_and_listings_go_on(cluster: Callab
     before, bad, worse, after = [client.submit(abs, -number) for number in range(4)]
     below = client.submit(abs, worse)
     client.flush()
-    keys = layout_of(client._space)
+    keys = layout_of(client._context.space)
 
     def damage(tr: Any) -> None:
-        tr.set(keys.future(encode_id(bad._id), CODE), b"\xc1 not what it was")
-        tr.set(keys.future(encode_id(worse._id), ARGS), b"\x2a")
+        tr.set(keys.future(encode_id(bad._record.id), CODE), b"\xc1 not what it was")
+        tr.set(keys.future(encode_id(worse._record.id), ARGS), b"\x2a")
 
-    run(client._db, damage)
+    run(client._context.db, damage)
     worker = demo.start()
     assert before.result(WAIT) == 0
     assert after.result(WAIT) == 3

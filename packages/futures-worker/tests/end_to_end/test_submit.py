@@ -323,7 +323,7 @@ def test_a_client_leaves_nothing_behind(shared_cluster: Callable[..., Any]) -> N
     before = threading.active_count()
     with Client(demo.url, demo.name) as client:
         assert client.gather(client.map(add, range(10)), progress=False) == list(range(10))
-        session = client._live.id
+        session = client._context().id
     assert rows_naming(session) == []
     end = time.monotonic() + WAIT
     while threading.active_count() > before + 1 and time.monotonic() < end:

@@ -113,8 +113,10 @@ def test_an_await_does_not_spin_on_the_database(cluster: Callable[..., Any], mon
     demo = cluster(1, 1)
     client = demo.client()
     made: list[float] = []
-    real = client._db.create_transaction
-    monkeypatch.setattr(type(client._db), "create_transaction", lambda self: made.append(time.monotonic()) or real())
+    real = client._context.db.create_transaction
+    monkeypatch.setattr(
+        type(client._context.db), "create_transaction", lambda self: made.append(time.monotonic()) or real()
+    )
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         client.submit(time.sleep, 600).result(timeout=3)

@@ -481,5 +481,5 @@ def test_where_neither_has_room_a_task_waits_and_says_why(
 
 
 def described(client: Client) -> Any:
-    (info,), _ = run(client._db, list_futures, client._space, None, 10)
+    (info,), _ = run(client._context.db, list_futures, client._context.space, None, 10)
     return info

@@ -17,12 +17,13 @@ import termios
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
 import msgpack
 
 from fdb_datamodel import (
+    ClusterSpace,
     Failure,
     FutureDeletedError,
     FutureSpec,
@@ -33,6 +34,7 @@ from fdb_datamodel import (
 )
 from futures_worker import wire
 from futures_worker.client.answers import READ_BYTES, Answers
+from futures_worker.client.record import CallRecord
 from futures_worker.client.storing import Submission
 from futures_worker.client.turn import Turn
 from futures_worker.database import ask
@@ -41,10 +43,7 @@ from futures_worker.handshake import ACTOR, NoPlaceError
 from futures_worker.store_secret import ClusterSecrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from futures_worker.client.calls import Call
-    from futures_worker.client.session import Session
+    from collections.abc import Callable, Iterable
 
 PLACE_PAUSE: Final = 0.005  # seconds between two looks whether an actor is up, at first
 MOST_PLACE_PAUSE: Final = 0.25
@@ -53,23 +52,49 @@ CLOSE_SECONDS: Final = 30.0  # that `close` gives an actor to take in what was s
 INTERRUPTED: Final = "its client was interrupted while it sent to the actor"
 
 
+class LinkSession(Protocol):
+    """What is asked of the session."""
+
+    id: bytes
+    db: Any
+    space: ClusterSpace
+
+    def store(self, submissions: Iterable[Submission]) -> None:
+        """See `Session`."""
+
+    def flush_before(self, dependencies: Iterable[bytes]) -> None:
+        """See `Session`."""
+
+    def deliver_calls(self, entries: list[MailEntry]) -> None:
+        """See `Session`."""
+
+    def calls_delivered(self) -> None:
+        """See `Session`."""
+
+    def wake_followers(self) -> None:
+        """See `Session`."""
+
+    def follow(self, done: Callable[[], bool], pause: float) -> None:
+        """See `Session`."""
+
+
 class ActorLink:
     """Thread-safe. Calls are `queued` until they are sent, and `unanswered` from their making to their end."""
 
-    def __init__(self, session: Session, actor: bytes, label: str) -> None:
+    def __init__(self, session: LinkSession, actor: bytes, label: str) -> None:
         self.session = session
         self.actor = actor
         self.label = label  # for messages
         self.reading = Turn()  # of the thread that reads answers for all
         self.connecting = Turn()  # of the thread that looks for the actor
-        self.unanswered: dict[bytes, Call[Any]] = {}
+        self.unanswered: dict[bytes, CallRecord] = {}
         self._sending = threading.RLock()
-        self._queued: deque[Call[Any]] = deque()
+        self._queued: deque[CallRecord] = deque()
         self._sock: socket.socket | None = None
         self._answers: Answers | None = None  # of the connection
         self._start = 0  # that the connection is to
         self._dead: Failure | None = None
-        self._broken: deque[tuple[list[Call[Any]], str]] = (
+        self._broken: deque[tuple[list[CallRecord], str]] = (
             deque()
         )  # sent before a connection broke, and not settled yet
         self.refused = ""  # why the actor, which is up, takes no calls of this client
@@ -92,21 +117,21 @@ class ActorLink:
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    def submit(self, call: Call[Any]) -> None:
+    def submit(self, call: CallRecord) -> None:
         """Send a call, or keep it until the actor is up. Blocks only while the actor has too many."""
         with self._sending:
             if self._dead is not None:
                 self.session.deliver_calls([self._of_dead(call)])
                 return
-            self.unanswered[call._id] = call
+            self.unanswered[call.id] = call
             if self._sock is None:
                 self._queued.append(call)
             else:
                 self._send(self._frame(call))
 
-    def _frame(self, call: Call[Any]) -> bytes:
-        method, args, dependencies = call._what
-        frame: bytes = self._pack(("call", call._id, method, call._name, args, dependencies))
+    def _frame(self, call: CallRecord) -> bytes:
+        method, args, dependencies = call.what
+        frame: bytes = self._pack(("call", call.id, method, call.name, args, dependencies))
         return frame
 
     def _send(self, data: bytes) -> None:
@@ -130,53 +155,53 @@ class ActorLink:
             self._cut(INTERRUPTED, sock)
             raise
 
-    def cancel(self, call: Call[Any]) -> None:
+    def cancel(self, call: CallRecord) -> None:
         """Ask that a call doesn't begin."""
         with self._sending:
             if call not in self._queued:
-                if self._sock is not None and call._id in self.unanswered:
-                    self._send(self._pack(("cancel", call._id)))
+                if self._sock is not None and call.id in self.unanswered:
+                    self._send(self._pack(("cancel", call.id)))
                 return
             self._queued.remove(call)
-            self.unanswered.pop(call._id, None)
+            self.unanswered.pop(call.id, None)
         session = self.session
-        gone = Failure("cancelled", f"call {UUID(bytes=call._id)} was cancelled before it was sent")
-        entry: MailEntry | None = MailEntry(call._id, "failed", None, gone)
-        if call._recorded:  # the actor's next start would find it
+        gone = Failure("cancelled", f"call {UUID(bytes=call.id)} was cancelled before it was sent")
+        entry: MailEntry | None = MailEntry(call.id, "failed", None, gone)
+        if call.recorded:  # the actor's next start would find it
             session.flush_before(())
             with contextlib.suppress(UnknownFutureError, FutureDeletedError):
-                ask(session.db, cancel_future, session.space, call._id, gone)
-                (entry,) = ask(session.db, actors.ended_calls, session.space, [call._id], strategy="off")
+                ask(session.db, cancel_future, session.space, call.id, gone)
+                (entry,) = ask(session.db, actors.ended_calls, session.space, [call.id], strategy="off")
         session.deliver_calls([entry] if entry is not None else [])
         session.calls_delivered()
 
-    def record(self, call: Call[Any]) -> None:
+    def record(self, call: CallRecord) -> None:
         """Make a call that hasn't ended known to the cluster, and with it those that are to be sent before it."""
         with self._sending:
-            if call._recorded or call._entry is not None:
+            if call.recorded or call.entry is not None:
                 return
             waiting = list(self._queued)
             batch = waiting[: waiting.index(call) + 1] if call in waiting else [call]
             start = self._start
             if self._sock is None:
                 start = ask(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off").taking
-            fresh = [one for one in batch if not one._recorded]
+            fresh = [one for one in batch if not one.recorded]
             for one in fresh:
-                one._recorded = True
+                one.recorded = True
         submissions = []
         for one in fresh:
-            method, args, dependencies = one._what
+            method, args, dependencies = one.what
             spec = FutureSpec(
                 b"",
                 args,
-                one._id,
+                one.id,
                 self.session.id,
                 (self.actor, *dependencies),
                 max_retries=0,
                 max_worker_losses=0,
                 max_oom=0,
                 allow_reconstruction=False,
-                name=one._name,
+                name=one.name,
                 call_options=actors.call_options(start, method),
             )
             submissions.append(Submission(one, spec, None))
@@ -311,8 +336,8 @@ class ActorLink:
         with self._sending:
             if self._sock is None or (sock is not None and self._sock is not sock):
                 return False
-            queued = {call._id for call in self._queued}
-            sent = [call for call in self.unanswered.values() if call._id not in queued]
+            queued = {call.id for call in self._queued}
+            sent = [call for call in self.unanswered.values() if call.id not in queued]
             text = f"{why}; the call may have run"
             self._broken.extend([(sent[at : at + PAGE], text) for at in range(0, len(sent), PAGE)])
             sock, self._sock, self._answers = self._sock, None, None  # last: after an interrupt it is cut once more
@@ -328,10 +353,10 @@ class ActorLink:
             except IndexError:
                 return
             page, text = broken
-            recorded = [call._id for call in page if call._recorded]
+            recorded = [call.id for call in page if call.recorded]
             if recorded:
                 ask(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
-            ended = ask(session.db, actors.ended_calls, session.space, [call._id for call in page], strategy="off")
+            ended = ask(session.db, actors.ended_calls, session.space, [call.id for call in page], strategy="off")
             self._take([entry or self._lost(call, text) for call, entry in zip(page, ended, strict=True)])
             with contextlib.suppress(ValueError):  # another thread has settled it, too
                 self._broken.remove(broken)
@@ -355,8 +380,8 @@ class ActorLink:
                     self.reading.holder = None
                     self.session.wake_followers()
 
-    def _lost(self, call: Call[Any], why: str) -> MailEntry:
-        return MailEntry(call._id, "failed", None, actors.lost_call(call._id, self.actor, why))
+    def _lost(self, call: CallRecord, why: str) -> MailEntry:
+        return MailEntry(call.id, "failed", None, actors.lost_call(call.id, self.actor, why))
 
     def _die(self, failure: Failure) -> None:
         """The actor is no more: so are the calls that wait for it."""
@@ -365,11 +390,11 @@ class ActorLink:
             lost, self._queued = list(self._queued), deque()
         self._take([self._of_dead(call) for call in lost])
 
-    def _of_dead(self, call: Call[Any]) -> MailEntry:
+    def _of_dead(self, call: CallRecord) -> MailEntry:
         why = self._dead
         assert why is not None
         text = f"actor {self.label} ({UUID(bytes=self.actor)}) is no more ({why.reason}): {why.message}"
-        return MailEntry(call._id, "failed", None, Failure("actor-died", text, why.payload, why.traceback))
+        return MailEntry(call.id, "failed", None, Failure("actor-died", text, why.payload, why.traceback))
 
     def leave_calls(self) -> None:
         """Before `close`: calls that wait to be sent are sent now, or recorded for the actor to find when it is up."""

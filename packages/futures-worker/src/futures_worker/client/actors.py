@@ -17,11 +17,14 @@ from fdb_datamodel import (
     put_code,
     session_referrer,
 )
-from fdb_schema import ClusterSpace, MainspringError, put_blob, unpin_blob
+from fdb_schema import ClusterSpace, put_blob, unpin_blob
 from futures_worker.client import processes
-from futures_worker.client.calls import Call
+from futures_worker.client.actor_call import Call
+from futures_worker.client.context import ClientContext, Home, home_of
 from futures_worker.client.intake import MAX_BATCH_BYTES
+from futures_worker.client.locality import locality_of
 from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.client.record import CallRecord
 from futures_worker.client.spelling import check_call
 from futures_worker.database import ask
 from futures_worker.payload import AsItself, dump_args, dump_args_and_names, dump_code, dump_retry_on
@@ -30,9 +33,6 @@ from idempotent_txn import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from futures_worker.client.client import Client
-    from futures_worker.client.home import Home
 
 A = TypeVar("A")
 
@@ -99,22 +99,20 @@ class _Method:
 
 def call_actor(actor: Actor[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
     """Call a method: sent at once, run after all earlier calls of this client."""
-    client = actor._home.client()
-    session = client._live
-    data, dependencies = dump_args(args, kwargs, client.origin)
+    context = actor._home.context()
+    session = context()
+    data, dependencies = dump_args(args, kwargs, context.origin)
     if dependencies:
         session.flush_before(dependencies)
-        processes.flush_others(client, dependencies)
+        processes.flush_others(context, dependencies)
     link = session.calls.link(actor._id, actor._label)
-    call: Call[Any] = Call(
-        client._session_of, link, new_future_id(), f"{actor._label}.{method}", (method, data, dependencies)
-    )
+    call = CallRecord(new_future_id(), f"{actor._label}.{method}", link, (method, data, dependencies))
     session.submit_call(call)
-    return call
+    return Call(context, call)
 
 
 def make_actor(
-    client: Client, kind: type[A], args: tuple[Any, ...], kwargs: Mapping[str, Any], settings: dict[str, Any]
+    context: ClientContext, kind: type[A], args: tuple[Any, ...], kwargs: Mapping[str, Any], settings: dict[str, Any]
 ) -> Actor[A]:
     """See `Client.actor`."""
     name = settings.pop("name", None)
@@ -127,32 +125,32 @@ def make_actor(
         raise ValueError(f"max_restarts is a whole number, -1 for any number of restarts, found {max_restarts!r}")
     options = DEFAULT_OPTIONS.changed(**settings)
     if name:
-        found = ask(client._live.db, actors.named_actor, client._space, name, strategy="off")
+        found = ask(context().db, actors.named_actor, context.space, name, strategy="off")
         if found is not None:
-            return Actor(client._session_of, found, kind.__name__, methods_of(kind))
+            return Actor(context, found, kind.__name__, methods_of(kind))
     restarts = FOREVER if max_restarts < 0 else min(max_restarts, FOREVER)
     resident = options.requirements is None or not options.requirements.shape[0]
-    client._live.keeping.begin()
-    owner = client._live.id if name is None else b""
-    spec, blobs, code, holds = _host_spec(client, owner, kind, args, kwargs, options, resident, restarts)
-    spec.locality = client._locality(options.locality)
+    context().keeping.begin()
+    owner = context().id if name is None else b""
+    spec, blobs, code, holds = _host_spec(context, owner, kind, args, kwargs, options, resident, restarts)
+    spec.locality = locality_of(context, options.locality)
 
     def body(tr: Any, space: ClusterSpace) -> bytes:
         put_code(tr, space, code)
         made = actors.create_actor(tr, space, spec, name or "")
         hold_futures(tr, space, holds, outer=made)
         for digest in blobs:
-            unpin_blob(tr, space, digest, session_referrer(client._live.id))
+            unpin_blob(tr, space, digest, session_referrer(context().id))
         return made
 
-    actor = ask(client._db, body, client._space)
+    actor = ask(context.db, body, context.space)
     if name is None:
-        client._own_actors.append(actor)
-    return Actor(client._session_of, actor, kind.__name__, methods_of(kind))
+        context.own_actors.append(actor)
+    return Actor(context, actor, kind.__name__, methods_of(kind))
 
 
 def _host_spec(
-    client: Client,
+    context: ClientContext,
     owner: bytes,
     kind: type,
     args: tuple[Any, ...],
@@ -162,14 +160,14 @@ def _host_spec(
     restarts: int,
 ) -> tuple[FutureSpec, list[bytes], bytes, tuple[bytes, ...]]:
     """The actor's own future, what was uploaded for it, its code, and the futures that its class refers to."""
-    session = client._live
-    itself = AsItself(kind, client.origin.identity)
+    session = context()
+    itself = AsItself(kind, context.origin.identity)
     call = itself.value, args, dict(kwargs), resident, owner
-    data, dependencies, names = dump_args_and_names(call, {}, client.origin)
+    data, dependencies, names = dump_args_and_names(call, {}, context.origin)
     code = dump_code(run_actor, names | itself.names)
     if dependencies:
         session.flush_before(dependencies)
-        processes.flush_others(client, dependencies)
+        processes.flush_others(context, dependencies)
     spec = FutureSpec(
         CodeDigest(code.digest),
         data,
@@ -194,31 +192,20 @@ def _host_spec(
     return spec, blobs, code.data, itself.holds
 
 
-def get_actor(client: Client, name: str) -> Actor[Any]:
+def get_actor(context: ClientContext, name: str) -> Actor[Any]:
     """See `Client.get_actor`."""
-    found = ask(client._live.db, actors.named_actor, client._space, name, strategy="off")
+    found = ask(context().db, actors.named_actor, context.space, name, strategy="off")
     if found is None:
-        raise LookupError(f"cluster {client.cluster!r} has no actor named {name!r}: make it with client.actor")
-    return Actor(client._session_of, found, name, frozenset())
+        raise LookupError(f"cluster {context.cluster!r} has no actor named {name!r}: make it with client.actor")
+    return Actor(context, found, name, frozenset())
 
 
-def end_actor(client: Client, actor: Actor[Any]) -> None:
+def end_actor(context: ClientContext, actor: Actor[Any]) -> None:
     """See `Client.kill_actor`."""
     gone = Failure("cancelled", f"actor {actor._label} was ended by kill_actor")
-    ask(client._live.db, cancel_future, client._space, actor._id, gone)
+    ask(context().db, cancel_future, context.space, actor._id, gone)
     with contextlib.suppress(ValueError):
-        client._own_actors.remove(actor._id)
-
-
-def end_own_actors(client: Client) -> None:
-    """A closing client's unnamed actors end with it."""
-    own, client._own_actors = client._own_actors, []
-    for actor in own:
-        gone = Failure("cancelled", "the client that made this unnamed actor was closed")
-        try:
-            ask(client._db, cancel_future, client._space, actor, gone)
-        except MainspringError:  # it was deleted
-            pass
+        context.own_actors.remove(actor._id)
 
 
 def methods_of(kind: type) -> frozenset[str]:
@@ -229,6 +216,4 @@ def methods_of(kind: type) -> frozenset[str]:
 def _attach(
     actor: bytes, label: str, methods: frozenset[str], origin: tuple[str, bytes, str | None] | None = None
 ) -> Actor[Any]:
-    from futures_worker.client.ambient import home_of
-
     return Actor(home_of(origin), actor, label, methods)

@@ -11,54 +11,80 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
 
 from fdb_datamodel import FutureDeletedError, UnknownFutureError
+from futures_worker.client.nested import Awaited
+from futures_worker.client.record import FutureRecord
 from futures_worker.client.turn import Flag
-
-if TYPE_CHECKING:
-    from futures_worker.client.future import Future
-    from futures_worker.client.session import Session
 
 log = logging.getLogger("futures_worker")
 
 TROUBLE_PAUSE: Final = 0.5  # seconds before the database is asked again after it failed
 
 
+class Reads(Protocol):
+    """What is asked of the session."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether its client is closed."""
+
+    def expect(self, records: Iterable[FutureRecord]) -> None:
+        """See `Session`."""
+
+    def wait_until(
+        self,
+        done: Callable[[], bool],
+        deadline: float | None,
+        waited_for: Callable[[], FutureRecord | None],
+        awaited: Awaited,
+        *,
+        pump: bool = False,
+        look: Callable[[], None] | None = None,
+    ) -> bool:
+        """See `Session`."""
+
+    def wake_followers(self) -> None:
+        """See `Session`."""
+
+    def waits_for_both(self) -> bool:
+        """See `Session`."""
+
+
 class Callbacks:
     """Of one session. Thread-safe."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Reads, due: deque[FutureRecord]) -> None:
+        """`due`: records that ended and have callbacks, for `run_due`."""
         self._session = session
         self._lock = threading.Lock()
-        self._awaited: dict[int, Future[Any]] = {}  # with callbacks that haven't run, by identity: handles may be equal
+        self._awaited: dict[int, FutureRecord] = {}  # with callbacks that haven't run, by identity
         self._watchers: dict[object, tuple[float, Callable[[BaseException], object]]] = {}  # since when, whom to tell
-        self.due: deque[Future[Any]] = deque()  # ended, with callbacks for `run_due`
+        self._due = due
         self._work = Flag()
         self._thread: threading.Thread | None = None
-        self.trouble: tuple[float, BaseException] | None = (
-            None  # when the last attempt that failed began, and its error
-        )
+        self.trouble: tuple[float, BaseException] | None = None  # when the last attempt that failed began; its error
 
     def __bool__(self) -> bool:
         """Whether any future has callbacks."""
         return bool(self._awaited)
 
-    def add(self, future: Future[Any], callback: Callable[[Future[Any]], object]) -> None:
-        """Have `callback(future)` called once the future ended."""
+    def add(self, record: FutureRecord, callback: Callable[[], object]) -> None:
+        """Have `callback()` called once the future ended."""
         with self._lock:
-            if future._callbacks is None:
-                future._callbacks = []
-            future._callbacks.append(callback)
-            self._awaited[id(future)] = future
-        if future._entry is None and future._trouble is None:
+            if record.callbacks is None:
+                record.callbacks = []
+            record.callbacks.append(callback)
+            self._awaited[id(record)] = record
+        if not record.ended:
             try:
-                self._session.expect([future])
+                self._session.expect([record])
             except (UnknownFutureError, FutureDeletedError) as error:
-                future._trouble = error
-        if future._entry is not None or future._trouble is not None:  # ended meanwhile, or before
-            self.run([future])
+                record.trouble = error
+        if record.ended:  # meanwhile, or before
+            self.run([record])
             return
         self.start()
 
@@ -72,32 +98,32 @@ class Callbacks:
 
     def run_due(self) -> None:
         """Run the callbacks of those that are `due`; by a thread that holds no lock. The thread finds what an interrupt leaves."""
-        while self.due:
+        while self._due:
             try:
-                future = self.due.popleft()
+                record = self._due.popleft()
             except IndexError:
                 return
-            self.run([future])
+            self.run([record])
 
-    def run(self, futures: Sequence[Future[Any]]) -> None:
+    def run(self, records: Sequence[FutureRecord]) -> None:
         """Run the callbacks of futures that ended, each once. Those that an interrupt leaves are run by the thread that reads."""
-        for future in futures:
-            while (callback := self._take(future)) is not None:
+        for record in records:
+            while (callback := self._take(record)) is not None:
                 try:
-                    callback(future)
+                    callback()
                 except Exception:
-                    log.exception("a callback of %r failed", future)
+                    log.exception("a callback of %r failed", record)
 
-    def _take(self, future: Future[Any]) -> Callable[[Future[Any]], object] | None:
+    def _take(self, record: FutureRecord) -> Callable[[], object] | None:
         with self._lock:
-            if future._callbacks:
-                return future._callbacks.pop(0)
-            self._awaited.pop(id(future), None)
+            if record.callbacks:
+                return record.callbacks.pop(0)
+            self._awaited.pop(id(record), None)
             return None
 
     def _run_left(self) -> None:
         with self._lock:
-            left = [one for one in self._awaited.values() if one._entry is not None or one._trouble is not None]
+            left = [record for record in self._awaited.values() if record.ended]
         self.run(left)
 
     def watch(self, key: object, tell: Callable[[BaseException], object]) -> None:
@@ -141,7 +167,7 @@ class Callbacks:
                     lambda: not self._needed() or session.closed,
                     None,
                     lambda: None,
-                    lambda: ([one._id for one in tuple(self._awaited.values())], False),
+                    lambda: ([record.id for record in tuple(self._awaited.values())], False),
                     pump=True,
                     look=self._run_left,
                 )

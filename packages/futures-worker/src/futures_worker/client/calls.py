@@ -1,4 +1,4 @@
-"""Calls of actors: their futures, how they are waited for, and the thread that takes in answers nobody waits for alone."""
+"""Takes in the answers of actors: by the thread that waits for a call, or by one of the session where nobody does alone."""
 
 from __future__ import annotations
 
@@ -6,104 +6,62 @@ import random
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
-from futures_worker.client.actor_link import ActorLink
-from futures_worker.client.future import Future
+from futures_worker.client.actor_link import ActorLink, LinkSession
+from futures_worker.client.callbacks import Callbacks
 from futures_worker.client.nested import RECORD_AFTER, NestedWait
-from futures_worker.client.outcome import describe
+from futures_worker.client.record import CallRecord
 from futures_worker.client.turn import Flag
 from futures_worker.worker.task_context import current_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from futures_worker.client.home import Home
-    from futures_worker.client.session import Session
-
-T = TypeVar("T")
 TICK: Final = 0.02  # seconds between two looks for answers that nobody waits for
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) whether the actor is still the one we talk to
 MOST_RESTING: Final = 128  # connections to actors kept open while nothing is under way on them, about
 REST_SECONDS: Final = 60.0  # without a call after which a connection is closed
-CANCEL_SECONDS: Final = 1.0  # that `cancel` waits to learn whether it came in time
 
 
-class Call(Future[T]):
-    """The future of one call of an actor.
+class CallSession(LinkSession, Protocol):
+    """What is asked of the session."""
 
-    It is known to the cluster once it ended, or once its `id` is read, it is pickled or passed on, or the client is flushed.
-    It runs at most once: if the process that ran it died before it was recorded, it fails (ActorDiedError).
-    """
+    closed: bool
+    callbacks: Callbacks
 
-    __slots__ = ("_link", "_recorded", "_what")
+    def check_open(self) -> None:
+        """See `Session`."""
 
-    def __init__(
-        self,
-        home: Home,
-        link: ActorLink,
-        call: bytes,
-        name: str,
-        what: tuple[str, bytes, tuple[bytes, ...]],
-    ) -> None:
-        super().__init__(home, call, name, stored=True, subscribed=True)
-        self._session = link.session
-        self._link = link
-        self._recorded = False
-        self._what = what  # method, arguments, dependencies
+    def look_after_workers(self) -> None:
+        """See `Session`."""
 
-    def cancel(self, children: bool = True) -> bool:
-        """Keep the call from beginning; True if it never will, as far as is known within a second.
-
-        One that runs isn't stopped: its actor goes on, and so does what it submitted.
-        """
-        if self._entry is None:
-            self._link.cancel(self)
-            try:
-                self._await_end(self._home(), time.monotonic() + CANCEL_SECONDS, CANCEL_SECONDS)
-            except TimeoutError:
-                return False
-        return self.cancelled()
-
-    def _make_durable(self) -> None:
-        if self._entry is None and self._trouble is None and not self._recorded:
-            self._link.record(self)
-        if self._trouble is not None:
-            raise self._trouble
-
-    def _await_end(
-        self, session: Session, deadline: float | None, timeout: float | None, *, reading: bool = False
-    ) -> None:
-        if session is not self._link.session:  # a child of the process that made the call
-            self._session, self._subscribed = None, False
-        if not self._subscribed:  # nor is it answered again once its result is lost
-            super()._await_end(session, deadline, timeout)
-        elif not await_call(self, deadline):
-            raise TimeoutError(
-                f"{describe(self._id, self._name)} did not end within {timeout} s: {self._link.refused or session._reason(self)}"
-            )
+    def watched(self) -> bool:
+        """See `Session`."""
 
 
-def await_call(call: Call[Any], deadline: float | None) -> bool:
+def await_call(call: CallRecord, deadline: float | None) -> bool:
     """Block until a call ended; False if the deadline passed first."""
-    link = call._link
-    session = link.session
+    link: ActorLink = call.link
+    session: CallSession = link.session  # type: ignore[assignment]
 
     def ended() -> bool:
-        return call._entry is not None or call._trouble is not None
+        return call.ended
 
     if ended():
         return True
     in_task = current_task() is not None
-    with NestedWait(session.db, session.space, lambda: ([call._id], True)) as nested:
+    with NestedWait(session.db, session.space, lambda: ([call.id], True)) as nested:
         record_at = time.monotonic() + RECORD_AFTER
         while not ended():
-            session._check_open()
+            session.check_open()
             pause = LOOK_SECONDS * random.uniform(0.8, 1.2)
             if in_task:  # a wait that lasts is recorded, so that cycles are found
                 now = time.monotonic()
                 if now >= record_at:
-                    call._make_durable()
+                    link.record(call)
+                    if call.trouble is not None:
+                        raise call.trouble
                 pause = nested.look(pause, now)
             if deadline is not None:
                 pause = min(pause, deadline - time.monotonic())
@@ -134,7 +92,7 @@ def await_call(call: Call[Any], deadline: float | None) -> bool:
 class CallReader:
     """The links of one session, and a thread that runs while calls are unanswered."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CallSession) -> None:
         self._session = session
         self._links: dict[bytes, ActorLink] = {}
         self._lock = threading.Lock()
@@ -162,9 +120,9 @@ class CallReader:
                 del self._links[actor]
         self._sweep_at = len(self._links) + MOST_RESTING
 
-    def submit(self, call: Call[Any]) -> None:
+    def submit(self, call: CallRecord) -> None:
         """Send a call, and see to it that its answer is read."""
-        call._link.submit(call)
+        call.link.submit(call)
         if not self._work.is_set():
             self._work.set()
             if self._thread is None or not self._thread.is_alive():

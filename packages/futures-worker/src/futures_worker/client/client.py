@@ -2,68 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from inspect import isgeneratorfunction
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+from uuid import UUID
 
-from fdb_datamodel import (
-    CodeDigest,
-    FutureSpec,
-    Locality,
-    WorkerId,
-    id_for_key,
-    new_future_id,
-    open_cluster,
-    read_results,
-)
-from fdb_schema import (
-    DEFAULT_CLUSTER,
-    ClusterSpace,
-    MainspringError,
-    Origin,
-    cluster_identity,
-    open_database,
-    tracing,
-    url_of,
-)
-from fdb_schema.keyspace import CLUSTER_VARIABLE
-from futures_worker.client import ambient, processes
-from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, end_own_actors, get_actor, make_actor
+from fdb_schema import Origin
+from futures_worker.client import data
+from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, get_actor, make_actor
 from futures_worker.client.bound import BoundOptions
-from futures_worker.client.data import DataMethods
+from futures_worker.client.context import ClientContext, context_of, enter, leave, open_context
 from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
-from futures_worker.client.home import ClientHome
-from futures_worker.client.inputs import MOST_INPUTS, join, joined
-from futures_worker.client.large_arguments import LARGE, note_large
-from futures_worker.client.options import (
-    DEFAULT_OPTIONS,
-    OPTION_NAMES,
-    OPTION_SET,
-    SubmitOptions,
-    check_defaults,
-    options_of,
-)
-from futures_worker.client.session import Session
+from futures_worker.client.options import OPTION_NAMES, OPTION_SET
 from futures_worker.client.spelling import check_keywords
-from futures_worker.client.waiting import check_futures, gather, wait
-from futures_worker.database import ask
-from futures_worker.payload import CodeCache, arguments_digest, dump_args_and_names, dump_function
-from futures_worker.worker.task_context import current_task
+from futures_worker.client.submitting import submit, submit_each
+from futures_worker.client.waiting import await_all, gather
 
 T = TypeVar("T")
 
 
-def _begin(tr: Any, space: ClusterSpace) -> bytes:
-    """Check that this release can read the cluster; its identity."""
-    open_cluster(tr, space)
-    return cluster_identity(tr, space)
-
-
-class Client(DataMethods):
+class Client:
     """A connection to one cluster of workers.
 
     Threads may share a client. A forked child that uses its parent's client gets a session of its own. Leaving a
@@ -92,28 +51,26 @@ class Client(DataMethods):
 
         Raises DatabaseUrlError, NotADatabaseError, NewerFormatError, DatabaseUnreachableError, NameInvalidError.
         """
-        task = current_task()
-        inside = url is None and task is not None
-        if url is None and task is not None:
-            url, cluster = task.url, cluster or task.cluster
-        self.cluster = cluster or os.environ.get(CLUSTER_VARIABLE) or DEFAULT_CLUSTER
-        self.closed = False
-        self._space = ClusterSpace(self.cluster)
-        self._durability = durability
-        self._secret = secret
-        self._code = CodeCache()
-        self._defaults = options
-        self._options = check_defaults(options) if options else DEFAULT_OPTIONS
-        self._fetcher: Any = None
-        given = url is not None and not isinstance(url, str)
-        self._db: Any = url if given else open_database(url, durability=durability, create=not inside)
-        self._url = url_of(self._db)  # with an absolute path: a fork or a task may run in another directory
-        self._from_url = not given or not (self._url or "memory:").startswith("memory:")
-        self.origin = Origin(self.cluster, ask(self._db, _begin, self._space, strategy="off"), self._url)
-        self._session_of = ClientHome(self)
-        self._own_actors: list[bytes] = []  # unnamed ones, which end with this client
-        self._session: Session | None = Session(self._db, self._space, self._object_fetcher)
-        processes.opened(self)
+        context = url if isinstance(url, ClientContext) else None
+        if context is None:
+            context = open_context(url, cluster, durability=durability, secret=secret, options=options)
+        self._context = context
+        context.face = self
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's name."""
+        return self._context.cluster
+
+    @property
+    def origin(self) -> Origin:
+        """The cluster's identity, and how to reach it."""
+        return self._context.origin
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._context.closed
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
@@ -147,16 +104,16 @@ class Client(DataMethods):
             ValueError: an option's value makes no sense.
             OversizeError: the function or the arguments are over 64 MiB.
         """
-        options = self._options
+        options = self._context.options
         if kwargs:
             if not OPTION_SET.isdisjoint(kwargs):
                 options = options.changed(**{name: kwargs.pop(name) for name in OPTION_SET & kwargs.keys()})
             check_keywords(fn, kwargs, OPTION_NAMES, "submit")
-        return self._submit(options, fn, args, kwargs)
+        return submit(self._context, options, fn, args, kwargs)
 
     def options(self, **options: Any) -> BoundOptions:
         """Options for submits to come: `client.options(timeout=5).submit(fn, *args, **every_keyword_for_fn)`."""
-        return BoundOptions(self, self._options.changed(**options))
+        return BoundOptions(self._context, self._context.options.changed(**options))
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], batch: int | None = None, **kwargs: Any
@@ -170,9 +127,9 @@ class Client(DataMethods):
         keys = kwargs.pop("key") if isinstance(kwargs.get("key"), (list, tuple)) else None
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
             raise ValueError(f"batch is a whole number, 1 or more, found {batch!r}")
-        options = self._options.changed(**{name: kwargs.pop(name) for name in OPTION_SET & kwargs.keys()})
+        options = self._context.options.changed(**{name: kwargs.pop(name) for name in OPTION_SET & kwargs.keys()})
         check_keywords(fn, kwargs, OPTION_NAMES, "map")
-        return self._map(options, fn, iterables, batch, kwargs, keys)
+        return submit_each(self._context, options, fn, iterables, batch, kwargs, keys)
 
     # --- actors ---------------------------------------------------------------------------------------------------------
 
@@ -192,15 +149,15 @@ class Client(DataMethods):
         Raises TypeError or ValueError for wrong arguments. A constructor that raises ends the actor: its calls fail.
         """
         settings = {name: kwargs.pop(name) for name in ACTOR_OPTIONS & kwargs.keys()}
-        return make_actor(self, kind, args, kwargs, settings)
+        return make_actor(self._context, kind, args, kwargs, settings)
 
     def get_actor(self, name: str) -> Actor[Any]:
         """The living actor of that name. Raises LookupError."""
-        return get_actor(self, name)
+        return get_actor(self._context, name)
 
     def kill_actor(self, actor: Actor[Any]) -> None:
         """End an actor at once, whatever it runs; its calls fail. Ending it twice is harmless."""
-        end_actor(self, actor)
+        end_actor(self._context, actor)
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
@@ -223,13 +180,7 @@ class Client(DataMethods):
 
     def await_all(self, futures: Iterable[Future[Any]], timeout: float | None = None) -> None:
         """Wait until all of `futures` ended; raises the first failure. Fetches no results."""
-        ended = wait(check_futures(futures, "await_all"), timeout=timeout, return_when="FIRST_EXCEPTION")
-        for future in ended.done:
-            error = future.exception()
-            if error is not None:
-                raise error
-        if ended.not_done:
-            raise TimeoutError(f"{len(ended.not_done)} of {len(ended.done) + len(ended.not_done)} futures did not end")
+        await_all(futures, timeout)
 
     def dataset(self, parts: Iterable[Any], **options: Any) -> Dataset[Any]:
         """A collection in partitions: `client.dataset(parts).map(fn).repartition(8).collect()`.
@@ -237,9 +188,9 @@ class Client(DataMethods):
         `parts`: each a list of items, which is put into the cluster, or a future of one. `options` are those of `submit`,
         for all work on it.
         """
-        chosen = self._options.changed(**options)
+        chosen = self._context.options.changed(**options)
         chosen.refuse_key("a dataset's pieces of work")
-        return make_dataset(self, parts, chosen, self._put)
+        return make_dataset(self._context, parts, chosen)
 
     def executor(self, **options: Any) -> ClusterExecutor:
         """A `concurrent.futures.Executor` that runs on the cluster.
@@ -247,33 +198,72 @@ class Client(DataMethods):
         `options` are those of `submit`, for everything that is submitted through it. As executors promise, what a call
         raises is how it ended: `max_retries` is 0 unless it is given. One whose worker dies starts again.
         """
-        chosen = self._options.changed(**{"max_retries": 0, **options})
+        chosen = self._context.options.changed(**{"max_retries": 0, **options})
         chosen.refuse_key("an executor's calls")
-        return ClusterExecutor(self, chosen)
+        return ClusterExecutor(self._context, chosen)
+
+    # --- data -----------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Return once everything submitted so far is in the database."""
+        self._context().flush()
+
+    def put(
+        self, obj: Any, *, name: str | None = None, keep: bool | None = None, ttl: float | None = None
+    ) -> Future[Any]:
+        """Store an object and get a future that is realized already.
+
+        Small objects live in the database; others on a live worker, and are never computed again if it dies. `name`, `keep`
+        and `ttl` as of `submit`.
+
+        Raises NoWorkerError if a large object finds no worker; TypeError if it can't be pickled.
+        """
+        return data.put(self._context, obj, name=name, keep=keep, ttl=ttl)
+
+    def clone(self, future: Future[Any], worker: Any) -> None:
+        """Give a worker (a `WorkerId` or its address "ip:port") a copy of the result, so that it survives the holder.
+
+        Waits for the result; nothing is done for small ones, which live in the database. Raises what `result` raises,
+        NoWorkerError, and ObjectLostError if the worker can't take it.
+        """
+        data.copy(self._context, future, worker, move=False)
+
+    def transfer(self, future: Future[Any], worker: Any) -> None:
+        """Move the result to a worker, as `clone`; the worker that held it frees its copy."""
+        data.copy(self._context, future, worker, move=True)
+
+    def take_ownership(self, future: Future[Any]) -> None:
+        """Inside a task: move the result to the worker that runs the task."""
+        data.copy(self._context, future, data.own_worker(self._context), move=True)
+
+    def get_future(self, future_id: UUID | bytes | str) -> Future[Any]:
+        """The future with this id, whichever process submitted it, dead or alive.
+
+        Raises ValueError for what is no id. An id that no future has is found out by the first wait or `state()`:
+        UnknownFutureError.
+        """
+        return data.find(self._context, future_id)
+
+    def delete(self, future: Future[Any]) -> None:
+        """Delete a future and its results. Whoever asks for them later gets FutureDeletedError."""
+        data.delete_all(self._context, [future])
+
+    def delete_all(self, futures: Iterable[Future[Any]]) -> None:
+        """Delete several futures and their results."""
+        data.delete_all(self._context, futures)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Store what was submitted and let go of the session; futures go on. Closing twice is harmless."""
-        if self.closed:
-            return
-        if self._own_actors:
-            end_own_actors(self)
-        self.closed = True
-        processes.closed(self)
-        try:
-            if self._session is not None:
-                self._session.close()
-        finally:
-            if self._fetcher is not None:
-                self._fetcher.close()
+        self._context.close()
 
     def __enter__(self) -> Client:
-        ambient.enter(self)
+        enter(self._context)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        ambient.leave(self)
+        leave(self._context)
         self.close()
 
     async def __aenter__(self) -> Client:
@@ -282,152 +272,22 @@ class Client(DataMethods):
     async def __aexit__(self, *exc_info: object) -> None:
         import asyncio
 
-        ambient.leave(self)
+        leave(self._context)
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
     def __repr__(self) -> str:
         return f"<Client of cluster {self.cluster!r}{' (closed)' if self.closed else ''}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not self._from_url:
-            raise TypeError("a client made from an open database can't be pickled: make it from a URL")
-        return ambient.attach_client, (tuple(self.origin), {"durability": self._durability, **self._defaults})
+        return client_over, (self._context,)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
 
-    @property
-    def _live(self) -> Session:
-        session = self._session
-        if session is None:
-            if self._url is not None and not self._url.startswith("memory:"):
-                self._db = open_database(self._url, durability=self._durability, create=False)
-            session = self._session = Session(self._db, self._space, self._object_fetcher)
-            self._fetcher = None
-        if self.closed:
-            raise MainspringError(f"this client of cluster {self.cluster!r} is closed: make a new one")
-        return session
+def client_over(context: ClientContext) -> Client:
+    """The client whose face a context is; made if it has none yet."""
+    return context.face if context.face is not None else Client(context)
 
-    @classmethod
-    def _of_worker(cls, url: str, cluster: str) -> Client:
-        """A client of the worker whose process this is; its database exists."""
-        return cls(open_database(url, create=False), cluster)
 
-    def _object_fetcher(self) -> Any:
-        if self._fetcher is None:
-            from futures_worker.store_client import ObjectFetcher
-            from futures_worker.store_secret import ClusterSecrets
-
-            self._fetcher = ObjectFetcher(self._secret or ClusterSecrets(self._db, self._space, ask=ask), own=True)
-        return self._fetcher
-
-    def _submit(
-        self, options: SubmitOptions, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Future[Any]:
-        session = self._live
-        defaults = options_of(fn)
-        if defaults:
-            options = options.with_defaults(defaults)
-        data, dependencies, names = dump_args_and_names(args, kwargs, self.origin)
-        code, holds = dump_function(fn, names, self._code, self.origin.identity)
-        if len(data) >= LARGE:
-            note_large(args, kwargs, options.name or code.name)
-        if dependencies:
-            session.record_calls(dependencies)
-            processes.flush_others(self, dependencies)
-        name = options.name or code.name
-        future_id = new_future_id() if options.key is None else id_for_key(self.cluster, options.key)
-        joints: tuple[Future[Any], ...] = ()
-        if len(dependencies) > MOST_INPUTS and options.tr is None:
-            joints = self._join(dependencies, name, options)
-            dependencies = tuple(joint._id for joint in joints)
-        spec = FutureSpec(
-            code=CodeDigest(code.digest),
-            args=data,
-            id=future_id,
-            session=session.id,
-            dependencies=dependencies,
-            name=name,
-        )
-        task = current_task()
-        if task is not None and not task.actor:
-            spec.parent = task.id
-        if options is not DEFAULT_OPTIONS:
-            self._apply(options, spec)
-            if options.key is not None and options.tr is None:  # a transaction has to hold it, whoever else may
-                known = session.pending(future_id)
-                if known is not None:
-                    return known
-        if tracing.enabled():
-            spec.call_options = tracing.with_trace(spec.call_options)
-        own = options.key is None and options.tr is None  # its rows are this session's, and are sure to be
-        future: Future[Any] = Future(self._session_of, future_id, name, stored=False, subscribed=own)
-        future._streams = isgeneratorfunction(fn)
-        if options.tr is not None:
-            session.submit_within(options.tr, future, spec, code, holds)
-        else:
-            session.submit(future, spec, code, holds)
-        return future
-
-    def _join(self, dependencies: tuple[bytes, ...], name: str, options: SubmitOptions) -> tuple[Future[Any], ...]:
-        """Futures in between, of at most `MOST_INPUTS` each."""
-
-        def submit(inputs: tuple[Future[Any], ...], number: int) -> Future[Any]:
-            key = None if options.key is None else f"{options.key}/inputs-{number}"
-            chosen = replace(
-                DEFAULT_OPTIONS, name=f"inputs of {name}"[:500], keep=False, key=key, priority=options.priority
-            )
-            return self._submit(chosen, joined, inputs, {})
-
-        return join(dependencies, self._session_of, submit)
-
-    def _apply(self, options: SubmitOptions, spec: FutureSpec) -> None:
-        spec.requirements = options.requirements
-        spec.max_retries = options.max_retries
-        spec.max_worker_losses = options.max_worker_losses
-        spec.max_oom = options.max_oom
-        spec.priority = options.priority
-        spec.queue_timeout = options.queue_timeout
-        spec.run_timeout = options.run_timeout
-        spec.total_timeout = options.total_timeout
-        spec.unschedulable_timeout = options.unschedulable_timeout
-        spec.allow_reconstruction = options.allow_reconstruction
-        spec.call_options = options.call_options
-        spec.backoff = options.backoff
-        spec.locality = self._locality(options.locality)
-        spec.keep, spec.ttl, spec.dataset = options.kept, options.ttl, options.dataset
-
-    def _locality(self, wanted: Any) -> Locality | None:
-        if wanted is None or isinstance(wanted, Locality):
-            return wanted
-        if isinstance(wanted, WorkerId):
-            return Locality(wanted)
-        if isinstance(wanted, str):
-            return Locality(self._worker_at(wanted))
-        (result,) = ask(self._db, read_results, self._space, [wanted._id], strategy="off")
-        return Locality(result.worker, reason=wanted._id) if result is not None and result.worker is not None else None
-
-    def _map(
-        self,
-        options: SubmitOptions,
-        fn: Callable[..., Any],
-        iterables: Sequence[Iterable[Any]],
-        batch: int | None,
-        kwargs: dict[str, Any],
-        keys: Sequence[Any] | None = None,
-    ) -> list[Future[Any]]:
-        items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
-        if keys is not None:
-            items = list(items)
-            if len(items) != len(keys):
-                raise ValueError(f"key has {len(keys)} keys for {len(items)} items: give one per item, or a prefix")
-        futures = []
-        for number, args in enumerate(items, start=1):
-            one = options
-            if keys is not None:
-                one = options.changed(key=keys[number - 1])
-            elif options.key is not None:
-                one = replace(options, key=f"{options.key}-{arguments_digest(args, kwargs)}")
-            futures.append(self._submit(one, fn, args, kwargs))
-            if batch is not None and number % batch == 0:
-                self._live.flush()
-        return futures
+def attach_client(origin: tuple[str, bytes, str | None], options: dict[str, Any]) -> Client:
+    """What a pickled client becomes: another client of its cluster, with a session of its own. Raises WrongClusterError."""
+    found = Origin(*origin)
+    return Client(context_of(found).db, found.cluster, **options)

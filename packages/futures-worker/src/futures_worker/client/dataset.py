@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from functools import reduce as fold
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from fdb_datamodel import new_future_id
+from futures_worker.client.context import ClientContext
+from futures_worker.client.data import delete_all, put_with
 from futures_worker.client.future import Future
 from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
-
-if TYPE_CHECKING:
-    from futures_worker.client.client import Client
+from futures_worker.client.submitting import submit
+from futures_worker.client.waiting import await_all, gather
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -32,8 +33,8 @@ class Dataset(Generic[T]):
     Work begins at once and doesn't wait; `collect`, `reduce`, `count` and `repartition` wait for what they need.
     """
 
-    def __init__(self, client: Client, partitions: Sequence[Future[Any]], options: SubmitOptions) -> None:
-        self._client = client
+    def __init__(self, context: ClientContext, partitions: Sequence[Future[Any]], options: SubmitOptions) -> None:
+        self._context = context
         self._options = options
         self.partitions: tuple[Future[Any], ...] = tuple(partitions)
         """The futures of the partitions, in order; each one's result is a list."""
@@ -97,21 +98,21 @@ class Dataset(Generic[T]):
                 options = options.changed(locality=self.partitions[largest[0]])
             parts = [(self.partitions[at], start, stop) for at, start, stop in pieces]
             made.append(self._submit(_join, parts, options=options))
-        return Dataset(self._client, made, self._options)
+        return Dataset(self._context, made, self._options)
 
     def collect(self, timeout: float | None = None, *, progress: bool = False) -> list[T]:
         """All items, in order, in this process."""
-        lists = self._client.gather(self.partitions, timeout=timeout, progress=progress)
+        lists = gather(self.partitions, timeout=timeout, progress=progress)
         return [item for part in lists for item in part]
 
     def wait(self, timeout: float | None = None) -> Dataset[T]:
         """Itself, once every partition is there. Raises the first failure."""
-        self._client.await_all(self.partitions, timeout=timeout)
+        await_all(self.partitions, timeout=timeout)
         return self
 
     def delete(self) -> None:
         """Delete the partitions: this dataset is of no use any more."""
-        self._client.delete_all(self.partitions)
+        delete_all(self._context, self.partitions)
 
     def __iter__(self) -> Iterator[T]:
         for partition in self.partitions:
@@ -124,26 +125,22 @@ class Dataset(Generic[T]):
         step = partial(step, fn)  # none of the arguments: a future that `fn` refers to stays one
         options = _of_one(self._options)
         made = [self._submit(step, partition, options=options) for partition in self.partitions]
-        return Dataset(self._client, made, self._options)
+        return Dataset(self._context, made, self._options)
 
     def _submit(self, step: Callable[..., Any], *args: Any, options: SubmitOptions | None = None) -> Future[Any]:
-        return self._client._submit(options or self._options, step, args, {})
+        return submit(self._context, options or self._options, step, args, {})
 
     def _counts(self, timeout: float | None) -> list[int]:
-        return self._client.gather(
-            [self._submit(len, partition) for partition in self.partitions], timeout=timeout, progress=False
-        )
+        return gather([self._submit(len, partition) for partition in self.partitions], timeout=timeout, progress=False)
 
 
-def make_dataset(
-    client: Client, parts: Iterable[Any], options: SubmitOptions, put: Callable[[SubmitOptions, Any], Future[Any]]
-) -> Dataset[Any]:
-    """See `Client.dataset`. `put` stores a partition."""
+def make_dataset(context: ClientContext, parts: Iterable[Any], options: SubmitOptions) -> Dataset[Any]:
+    """See `Client.dataset`."""
     if isinstance(parts, (str, bytes)):
         raise TypeError("a dataset is made from partitions: lists of items, or futures of lists")
     marked = _of_one(DEFAULT_OPTIONS)
-    partitions = [part if isinstance(part, Future) else put(marked, list(part)) for part in parts]
-    return Dataset(client, partitions, options)
+    partitions = [part if isinstance(part, Future) else put_with(context, marked, list(part)) for part in parts]
+    return Dataset(context, partitions, options)
 
 
 def _of_one(options: SubmitOptions) -> SubmitOptions:

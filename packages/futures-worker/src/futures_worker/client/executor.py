@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures as cf
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from futures_worker.client.future import Future
+from futures_worker.client.context import ClientContext
+from futures_worker.client.future import Future, failure_of
 from futures_worker.client.options import SubmitOptions
-
-if TYPE_CHECKING:
-    from futures_worker.client.client import Client
+from futures_worker.client.submitting import submit
 
 T = TypeVar("T")
 
@@ -49,8 +48,9 @@ class ExecutorFuture(cf.Future[T]):
             if self._state == cf._base.CANCELLED:
                 self.set_running_or_notify_cancel()
 
-    def _ended(self, durable: Future[T]) -> None:
-        error = durable._exception()
+    def ended(self, durable: Future[T]) -> None:
+        """Its durable future ended: so does it."""
+        error = failure_of(durable)
         if isinstance(error, cf.CancelledError):
             self._note_cancelled()
             return
@@ -71,8 +71,8 @@ class ExecutorFuture(cf.Future[T]):
 class ClusterExecutor(cf.Executor):
     """Made by `Client.executor()`. Shutting it down leaves the client open."""
 
-    def __init__(self, client: Client, options: SubmitOptions) -> None:
-        self._client = client
+    def __init__(self, context: ClientContext, options: SubmitOptions) -> None:
+        self._context = context
         self._options = options
         self._lock = threading.Lock()
         self._running: set[cf.Future[Any]] = set()
@@ -83,13 +83,13 @@ class ClusterExecutor(cf.Executor):
         with self._lock:
             if self._shutdown:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            future = ExecutorFuture(self._client._submit(self._options, fn, args, kwargs))
+            future = ExecutorFuture(submit(self._context, self._options, fn, args, kwargs))
             self._running.add(future)
-        callbacks = self._client._live.callbacks
+        callbacks = self._context().callbacks
         callbacks.watch(future, future._troubled)
         future.add_done_callback(callbacks.unwatch)
         future.add_done_callback(self._forget)
-        future.durable.add_done_callback(future._ended)
+        future.durable.add_done_callback(future.ended)
         return future
 
     def map(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
 from fdb_datamodel import MailEntry, WorkerId
-
-if TYPE_CHECKING:
-    from futures_worker.client.future import Future
-
+from futures_worker.client.record import FutureRecord
 
 SIGNALS_KEPT: Final = 10_000
 
@@ -19,18 +16,18 @@ SIGNALS_KEPT: Final = 10_000
 class Group(Protocol):
     """Whoever wants to be told of futures that end."""
 
-    def note(self, ended: Iterable[Future[Any]]) -> None:
+    def note(self, ended: Iterable[FutureRecord]) -> None:
         """Called by the thread that learns of it."""
 
 
 class Expected:
-    """The handles that wait, the streams that were told of, and the groups to tell. `settle` is for one thread at a time."""
+    """The futures that are waited for, the streams that were told of, and the groups to tell. `settle` is for one thread at a time."""
 
     def __init__(self) -> None:
-        self.pending: dict[bytes, Future[Any]] = {}  # id -> future whose end was asked for and hasn't come
+        self.pending: dict[bytes, FutureRecord] = {}  # id -> future whose end was asked for and hasn't come
+        self.due: deque[FutureRecord] = deque()  # ended, with callbacks to be run
         self.signals: dict[bytes, int] = {}  # id -> changes whenever its stream was told of, of late
         self._signals_told = 0
-        self._twins: dict[bytes, list[Future[Any]]] = {}  # further handles of pending ids
         self._groups: tuple[Group, ...] = ()
         self._joining = threading.Lock()
         self._idle: WorkerId | None = None
@@ -40,59 +37,30 @@ class Expected:
         """Whether anybody waits for several futures."""
         return bool(self._groups)
 
-    def add(self, future: Future[Any]) -> None:
-        """A handle that waits, the first one of its id or another one."""
-        known = self.pending.setdefault(future._id, future)
-        if known is not future:
-            self._twins.setdefault(future._id, []).append(future)
-
-    def forget(self, futures: Iterable[Future[Any]]) -> None:
-        """Handles that couldn't be asked for wait no more."""
-        for future in futures:
-            twins = self._twins.get(future._id, [])
-            others = [twin for twin in twins if twin is not future]  # they are equal
-            if len(others) < len(twins):
-                twins[:] = others
-            elif self.pending.get(future._id) is future:
-                self.pending.pop(future._id, None)
-                if twins:
-                    self.pending[future._id] = twins.pop(0)
-            if not twins:
-                self._twins.pop(future._id, None)
-
-    def settle(self, entries: Sequence[MailEntry], due: deque[Future[Any]], calls: bool = False) -> None:
-        """Record how futures ended, and tell; those that have callbacks go to `due`. `calls`: of actors, whose workers may be busy.
+    def settle(self, entries: Sequence[MailEntry], calls: bool = False) -> None:
+        """Record how futures ended, and tell; those that have callbacks are `due`. `calls`: of actors, whose workers may be busy.
 
         An interrupt leaves in `pending` what wasn't told of yet: the same entries once more do the rest.
         """
         pending = self.pending
-        found: dict[bytes, MailEntry] = {}
-        ended: list[Future[Any]] = []
+        ended: dict[bytes, FutureRecord] = {}
         for entry in entries:
             if entry.kind == "stream":
                 self._signal(entry.id)
                 continue
-            future = pending.get(entry.id)
+            record = pending.get(entry.id)
             # A result that was lost and may not be computed again fails in the epoch that it was realized in.
-            if future is not None and entry.epoch + (entry.kind == "failed") >= future._epoch and entry.id not in found:
-                found[entry.id] = entry
-                ended.append(future)
-                if self._twins:
-                    ended += self._twins.get(entry.id, ())
-        self._end(ended, found, due)
-        for future_id in found:
-            pending.pop(future_id, None)
-            if self._twins and (twins := self._twins.pop(future_id, None)):
-                self._end([twin for twin in twins if twin._entry is not found[future_id]], found, due)  # came meanwhile
+            if record is not None and entry.epoch + (entry.kind == "failed") >= record.epoch and entry.id not in ended:
+                record.entry = entry
+                ended[entry.id] = record
+        self.due.extend([record for record in ended.values() if record.callbacks])
+        self.tell(tuple(ended.values()))
+        for future_id, record in ended.items():
+            if pending.get(future_id) is record:
+                del pending[future_id]
         if entries and not calls:
             last = entries[-1].result
             self._idle = last.worker if last is not None and not pending else None
-
-    def _end(self, futures: Sequence[Future[Any]], entries: Mapping[bytes, MailEntry], due: deque[Future[Any]]) -> None:
-        for future in futures:
-            future._entry = entries[future._id]
-        due.extend([future for future in futures if future._callbacks])
-        self.tell(futures)
 
     def _signal(self, future_id: bytes) -> None:
         # Numbers never come again, so that one which was forgotten differs from all that were seen before.
@@ -117,7 +85,7 @@ class Expected:
         with self._joining:
             self._groups = tuple(other for other in self._groups if other is not group)
 
-    def tell(self, ended: Sequence[Future[Any]]) -> None:
+    def tell(self, ended: Sequence[FutureRecord]) -> None:
         """These futures ended."""
         for group in self._groups:
             group.note(ended)

@@ -1,76 +1,52 @@
-"""The handle of one future: the client's side of rows in the database."""
+"""The handle of one future: a name for something in the database, by which its result is waited for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from fdb_datamodel import MailEntry
+from futures_worker.client import untouched
+from futures_worker.client.context import Home, home_of
 from futures_worker.client.outcome import Status, failure_exception
+from futures_worker.client.record import FutureHandle, FutureRecord
+from futures_worker.client.session import Session
 from futures_worker.client.streaming import ResultStream
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import load_own, note_contained, reference_to
 from futures_worker.streams import StreamedItems
 
-if TYPE_CHECKING:
-    from futures_worker.client.home import Home
-    from futures_worker.client.session import Session
-
 T = TypeVar("T")
 A = TypeVar("A")
 
 
-class Future(Generic[T]):
+class Future(FutureHandle, Generic[T]):
     """A durable future. Made by `Client.submit`, `map`, `put` or `get_future`, never directly.
 
     It is a name for something in the database: it can be passed to tasks (anywhere inside their arguments, where it
     stands for its result), pickled, and found again by its `id` from another process.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_callbacks",
-        "_entry",
-        "_epoch",
-        "_error",
-        "_home",
-        "_id",
-        "_name",
-        "_session",
-        "_stored",
-        "_streams",
-        "_subscribed",
-        "_trouble",
-        "_value",
-    )
+    __slots__ = ("__weakref__", "_error", "_home", "_record", "_value")
 
-    def __init__(self, home: Home, future_id: bytes, name: str = "", *, stored: bool, subscribed: bool) -> None:
+    def __init__(self, home: Home, record: FutureRecord) -> None:
         self._home = home  # how to find the session to wait in
-        self._session: Session | None = None  # that the future is known to, once it is
-        self._id = future_id
-        self._name = name
-        self._stored = stored  # whether the submit is committed
-        self._subscribed = subscribed  # whether its end will be mailed to the session
-        self._streams = False  # whether it is known to yield items
-        self._entry: MailEntry | None = None  # how it ended, once mailed
-        self._epoch = 0  # mail of an earlier epoch is old news
-        self._trouble: BaseException | None = None  # why it couldn't be submitted
+        self._record = record  # what that session knows
         self._error: BaseException | None = None  # what it failed with, once it was asked for
         self._value: Any = _UNREAD
-        self._callbacks: list[Callable[[Future[T]], object]] | None = None
 
     @property
     def id(self) -> UUID:
         """The future's id, by which any process finds it (`client.get_future`). The submit is durable once this returns."""
         self._make_durable()
-        return UUID(bytes=self._id)
+        return UUID(bytes=self._record.id)
 
     @property
     def name(self) -> str:
         """The name given at submit, or the function's."""
-        return self._name
+        return self._record.name
 
     def result(self, timeout: float | None = None, resubmit_if_object_lost: bool = True) -> T:
         """The value, once there is one.
@@ -90,32 +66,28 @@ class Future(Generic[T]):
             return self._value  # type: ignore[no-any-return]
         session = self._home()
         deadline = session.deadline(timeout)
-        if self._streams:
-            self._value = list(ResultStream(self, timeout, deadline))
-            return self._value  # type: ignore[no-any-return]
         while True:
-            if self._entry is None:
+            if self._record.entry is None and not self._record.streams:
                 self._await_end(session, deadline, timeout, reading=True)
-                if self._streams:
-                    self._value = list(ResultStream(self, timeout, deadline))
-                    return self._value
+            record = self._record
+            if record.streams:
+                self._value = list(self._items(timeout, deadline))
+                return self._value  # type: ignore[no-any-return]
             error = self._exception()
             if error is not None:
                 try:
                     raise error
                 finally:
                     del error  # a traceback that refers to its own exception is never freed in time
-            stored = self._entry.result if self._entry is not None else None
+            stored = record.entry.result if record.entry is not None else None
             if stored is None:
                 raise ObjectLostError(f"{self!r} is realized but no result is recorded: run the cluster's validate()")
-            if stored.inline is not None:
-                self._value = load_own(stored.inline)
-                if type(self._value) is StreamedItems:
-                    self._value = list(ResultStream(self, timeout, deadline))
-                return self._value  # type: ignore[no-any-return]
-            data = session.fetch(self, stored, resubmit_if_object_lost, deadline)
+            data: bytes | memoryview | None = stored.inline
+            if data is None:
+                data = session.results.fetch(record, stored, resubmit_if_object_lost, deadline)
             if data is not None:
-                self._value = load_own(data)
+                value = load_own(data)
+                self._value = list(self._items(timeout, deadline)) if type(value) is StreamedItems else value
                 return self._value  # type: ignore[no-any-return]
 
     def stream(self, timeout: float | None = None) -> ResultStream[Any]:
@@ -129,14 +101,14 @@ class Future(Generic[T]):
 
         Raises, after the last item, what `result` raises; TimeoutError; TypeError where the function was no generator.
         """
-        return ResultStream(self, timeout)
+        return self._items(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The exception that `result` would raise, or None; waits like `result`.
 
         Raises TimeoutError, and CancelledError if the future was cancelled.
         """
-        if self._entry is None:
+        if self._record.entry is None:
             session = self._home()
             self._await_end(session, session.deadline(timeout), timeout)
         error = self._exception()
@@ -150,7 +122,7 @@ class Future(Generic[T]):
         A future that no worker can run says so here. Raises UnknownFutureError, FutureDeletedError.
         """
         self._make_durable()
-        return self._home().status(self)
+        return self._home().status(self._record.id)
 
     async def aid(self) -> UUID:
         """`id` for asyncio: the loop goes on while the submit is made durable."""
@@ -162,13 +134,14 @@ class Future(Generic[T]):
 
     async def adone(self) -> bool:
         """`done()` for asyncio."""
-        return self._entry is not None or self._trouble is not None or await _off_the_loop(self.done)
+        return self._record.ended or await _off_the_loop(self.done)
 
     def done(self) -> bool:
         """Whether the future ended, by result, exception or cancellation. Doesn't wait."""
-        if self._entry is None and self._trouble is None:
-            self._home().look(self)
-        return self._entry is not None or self._trouble is not None
+        if not self._record.ended:
+            session = self._home()
+            session.look(self._known_in(session))
+        return self._record.ended
 
     def running(self) -> bool:
         """Whether the future's task has begun and not ended: not while it waits in its worker's line.
@@ -176,7 +149,7 @@ class Future(Generic[T]):
         The worker is asked; one that can't be reached is taken to run what it has claimed.
         """
         self._make_durable()
-        return self._home().runs(self)
+        return self._home().runs(self._record.id)
 
     def cancelled(self) -> bool:
         """Whether the future ended because it was cancelled. Doesn't wait."""
@@ -189,11 +162,15 @@ class Future(Generic[T]):
         returned is dropped. `children`: also what its task submitted and hasn't ended, and what those did.
         """
         self._make_durable()
-        return self._home().cancel(self, children)
+        session = self._home()
+        if session.cancel(self._record.id, children) and self._record.entry is None:
+            self._await_end(session, None, None)
+        return self.cancelled()
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call `callback(self)` when the future ends, in a thread of this process; at once if it already has."""
-        self._home().callbacks.add(self, callback)
+        session = self._home()
+        session.callbacks.add(self._known_in(session), partial(callback, self))
 
     @property
     def size_in_bytes(self) -> int:
@@ -201,62 +178,60 @@ class Future(Generic[T]):
         error = self.exception()
         if error is not None:
             raise error
-        if self._entry is None or self._entry.result is None:
+        entry = self._record.entry
+        if entry is None or entry.result is None:
             raise ObjectLostError(f"{self!r} has no stored result")
-        return self._entry.result.size
+        return entry.result.size
 
     def __await__(self) -> Generator[Any, None, T]:
         return _await(self).__await__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         origin = self._home.origin
-        reference = reference_to(self._id, origin)
+        reference = reference_to(self._record.id, origin)
         if reference is not None:
             return reference  # an argument: it stands for its result
-        from futures_worker.client.ambient import attach_future
-
         self._make_durable()
-        note_contained(self._id, origin)
-        return attach_future, (self._id, self._name, None if origin is None else tuple(origin))
+        note_contained(self._record.id, origin)
+        return attach_future, (self._record.id, self._record.name, None if origin is None else tuple(origin))
 
     def __eq__(self, other: object) -> bool:
         """Two handles of one future are equal."""
-        return self._id == other._id if isinstance(other, Future) else NotImplemented
+        return self._record.id == other._record.id if isinstance(other, Future) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._id)
+        return hash(self._record.id)
 
     def __repr__(self) -> str:
-        label = f" {self._name}" if self._name else ""
-        ended = ""
-        if self._entry is not None:
-            failure = self._entry.failure
-            ended = " cancelled" if failure is not None and failure.reason == "cancelled" else f" {self._entry.kind}"
-        return f"<Future {UUID(bytes=self._id)}{label}{ended}>"
+        return repr(self._record)
 
-    def __del__(self) -> None:
-        session = getattr(self, "_session", None)
-        if session is not None:
-            session.keeping.drop(self._id)
+    def _known_in(self, session: Session) -> FutureRecord:
+        """What the session knows of it, which this handle goes by from now on."""
+        record = self._record = session.known(self._record)
+        return record
 
     def _make_durable(self) -> None:
-        if not self._stored:
+        if not self._record.stored:
             self._home().flush()
-        if self._trouble is not None:
-            raise self._trouble
+        if self._record.trouble is not None:
+            raise self._record.trouble
 
     def _await_end(
         self, session: Session, deadline: float | None, timeout: float | None, *, reading: bool = False
     ) -> None:
-        """Until the end. `reading`: also until it is seen (`_streams`) that it yields items, since it may wait for readers."""
-        session.await_one(self, deadline, timeout, reading=reading)
+        """Until the end. `reading`: also until it is seen (`streams`) that it yields items, since it may wait for readers."""
+        session.await_end(self._known_in(session), deadline, timeout, reading=reading)
+
+    def _items(self, timeout: float | None, end: float | None = None) -> ResultStream[Any]:
+        return ResultStream(_Source(self), timeout, end)
 
     def _exception(self) -> BaseException | None:
         """Of a future that ended; made once, like the exception of a local future."""
-        if self._trouble is not None:
-            return self._trouble
-        if self._error is None and self._entry is not None and self._entry.failure is not None:
-            self._error = failure_exception(self._id, self._name, self._entry.failure)
+        record = self._record
+        if record.trouble is not None:
+            return record.trouble
+        if self._error is None and record.entry is not None and record.entry.failure is not None:
+            self._error = failure_exception(record.id, record.name, record.entry.failure)
         return self._error
 
 
@@ -265,6 +240,47 @@ class _Unread:
 
 
 _UNREAD = _Unread()
+
+
+class _Source:
+    """A future as the source of its items."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def session(self) -> Session:
+        future = self._future
+        future._make_durable()
+        return future._home()
+
+    def record(self) -> FutureRecord:
+        return self._future._record
+
+    def exception(self) -> BaseException | None:
+        return self._future.exception()
+
+
+def record_of(future: Future[Any]) -> FutureRecord:
+    """What is known of a future where its handle was used last."""
+    return future._record
+
+
+def known_in_its_session(future: Future[Any]) -> tuple[Session, FutureRecord]:
+    """The session that a handle waits in, and what it knows of the future."""
+    session = future._home()
+    return session, future._known_in(session)
+
+
+def failure_of(future: Future[Any]) -> BaseException | None:
+    """What a future that ended failed with, also where it was cancelled; the same object whenever it is asked for."""
+    return future._exception()
+
+
+def attach_future(future_id: bytes, name: str, origin: tuple[str, bytes, str | None] | None = None) -> Future[Any]:
+    """What a pickled future becomes where it is unpickled. It finds its client when it is first used."""
+    home, record = home_of(origin), FutureRecord(future_id, name, stored=True, subscribed=False)
+    untouched.note(home, record)
+    return Future(home, record)
 
 
 async def _off_the_loop(ask: Callable[[], A]) -> A:
@@ -278,9 +294,10 @@ async def _await(future: Future[T]) -> T:
     import asyncio
 
     loop = asyncio.get_running_loop()
-    if future._streams:  # it may wait for its readers
+    if future._record.streams:  # it may wait for its readers
         return await loop.run_in_executor(None, _result_for_loop, future)
     session = future._home()
+    record = future._known_in(session)
     ended: asyncio.Future[None] = loop.create_future()
 
     def settle(error: BaseException | None) -> None:
@@ -296,8 +313,8 @@ async def _await(future: Future[T]) -> T:
         except RuntimeError:  # the loop was closed meanwhile; nobody waits
             pass
 
-    if not future._stored or not future._subscribed:  # asks the database, which may take its time
-        await loop.run_in_executor(None, session.expect, [future])
+    if not record.stored or not record.subscribed:  # asks the database, which may take its time
+        await loop.run_in_executor(None, session.expect, [record])
     session.callbacks.watch(ended, tell)
     try:
         future.add_done_callback(lambda _: tell(None))
@@ -305,8 +322,8 @@ async def _await(future: Future[T]) -> T:
     finally:
         session.callbacks.unwatch(ended)
     # Reading may fetch an object from a worker or, if it was lost, wait for it anew.
-    stored = future._entry.result if future._entry is not None else None
-    if stored is None or stored.inline is not None:
+    entry = future._record.entry
+    if entry is None or entry.result is None or entry.result.inline is not None:
         return future.result()
     return await loop.run_in_executor(None, _result_for_loop, future)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from futures_worker.client.context import Home
 from futures_worker.client.future import Future
-from futures_worker.client.home import Home
+from futures_worker.client.record import FutureRecord
 from futures_worker.payload import Joined
 
 MOST_INPUTS: Final = 1000
@@ -19,7 +20,7 @@ def join(
     """Futures of the joined results of `inputs`, in order; `submit(futures, number)` submits one call of `joined`."""
     pages = [inputs[start : start + MOST_INPUTS] for start in range(0, len(inputs), MOST_INPUTS)]
     return tuple(
-        submit(tuple(Future(home, one, stored=True, subscribed=False) for one in page), number)
+        submit(tuple(Future(home, FutureRecord(one, stored=True, subscribed=False)) for one in page), number)
         for number, page in enumerate(pages)
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from futures_worker.client.diagnosis import LargeArgumentWarning, warn
-from futures_worker.client.future import Future
+from futures_worker.client.future import Future, record_of
 
 LARGE: Final = 1 << 20  # bytes of a pickled argument from which on it is worth a `put`
 MOST_REMEMBERED: Final = 1000  # contents; those met first are forgotten first
@@ -59,7 +59,7 @@ class _Digest:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        return (bytes, (obj._id,)) if isinstance(obj, Future) else NotImplemented
+        return (bytes, (record_of(obj).id,)) if isinstance(obj, Future) else NotImplemented
 
 
 def _content(value: Any) -> tuple[int, bytes]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from fdb_datamodel import Backoff, Locality, Requirements, WorkerId
+from futures_worker.client.record import FutureHandle
 from futures_worker.client.spelling import meant
 from futures_worker.payload import dump_retry_on
 
@@ -167,7 +168,7 @@ def _is_pause(value: Any) -> bool:
 def _locality(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str) and not _ADDRESS.fullmatch(value):
         raise ValueError(f'locality is a future, a worker or its address "ip:port", found {value!r}')
-    if not (value is None or isinstance(value, (str, WorkerId, Locality)) or hasattr(value, "_id")):
+    if not (value is None or isinstance(value, (str, WorkerId, Locality, FutureHandle))):
         raise ValueError(f'locality is a future, a worker or its address "ip:port", found {value!r}')
     return {name: value}
 

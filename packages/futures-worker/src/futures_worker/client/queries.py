@@ -3,87 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fdb_datamodel import (
     ClusterSpace,
     FutureDeletedError,
-    FutureResult,
     FutureState,
     cancel_future,
     children_of,
     describe_future,
 )
 from futures_worker.client.diagnosis import explain
-from futures_worker.client.line import Line
 from futures_worker.client.outcome import Status
-from futures_worker.client.reading import ResultReader
 from futures_worker.database import ask
 from futures_worker.errors import AuthenticationError, ObjectLostError
 
-if TYPE_CHECKING:
-    from futures_worker.client.future import Future
-
 
 class FutureQueries:
-    """The part of `Session` that looks at one future."""
+    """Of one session. Nothing of it waits for a future."""
 
-    db: Any
-    space: ClusterSpace
-    line: Line
-    _results: ResultReader
-    _fetcher: Callable[[], Any]
+    def __init__(self, db: Any, space: ClusterSpace, fetcher: Callable[[], Any]) -> None:
+        self._db = db
+        self._space = space
+        self._fetcher = fetcher
 
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    def await_one(self, future: Future[Any], deadline: float | None, timeout: float | None) -> None:
-        """See `Session`."""
-        raise NotImplementedError
-
-    def status(self, future: Future[Any]) -> Status:
+    def status(self, future_id: bytes) -> Status:
         """The state and its reason, read now."""
-        self._check_open()
-        info = ask(self.db, describe_future, self.space, future._id, strategy="off")
-        return Status(info.state, explain(self.db, self.space, info))
+        info = ask(self._db, describe_future, self._space, future_id, strategy="off")
+        return Status(info.state, explain(self._db, self._space, info))
 
-    def runs(self, future: Future[Any]) -> bool:
-        """Whether the worker that claimed it has begun it, as that worker says."""
-        self._check_open()
-        info = ask(self.db, describe_future, self.space, future._id, strategy="off")
-        if info.state is not FutureState.claimed or info.worker is None:
-            return False
+    def reason(self, future_id: bytes) -> str:
+        """The same for a message: also why it can't be read."""
         try:
-            return bool(self._fetcher().runs(info.worker.address, future._id))
-        except (ObjectLostError, AuthenticationError):
-            return True
-
-    def _reason(self, future: Future[Any]) -> str:
-        try:
-            return str(self.status(future))
+            return str(self.status(future_id))
         except Exception as error:
             return f"its state can't be read ({type(error).__name__}: {error})"
 
-    def cancel(self, future: Future[Any], children: bool) -> bool:
-        """Cancel it in the database, and what its task submitted; True if it is cancelled now."""
-        self._check_open()
-        self.line.interrupt()
-        state = ask(self.db, cancel_future, self.space, future._id)
+    def runs(self, future_id: bytes) -> bool:
+        """Whether the worker that claimed it has begun it, as that worker says."""
+        info = ask(self._db, describe_future, self._space, future_id, strategy="off")
+        if info.state is not FutureState.claimed or info.worker is None:
+            return False
+        try:
+            return bool(self._fetcher().runs(info.worker.address, future_id))
+        except (ObjectLostError, AuthenticationError):
+            return True
+
+    def cancel(self, future_id: bytes, children: bool) -> FutureState:
+        """Cancel it in the database, and what its task submitted; its state now."""
+        state: FutureState = ask(self._db, cancel_future, self._space, future_id)
         if children:
-            cancel_children(self.db, self.space, future._id)
-        if state == FutureState.failed and future._entry is None:
-            self.await_one(future, None, None)
-        return future.cancelled()
-
-    def fetch(
-        self, future: Future[Any], stored: FutureResult, resubmit: bool, deadline: float | None = None
-    ) -> memoryview | None:
-        """The bytes of a large result, see `ResultReader.fetch`."""
-        return self._results.fetch(future, stored, resubmit, deadline)
-
-    def fetch_object(self, stored: FutureResult) -> memoryview | None:
-        """The bytes of a stored object; None if its holder doesn't have it any more, or can't be reached."""
-        return self._results.fetch_object(stored)
+            cancel_children(self._db, self._space, future_id)
+        return state
 
 
 def cancel_children(db: Any, space: ClusterSpace, future_id: bytes) -> None:

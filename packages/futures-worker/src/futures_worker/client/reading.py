@@ -18,8 +18,8 @@ from fdb_datamodel import (
     read_results,
     recover_result,
 )
-from futures_worker.client.future import Future
 from futures_worker.client.outcome import describe
+from futures_worker.client.record import FutureRecord
 from futures_worker.database import ask
 from futures_worker.errors import AuthenticationError, ObjectLostError
 from futures_worker.liveness import TTL_SECONDS
@@ -46,7 +46,7 @@ class ResultReader:
         self._look_after_workers = look_after_workers
 
     def fetch(
-        self, future: Future[Any], stored: FutureResult, resubmit: bool, deadline: float | None
+        self, record: FutureRecord, stored: FutureResult, resubmit: bool, deadline: float | None
     ) -> memoryview | None:
         """The bytes of a large result; None if it was lost and is being computed anew: wait for the future again.
 
@@ -57,7 +57,7 @@ class ResultReader:
         asked = time.monotonic()
         if stored.worker is not None:
             left = None if deadline is None else deadline - asked
-            spread = self._from_any_holder(future, stored, left)
+            spread = self._from_any_holder(record, stored, left)
             if spread is not None:
                 return spread
             try:
@@ -67,37 +67,35 @@ class ResultReader:
             except ObjectAbsentError as error:
                 lost = error
                 if resubmit:
-                    ask(self._db, self._forget_copy, future._id, stored)
+                    ask(self._db, self._forget_copy, record.id, stored)
             except (ObjectLostError, AuthenticationError) as error:
                 lost = error  # dead; another cluster's worker may have its port by now
-                _check_deadline(future, deadline, error)
+                _check_deadline(record, deadline, error)
         if not resubmit:
             raise ObjectLostError(
-                f"the result of {describe(future._id, future._name)} is lost: {lost}. It can be computed anew with "
+                f"the result of {describe(record.id, record.name)} is lost: {lost}. It can be computed anew with "
                 "result(resubmit_if_object_lost=True)"
             ) from lost
-        epoch = future._entry.epoch if future._entry is not None else 0
+        epoch = record.entry.epoch if record.entry is not None else 0
         refused = isinstance(lost, AuthenticationError)
         hangs = refused or time.monotonic() - asked > HANGS_AFTER
-        found = self._recover(future, stored, epoch, hangs, deadline, lost)
+        found = self._recover(record, stored, epoch, hangs, deadline, lost)
         if found == stored and lost is not None and refused:
             raise lost  # the worker that is registered there lives, and knows another secret than this client
         if found is not None:
-            if found != stored and future._entry is not None:
-                future._entry = future._entry._replace(result=found)
+            if found != stored and record.entry is not None:
+                record.entry = record.entry._replace(result=found)
             return None
-        future._entry = None
-        future._epoch = epoch + 1
-        future._subscribed = False
+        record.expect_again(epoch + 1)
         return None
 
-    def _from_any_holder(self, future: Future[Any], stored: FutureResult, timeout: float | None) -> memoryview | None:
+    def _from_any_holder(self, record: FutureRecord, stored: FutureResult, timeout: float | None) -> memoryview | None:
         """A large result of another host, from whichever holder chance names: many readers don't all ask the same one."""
         holder = stored.worker
         if stored.size < SPREAD_FROM or holder is None or ipaddress.ip_address(holder.ip).is_loopback:
             return None
         try:
-            found = ask(self._db, live_copies, self._space, future._id)
+            found = ask(self._db, live_copies, self._space, record.id)
         except (UnknownFutureError, FutureDeletedError):
             return None
         copies = [one for one in found if one.token == stored.token]
@@ -124,7 +122,7 @@ class ResultReader:
 
     def _recover(
         self,
-        future: Future[Any],
+        record: FutureRecord,
         stored: FutureResult,
         epoch: int,
         hangs: bool,
@@ -138,10 +136,10 @@ class ResultReader:
         """
         until = time.monotonic() + (1.5 * TTL_SECONDS if hangs else REFUSED_PAUSE)
         while True:
-            found: FutureResult | None = ask(self._db, recover_result, self._space, future._id, epoch)
+            found: FutureResult | None = ask(self._db, recover_result, self._space, record.id, epoch)
             if found != stored or time.monotonic() >= until:
                 return found
-            _check_deadline(future, deadline, lost)
+            _check_deadline(record, deadline, lost)
             time.sleep((WATCH_PAUSE if hangs else REFUSED_PAUSE) * random.uniform(0.5, 1.5))
             self._look_after_workers()
 
@@ -152,6 +150,6 @@ class ResultReader:
             drop_copy(tr, self._space, future_id, stored.worker)
 
 
-def _check_deadline(future: Future[Any], deadline: float | None, why: BaseException | None) -> None:
+def _check_deadline(record: FutureRecord, deadline: float | None, why: BaseException | None) -> None:
     if deadline is not None and time.monotonic() >= deadline:
-        raise TimeoutError(f"the result of {describe(future._id, future._name)} did not come in time: {why}") from why
+        raise TimeoutError(f"the result of {describe(record.id, record.name)} did not come in time: {why}") from why

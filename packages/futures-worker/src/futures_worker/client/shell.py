@@ -63,5 +63,5 @@ class WorkerPoolShell:
     def _follow(self, durable: Any) -> cf.Future[Any]:
         future: ExecutorFuture[Any] = ExecutorFuture(durable)
         future.handle = str(durable.id)  # type: ignore[attr-defined]
-        durable.add_done_callback(future._ended)
+        durable.add_done_callback(future.ended)
         return future

@@ -28,10 +28,10 @@ from fdb_datamodel import (
 from fdb_datamodel.ids import show_id
 from fdb_schema import put_blob, unpin_blob
 from fdb_schema.errors import NOT_COMMITTED
-from futures_worker.client.future import Future
 from futures_worker.client.intake import MAX_BATCH_BYTES
 from futures_worker.client.line import Line
 from futures_worker.client.mailbox import Mailbox
+from futures_worker.client.record import FutureRecord
 from futures_worker.database import ask, is_database_trouble
 from futures_worker.payload import Code
 from idempotent_txn import run
@@ -43,11 +43,11 @@ _told: Final[ContextVar[bool]] = ContextVar("told", default=False)
 class Submission:
     """A future on its way into the database."""
 
-    __slots__ = ("code", "future", "holds", "nbytes", "spec")
+    __slots__ = ("code", "holds", "nbytes", "record", "spec")
 
     def __init__(
         self,
-        future: Future[Any],
+        record: FutureRecord,
         spec: FutureSpec,
         code: Code | None,
         holds: Sequence[bytes] = (),
@@ -55,7 +55,7 @@ class Submission:
         stored: bool = False,
     ) -> None:
         """`stored`: this session has stored the code, as far as it knows."""
-        self.future = future
+        self.record = record
         self.spec = spec
         self.code = code  # to be stored with it, unless this session has; None: it has none
         self.holds = holds  # ids of the futures that its code refers to
@@ -72,10 +72,10 @@ class SubmitStore:
         space: ClusterSpace,
         session: bytes,
         mailbox: Mailbox,
-        refused: Callable[[Future[Any], BaseException], None],
+        refused: Callable[[FutureRecord, BaseException], None],
         line: Line,
     ) -> None:
-        """`refused(future, why)` is told of each future that can't be stored. Delivered mail is deleted on the way."""
+        """`refused(record, why)` is told of each future that can't be stored. Delivered mail is deleted on the way."""
         self._db = db
         self._space = space
         self._session = session
@@ -112,7 +112,7 @@ class SubmitStore:
                     self.store([submission])
                 return
             for submission in batch:
-                self._refused(submission.future, error)
+                self._refused(submission.record, error)
 
     def _store_together(self, batch: Sequence[Submission], idle: WorkerId | None) -> None:
         found = (s.code for s in batch if s.code is not None)
@@ -128,7 +128,7 @@ class SubmitStore:
 
         push_to = idle if len(specs) == 1 and _may_be_pushed(specs[0]) else None
         # By line goes what nobody else can have submitted: a key's claim that is there already may have run by the time it comes.
-        alone = batch[0].future._subscribed and not batch[0].future._streams
+        alone = batch[0].record.subscribed and not batch[0].record.streams
         by_line = push_to is not None and alone and self._line.open_to(push_to)
         claims: list[Claim] = []
 
@@ -161,7 +161,7 @@ class SubmitStore:
             committed()
         self._stored_code.update(codes, large_codes)
         for submission in batch:
-            submission.future._stored = True
+            submission.record.stored = True
 
     def store_within(self, tr: Any, spec: FutureSpec, code: Code, holds: Sequence[bytes]) -> None:
         """Store a future in somebody's transaction. One that began to read before its dependencies were stored can't see

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from fdb_datamodel import FutureResult, FutureState, streams
+from futures_worker.client.record import FutureRecord
+from futures_worker.client.session import Session
 from futures_worker.database import ask
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import load_own
 from futures_worker.streams import MOST_AHEAD
-
-if TYPE_CHECKING:
-    from futures_worker.client.future import Future
 
 T = TypeVar("T")
 
@@ -23,12 +22,25 @@ LOOK_SECONDS: Final = 1.0  # between two looks for more items, should mail have 
 _END: Final = object()
 
 
+class Source(Protocol):
+    """The future whose items are read."""
+
+    def session(self) -> Session:
+        """In which it is read; it exists for others there. Raises why it couldn't be submitted."""
+
+    def record(self) -> FutureRecord:
+        """What that session knows of it."""
+
+    def exception(self) -> BaseException | None:
+        """What it failed with; waits until it is known."""
+
+
 class ResultStream(Generic[T]):
     """The items of one future, from the first on: an iterator, and an asynchronous one. Made by `Future.stream`."""
 
-    def __init__(self, future: Future[Any], timeout: float | None, end: float | None = None) -> None:
+    def __init__(self, source: Source, timeout: float | None, end: float | None = None) -> None:
         """`timeout`: seconds to wait for each item. `end`: of all waiting, on the monotonic clock."""
-        self._future = future
+        self._source = source
         self._timeout = timeout
         self._end = end
         self._position = 0  # of the next item
@@ -70,18 +82,16 @@ class ResultStream(Generic[T]):
 
     def _more(self, deadline: float | None) -> bool:
         """Get the next page; False at the end. Raises what the generator raised, after its last item."""
-        future = self._future
-        future._make_durable()
-        session = future._home()
+        session, record = self._source.session(), self._source.record()
         session.keeping.begin()
         while True:
-            seen = session.signals_of(future._id)
-            page = ask(session.db, streams.read_items, session.space, future._id, self._position, PAGE, session.id)
+            seen = session.signals_of(record.id)
+            page = ask(session.db, streams.read_items, session.space, record.id, self._position, PAGE, session.id)
             if page.items:
                 self._page.extend(page.items)
                 return True
             if page.state is FutureState.failed:
-                self._raise_failure(page.epoch)
+                self._raise_failure(record, page.epoch)
             if page.state is FutureState.realized:
                 if self._position >= page.made:
                     if page.begun:
@@ -90,42 +100,39 @@ class ResultStream(Generic[T]):
                         f"{future!r} is no stream: its function is no generator, so what it returned is its result()"
                     )
                 gone = FutureResult()  # a row that another reader found lost
-                ask(session.db, streams.lose_item, session.space, future._id, self._position, gone)
+                ask(session.db, streams.lose_item, session.space, record.id, self._position, gone)
             left = LOOK_SECONDS
             if deadline is not None:
                 left = min(left, deadline - time.monotonic())
                 if left <= 0:
                     raise TimeoutError(
-                        f"item {self._position} of {future!r} did not come within {self._timeout} s: "
-                        f"{session._reason(future)}"
+                        f"item {self._position} of {record!r} did not come within {self._timeout} s: "
+                        f"{session.reason(record.id)}"
                     )
-            self._wait(seen, time.monotonic() + left)
+            self._wait(session, record, seen, time.monotonic() + left)
 
-    def _wait(self, seen: int, until: float) -> None:
+    def _wait(self, session: Session, record: FutureRecord, seen: int, until: float) -> None:
         """Until there is news of the stream, or of its future's end."""
-        future = self._future
-        session, entry = future._home(), future._entry
+        entry = record.entry
         session.wait_until(
-            lambda: session.signals_of(future._id) != seen or future._entry is not entry,
+            lambda: session.signals_of(record.id) != seen or record.entry is not entry,
             until,
             lambda: None,
-            lambda: ([future._id], True),
+            lambda: ([record.id], True),
         )
 
-    def _raise_failure(self, epoch: int) -> None:
-        future = self._future
-        if future._entry is None or future._entry.kind != "failed":
-            future._entry, future._epoch, future._subscribed = None, epoch, False
-        error = future.exception()
+    def _raise_failure(self, record: FutureRecord, epoch: int) -> None:
+        if record.entry is None or record.entry.kind != "failed":
+            record.expect_again(epoch)
+        error = self._source.exception()
         if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would be taken for the end of the items
-            raise RuntimeError(f"the task of {future!r} raised {type(error).__name__}") from error
-        raise error if error is not None else ObjectLostError(f"{future!r} failed, and no reason is recorded")
+            raise RuntimeError(f"the task of {record!r} raised {type(error).__name__}") from error
+        raise error if error is not None else ObjectLostError(f"{record!r} failed, and no reason is recorded")
 
     def _fetch(self, item: FutureResult) -> memoryview | None:
         """The bytes of a stored item; None: they are lost, and the generator runs again to make them."""
-        future = self._future
-        session = future._home()
-        data = session.fetch_object(item)
+        session, record = self._source.session(), self._source.record()
+        data = session.results.fetch_object(item)
         if data is None:
-            ask(session.db, streams.lose_item, session.space, future._id, self._position, item)
+            ask(session.db, streams.lose_item, session.space, record.id, self._position, item)
         return data

@@ -12,27 +12,26 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fdb_schema import MainspringError
-
-if TYPE_CHECKING:
-    from futures_worker.client.client import Client
-    from futures_worker.client.future import Future
+from futures_worker.client.record import FutureRecord
 
 HOLD_AFTER: Final = 1.0
 """Seconds that a handle may be without use before its future is held."""
 
-_made: deque[weakref.ref[Future[Any]]] = deque()
-_elsewhere: list[weakref.ref[Future[Any]]] = []  # of clusters that this process has no client of
+_Untouched = tuple[Any, "weakref.ref[FutureRecord]"]  # with the `Home` of its handle
+
+_made: deque[_Untouched] = deque()
+_elsewhere: list[_Untouched] = []  # of clusters that this process has no client of
 _lock = threading.Lock()
 _stopped = threading.Event()  # never set: a pause that leaves the interpreter alone
 _thread: threading.Thread | None = None
 
 
-def note(future: Future[Any]) -> None:
-    """A handle was made that is known to no session."""
-    _made.append(weakref.ref(future))
+def note(home: Any, record: FutureRecord) -> None:
+    """A handle was made that is known to no session; `home` is its `Home`."""
+    _made.append((home, weakref.ref(record)))
     _begin()
 
 
@@ -69,26 +68,26 @@ def _run() -> None:
 
 def look() -> None:
     """Hold the futures of all handles that are there still and that no session knows."""
-    found: dict[Client, list[Future[Any]]] = {}
+    found: dict[Any, list[FutureRecord]] = {}
     for _ in range(len(_made)):
         one = _made.popleft()
-        future = one()
-        if future is None or future._session is not None:
+        home, record = one[0], one[1]()
+        if record is None or record.keeping is not None:
             continue
-        client = None
+        context = None
         with contextlib.suppress(MainspringError):
-            client = future._home.known_client()
-        if client is not None:
-            found.setdefault(client, []).append(future)
+            context = home.known_context()
+        if context is not None:
+            found.setdefault(context, []).append(record)
             continue
         with _lock:
-            _elsewhere[:] = [other for other in _elsewhere if other() is not None]
+            _elsewhere[:] = [other for other in _elsewhere if other[1]() is not None]
             _elsewhere.append(one)
-    for client, futures in found.items():
+    for context, records in found.items():
         try:
-            client._live.take_up(futures)
+            context().take_up(records)
         except Exception:  # it was closed, or its database is in trouble: tried again
-            _made.extend(weakref.ref(future) for future in futures)
+            _made.extend((context, weakref.ref(record)) for record in records)
 
 
 def _after_fork() -> None:

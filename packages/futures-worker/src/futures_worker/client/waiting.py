@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
 from typing import Any, Final, NamedTuple, TypeVar
 
-from futures_worker.client.future import Future
+from futures_worker.client.future import Future, failure_of, known_in_its_session, record_of
+from futures_worker.client.record import FutureRecord
 from futures_worker.client.session import Session, check_timeout
 from futures_worker.client.turn import Flag
 
@@ -48,7 +49,7 @@ def wait(
         def enough() -> bool:
             nonlocal found
             for future in group.newly_ended():
-                found = found or first or (on_error and future._exception() is not None)
+                found = found or first or (on_error and failure_of(future) is not None)
             return found or not group.remaining
 
         group.wait(enough, timeout)
@@ -80,6 +81,17 @@ def _completed(futures: set[Future[T]], end: float | None, timeout: float | None
         raise TimeoutError(f"{len(group.remaining)} of {len(futures)} futures did not end within {timeout} s")
 
 
+def await_all(futures: Iterable[Future[Any]], timeout: float | None = None) -> None:
+    """Wait until all have ended; raises the first failure, or TimeoutError. Fetches no results."""
+    ended = wait(check_futures(futures, "await_all"), timeout=timeout, return_when="FIRST_EXCEPTION")
+    for future in ended.done:
+        error = future.exception()
+        if error is not None:
+            raise error
+    if ended.not_done:
+        raise TimeoutError(f"{len(ended.not_done)} of {len(ended.done) + len(ended.not_done)} futures did not end")
+
+
 def check_futures(futures: Iterable[Future[T]], what: str) -> list[Future[T]]:
     """The futures, if they are. Raises TypeError, which names the one that isn't."""
     if isinstance(futures, Future):
@@ -106,7 +118,7 @@ def gather(
 
         def enough() -> bool:
             for future in group.newly_ended():
-                if errors == "raise" and future._exception() is not None:
+                if errors == "raise" and failure_of(future) is not None:
                     failed.append(future)
             bar.show(len(group.remaining))
             return bool(failed) or not group.remaining
@@ -125,7 +137,7 @@ def _result_or_error(future: Future[Any]) -> Any:
     try:
         return future.result()
     except BaseException as error:
-        if isinstance(error, Exception) or error is future._exception():
+        if isinstance(error, Exception) or error is failure_of(future):
             return error  # also what the task ended with by sys.exit()
         raise
 
@@ -136,22 +148,20 @@ class _Group:
     def __init__(self, futures: set[Future[Any]], *, all_of_them: bool) -> None:
         """`all_of_them`: whether the wait ends only when every member has ended."""
         self._all_of_them = all_of_them
-        self._members = {future: future for future in futures}
+        self._members = {record_of(future).id: future for future in futures}
         self.remaining = set(futures)
         self._ended: deque[Future[Any]] = deque()
         self._noting = threading.Lock()  # held while a member goes from the one to the other
         self._sessions: dict[int, Session] = {}
-        self._one_of: Future[Any] | None = None
 
-    def note(self, ended: Iterable[Future[Any]]) -> None:
+    def note(self, ended: Iterable[FutureRecord]) -> None:
         """Called by a session, in any thread, with futures that just ended; also others than this group's."""
         with self._noting:
-            for future in ended:
-                if future in self.remaining:
-                    member = self._members[future]  # told of another handle, which is equal
-                    if member._entry is not None or member._trouble is not None:
-                        self.remaining.discard(member)
-                        self._ended.append(member)
+            for record in ended:
+                member = self._members.get(record.id)
+                if member is not None and member in self.remaining and record_of(member).ended:
+                    self.remaining.discard(member)
+                    self._ended.append(member)
 
     def newly_ended(self) -> Sequence[Future[Any]]:
         """Members that ended since the last call; all, where none remained before it."""
@@ -171,10 +181,10 @@ class _Group:
         return self._wait_on_several(enough, end)
 
     def _awaited(self) -> tuple[list[bytes], bool]:
-        return sorted(future._id for future in tuple(self.remaining)), self._all_of_them
+        return sorted(record_of(future).id for future in tuple(self.remaining)), self._all_of_them
 
-    def _still_waiting(self) -> Future[Any] | None:
-        return next(iter(tuple(self.remaining)), None)
+    def _still_waiting(self) -> FutureRecord | None:
+        return next((record_of(future) for future in tuple(self.remaining)), None)
 
     def _wait_on_several(self, enough: Callable[[], bool], end: float | None) -> bool:
         """Futures of several clients: a thread of each client tells."""
@@ -204,15 +214,15 @@ class _Group:
                 session.callbacks.unwatch(self)
 
     def __enter__(self) -> _Group:
-        members: dict[int, list[Future[Any]]] = {}
+        members: dict[int, list[FutureRecord]] = {}
         for future in tuple(self.remaining):
-            session = future._home()
+            session, record = known_in_its_session(future)
             self._sessions[id(session)] = session
-            members.setdefault(id(session), []).append(future)
+            members.setdefault(id(session), []).append(record)
         for key, session in self._sessions.items():
             session.join(self)
             session.expect(members[key])
-        self.note([f for f in tuple(self.remaining) if f._entry is not None or f._trouble is not None])
+        self.note([record_of(future) for future in tuple(self.remaining)])
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -23,7 +23,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import msgpack
 
@@ -40,6 +40,9 @@ from futures_worker.store_server import listen
 from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.task_context import current_task, waiting, worker_address
 from idempotent_txn import run
+
+if TYPE_CHECKING:
+    from futures_worker.client.context import ClientContext
 
 MOST_PER_BATCH: Final = 200
 BATCH_BYTES: Final = 300_000  # of results in one transaction
@@ -71,18 +74,18 @@ def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resi
 
     `owner`: the session that it ends with; b"": of none.
     """
-    from futures_worker.client.ambient import worker_client
+    from futures_worker.client.context import worker_context
 
     task = current_task()
     if task is None:
         raise MainspringError("an actor is run by a worker: make it with client.actor(...)")
     task.actor = True
-    client = worker_client()
-    space = client._space
-    host = run(client._db, actors.begin_host, space, task.id, task.attempt)
+    context = worker_context()
+    space = context.space
+    host = run(context.db, actors.begin_host, space, task.id, task.attempt)
     with waiting() if resident else contextlib.nullcontext():
         instance = kind(*args, **kwargs)
-        serve = Server(client, space, host, instance, owner)
+        serve = Server(context, space, host, instance, owner)
         try:
             serve.run()
         finally:
@@ -127,9 +130,11 @@ def _listen_for(ip: str) -> socket.socket:
 class Server:
     """The loop of one start of an actor."""
 
-    def __init__(self, client: Any, space: ClusterSpace, host: actors.ActorHost, instance: Any, owner: bytes) -> None:
-        self._client = client
-        self._db = client._db
+    def __init__(
+        self, context: ClientContext, space: ClusterSpace, host: actors.ActorHost, instance: Any, owner: bytes
+    ) -> None:
+        self._context = context
+        self._db = context.db
         self._space = space
         self._host = host
         self._instance = instance
@@ -370,13 +375,13 @@ class Server:
         leave_if_forked(pid)
         try:
             result = dump_result(value)
-            contained = result.contained and result.contained_in(self._client.origin.identity)
+            contained = result.contained and result.contained_in(self._context.origin.identity)
             if result.nbytes <= INLINE_RESULT_BYTES:
                 data = result.to_bytes()
                 stored = FutureResult(data, len(data))
                 return actors.CallOutcome(call.id, call.session, call.name, stored, contained=contained)
             name, worker = result_name(call.id, 0, 1), self._host.worker
-            self._client._object_fetcher().put(worker.address, name, result.to_bytes())
+            self._context.object_fetcher().put(worker.address, name, result.to_bytes())
             stored = FutureResult(None, result.nbytes, name, worker)
             return actors.CallOutcome(call.id, call.session, call.name, stored, contained=contained)
         except (ObjectLostError, WireError) as error:  # the worker is gone, and this process goes with it
@@ -392,10 +397,12 @@ class Server:
         return method
 
     def _values(self, call: Call) -> list[Any]:
+        from futures_worker.client.data import find
+
         values = []
         for dependency in call.dependencies:
             try:
-                values.append(self._client.get_future(dependency).result())
+                values.append(find(self._context, dependency).result())
             except Exception as error:
                 raise _UpstreamError(dependency, f"{call.name} never ran: an argument of it failed: {error}") from error
         return values

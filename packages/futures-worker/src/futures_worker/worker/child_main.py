@@ -348,10 +348,10 @@ def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: d
 
 def _hold(result: payload.ResultPayload, outer: bytes) -> None:
     """Futures inside a result live as long as that, whatever becomes of the client in this process."""
-    from futures_worker.client.ambient import worker_client
+    from futures_worker.client.context import worker_context
 
-    client = worker_client()
-    run(client._db, hold_futures, client._space, result.contained_in(client.origin.identity), outer=outer)
+    context = worker_context()
+    run(context.db, hold_futures, context.space, result.contained_in(context.origin.identity), outer=outer)
 
 
 def run_child(tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:

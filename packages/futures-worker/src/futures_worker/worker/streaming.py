@@ -55,10 +55,10 @@ class _ItemWriter:
     """What one attempt writes."""
 
     def __init__(self, task: TaskContext) -> None:
-        from futures_worker.client.ambient import worker_client
+        from futures_worker.client.context import worker_context
 
-        self._client = worker_client()
-        self._session = self._client._live
+        self._context = worker_context()
+        self._session = self._context()
         self._session.keeping.begin()
         self._task = task
         self._begun = run(
@@ -93,7 +93,7 @@ class _ItemWriter:
         """Store an item; blocks while readers are too far behind. Raises what hinders the writing."""
         data = dump_result(value)
         if data.contained:  # they live as long as the stream
-            contained = data.contained_in(self._client.origin.identity)
+            contained = data.contained_in(self._context.origin.identity)
             run(self._session.db, hold_futures, self._session.space, contained, outer=self._task.id)
         if data.nbytes <= INLINE_RESULT_BYTES:
             inline = data.to_bytes()
@@ -101,7 +101,7 @@ class _ItemWriter:
         else:
             worker = self._begun.worker
             name = item_name(self._task.id, number, self._task.attempt)
-            self._client._object_fetcher().put(worker.address, name, data.to_bytes())
+            self._context.object_fetcher().put(worker.address, name, data.to_bytes())
             item = FutureResult(None, data.nbytes, name, worker)
         with self._changed:
             self._gathered.append((number, item))
