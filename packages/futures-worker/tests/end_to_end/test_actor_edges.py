@@ -208,10 +208,7 @@ def test_no_call_is_sent_before_the_hello() -> None:
     link = ActorLink(Session(), b"a" * 16, "log")  # type: ignore[arg-type]
 
     def call(number: int) -> Any:
-        class Made:
-            _id, _name, _what = bytes([number]) * 16, "note", ("note", b"", ())
-
-        return Made()
+        return CallRecord(bytes([number]) * 16, "note", link, ("note", b"", ()))
 
     link.submit(call(1))
     submitted: list[threading.Thread] = []
