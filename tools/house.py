@@ -38,6 +38,8 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
 MODULE_LINES: Final = 400
 FUNCTION_LINES: Final = 60
 FOLDER_MODULES: Final = 16
+PUBLIC: Final = frozenset({"_replace", "_asdict", "_make", "_fields", "_exit", "_getframe"})
+"""Names that begin so and are documented as public: of named tuples, `os._exit`, `sys._getframe`."""
 COUNTS: Final = ROOT / "tools" / "house.toml"
 
 
@@ -167,6 +169,7 @@ def private_access(known: dict[str, Module]) -> Iterator[Place]:
                 and not _is_self(node.value)
                 and not (isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super")
                 and node.attr not in own
+                and node.attr not in PUBLIC
             ):
                 yield Place("private", module.package, f"{module.name}:{node.lineno} {ast.unparse(node)}")
 
