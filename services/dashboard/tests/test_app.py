@@ -170,7 +170,7 @@ def test_workers_leases_heap_and_ids(client: TestClient, lab: Any) -> None:
     with LeaseManager(lab.db, "demo") as locks, locks.acquire("deploy/a b", meta={"why": "test"}):
         (lease,) = client.get("/api/leases?prefix=deploy/").json()["leases"]
         assert lease["meta"] == {"why": "test"}
-        assert client.get("/api/leases?prefix=x").json() == {"leases": []}
+        assert client.get("/api/leases?prefix=x").json() == {"leases": [], "after": None}
         shown = client.get("/api/leases/deploy%2Fa%20b").json()
         assert shown["held"]["token"] == lease["token"]
         assert shown["events"][0]["kind"] == "acquired"

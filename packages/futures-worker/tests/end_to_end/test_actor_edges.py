@@ -243,7 +243,7 @@ def test_a_large_answer_whose_worker_is_gone_ends_with_the_actor() -> None:
     server._cancelled = set()
     server._instance = Large()
     server._host = SimpleNamespace(worker=WorkerId("127.0.0.1", 4000, new_incarnation()))  # type: ignore[assignment]
-    server._client = SimpleNamespace(_object_fetcher=Gone)
+    server._context = SimpleNamespace(object_fetcher=Gone)
     call = actor_host.Call(None, new_future_id(), b"", "large", "Large.large", b"", ())
     outcome = server._run_call(call)
     assert outcome.failure is not None

@@ -97,7 +97,7 @@ class ResultStream(Generic[T]):
                     if page.begun:
                         return False
                     raise TypeError(  # an empty loop would hide its result
-                        f"{future!r} is no stream: its function is no generator, so what it returned is its result()"
+                        f"{record!r} is no stream: its function is no generator, so what it returned is its result()"
                     )
                 gone = FutureResult()  # a row that another reader found lost
                 ask(session.db, streams.lose_item, session.space, record.id, self._position, gone)
