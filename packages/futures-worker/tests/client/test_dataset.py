@@ -97,14 +97,18 @@ def test_partitions_of_one_dataset_are_marked_as_such(client: Client) -> None:
     pieces = numbers.repartition(2, timeout=60).wait(60)
     client.submit(even, 2).result(60)
     marks = [
-        {run(client._context.db, describe_future, client._context.space, one._record.id).details.get("dataset") for one in each.partitions}
+        {
+            run(client._context.db, describe_future, client._context.space, one._record.id).details.get("dataset")
+            for one in each.partitions
+        }
         for each in (squares, pieces)
     ]
     assert [len(mark) for mark in marks] == [1, 1]
     assert None not in marks[0] | marks[1]
     assert marks[0] != marks[1]
     put = [
-        run(client._context.db, describe_future, client._context.space, one._record.id).details.get("dataset") for one in numbers.partitions
+        run(client._context.db, describe_future, client._context.space, one._record.id).details.get("dataset")
+        for one in numbers.partitions
     ]
     assert put[0] == put[1] is not None
     assert put[2] is None, "a future that was given stays whose it was"
