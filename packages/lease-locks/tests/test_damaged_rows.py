@@ -16,10 +16,11 @@ from idempotent_txn import run
 from lease_locks import Duties, Duty, LeaseManager, MemoizingPicklingRunner, samethread_shell
 from lease_locks.clearing import AbandonedLeases
 from lease_locks.cli import app
-from lease_locks.duties import duty_reports
+from lease_locks.duties import DutyReport, duty_reports
 from lease_locks.errors import DamagedRowError
 from lease_locks.memo.functions import bind
 from lease_locks.memo.pruning import prune
+from lease_locks.metrics import lease_metrics
 from lease_locks.records import HolderRecord
 from lease_locks.space import stamp_part
 
@@ -173,6 +174,23 @@ def test_a_report_of_a_duty_that_can_not_be_read_is_written_anew(any_db: Any) ->
 
         Duties(locks, [Duty("d", 60.0, work)], standby=0.1).run(stop)
         assert duty_reports(any_db, locks.space.cluster)["d"].rounds == 1
+
+
+def test_a_key_that_no_duty_wrote_hides_no_duty(any_db: Any) -> None:
+    with LeaseManager(any_db) as locks:
+        duties = locks.space.cluster["duty"]
+        put(any_db, duties.pack(("d",)), DutyReport(rounds=3).encode())
+        strays = [duties.pack(parts) for parts in ((), (1.5,), (7,), (None,), (b"d",), ("d", "more"))]
+        for key in (
+            *strays,
+            duties.key() + b"\xfd\xfe",
+            duties.key() + b"\x02\xfd\xfe\x00",
+            duties.key() + b"\x21\x00",
+        ):
+            put(any_db, key, b"\xc1")
+        assert {name: report.rounds for name, report in duty_reports(any_db, locks.space.cluster).items()} == {"d": 3}
+        figures = {metric.name: metric.samples for metric in lease_metrics(locks)}
+        assert len(figures["mainspring_duty_rounds_total"]) == 1
 
 
 def refusing(x: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -131,9 +132,19 @@ def duty_reports(db: Any, cluster: ClusterSpace) -> dict[str, DutyReport]:
     def read(tr: Any) -> dict[str, DutyReport]:
         prefix = cluster["duty"].key()
         rows = read_range(tr, prefix, prefix + b"\xff", snapshot=True)
-        return {cluster["duty"].unpack(key)[0]: _report(value) for key, value in rows}
+        named = ((_duty_of(cluster, key), value) for key, value in rows)
+        return {name: _report(value) for name, value in named if name is not None}
 
     return run(db, read, strategy=IDEMPOTENT)
+
+
+def _duty_of(cluster: ClusterSpace, key: bytes) -> str | None:
+    """The name in a key; None: no duty wrote it."""
+    try:
+        name, *more = cluster["duty"].unpack(key)
+    except (ValueError, LookupError, struct.error):
+        return None
+    return name if isinstance(name, str) and not more else None
 
 
 def _report(value: bytes | None) -> DutyReport:
