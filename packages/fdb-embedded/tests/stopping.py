@@ -27,17 +27,26 @@ class Stopper:
     def __init__(self, at: int) -> None:
         self.at = at
         self.count = 0
+        self.armed = [at]
 
     def calls(self, frame: Any, event: str, argument: Any) -> Any:
         return self.lines if frame.f_code.co_filename.startswith(ENGINE) else None
 
     def lines(self, frame: Any, event: str, argument: Any) -> Any:
         self.count += 1
-        if self.count == self.at:
+        if self.count == self.at and self._is_first():
             place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
             os.write(1, f"stopping at {place}\n".encode())
             os.kill(os.getpid(), signal.SIGSTOP)
         return self.lines
+
+    def _is_first(self) -> bool:
+        """Whether no other thread, whose count was the same, has come before."""
+        try:
+            self.armed.pop()
+        except IndexError:
+            return False
+        return True
 
     def run(self, operation: Callable[[], None]) -> None:
         threading.settrace(self.calls)
@@ -47,6 +56,7 @@ class Stopper:
         finally:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
+            self.armed.clear()  # threads that it has begun go on to count
 
 
 class Stopped:

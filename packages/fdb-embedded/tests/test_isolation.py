@@ -50,29 +50,6 @@ class _Environment:
         return getattr(self._env, name)
 
 
-def test_the_version_of_a_snapshot_is_that_of_its_data() -> None:
-    db = fdb_embedded.open(":memory:")
-    engine = db.dpointer.engine
-    db[b"k"] = b"1"
-    store = engine.store
-    name = "reads" if hasattr(store, "reads") else "env"
-    environment = _Environment(getattr(store, name))
-    setattr(store, name, environment)
-    try:
-        before = engine.snapshot()
-        tr = db.create_transaction()
-        tr[b"k"] = b"2"
-        tr.commit().wait()
-        after = engine.snapshot()
-        assert (before.get(b"k"), after.get(b"k")) == (b"1", b"2")
-        assert before.version < after.version == tr.get_committed_version()
-        for snap in (before, after):
-            engine.release(snap)
-    finally:
-        setattr(store, name, environment._env)
-    fdb_embedded.close(db)
-
-
 WRITE = """
 import sys
 import fdb_embedded
@@ -81,6 +58,32 @@ for line in sys.stdin:
     db[b"k"] = line.strip().encode()
     print("acknowledged", flush=True)
 """
+
+
+@pytest.mark.parametrize("whose", ["own", "another's"])
+def test_the_version_of_a_snapshot_is_that_of_its_data(tmp_path: Path, whose: str) -> None:
+    db = fdb_embedded.open(tmp_path / "db")
+    engine = db.dpointer.engine
+    db[b"k"] = b"1"
+    store = engine.store
+    name = "reads" if hasattr(store, "reads") else "env"
+    environment = _Environment(getattr(store, name))
+    setattr(store, name, environment)
+    try:
+        before = engine.snapshot()
+        if whose == "own":
+            db[b"k"] = b"2"
+        else:
+            command = [sys.executable, "-c", WRITE, str(tmp_path / "db")]
+            subprocess.run(command, input="2\n", stdout=subprocess.DEVNULL, text=True, timeout=60, check=True)
+        after = engine.snapshot()
+        assert (before.get(b"k"), after.get(b"k")) == (b"1", b"2")
+        assert before.version < after.version == last_version(after.txn)
+        for snap in (before, after):
+            engine.release(snap)
+    finally:
+        setattr(store, name, environment._env)
+    fdb_embedded.close(db)
 
 
 def test_a_transaction_that_waits_for_flushes_sees_what_was_acknowledged_without_one(tmp_path: Path) -> None:
