@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from fdb_datamodel import Requirements
+import fdb_datamodel as dm
+from fdb_datamodel import FutureSpec, Requirements, actors
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = [
@@ -122,3 +123,18 @@ def fill(lab: Any) -> dict[str, bytes]:
     lab.fail(failed, "no such file: orders.csv")
     big = lab.submit(name="train", requirements=Requirements(gpu=8))
     return {"part": parts[2], "total": total, "report": report, "failed": failed, "big": big}
+
+
+def people(lab: Any, session: bytes) -> None:
+    """Actors, datasets, and a client on another host."""
+    named = lab(actors.create_actor, FutureSpec(code=b"x", name="actor Tally"), "the tally")
+    lab(dm.claim_future, named, lab.worker)
+    lab(actors.place_host, lab(actors.begin_host, named, 1), "127.0.0.1", 7123)
+    gone = lab(actors.create_actor, FutureSpec(code=b"x", name="actor Cache"), "")
+    lab(dm.cancel_future, gone)
+    for name, done in (("corpus.load", 8), ("corpus.tokens of", 3)):
+        mark = dm.new_future_id()
+        parts = [lab.submit(name=name, dataset=mark, session=session) for _ in range(8)]
+        for one in parts[:done]:
+            lab.realize(one)
+    lab(dm.beat_session, session, 3, "batch-host", 77)

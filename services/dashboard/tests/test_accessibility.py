@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
-from browsing import PATIENCE_MS, Page, Served, fill
+from browsing import PATIENCE_MS, Page, Served, fill, people
 
 import fdb_datamodel as dm
 from fdb_datamodel import TaskOutput
 from lease_locks import LeaseManager
+from s3heap_tender import SysDb
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
 axe_core = pytest.importorskip("axe_playwright_python.base", reason="axe isn't installed")
 
 PAGES = (
     "/", "/futures", "/futures?state=failed", "/futures/{total}", "/futures/{failed}", "/functions", "/timeline", "/workers",
-    "/workers/127.0.0.1:7000", "/leases", "/leases/nightly%2Freport", "/heap", "/ids",
+    "/workers/127.0.0.1:7000", "/leases", "/leases/nightly%2Freport", "/heap", "/heap/{task}", "/ids", "/futures?sort=ran&descending=1",
+    "/actors", "/datasets", "/sessions",
 )  # fmt: skip
 RUN = "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
 
@@ -29,6 +31,9 @@ def test_axe_finds_nothing(browser: Any, served: Served, scheme: str, width: int
     running = served.lab.submit(name="running")
     served.lab(dm.claim_future, running, served.lab.worker)
     served.lab(dm.write_output, UUID(ids["failed"]), TaskOutput(1, b"a line\n" * 80, 560))
+    people(served.lab, bytes(range(16)))
+    with SysDb(served.lab.db, "demo") as sysdb:
+        ids["task"] = str(sysdb.create_task(uuid4(), "reindex", cadence=60.0).id)
     opened = Page(browser, served, viewport={"width": width, "height": 844}, color_scheme=scheme)
     found = []
     with LeaseManager(served.lab.db, "demo") as locks, locks.acquire("nightly/report", meta={"why": "a test"}):

@@ -17,6 +17,7 @@ from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager
 from mainspring_dashboard import Cluster, create_app, reading, survey
 from mainspring_dashboard.doctor import Doctor
+from mainspring_dashboard.lists import renewed
 
 TOKEN = "a-token-of-twenty-four-c"
 
@@ -453,7 +454,7 @@ def test_the_redirect_never_leaves_this_host(cluster: Cluster) -> None:
 def test_what_went_wrong_is_grouped_among_the_newest(
     client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(renewed, "STALE_SECONDS", 0.0)
     nothing = client.get("/api/attention").json()
     assert nothing == {"findings": [], "groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
     for at in range(4):
@@ -495,12 +496,11 @@ def test_what_doctor_finds_while_it_is_stopped_counts_for_nothing(cluster: Clust
 def test_a_look_ends_in_time_however_many_futures_were_deleted(
     client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "KEPT_SECONDS", 0.0)
     monkeypatch.setattr(survey, "PAGE", 1)
     _, *others = [lab.submit(name="part") for _ in range(100)]
     for one in others:
         lab(dm.delete_future, one)
-    monkeypatch.setattr(survey, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(renewed, "STALE_SECONDS", 0.0)
     found = client.get("/api/attention").json()
     assert (found["looked"], found["all"]) == (1, True)
     monkeypatch.setattr(survey, "BUDGET_SECONDS", 0.0)
@@ -580,7 +580,7 @@ def test_a_worker_with_its_load_and_its_tasks(client: TestClient, lab: Any) -> N
 def test_a_failure_is_told_also_where_many_newer_futures_wait(
     client: TestClient, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(renewed, "STALE_SECONDS", 0.0)
     monkeypatch.setattr(survey, "NEWEST", 10)
     monkeypatch.setattr(survey, "PAGE", 10)
     lab.fail(lab.submit(name="old"), "no")

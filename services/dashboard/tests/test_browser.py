@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from browsing import PATIENCE_MS, Page, Served, fill, picture, serve
+from browsing import PATIENCE_MS, Page, Served, fill, people, picture, serve
 from dashboard_lab import Lab
 
 import fdb_datamodel as dm
@@ -107,7 +107,7 @@ def test_a_future_s_page_says_why_and_draws_its_lineage(page: Page, served: Serv
     ids = fill(served.lab)
     shown = page.go("/futures")
     picture(shown, "futures")
-    shown.locator("tbody tr", has_text="sum up").locator("a").click()
+    shown.locator("tbody tr", has_text="sum up").locator("a").first.click()
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
     sync_api.expect(shown.locator("p.reason")).to_contain_text("waiting on 1 future", timeout=PATIENCE_MS)
     shown.locator("svg.lineage").wait_for()
@@ -135,7 +135,7 @@ def test_a_search_goes_through_all_futures_and_the_newest_come_first(
         served.lab.submit(name=f"hay {at}")
     shown = page.go("/futures?q=needle")
     sync_api.expect(shown.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
-    assert shown.locator("tbody a").get_attribute("href") == f"/futures/{UUID(bytes=oldest)}"
+    assert shown.locator("tbody a").first.get_attribute("href") == f"/futures/{UUID(bytes=oldest)}"
     shown = page.go("/futures?q=no such name")
     sync_api.expect(shown.locator(".empty")).to_have_text("No future matches “no such name”.", timeout=PATIENCE_MS)
     shown = page.go("/futures")
@@ -181,20 +181,35 @@ def test_workers_leases_heap_and_ids(page: Page, served: Served) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Any, served: Served, scheme: str) -> None:
     fill(served.lab)
+    people(served.lab, bytes(range(16)))
     opened = Page(
         browser, served, viewport={"width": 390, "height": 844}, color_scheme=scheme, has_touch=True, is_mobile=True
     )
     shown = opened.go("/")
-    _tile(shown, "failed", 1)
-    picture(shown, f"phone-{scheme}")
-    for path in ("/", "/futures", "/functions", "/workers", "/leases", "/heap", "/ids"):
+    _tile(shown, "failed", 2)
+    for path in (
+        "/",
+        "/futures",
+        "/functions",
+        "/actors",
+        "/datasets",
+        "/sessions",
+        "/workers",
+        "/leases",
+        "/heap",
+        "/ids",
+    ):
         opened.go(path)
         shown.locator("main *").first.wait_for()
+        if (path, scheme) in (("/", "light"), ("/futures", "dark")):
+            _tile(shown, "failed", 2) if path == "/" else shown.locator("tbody tr").first.wait_for()
+            picture(shown, f"phone-{scheme}")
         assert shown.evaluate("document.documentElement.scrollWidth") <= 390
     opened.close()
 
 
 def test_light_and_dark_differ_and_the_choice_is_kept(browser: Any, served: Served) -> None:
+    fill(served.lab)
     opened = Page(browser, served, color_scheme="light")
     shown = opened.go("/")
     background = "getComputedStyle(document.body).backgroundColor"
@@ -202,7 +217,8 @@ def test_light_and_dark_differ_and_the_choice_is_kept(browser: Any, served: Serv
     shown.get_by_label("Switch between light and dark").click()
     dark = shown.evaluate(background)
     assert light != dark
-    _tile(shown, "failed", 0)
+    _tile(shown, "failed", 1)
+    shown.locator(".attention li").first.wait_for()
     picture(shown, "dark")
     opened.go("/workers")
     assert shown.evaluate(background) == dark

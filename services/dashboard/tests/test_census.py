@@ -30,7 +30,7 @@ def test_what_had_ended_before_is_counted_and_is_no_news(lab: Any) -> None:
 
 def test_what_ends_while_the_workers_cannot_be_read_is_not_gathered(lab: Any) -> None:
     class Refusing:
-        db, space = lab.db, lab.space
+        db, space, locks = lab.db, lab.space, None
         refuses = False
 
         def workers(self) -> list[dict[str, Any]]:

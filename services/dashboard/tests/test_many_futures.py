@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 import urllib.request
@@ -14,14 +15,19 @@ from browsing import PATIENCE_MS, Page, serve
 from dashboard_lab import Lab
 
 import fdb_datamodel as dm
-from fdb_datamodel import FutureSpec
+from fdb_datamodel import FutureSpec, actors
+from lease_locks import LeaseManager
+from mainspring_dashboard.lists.sorting import KEYS
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
 
 MANY = 100_000
 MEDIAN_SECONDS = 0.2
 ELEMENTS = 3_000
-PAGES = ("/", "/futures", "/functions", "/timeline", "/workers", "/workers/127.0.0.1:7000")
+PAGES = (
+    "/", "/futures", "/futures?sort=waited&descending=1", "/functions", "/timeline", "/workers", "/workers/127.0.0.1:7000",
+    "/actors", "/datasets", "/sessions", "/leases",
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -29,26 +35,36 @@ def test_a_hundred_thousand_futures(browser: Any, tmp_path: Path) -> None:
     lab = Lab(f"embedded:{tmp_path}/db")
     ids: list[bytes] = []
     for _ in range(0, MANY, 500):
-        specs = [FutureSpec(code=b"x", name=f"function {at % 7}") for at in range(500)]
+        own = {"session": dm.new_future_id(), "dataset": dm.new_future_id()}
+        specs = [FutureSpec(code=b"x", name=f"function {at % 7}", **own) for at in range(500)]
+        lab(dm.beat_session, own["session"], 1, "somewhere", len(ids))
         lab(dm.submit_futures, specs)
         ids += [spec.id for spec in specs]
     for one in ids[:200]:
         lab.realize(one)
     for one in ids[200:250]:
         lab.fail(one, "no luck")
-    with serve(lab, lab.url) as served:
+    for at in range(300):
+        lab(actors.create_actor, FutureSpec(code=b"x", name=f"actor number {at}"), "")
+    with LeaseManager(lab.db, "demo") as locks, serve(lab, lab.url) as served:
+        for at in range(300):
+            locks.acquire(f"lease/{at}")
         opened = Page(browser, served)
         shown = opened.go("/")
-        sync_api.expect(shown.locator(".tile.unclaimed b")).to_have_text(f"{MANY - 250:,}", timeout=PATIENCE_MS)
+        sync_api.expect(shown.locator(".tile.unclaimed b")).to_have_text(f"{MANY + 50:,}", timeout=PATIENCE_MS)
         failed = shown.locator(".attention li.failed", has_text="no luck").first
         failed.wait_for(timeout=PATIENCE_MS)  # though nearly all of those that are newer wait
         one = UUID(bytes=ids[0])
         for path in (
             "overview", "attention", "functions", "timeline", "workers", "workers/127.0.0.1:7000", "leases", "heap", "ids",
             "futures?newest=1", "futures?state=failed", "futures?q=function%203&newest=1", "futures?q=nowhere&newest=1",
-            f"futures/{one}", f"futures/{one}/lineage",
+            f"futures/{one}", f"futures/{one}/lineage", "actors", "datasets", "sessions", f"futures?dataset={specs[0].dataset.hex()}",
+            *(f"futures?sort={by}&descending={way}" for by in KEYS for way in (0, 1)), "futures?sort=ran&skip=50000",
+            "futures?sort=name&q=function%203", f"futures?session={specs[0].session.hex()}",
         ):  # fmt: skip
             assert _median(f"{served.url}/api/{path}") < MEDIAN_SECONDS, path
+        found = _read(f"{served.url}/api/futures?sort=name")
+        assert (found["looked"], found["all"]) == (MANY + 300, True)
         for path in PAGES:
             opened.go(path)
             shown.locator("main h1").first.wait_for(state="attached", timeout=PATIENCE_MS)
@@ -57,11 +73,15 @@ def test_a_hundred_thousand_futures(browser: Any, tmp_path: Path) -> None:
         opened.close()
 
 
+def _read(url: str) -> Any:
+    with urllib.request.urlopen(url) as answer:
+        return json.load(answer)
+
+
 def _median(url: str) -> float:
     took = []
     for _ in range(7):
         began = time.perf_counter()
-        with urllib.request.urlopen(url) as answer:
-            answer.read()
+        _read(url)
         took.append(time.perf_counter() - began)
     return statistics.median(took)

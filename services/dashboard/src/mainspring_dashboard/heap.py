@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
@@ -10,7 +11,7 @@ from uuid import UUID
 
 from fdb_schema import ClusterSpace, MainspringError
 from idempotent_txn import run
-from s3heap_tender import Heap, HeapStore, SysDb, Task, TaskNotFoundError, metrics
+from s3heap_tender import Heap, HeapStore, Metrics, SysDb, Task, TaskNotFoundError, metrics
 from s3heap_tender.inspection import next_due
 from s3heap_tender.keys import HeapKeys
 
@@ -20,6 +21,8 @@ NEXT: Final = 25
 LOOKED: Final = 5_000  # tasks, for one page
 BUCKETS: Final = 200
 PATIENCE_SECONDS: Final = 2.0
+LAGS_SECONDS: Final = 5.0
+"""Behind by more than this, a heap is said to lag: services that live need a second or two."""
 
 
 class HeapBusyError(MainspringError):
@@ -48,11 +51,12 @@ class HeapView:
             sysdb = self._open()
             if sysdb is None:
                 return {"present": False}
-            now = sysdb.now()
+            lag, following, now = metrics(sysdb, self._heap), next_due(sysdb, NEXT), sysdb.now()
             found: dict[str, Any] = {
                 "present": True,
-                "lag": asdict(metrics(sysdb, self._heap)),
-                "next": [_task(task, now) for task in next_due(sysdb, NEXT)],
+                "lagging": lagging(lag, following, time.time()),
+                "lag": asdict(lag),
+                "next": [_task(task, now) for task in following],
                 "dead_letters": [
                     {"task": str(letter.task), "name": letter.name, "gen": letter.gen, "error": letter.error}
                     for letter, _ in zip(sysdb.dead_letters(), range(NEXT), strict=False)
@@ -166,6 +170,21 @@ def _listed(sysdb: SysDb, after: UUID | None, wanted: str, limit: int) -> dict[s
         if len(rows) == limit or looked == LOOKED:
             return {"tasks": rows, "after": str(task.id)}
     return {"tasks": rows, "after": None}
+
+
+def lagging(lag: Metrics, following: Sequence[Task], wall: float) -> list[dict[str, Any]]:
+    """What is behind, the worst first: what, since (wall time, for people), what to do, and the task that waits longest."""
+    found = []
+    if lag.oldest_due_age > LAGS_SECONDS:
+        name = following[0] if following else None
+        task = None if name is None or lag.orphaned else {"id": str(name.id), "name": name.name}
+        what = "runs whose scheduler is gone aren't taken over" if lag.orphaned else "what is due does not start"
+        found.append((lag.oldest_due_age, what, "start a scheduler, or more of them: `mainspring scheduler`", task))
+    if lag.dirty_partitions and lag.dirty_lag > LAGS_SECONDS:
+        what = f"writes to {lag.dirty_partitions:,} partition{'s' * (lag.dirty_partitions > 1)} are not seen"
+        found.append((lag.dirty_lag, what, "start a tender, or more of them: `mainspring tender`", None))
+    found.sort(key=lambda one: one[0], reverse=True)
+    return [{"what": what, "since": wall - age, "do": do, "task": task} for age, what, do, task in found]
 
 
 def by_start(buckets: Sequence[tuple[int, int, int]], now: float) -> list[dict[str, Any]]:

@@ -173,6 +173,7 @@ def _details(info: FutureInfo) -> dict[str, Any]:
     details = {key: value for key, value in info.details.items() if not isinstance(value, bytes)}
     return {
         "session": info.session.hex(),
+        "dataset": info.details.get("dataset", b"").hex(),
         "charged": info.charged,
         "max_retries": info.max_retries,
         "losses": info.losses,

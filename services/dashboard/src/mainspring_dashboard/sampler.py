@@ -10,6 +10,7 @@ from fdb_datamodel import Counted, FutureState
 from mainspring_dashboard.census import Census, by_state
 from mainspring_dashboard.functions import Paces, attempt_row
 from mainspring_dashboard.history import FINE, History, Sample, quantile
+from mainspring_dashboard.lists.gathered import Datasets, Sessions
 from mainspring_dashboard.lists.sorting import Sorted
 from mainspring_dashboard.reading import Cluster
 
@@ -30,6 +31,8 @@ class Sampler:
         self._at = time.monotonic()
         self.kept = self._census.kept
         self.sorted = Sorted(self.kept)
+        self.datasets = Datasets(self.kept)
+        self.sessions = Sessions(cluster.db, cluster.space, cluster.locks, self.kept)
         self.history = History()
         self._paces = Paces()
         self.functions: list[dict[str, Any]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,17 +10,15 @@ from uuid import UUID
 from fdb_datamodel import list_futures, list_workers
 from fdb_datamodel.reading import with_reason
 from fdb_datamodel.troubles import Troubles
-from fdb_schema import ClusterSpace, MainspringError, fdb_error_code
+from fdb_schema import ClusterSpace
 from idempotent_txn import run
 from mainspring_dashboard.lists.describing import DESCRIBED, described
+from mainspring_dashboard.lists.renewed import Renewed
 
 NEWEST: Final = 3_000
 """Futures that are looked through."""
 BUDGET_SECONDS: Final = 2.0
 """After which a look reads on no further: between the futures may be millions of ids that were deleted."""
-KEPT_SECONDS: Final = 3.0
-STALE_SECONDS: Final = 30.0
-"""What was found less long ago is answered at once, and a look begun for those who ask next."""
 PAGE: Final = 500
 GROUPS: Final = 12
 
@@ -32,39 +29,18 @@ class Survey:
     def __init__(self, db: Any, space: ClusterSpace) -> None:
         self._db = db
         self._space = space
-        self._lock = threading.Lock()  # who comes while somebody looks for the first time gets the same
-        self._at = float("-inf")
-        self._kept: dict[str, Any] = {}
+        self._failed: Sequence[bytes] = ()
+        self._renewed = Renewed("survey", self._read)
 
     def attention(self, failed: Sequence[bytes] = ()) -> dict[str, Any]:
         """Groups of failures, and of futures that nobody will run as things are. `failed`: ids that are looked at too.
 
         looked: how many futures were looked through, the newest; all: whether those are all there are.
         """
-        age = time.monotonic() - self._at
-        if KEPT_SECONDS <= age < STALE_SECONDS and self._lock.acquire(blocking=False):
-            threading.Thread(target=self._renew, args=(failed,), name="survey", daemon=True).start()
-        elif age >= STALE_SECONDS:
-            with self._lock:
-                if time.monotonic() - self._at >= STALE_SECONDS:
-                    self._look(failed)
-        return self._kept
+        self._failed = failed
+        return self._renewed()
 
-    def _renew(self, failed: Sequence[bytes]) -> None:
-        """In a thread of its own, which has the lock. What can't be read now is said to who asks when it is stale."""
-        try:
-            self._look(failed)
-        except Exception as error:
-            if not isinstance(error, MainspringError) and fdb_error_code(error) is None:
-                raise
-        finally:
-            self._lock.release()
-
-    def _look(self, failed: Sequence[bytes]) -> None:
-        self._kept = self._read(failed)
-        self._at = time.monotonic()
-
-    def _read(self, failed: Sequence[bytes]) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         workers = run(self._db, list_workers, self._space, strategy="off")
         troubles, seen = Troubles(), set[bytes]()
         cursor: bytes | None = None
@@ -78,7 +54,7 @@ class Survey:
                 troubles.add(with_reason(info, workers))
             if cursor is None or time.monotonic() >= until:
                 break
-        looked, others = len(seen), [one for one in reversed(failed) if one not in seen]
+        looked, others = len(seen), [one for one in reversed(self._failed) if one not in seen]
         for at in range(0, len(others) if cursor is not None else 0, DESCRIBED):
             for info in run(self._db, described, self._space, others[at : at + DESCRIBED], strategy="off"):
                 troubles.add(with_reason(info, workers))

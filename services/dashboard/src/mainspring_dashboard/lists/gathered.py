@@ -14,11 +14,14 @@ from idempotent_txn import run
 from lease_locks import LeaseInfo, LeaseManager
 from lease_locks.info import heartbeat_time
 from mainspring_dashboard.lists.kept import Kept
+from mainspring_dashboard.lists.renewed import Renewed
 
 MOST_SESSIONS: Final = 2_000
 """Sessions of each sort, clients' and leases', that are looked at."""
 MOST_LEASES: Final = 1_000
 """Rows of leases and of their queues that are looked through for who holds what."""
+KEPT_SECONDS: Final = 1.0
+"""After which an answer is renewed for those who ask next."""
 NAMED: Final = 8
 """Leases, and clients, that one row names."""
 
@@ -48,23 +51,28 @@ def _actor(one: ActorStatus) -> dict[str, Any]:
     }
 
 
-def datasets(kept: Kept, skip: int, limit: int) -> dict[str, Any]:
-    """A page of datasets, the newest first: by the marks of their partitions among the futures that are kept.
+class Datasets:
+    """Datasets, by the marks of their partitions among the futures that are kept."""
 
-    looked, all: how many futures that are, and whether there are no others.
-    """
-    looked = list(kept)
-    parts: dict[bytes, list[Counted]] = defaultdict(list)
-    for one in looked:
-        if one.dataset:
-            parts[one.dataset].append(one)
-    page = sorted(parts, reverse=True)[skip : skip + limit]  # a mark begins with the time, as ids do
-    return {
-        "datasets": [_dataset(mark, parts[mark]) for mark in page],
-        "looked": len(looked),
-        "all": kept.all,
-        "skip": skip + limit if len(parts) > skip + limit else None,
-    }
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self._renewed = Renewed("datasets", self._gather, KEPT_SECONDS)
+
+    def page(self, skip: int, limit: int) -> dict[str, Any]:
+        """The newest first. looked, all: among how many futures, and whether there are no others."""
+        parts, said = self._renewed()
+        page = list(parts)[skip : skip + limit]
+        following = skip + limit if len(parts) > skip + limit else None
+        return {"datasets": [_dataset(mark, parts[mark]) for mark in page], **said, "skip": following}
+
+    def _gather(self) -> tuple[dict[bytes, list[Counted]], dict[str, Any]]:
+        looked = list(self._kept)
+        parts: dict[bytes, list[Counted]] = defaultdict(list)
+        for one in looked:
+            if one.dataset:
+                parts[one.dataset].append(one)
+        newest = sorted(parts, reverse=True)  # a mark begins with the time, as ids do
+        return {mark: parts[mark] for mark in newest}, {"looked": len(looked), "all": self._kept.all}
 
 
 def _dataset(mark: bytes, parts: list[Counted]) -> dict[str, Any]:
@@ -86,20 +94,27 @@ def _dataset(mark: bytes, parts: list[Counted]) -> dict[str, Any]:
 class Sessions:
     """Who is connected: processes with clients, those with leases, and workers; what each holds and waits for."""
 
-    def __init__(self, db: Any, space: ClusterSpace, locks: LeaseManager) -> None:
+    def __init__(self, db: Any, space: ClusterSpace, locks: LeaseManager, kept: Kept) -> None:
         self._db = db
         self._space = space
         self._locks = locks
+        self._kept = kept
+        self._renewed = Renewed("sessions", self._gather, KEPT_SECONDS)
 
-    def page(self, kept: Kept, skip: int, limit: int) -> dict[str, Any]:
+    def page(self, skip: int, limit: int) -> dict[str, Any]:
         """A page of processes, those that wait for a lease first, and after them by host.
 
-        cut: whether there are more sessions, or leases, than were looked at. looked, all: as of `datasets`, for `futures`.
+        cut: whether there are more sessions, or leases, than were looked at. looked, all: as of `Datasets`, for `futures`.
         """
+        rows, said = self._renewed()
+        following = skip + limit if len(rows) > skip + limit else None
+        return {"sessions": [_shown(row) for row in rows[skip : skip + limit]], **said, "skip": following}
+
+    def _gather(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         rows: dict[tuple[str, int], dict[str, Any]] = {}
         clients = run(self._db, session_sightings, self._space, MOST_SESSIONS, strategy="off")
-        looked = list(kept)
-        unended = _unended(looked)
+        looked = list(self._kept)
+        unended = Counter(one.session for one in looked if one.state not in TERMINAL)
         for one in clients:
             row = _row(rows, one.host, one.pid)
             row["beat"] = max(row["beat"] or 0.0, one.wall_us / 1e6) or None
@@ -120,18 +135,8 @@ class Sessions:
         leases, more = self._locks.page("", None, MOST_LEASES)
         _note_leases(rows, leases)
         ordered = sorted(rows.values(), key=lambda row: (not row["waits"], row["host"], row["pid"]))
-        return {
-            "sessions": [_shown(row) for row in ordered[skip : skip + limit]],
-            "processes": len(ordered),
-            "cut": more is not None or MOST_SESSIONS in (len(clients), len(holders)),
-            "looked": len(looked),
-            "all": kept.all,
-            "skip": skip + limit if len(ordered) > skip + limit else None,
-        }
-
-
-def _unended(looked: Iterable[Counted]) -> Counter[bytes]:
-    return Counter(one.session for one in looked if one.state not in TERMINAL)
+        cut = more is not None or MOST_SESSIONS in (len(clients), len(holders))
+        return ordered, {"processes": len(ordered), "cut": cut, "looked": len(looked), "all": self._kept.all}
 
 
 def _row(rows: dict[tuple[str, int], dict[str, Any]], host: str, pid: int) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mainspring_dashboard.answering import PAGE_LIMIT, number_of, read, state_of, uuid_of
-from mainspring_dashboard.lists.gathered import Sessions, actors, datasets
-from mainspring_dashboard.lists.kept import Kept
+from mainspring_dashboard.lists.gathered import actors
 from mainspring_dashboard.lists.sorting import KEYS, Wanted
 from mainspring_dashboard.reading import Cluster
 from mainspring_dashboard.sampler import Sampler
@@ -27,7 +26,6 @@ class Lists:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._sessions = Sessions(cluster.db, cluster.space, cluster.locks)
 
     def routes(self) -> list[Route]:
         """Each path with what answers it."""
@@ -64,10 +62,14 @@ class Lists:
         return JSONResponse(await read(actors, self._cluster.db, self._cluster.space, cursor, limit))
 
     async def datasets(self, request: Request) -> Response:
-        return JSONResponse(await read(datasets, *_page(request)) | {"counting": _sampler(request).counting})
+        return JSONResponse(
+            await read(_sampler(request).datasets.page, *_page(request)) | {"counting": _sampler(request).counting}
+        )
 
     async def sessions(self, request: Request) -> Response:
-        return JSONResponse(await read(self._sessions.page, *_page(request)) | {"counting": _sampler(request).counting})
+        return JSONResponse(
+            await read(_sampler(request).sessions.page, *_page(request)) | {"counting": _sampler(request).counting}
+        )
 
     async def leases(self, request: Request) -> Response:
         query = request.query_params
@@ -82,9 +84,9 @@ def _sampler(request: Request) -> Sampler:
     return found
 
 
-def _page(request: Request) -> tuple[Kept, int, int]:
+def _page(request: Request) -> tuple[int, int]:
     skip = int(number_of(request, "skip", 0, 0, MOST_SKIPPED))
-    return _sampler(request).kept, skip, int(number_of(request, "limit", 100, 1, PAGE_LIMIT))
+    return skip, int(number_of(request, "limit", 100, 1, PAGE_LIMIT))
 
 
 def _wanted(request: Request) -> Wanted:

@@ -24,6 +24,8 @@ export function duration(seconds) {
 }
 
 export const ago = (at) => (at ? `${duration(Math.max(0, Date.now() / 1000 - at))} ago` : "–");
+// What a list was made from, where it is of futures that the server keeps in memory.
+export const lookedThrough = (found) => [found.all ? `all ${count(found.looked)} futures` : `the newest ${count(found.looked)} futures`, found.counting ? ", which are still being counted" : ""].join("");
 // Times are UTC everywhere on the page.
 export const clock = (at) => new Date(at * 1000).toISOString().slice(11, 19);
 export const time = (at) => (at ? new Date(at * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC") : "–");

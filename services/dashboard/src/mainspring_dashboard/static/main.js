@@ -2,6 +2,8 @@
 import { allow } from "./actions.js";
 import { get, stream } from "./api.js";
 import { h, replace } from "./dom.js";
+import actors from "./views/actors.js";
+import datasets from "./views/datasets.js";
 import future from "./views/future.js";
 import futures from "./views/futures.js";
 import functions from "./views/functions.js";
@@ -10,6 +12,7 @@ import ids from "./views/ids.js";
 import lease from "./views/lease.js";
 import leases from "./views/leases.js";
 import overview from "./views/overview.js";
+import sessions from "./views/sessions.js";
 import task from "./views/task.js";
 import timeline from "./views/timeline.js";
 import worker from "./views/worker.js";
@@ -17,6 +20,7 @@ import workers from "./views/workers.js";
 
 const ROUTES = [
   [/^\/$/, overview], [/^\/futures$/, futures], [/^\/futures\/([^/]+)$/, future], [/^\/functions$/, functions], [/^\/timeline$/, timeline],
+  [/^\/actors$/, actors], [/^\/datasets$/, datasets], [/^\/sessions$/, sessions],
   [/^\/workers$/, workers], [/^\/workers\/([^/]+)$/, worker],
   [/^\/leases$/, leases], [/^\/leases\/(.+)$/, lease], [/^\/heap$/, heap], [/^\/heap\/([^/]+)$/, task], [/^\/ids$/, ids],
 ];
@@ -40,6 +44,7 @@ async function show() {
     const path = link.getAttribute("href");
     const here = path === "/" ? location.pathname === "/" : location.pathname.startsWith(path);
     here ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+    if (here) link.parentElement.scrollLeft = link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2; // on a phone they don't all fit
   }
   const query = new URLSearchParams(location.search);
   const search = document.querySelector("#search input");

@@ -4,9 +4,9 @@ import { ago, count, duration, rate } from "../format.js";
 
 const ORDER = ["realized", "failed", "claimed", "unclaimed", "waiting"];
 const sum = (counts) => ORDER.reduce((all, state) => all + counts[state], 0);
-const ended = (counts) => counts.realized + counts.failed;
+export const ended = (counts) => counts.realized + counts.failed;
 
-function progress(row) {
+export function progress(row) {
   const all = sum(row.counts);
   const said = ORDER.filter((state) => row.counts[state]).map((state) => `${count(row.counts[state])} ${state}`).join(", ");
   return h("div", { class: "phases", role: "img", "aria-label": said, title: said },

@@ -1,7 +1,17 @@
 // Tasks triggered by writes: how far behind, what starts next, what is on the heap.
-import { h, list, replace, table } from "../dom.js";
-import { count, duration, size } from "../format.js";
+import { code, h, list, replace, table } from "../dom.js";
+import { ago, clock, count, duration, size } from "../format.js";
 import { taskLink, taskList } from "./tasks.js";
+
+const LATE_SECONDS = 5; // as the server has it
+
+// First of all: what lags, since when, and what to do.
+function behind(lagging) {
+  if (!lagging.length) return h("p", { class: "soft", id: "lagging" }, "Nothing lags.");
+  return h("section", { class: "panel attention", id: "lagging" }, h("h2", {}, "The heap lags"), h("ul", {}, lagging.map((one) => h("li", { class: "failed" },
+    h("b", { title: "problem" }, "✕"), h("span", {}, one.what, one.task ? [": ", taskLink(one.task.id, one.task.name)] : null),
+    h("span", { class: "why" }, code(one.do)), h("span", { class: "soft nowrap" }, `since ${clock(one.since)} UTC, ${ago(one.since).replace(" ago", "")}`)))));
+}
 
 export default async function heap(context) {
   const { get } = context;
@@ -13,8 +23,8 @@ export default async function heap(context) {
     if (!found.present) { replace(body, h("section", { class: "panel" }, h("div", { class: "empty" }, "This cluster has no heap: nothing was ever scheduled by a write."))); return; }
     const lag = found.lag;
     const tile = (value, name, tone = "") => h("div", { class: `tile ${tone}` }, h("b", {}, value), h("span", {}, name));
-    replace(body,
-      h("div", { class: "tiles" }, tile(duration(lag.oldest_due_age), "oldest due task waits", lag.oldest_due_age > 60 ? "failed" : "realized"), tile(duration(lag.dirty_lag), "oldest write not yet seen"),
+    replace(body, behind(found.lagging),
+      h("div", { class: "tiles" }, tile(duration(lag.oldest_due_age), "oldest due task waits", lag.oldest_due_age > LATE_SECONDS ? "failed" : "realized"), tile(duration(lag.dirty_lag), "oldest write not yet seen"),
         tile(duration(lag.cursor_lag), "since done items were last removed"), tile(count(lag.outbox_depth), "runs not yet on the heap"), tile(count(lag.active), "tasks active"), tile(count(lag.running), "running", "claimed"), tile(count(lag.dead_letters), "dead letters", lag.dead_letters ? "failed" : "")),
       found.error ? h("section", { class: "panel failed" }, h("h2", {}, "The store doesn't answer"), h("p", {}, found.error)) : null,
       h("div", { class: "grid" },

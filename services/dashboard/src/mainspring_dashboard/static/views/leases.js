@@ -3,7 +3,7 @@ import { h, replace, table } from "../dom.js";
 import { ago, duration } from "../format.js";
 
 export default async function leases({ query, get, go }) {
-  const prefix = query.get("prefix") ?? "";
+  const prefix = query.get("prefix") ?? "", after = query.get("after") ?? "";
   const body = h("div");
   const columns = [
     ["Lease", (row) => h("a", { href: `/leases/${encodeURIComponent(row.name)}` }, row.name)],
@@ -12,7 +12,11 @@ export default async function leases({ query, get, go }) {
     ["Time to live", (row) => duration(row.ttl), "num"], ["Held since", (row) => ago(row.acquired)], ["Renewed", (row) => ago(row.renewed)],
     ["Waiting", (row) => row.waiters.length || "", "num"],
   ];
-  const refresh = async () => replace(body, table(columns, (await get("leases", { prefix })).leases, prefix ? `No lease that starts with “${prefix}” is held.` : "No lease is held."));
+  const refresh = async () => {
+    const found = await get("leases", { prefix, after });
+    replace(body, table(columns, found.leases, prefix ? `No lease that starts with “${prefix}” is held.` : "No lease is held."),
+      found.after ? h("p", {}, h("a", { href: `/leases?${new URLSearchParams({ prefix, after: found.after })}`, rel: "next" }, "Further leases →")) : null);
+  };
   await refresh();
   const form = h("form", { class: "filters", on: { submit: (event) => { event.preventDefault(); go(`/leases?${new URLSearchParams({ prefix: new FormData(event.target).get("prefix") })}`); } } },
     h("input", { name: "prefix", value: prefix, placeholder: "Names that start with …", "aria-label": "Names that start with", type: "search" }));

@@ -1,6 +1,6 @@
 // How the cluster is: futures by state, rates and latencies over time, workers' slots.
 import { chart } from "../charts.js";
-import { STATES, h, replace } from "../dom.js";
+import { STATES, code, h, replace } from "../dom.js";
 import { ago, count, duration, rate } from "../format.js";
 
 const KEPT_SECONDS = 900;
@@ -67,11 +67,10 @@ function troubles(found) {
 
 const PAGES = { workers: "/workers", leases: "/leases", heap: "/heap", ids: "/ids", janitor: "/leases?prefix=duty/" };
 
-// As `mainspring doctor` says it, with what to do; a command in backquotes is one.
+// As `mainspring doctor` says it, with what to do.
 function finding(one) {
   const bad = one.level === "problem";
-  const words = one.do.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
   return h("li", { class: bad ? "failed" : "unclaimed", "data-check": one.check }, h("b", { title: one.level }, bad ? "✕" : "!"),
     PAGES[one.check] ? h("a", { href: PAGES[one.check] }, one.check) : h("span", {}, one.check),
-    h("span", { class: "why" }, h("span", { class: "what" }, one.what), one.do ? ["; ", words] : null), h("span", { class: "soft" }, one.level));
+    h("span", { class: "why" }, h("span", { class: "what" }, one.what), one.do ? ["; ", code(one.do)] : null), h("span", { class: "soft" }, one.level));
 }
