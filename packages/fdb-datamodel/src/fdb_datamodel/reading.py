@@ -195,7 +195,8 @@ def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[
     elif f.claimed:
         state, reason = FutureState.claimed, f"attempt {f.attempts} on worker {worker}"
     elif waiting_on:
-        state, reason = FutureState.waiting, f"waiting on {len(waiting_on)} futures, first {show_id(waiting_on[0])}"
+        many = f"{len(waiting_on)} futures, first" if len(waiting_on) > 1 else "1 future,"
+        state, reason = FutureState.waiting, f"waiting on {many} {show_id(waiting_on[0])}"
     elif f.backing_off:
         state, reason = FutureState.waiting, "back-off before the next attempt"
     elif worker is not None:

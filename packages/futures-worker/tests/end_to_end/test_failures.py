@@ -227,7 +227,7 @@ def test_a_wrong_cluster_name_is_told(cluster: Callable[..., Any]) -> None:
         future = client.submit(abs, -1)
         with pytest.raises(TimeoutError, match=r"cluster 'wrong' has no live worker.*'right'"):
             future.result(timeout=0.5)
-        with pytest.raises(TimeoutError, match=r"waiting on 1 futures.*cluster 'wrong' has no live worker"):
+        with pytest.raises(TimeoutError, match=r"waiting on 1 future,.*cluster 'wrong' has no live worker"):
             client.submit(abs, future).result(timeout=0.5)
     finally:
         client.close()
