@@ -91,7 +91,7 @@ def look(browser: Any, watched: Served) -> Iterator[Page]:
 
 def test_the_timeline_shows_what_ran_and_runs(works: Works, look: Page) -> None:
     futures = works.round() + works.round()
-    training = works.client.submit(train, 8.0)
+    training = works.client.submit(train, 60.0)
     shown = look.go("/timeline?seconds=30")
     running = shown.locator("tbody tr", has_text="train")
     running.wait_for()

@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_datamodel import (
+    NO_SESSION,
     FutureDeletedError,
     FutureInfo,
     FutureState,
@@ -172,7 +173,7 @@ def _details(info: FutureInfo) -> dict[str, Any]:
     failure = info.failure or info.last_failure
     details = {key: value for key, value in info.details.items() if not isinstance(value, bytes)}
     return {
-        "session": info.session.hex(),
+        "session": info.session.hex() if info.session != NO_SESSION else "",
         "dataset": info.details.get("dataset", b"").hex(),
         "charged": info.charged,
         "max_retries": info.max_retries,
