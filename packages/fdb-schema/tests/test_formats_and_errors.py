@@ -13,6 +13,7 @@ import pytest
 from fdb_schema import (
     ClusterSpace,
     NewerFormatError,
+    RecordError,
     check_format,
     fdb_error_code,
     is_maybe_committed,
@@ -33,6 +34,9 @@ def test_a_newer_format_is_a_clear_error(any_url: str) -> None:
     assert check_format(tr, space, "futures", 3) == 2
     tr.set(space.format.pack(("futures",)), pack(4))
     with pytest.raises(NewerFormatError, match=r"'futures' of cluster 'format-test' has format 4.*up to 3.*upgrade"):
+        check_format(tr, space, "futures", 3)
+    tr.set(space.format.pack(("futures",)), b"\xc1")
+    with pytest.raises(RecordError, match="format of subspace 'futures' of cluster 'format-test' can't be read"):
         check_format(tr, space, "futures", 3)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fdb_schema.errors import NewerFormatError
+from fdb_schema.errors import NewerFormatError, RecordError
 from fdb_schema.keyspace import ClusterSpace
 from fdb_schema.records import pack, unpack
 
@@ -18,15 +18,20 @@ from fdb_schema.records import pack, unpack
 def check_format(tr: Any, space: ClusterSpace, name: str, version: int) -> int:
     """The version found of subspace `name`; written as `version` where the subspace is new.
 
-    Raises `NewerFormatError` where the one found is newer than `version`. A lower one is returned: the caller
-    migrates, or reads it as it is.
+    Raises `NewerFormatError` where the one found is newer than `version`, `RecordError` where it can't be read. A lower
+    one is returned: the caller migrates, or reads it as it is.
     """
     key = space.format.pack((name,))
     data = tr.get(key).value
     if data is None:
         tr.set(key, pack(version))
         return version
-    found = unpack(data)
+    try:
+        found = unpack(data)
+    except RecordError as error:
+        raise RecordError(
+            f"the format of subspace {name!r} of cluster {space.cluster!r} can't be read: {error}"
+        ) from error
     if not isinstance(found, int) or found > version:
         raise NewerFormatError(
             f"subspace {name!r} of cluster {space.cluster!r} has format {found!r}, this release reads up to {version}: "

@@ -463,7 +463,8 @@ class Session:
         except Exception as error:
             if of_database(error):
                 raise
-            log.exception("session %s gives up what it owed the database", self.sid.hex())
+            expected = isinstance(error, MainspringError)
+            log.error("session %s gives up what it owed the database: %s", self.sid.hex(), error, exc_info=not expected)
         self._paid(chore)
 
     def _watch_revocation(self) -> None:
