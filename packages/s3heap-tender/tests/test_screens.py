@@ -33,7 +33,8 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sysdb.finish(sysdb.claim(sysdb.get(IDS[2])))
         sysdb.fail(sysdb.claim(sysdb.get(IDS[3])), "ValueError: no image in 5.png")
         monkeypatch.setattr(common, "ago", lambda seconds: "1.0m")
-        monkeypatch.setattr(Moments, "brief", staticmethod(lambda seconds: "12s ago" if seconds < 0 else "in 12s"))
+        # What is due now is so within two ticks of the clock.
+        monkeypatch.setattr(Moments, "brief", staticmethod(lambda seconds: "12s ago" if seconds < 1 else "in 12s"))
         yield SimpleNamespace(where=where, heap=(*where, "--store", f"file:{tmp_path / 'heap'}"), sysdb=sysdb)
 
 
