@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,21 @@ def test_values_that_look_like_records_cost_a_recovery_no_look_at_the_rest_each(
     with pytest.raises(fdb_embedded.DamagedDatabase, match=rf"damaged or cut at byte {begin}\b"):
         durability.recover(image)
     assert checked[0] < 10 * 5 * len(like)
+
+
+def test_a_recovery_has_one_record_at_a_time_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    version = db.dpointer.engine.store.last_version()
+    for number in range(60):
+        db[b"n%03d" % number] = bytes(90_000)
+    fdb_embedded.close(db)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in journal.Replay(path, version, 0).records()) == 60
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_damaged_checkpoint_is_reported(tmp_path: Path) -> None:

@@ -165,16 +165,17 @@ def test_threads_that_share_a_transaction_get_nothing_but_its_own_errors(db: Any
                 raise
 
     try:
-        for round_number in range(6):
+        for round_number in range(12):
             tr = db.create_transaction()
             threads = [threading.Thread(target=work, args=(tr, 100 * round_number + number)) for number in range(6)]
             for thread in threads:
                 thread.start()
-            commit = tr.commit()
+            if round_number % 3 == 2:  # in the midst of it: what comes after that is refused
+                tr.commit()
             for thread in threads:
                 thread.join()
             try:
-                commit.wait()
+                tr.commit().wait()
             except fdb.FDBError:
                 pass
     finally:
