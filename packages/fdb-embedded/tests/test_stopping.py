@@ -105,7 +105,7 @@ def transaction(db: Any, timeout: int) -> Any:
     return tr
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(SEEDS), ids="seed-{}".format)
 @pytest.mark.parametrize(
     ("own", "other"), [("process", "process"), ("fsync", "fsync"), ("process", "fsync"), ("fsync", "process")]
 )
