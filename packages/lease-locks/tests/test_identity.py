@@ -361,6 +361,43 @@ def test_a_class_of_a_script_is_in_a_remote_what_it_is_here_its_order_too() -> N
     assert [one[0] for one in there] == [identity(kind).hex() for kind in space["KINDS"]]
 
 
+CLOSED_OVER = """
+def made():
+    n = 0
+    def inc():
+        nonlocal n
+        n += 1
+    def get():
+        return n
+    return inc, get
+inc, get = made()
+TOLD = []
+class Base:
+    __slots__ = ("x", "__y")
+    def __init_subclass__(cls, *, tag):
+        TOLD.append(tag)
+class Sub(Base, tag="sub"):
+    __slots__ = ()
+def process():
+    inc()
+    inc()
+    return get(), TOLD, hasattr(Sub(), "__dict__")
+"""
+CALLED = """
+import sys
+from lease_locks.memo.pickling import loads
+print(loads(sys.stdin.buffer.read())())
+"""
+
+
+def test_a_function_of_a_script_does_in_a_remote_what_it_does_here() -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(CLOSED_OVER, space)
+    command = [sys.executable, "-c", CALLED]
+    ran = subprocess.run(command, input=dumps(space["process"]), capture_output=True, check=True, timeout=120)
+    assert ran.stdout.decode().strip() == str(space["process"]()) == "(2, ['sub'], False)"
+
+
 REGISTERED = """
 import abc
 import functools

@@ -4,7 +4,7 @@
   random; here it comes from the class's own content, so that the next process that runs the same source sends the same. A
   class that has an id keeps it.
 - What a class of this process's own was when it was sent doesn't come back with an instance of it: the class here goes on as it is.
-- What a class's body made comes in its order.
+- What cloudpickle leaves out of functions and classes is put back (`fdb_schema.whole_copies`).
 - Constant sets in code (`x in {"a", "b"}`) are sent in sorted order.
 - Bytecode is refused by a Python of another minor version, which would die of it: the error names both.
 """
@@ -25,10 +25,18 @@ from weakref import WeakSet
 
 import cloudpickle
 
+from fdb_schema.whole_copies import (
+    CLASSES_OF_IDS,
+    IDS_OF_CLASSES,
+    Cells,
+    empty_cell,
+    has_id,
+    whole_cache,
+    whole_class,
+)
+
 PYTHON_MINOR: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-_IDS_OF_CLASSES: Final[Any] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", None)
-_CLASSES_OF_IDS: Final[Any] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", None)
 _SET_STATE: Final[Any] = getattr(cloudpickle.cloudpickle, "_class_setstate", None)
 _own: Final[WeakSet[type]] = WeakSet()  # classes that this process made, and has sent by value
 _lock: Final = threading.RLock()
@@ -61,30 +69,30 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.needs = needs
         self.classes: list[type] = []
         self.fresh: list[type] = []
+        self._cells = Cells()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
             self.needs.update(i.argval for i in dis.get_instructions(obj) if i.opname == "IMPORT_NAME" and i.argval)
             _, args = self.dispatch_table[types.CodeType](obj)
             return _code, (PYTHON_MINOR, *map(_with_sets_in_order, args))
-        known = _has_id(obj)
+        if self._cells.has(obj):
+            return empty_cell, ()
+        known = has_id(obj)
         reduced = super().reducer_override(obj)
+        if reduced is NotImplemented:
+            reduced = whole_cache(obj)
         if reduced is NotImplemented or isinstance(obj, types.ModuleType):
             note_module(obj, self.needs)
-        elif _has_id(obj):
-            if isinstance(reduced, tuple) and len(reduced) == 6:
-                make, args, (members, slots), *rest = reduced
-                reduced = make, args, (_in_order(obj, members), slots), *rest
+        elif isinstance(obj, types.FunctionType) and obj.__closure__:
+            reduced = self._cells.share(obj, reduced)
+        elif has_id(obj):
+            if len(reduced) == 6:
+                reduced = whole_class(obj, reduced)
             self.classes.append(obj)
             if not known:
                 self.fresh.append(obj)
         return reduced
-
-
-def _in_order(kind: type, members: dict[str, Any]) -> dict[str, Any]:
-    """What a class's body made, in its order, which code may go by; cloudpickle sends it in that of the names."""
-    place = {name: at for at, name in enumerate(vars(kind))}
-    return dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
 
 
 class ReferencePickler(pickle.Pickler):
@@ -138,25 +146,21 @@ def _dump(
         return file.getvalue(), pickler
 
 
-def _has_id(obj: Any) -> bool:
-    return isinstance(obj, type) and _IDS_OF_CLASSES is not None and obj in _IDS_OF_CLASSES
-
-
 def _identify(kind: type) -> None:
     """Give a class the id of its content: that of its pickle, the ids of all classes in it left out."""
     data, pickler = _dump(kind, set(), None)
     for number, one in enumerate(dict.fromkeys(pickler.classes)):
-        data = data.replace(_IDS_OF_CLASSES[one].encode(), b"%032d" % number)
+        data = data.replace(IDS_OF_CLASSES[one].encode(), b"%032d" % number)
     same = 0
     while True:
         name = hashlib.sha256(data + b"%d" % same).hexdigest()[:32]
-        known = _CLASSES_OF_IDS.get(name)
+        known = CLASSES_OF_IDS.get(name)
         if known is None or known is kind:
             break
         same += 1  # another class of the same content: they stay two
     _own.add(kind)
-    _IDS_OF_CLASSES[kind] = name
-    _CLASSES_OF_IDS[name] = kind
+    IDS_OF_CLASSES[kind] = name
+    CLASSES_OF_IDS[name] = kind
 
 
 class _Ordered:

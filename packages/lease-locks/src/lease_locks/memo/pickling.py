@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 import hashlib
 import io
 import pickle
@@ -22,8 +21,9 @@ from typing import Any, Final
 
 import cloudpickle
 
+from fdb_schema.whole_copies import Cells, empty_cell, whole_cache, whole_class
 from lease_locks.memo.bindings import SCRIPTS
-from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, NAMED_ONLY, body_of, canonical, held, module_of
+from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, body_of, canonical, held, module_of
 
 _PROTOCOL: Final = 5
 _Told = tuple[str, bytes]  # the class's qualified name, a digest of what it does
@@ -59,16 +59,23 @@ def _dumps(value: Any, pickler: Any) -> bytes:
 
 
 class _Calls(cloudpickle.Pickler):  # type: ignore[misc]
-    """Everything in one pickle, so that functions and methods share their globals in a remote as here."""
+    """Everything in one pickle, so that functions and methods share their globals and variables in a remote as here."""
+
+    def __init__(self, file: io.BytesIO, protocol: int) -> None:
+        super().__init__(file, protocol=protocol)
+        self._cells = Cells()
 
     def reducer_override(self, obj: Any) -> Any:
+        if self._cells.has(obj):
+            return empty_cell, ()
         reduced = super().reducer_override(obj)
+        if isinstance(obj, types.FunctionType) and obj.__closure__ and isinstance(reduced, tuple):
+            return self._cells.share(obj, reduced)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
             # Of classes that a metaclass calls equal cloudpickle knows one for the other.
             if _came_here.get(id(obj)) is not obj and type(obj).__eq__ is type.__eq__:
                 _made_here[id(obj)] = obj
-            make, args, (members, slots), items, pairs, set_state = reduced
-            state = _in_order(obj, members), slots
+            make, args, state, items, pairs, set_state = whole_class(obj, reduced)
             return make, args, (_tell(obj), state, set_state), items, pairs, _came
         return _remade(obj) if reduced is NotImplemented else reduced
 
@@ -79,26 +86,12 @@ class _Results(_Calls):
         return super().reducer_override(obj) if told is None else (_own, (told, _dumps(obj, _Calls)))
 
 
-def _in_order(kind: type, members: dict[str, Any]) -> dict[str, Any]:
-    """What a class's body made, in its order, which code may go by; cloudpickle sends it in that of the names."""
-    place = {name: at for at, name in enumerate(vars(kind))}
-    return dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
-
-
 def _remade(obj: Any) -> Any:
     """How what pickle takes for a name's, or for a lock's, is made again where no other process has it."""
     kind = type(obj)
-    if kind is functools.cached_property:  # which has a lock in Python 3.11
-        return kind, (obj.func,), {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
-    if kind not in NAMED_ONLY or (obj.__module__ not in SCRIPTS and held(obj.__module__, obj.__qualname__, obj)):
-        return NotImplemented
-    if kind is typing.NewType:
-        return kind, (obj.__name__, obj.__supertype__), vars(obj)
-    return _cached, (obj.__wrapped__, *obj.cache_parameters().values())
-
-
-def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
-    return functools.lru_cache(maxsize, typed)(function)
+    if kind is not typing.NewType or (obj.__module__ not in SCRIPTS and held(obj.__module__, obj.__qualname__, obj)):
+        return whole_cache(obj)
+    return kind, (obj.__name__, obj.__supertype__), vars(obj)
 
 
 def _tell(kind: type) -> _Told | None:

@@ -1,0 +1,162 @@
+"""What cloudpickle leaves out of functions and classes that go by value, put back, for picklers that are made from its own.
+
+- Functions that share a variable (`nonlocal`) share it in the copy, too.
+- What a class's body made comes in its order, with its `__slots__` and its qualified name.
+- To make a class anew calls no `__init_subclass__` that goes by value itself: what that did is part of what is sent. A class that
+  a process has is not made a second time, so that no empty one is registered in its place.
+- Functions of `functools.singledispatch` come with what is registered with them.
+- `functools.lru_cache` and `functools.cached_property` come without what they have cached, and without a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import cloudpickle
+
+IDS_OF_CLASSES: Final[Any] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", None)
+CLASSES_OF_IDS: Final[Any] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", None)
+_PLAIN: Final[Any] = functools.singledispatch(print)
+_LRU: Final = type(functools.lru_cache(print))
+_DISPATCH: Final = _PLAIN.__code__
+_DISPATCHERS: Final = frozenset(vars(_PLAIN)) - {"__wrapped__"}
+_SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
+_making: Final = threading.RLock()
+
+
+def has_id(obj: Any) -> bool:
+    """Whether a class goes by value, or came so."""
+    return isinstance(obj, type) and IDS_OF_CLASSES is not None and obj in IDS_OF_CLASSES
+
+
+class Cells:
+    """The variables that functions of one pickle close over: each goes empty, and is filled by the functions that it is of."""
+
+    def __init__(self) -> None:
+        self._met: set[int] = set()  # their functions, which the pickler keeps, keep them
+
+    def has(self, obj: Any) -> bool:
+        return type(obj) is types.CellType and id(obj) in self._met
+
+    def share(self, function: types.FunctionType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+        """How cloudpickle has it that a function is made, with its own variables in place of fresh ones."""
+        if function.__code__ is _DISPATCH:
+            return _dispatched(function)
+        closure = function.__closure__ or ()
+        make, args, (attributes, slots), items, pairs, set_state = reduced
+        self._met.update(map(id, closure))
+        state = (attributes, {**slots, "__closure__": None}), tuple(map(_contents, closure)), set_state
+        return make, (*args[:4], closure, *args[5:]), state, items, pairs, _fill
+
+
+def _dispatched(function: Any) -> tuple[Any, ...]:
+    kept = {name: value for name, value in vars(function).items() if name not in _DISPATCHERS}
+    names = {name: getattr(function, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(function, name)}
+    return _dispatcher, (), (dict(function.registry), kept, names), None, None, _register
+
+
+def _dispatcher() -> Any:
+    return functools.singledispatch(print)
+
+
+def _register(function: Any, state: tuple[dict[type, Any], dict[str, Any], dict[str, Any]]) -> None:
+    registry, kept, names = state
+    for kind, chosen in registry.items():
+        function.register(kind, chosen)
+    vars(function).update(kept)
+    for name, value in names.items():
+        setattr(function, name, value)
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # nothing in it yet
+        return ()
+
+
+def empty_cell() -> types.CellType:
+    """A variable on its way."""
+    return types.CellType()
+
+
+def _fill(function: Any, state: tuple[Any, tuple[tuple[Any, ...], ...], Callable[[Any, Any], Any]]) -> None:
+    inner, contents, set_state = state
+    for cell, found in zip(function.__closure__, contents, strict=True):
+        if found:
+            (cell.cell_contents,) = found
+    set_state(function, inner)
+
+
+def whole_class(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """How cloudpickle has it that a class is made, with what it leaves out."""
+    make, args, (members, more), *rest = reduced
+    if make.__name__ == "_make_skeleton_class":
+        named = {**args[3], "__qualname__": kind.__qualname__}
+        slots = vars(kind).get("__slots__")
+        if isinstance(slots, (str, tuple, list, dict, set)) and typing.NamedTuple not in args[2]:  # that has its own
+            named["__slots__"] = slots
+        args = (*args[:3], named, *args[4:])
+    place = {name: at for at, name in enumerate(vars(kind))}
+    in_order = dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
+    return _make, (make, args), (in_order, more), *rest
+
+
+def _make(make: Callable[..., type], args: tuple[Any, ...]) -> type:
+    plain = make.__name__ == "_make_skeleton_class"
+    known: type | None = CLASSES_OF_IDS.get(args[4 if plain else 5]) if CLASSES_OF_IDS is not None else None
+    if known is not None:
+        return known
+    with _quiet(args[2 if plain else 0]):
+        return make(*args)
+
+
+@contextlib.contextmanager
+def _quiet(bases: tuple[Any, ...]) -> Iterator[None]:
+    owner = next(
+        (one for base in types.resolve_bases(bases) for one in base.__mro__ if "__init_subclass__" in vars(one)), object
+    )
+    if not has_id(owner):
+        yield
+        return
+    with _making:
+        hook = vars(owner)["__init_subclass__"]
+        type.__setattr__(owner, "__init_subclass__", classmethod(lambda _: None))
+        try:
+            yield
+        finally:
+            type.__setattr__(owner, "__init_subclass__", hook)
+
+
+def whole_cache(obj: Any) -> Any:
+    """How a function with a cache, or a property with one, is made anew; NotImplemented of all else, and what has a name."""
+    kind = type(obj)
+    if kind is functools.cached_property:  # which has a lock in Python 3.11
+        return kind, (obj.func,), {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
+    if kind is not _LRU or _is_named(obj):
+        return NotImplemented
+    parameters = obj.cache_parameters()
+    return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
+
+
+def _is_named(obj: Any) -> bool:
+    """Whether another process finds it by its module and name."""
+    module: Any = getattr(obj, "__module__", None)
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    if module in _SCRIPTS or any(module == one or module.startswith(f"{one}.") for one in by_value):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in obj.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
