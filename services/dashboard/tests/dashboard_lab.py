@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import fdb_datamodel as dm
@@ -19,7 +20,7 @@ class Lab:
         self.space = ClusterSpace("demo")
         self.worker = WorkerId("127.0.0.1", 7000, bytes(range(16)))
         total = Requirements(cpu=2, ram="4GiB")
-        info = WorkerInfo(slots=2, total=total, host="here", pid=4242, wall_us=1_700_000_000_000_000)
+        info = WorkerInfo(slots=2, total=total, host="here", pid=4242, wall_us=time.time_ns() // 1000)
         self(dm.open_cluster)
         self(dm.register_worker, self.worker, info)
 

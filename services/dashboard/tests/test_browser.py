@@ -106,6 +106,7 @@ def test_other_peoples_text_is_text(page: Page, served: Served) -> None:
 def test_a_future_s_page_says_why_and_draws_its_lineage(page: Page, served: Served) -> None:
     ids = fill(served.lab)
     shown = page.go("/futures")
+    shown.locator("tbody tr", has_text="sum up").wait_for()
     picture(shown, "futures")
     shown.locator("tbody tr", has_text="sum up").locator("a").first.click()
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
@@ -163,7 +164,6 @@ def test_workers_leases_heap_and_ids(page: Page, served: Served) -> None:
     shown = page.go("/workers")
     shown.locator(".workers .panel", has_text="127.0.0.1:7000").wait_for()
     sync_api.expect(shown.locator(".meter", has_text="slots")).to_contain_text("0 / 2", timeout=PATIENCE_MS)
-    picture(shown, "workers")
     page.go("/heap")
     shown.locator(".empty", has_text="no heap").wait_for()
     with LeaseManager(served.lab.db, "demo") as locks:

@@ -90,7 +90,7 @@ def look(browser: Any, watched: Served) -> Iterator[Page]:
 
 
 def test_the_timeline_shows_what_ran_and_runs(works: Works, look: Page) -> None:
-    futures = works.round() + works.round()
+    futures = [one for _ in range(8) for one in works.round(1.5)]
     training = works.client.submit(train, 60.0)
     shown = look.go("/timeline?seconds=30")
     running = shown.locator("tbody tr", has_text="train")
@@ -124,6 +124,9 @@ def test_a_worker_s_page_has_what_it_really_uses(works: Works, look: Page) -> No
     training = works.client.submit(train, 60.0)
     shown = look.go("/workers")
     sync_api.expect(shown.locator(".workers .panel")).to_have_count(2, timeout=PATIENCE_MS)
+    signs = shown.locator("p", has_text="last sign of life").first
+    sync_api.expect(signs).to_contain_text(re.compile(r"life [\d.]+ m?s ago"), timeout=PATIENCE_MS)
+    picture(shown, "workers")
     look.go("/timeline")
     shown.locator("tbody tr", has_text="train").locator("a[href^='/workers/']").click()
     shown.wait_for_url("**/workers/*")

@@ -31,7 +31,7 @@ class Pace:
     def note(self, one: Counted) -> None:
         """An end."""
         self.ended[one.ended_us // 1_000_000] += 1
-        if one.state is FutureState.realized and 0 < one.started_us <= one.ended_us:
+        if one.state is FutureState.realized and 0 < one.started_us < one.ended_us:
             took = (one.ended_us - one.started_us) / 1e6
             self.seconds.append(took)
             self.slowest = took if self.slowest is None else max(took, self.slowest)

@@ -22,7 +22,7 @@ MOST_LEASES: Final = 1_000
 """Rows of leases and of their queues that are looked through for who holds what."""
 KEPT_SECONDS: Final = 1.0
 """After which an answer is renewed for those who ask next."""
-NAMED: Final = 8
+NAMED: Final = 4
 """Leases, and clients, that one row names."""
 
 
