@@ -2,7 +2,7 @@
 
 CPython runs signal handlers between instructions of the main thread, and only at some of them: at calls, at the start of
 a function, at jumps back. `arrivals` has SIGINT arrive just before the n-th of those, for n = 0, 1, …, without any
-clock: each place where Ctrl-C can raise `KeyboardInterrupt` is met once, in a run that can be repeated.
+clock: each place where Ctrl-C can raise `KeyboardInterrupt` is met once, in a run that can be repeated, on every Python alike.
 
 `raised` raises at the n-th line instead, in any thread: stricter than CPython, which has no interruption between two
 lines that call nothing. Passed over are line events for leaving a `with`, since nothing can come between a body's last
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import dis
-import itertools
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
@@ -26,6 +26,10 @@ _PLACES = {
     "CALL_KW",
     "CALL_FUNCTION_EX",
     "JUMP_BACKWARD",
+    "POP_JUMP_BACKWARD_IF_FALSE",
+    "POP_JUMP_BACKWARD_IF_TRUE",
+    "POP_JUMP_BACKWARD_IF_NONE",
+    "POP_JUMP_BACKWARD_IF_NOT_NONE",
     # Where these call a function in Python.
     "BEFORE_WITH",
     "BINARY_SUBSCR",
@@ -34,28 +38,116 @@ _PLACES = {
 }
 
 
-class _Ignored:
-    """How an argument is converted that nobody looks at: without running any code of the object's."""
-
-    from_param = staticmethod(id)
-
-
-# As a trace function: it is C, so that the handler runs after the next instruction, and not within the tracing.
 _trip = ctypes.pythonapi["PyErr_SetInterrupt"]
-_trip.argtypes, _trip.restype = [_Ignored] * 3, None
-
-_after: dict[CodeType, dict[int, bool]] = {}
+_trip.argtypes, _trip.restype = [], None
 
 
-def _places_after(code: CodeType) -> dict[int, bool]:
-    """For each instruction, by its offset: whether an interruption can come at the next one."""
-    found = _after.get(code)
+class _Interrupt:
+    """`-_interrupt` has SIGINT arrive. It is C, and no call, so that the handler doesn't run there: where nothing but a `return`
+    follows, it runs in what is interrupted."""
+
+    __neg__ = _trip
+
+
+_interrupt = _Interrupt()
+_places: dict[CodeType, set[int]] = {}
+
+
+def _places_of(code: CodeType) -> set[int]:
+    """Where an interruption can come: the offsets of those instructions.
+
+    Not one at a jump back for which CPython finds no handler, though its loop is within a `try` or a `with`: no handler runs
+    and no lock is given back there, whatever a program does (`with lock: while x: …`). Up to 3.12 CPython looks for one as if
+    the instruction before the jump's target had been interrupted; from 3.13 on the jump itself, which the compiler left out.
+    """
+    found = _places.get(code)
     if found is None:
-        instructions = list(dis.get_instructions(code))
-        found = _after[code] = {
-            this.offset: following.opname in _PLACES for this, following in itertools.pairwise(instructions)
+        covered = [range(entry.start, entry.end) for entry in getattr(dis.Bytecode(code), "exception_entries", ())]
+
+        def is_covered(offset: int) -> bool:
+            return any(offset in one for one in covered)
+
+        def is_lost(at: dis.Instruction) -> bool:
+            if "JUMP_BACKWARD" not in at.opname:
+                return False
+            looked_for = at.argval - 2 if sys.version_info < (3, 13) else at.offset
+            return is_covered(at.argval) and not is_covered(looked_for)
+
+        found = _places[code] = {
+            at.offset for at in dis.get_instructions(code) if at.opname in _PLACES and not is_lost(at)
         }
     return found
+
+
+def _interrupted(chosen: Callable[[CodeType], bool], here: Callable[[CodeType, int], bool]) -> Callable[[], None]:
+    """From now on `here(code, offset)` is asked before each instruction of this thread that is of `chosen` code, until it is
+    true: then SIGINT arrives, and its handler runs after that instruction. Gives what ends it, which may be called twice."""
+    return (_traced if sys.version_info < (3, 12) else _monitored)(chosen, here)
+
+
+def _traced(chosen: Callable[[CodeType], bool], here: Callable[[CodeType, int], bool]) -> Callable[[], None]:
+    frames: list[FrameType] = []
+
+    def start(frame: FrameType, event: str, arg: Any) -> Any:
+        if not chosen(frame.f_code):
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        frames.append(frame)
+        return step
+
+    def step(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "opcode" and here(frame.f_code, frame.f_lasti):
+            sys.settrace(None)
+            return -_interrupt
+        return step
+
+    def stop(
+        _kept: Any = start,
+    ) -> None:  # by us: CPython 3.11 uses it after a `settrace` that came from within a trace
+        sys.settrace(None)
+        while frames:
+            frames.pop().f_trace = None
+
+    sys.settrace(start)
+    return stop
+
+
+def _monitored(chosen: Callable[[CodeType], bool], here: Callable[[CodeType, int], bool]) -> Callable[[], None]:
+    """Tracing is of no use from 3.12 on: what one thread asks of a code object, another one that runs it takes back."""
+    monitoring: Any = getattr(sys, "monitoring")  # noqa: B009 - mypy checks for 3.11
+    events, tool, thread = monitoring.events, 3, threading.get_ident()
+    known: dict[CodeType, bool] = {}
+
+    def start(code: CodeType, offset: int) -> None:
+        if code not in known:
+            known[code] = chosen(code)
+            if known[code]:
+                monitoring.set_local_events(tool, code, events.INSTRUCTION)
+
+    def step(code: CodeType, offset: int) -> None:
+        if threading.get_ident() == thread and here(code, offset):
+            call({})  # the handler would run at the start of any of them
+            return -_interrupt
+
+    def call(functions: dict[int, Callable[[CodeType, int], None]]) -> None:
+        for event in (events.INSTRUCTION, events.PY_START, events.PY_RESUME):
+            monitoring.register_callback(tool, event, functions.get(event))
+
+    def stop() -> None:
+        if monitoring.get_tool(tool) is None:
+            return
+        monitoring.set_events(tool, events.NO_EVENTS)
+        for code, was_chosen in known.items():
+            if was_chosen:
+                monitoring.set_local_events(tool, code, events.NO_EVENTS)
+        call({})
+        monitoring.free_tool_id(tool)
+
+    monitoring.use_tool_id(tool, "arrivals")
+    call({events.INSTRUCTION: step, events.PY_START: start, events.PY_RESUME: start})
+    monitoring.set_events(tool, events.PY_START | events.PY_RESUME)
+    return stop
 
 
 class Interruption:
@@ -67,7 +159,7 @@ class Interruption:
         """Places that were passed; more than `number` where it came."""
         self.where = ""
         self.lost = False
-        """It was raised where Python can't hand it on, in a destructor."""
+        """It reached nobody: it was raised where Python can't hand it on, in a destructor, or came after all that was chosen."""
 
     @property
     def came(self) -> bool:
@@ -83,37 +175,23 @@ def arrivals(
 
     def handler(_signal: int, frame: FrameType | None) -> None:
         stop()
-        at = frame
-        while at is not None:
-            at.f_trace = None
-            at = at.f_back
         if not this.where:
             this.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else "?"
-            raise raises
+            while frame is not None and not chosen(frame.f_code):
+                frame = frame.f_back
+            this.lost = frame is None  # the instruction called no Python, and nothing did after it
+            if not this.lost:
+                raise raises
 
-    def stop() -> None:
-        sys.settrace(None)
-
-    def start(frame: FrameType, event: str, arg: Any) -> Any:
-        if not chosen(frame.f_code):
-            return None
-        frame.f_trace_opcodes = True
-        frame.f_trace_lines = False
-        return step
-
-    def step(frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "opcode" and _places_after(frame.f_code).get(frame.f_lasti):
+    def at(code: CodeType, offset: int) -> bool:
+        if offset in _places_of(code):
             this.passed += 1
-            if this.passed == number + 1:
-                return _trip
-        return step
+        return this.passed > number
 
     before = signal.signal(signal.SIGINT, handler)
-    # Python 3.12 tells of instructions only where a frame wanted that before `settrace`.
-    sys._getframe().f_trace_opcodes = True
     try:
         with _lost_in_destructors(this, raises):
-            sys.settrace(start)
+            stop = _interrupted(chosen, at)
             try:
                 yield this
             finally:
@@ -180,7 +258,7 @@ def _is_no_place(frame: FrameType) -> bool:
             begins = at + (this.opname == "SWAP")
             arguments = instructions[begins : begins + 3]
             if this.opname == "NOP" or (
-                this.starts_line is not None
+                this.starts_line not in (None, False)  # a number, from Python 3.13 on whether it does
                 and all(following.opname == "LOAD_CONST" and following.argval is None for following in arguments)
             ):
                 found.add(this.offset)

@@ -183,7 +183,9 @@ class Batcher:
                     member.gate = _closed_gate()
                     self._crowded = True
                 self._queue.append(member)
-            while not (member.settled or self._leader is member):
+            while True:  # no condition: CPython 3.12 and later take its jump back for no part of the `try`
+                if member.settled or self._leader is member:
+                    break
                 member.gate.acquire()
             if self._leader is member:
                 if self._crowded:
@@ -211,7 +213,9 @@ class Batcher:
         queue = self._queue
         size = 0
         with self._mutex:
-            while queue and len(group) < most:
+            while True:  # no condition: CPython 3.12 and later take its jump back for no part of the `with`
+                if not queue or len(group) >= most:
+                    break
                 member = queue[0]
                 size += member.recording.size
                 if group and size > self._max_bytes:

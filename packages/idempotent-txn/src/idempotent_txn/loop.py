@@ -74,45 +74,7 @@ def run(
         BodyError: `fn` is asynchronous or a generator, commits by itself, or sets an idempotency id; nothing committed.
         Exception: whatever `fn` raised, and FoundationDB's errors that are not worth a retry; nothing committed.
     """
-    failed: _Failed | None = None
-    if strategy is None and idempotency_id is None and timeout is None and on_attempt is None:
-        quick: Strategy | None = session_of(db).quick
-        if quick is not None:
-            # The first attempt of nearly all transactions, without what it doesn't need.
-            tr = token = value = commit = None
-            in_body = True
-            try:
-                tr = db.create_transaction()
-                # `guard`, without the call.
-                tr.__class__ = GUARDED_IDS.get(tr.__class__) or guarded_class(tr.__class__, True)
-                token = quick.begin(tr, None, None)
-                value = fn(tr, *args, **kwargs)
-                if type(value) not in FINISHED:
-                    refuse_unfinished(value, _name(fn))
-                if "_restarts" in tr.__dict__ and restarted(tr, _name(fn)):
-                    quick.begin_again(tr, token)
-                tr.__class__ = tr.unguarded_class
-                in_body = False
-                commit = tr.commit()
-                commit.wait()
-                return value
-            except BaseException as error:
-                failed = [error, in_body, tr, token, value, commit]
-    before: BaseException | None = None
-    try:
-        while True:
-            try:
-                return _execute(  # type: ignore[no-any-return]
-                    db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False, failed
-                )
-            except BaseException as interruption:
-                if failed is None or failed[0] is None or is_no_chance(interruption, before):
-                    raise
-                # It came before anybody looked into the first attempt, of which nothing may be left in flight.
-                failed[0] = before = interruption
-    finally:
-        # The error knows this frame, and this frame must not know the error: the transaction would outlive both.
-        failed = before = None
+    return _until_committed(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, False)  # type: ignore[no-any-return]
 
 
 def run_committed(
@@ -126,15 +88,74 @@ def run_committed(
     **kwargs: Any,
 ) -> Outcome[T]:
     """`run`, which also tells the commit's version and versionstamp: the original ones, whatever it took to learn them."""
-    return _execute(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, True)  # type: ignore[no-any-return]
+    return _until_committed(db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, True)  # type: ignore[no-any-return]
 
 
 _Failed = list[Any]
 """An attempt that did not simply succeed: [error (None once it is looked into), whether that came out of the body and
 not the commit, transaction, token, value, future of the commit].
 
-It is made, and marked, without any call: an interruption can come at a call, when nobody would look into the attempt.
+It is empty where there is none. It is made, and marked, without any call: an interruption can come at a call, when nobody
+would look into the attempt.
 """
+
+
+def _until_committed(
+    db: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    idempotency_id: bytes | None,
+    strategy: StrategyName | None,
+    timeout: float | None,
+    on_attempt: Callable[[int], object] | None,
+    want_outcome: bool,
+) -> Any:
+    failed: _Failed = []
+    before: BaseException | None = None
+    quick: Strategy | None = None
+    if strategy is None and idempotency_id is None and timeout is None and on_attempt is None and not want_outcome:
+        quick = session_of(db).quick
+    try:
+        while True:
+            try:
+                if quick is not None and not failed:
+                    # The first attempt of nearly all transactions, without what it doesn't need.
+                    tr = token = value = commit = None
+                    in_body, committed = True, False
+                    try:
+                        tr = db.create_transaction()
+                        # `guard`, without the call.
+                        tr.__class__ = GUARDED_IDS.get(tr.__class__) or guarded_class(tr.__class__, True)
+                        token = quick.begin(tr, None, None)
+                        value = fn(tr, *args, **kwargs)
+                        if type(value) not in FINISHED:
+                            refuse_unfinished(value, _name(fn))
+                        if "_restarts" in tr.__dict__ and restarted(tr, _name(fn)):
+                            quick.begin_again(tr, token)
+                        tr.__class__ = tr.unguarded_class
+                        in_body = False
+                        commit = tr.commit()
+                        commit.wait()
+                        committed = True
+                    except BaseException as error:
+                        failed[:] = [error, in_body, tr, token, value, commit]
+                    # CPython 3.12 jumps back to here from there, and takes an interruption that comes then for one of what is
+                    # above: that may not be a `return`, which is part of no `try`.
+                    if committed:
+                        return value
+                return _execute(
+                    db, fn, args, kwargs, idempotency_id, strategy, timeout, on_attempt, want_outcome, failed
+                )
+            except BaseException as interruption:
+                if not failed or failed[0] is None or is_no_chance(interruption, before):
+                    raise
+                # It came before anybody looked into a failed attempt, of which nothing may be left in flight.
+                failed[0] = before = interruption
+    finally:
+        # The error knows this frame, and this frame must not know the error: the transaction would outlive both.
+        before = None
+        del failed[:]
 
 
 def _execute(
@@ -147,9 +168,9 @@ def _execute(
     timeout: float | None,
     on_attempt: Callable[[int], object] | None,
     want_outcome: bool,
-    failed: _Failed | None = None,
+    failed: _Failed,
 ) -> Any:
-    """Attempts until one is known to have committed; `failed` is a first one that was made already."""
+    """Attempts until one is known to have committed; `failed` is a first one that was made already, and then each that fails."""
     session = session_of(db)
     run_id = None if idempotency_id is None else checked_id(idempotency_id)
     strategy = session.strategy(strategy_name, run_id is not None)
@@ -159,7 +180,7 @@ def _execute(
     stamp: Any = None
     while True:
         attempt += 1
-        if failed is None:
+        if not failed:
             tr = token = value = commit = None
             in_body = True
             try:
@@ -182,7 +203,7 @@ def _execute(
                 commit = tr.commit()
                 commit.wait()
             except BaseException as error:
-                failed = [error, in_body, tr, token, value, commit]
+                failed[:] = [error, in_body, tr, token, value, commit]
             else:
                 try:
                     strategy.committed(tr, token)
@@ -236,8 +257,7 @@ def _execute(
             _pause(tr, code, attempt, deadline)
         finally:
             # An exception that is kept here would keep this frame, and with it the transaction.
-            failed = None
-            del cause, interruption
+            del failed[:], cause, interruption
 
 
 def _outcome(value: T, commit: Committed | bool, stamp: Any, attempts: int, tr: Any) -> Outcome[T]:
@@ -353,14 +373,14 @@ def _decorate(
             if not hasattr(target, "create_transaction"):
                 return fn(*args, **kwargs)
             if index == 0:
-                return _execute(target, fn, args[1:], kwargs, None, strategy, timeout, None, False)
-            return _execute(
+                return _until_committed(target, fn, args[1:], kwargs, None, strategy, timeout, None, False)
+            return _until_committed(
                 target, in_place, (args[:index], args[index + 1 :], kwargs), {}, None, strategy, timeout, None, False
             )
         target = kwargs.get(parameter)
         if target is None or not hasattr(target, "create_transaction"):
             return fn(*args, **kwargs)
         rest = {name: value for name, value in kwargs.items() if name != parameter}
-        return _execute(target, by_name, (args, rest), {}, None, strategy, timeout, None, False)
+        return _until_committed(target, by_name, (args, rest), {}, None, strategy, timeout, None, False)
 
     return wrapper

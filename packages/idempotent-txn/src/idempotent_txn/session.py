@@ -84,7 +84,7 @@ class Session:
             return  # some clients answer -1 for a commit that they found again: a search finds it
         with _mutex:
             self._versions[id] = version
-            while len(self._versions) > REMEMBERED_COMMITS:
+            if len(self._versions) > REMEMBERED_COMMITS:
                 self._versions.popitem(last=False)
 
     def recall(self, id: bytes) -> int | None:
