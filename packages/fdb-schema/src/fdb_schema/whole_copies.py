@@ -23,10 +23,10 @@ import cloudpickle
 
 IDS_OF_CLASSES: Final[Any] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", None)
 CLASSES_OF_IDS: Final[Any] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", None)
-_PLAIN: Final[Any] = functools.singledispatch(print)
+_DISPATCHING: Final[Any] = functools.singledispatch(print)
+DISPATCHER_ATTRIBUTES: Final = frozenset(vars(_DISPATCHING)) - {"__wrapped__"}
+"""What `singledispatch` gives a function: what can be asked of it, and its cache."""
 _LRU: Final = type(functools.lru_cache(print))
-_DISPATCH: Final = _PLAIN.__code__
-_DISPATCHERS: Final = frozenset(vars(_PLAIN)) - {"__wrapped__"}
 _SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
 _making: Final = threading.RLock()
 
@@ -34,6 +34,11 @@ _making: Final = threading.RLock()
 def has_id(obj: Any) -> bool:
     """Whether a class goes by value, or came so."""
     return isinstance(obj, type) and IDS_OF_CLASSES is not None and obj in IDS_OF_CLASSES
+
+
+def is_dispatching(function: types.FunctionType) -> bool:
+    """Whether `functools.singledispatch` made it."""
+    return function.__code__ is _DISPATCHING.__code__
 
 
 class Cells:
@@ -47,7 +52,7 @@ class Cells:
 
     def share(self, function: types.FunctionType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
         """How cloudpickle has it that a function is made, with its own variables in place of fresh ones."""
-        if function.__code__ is _DISPATCH:
+        if is_dispatching(function):
             return _dispatched(function)
         closure = function.__closure__ or ()
         make, args, (attributes, slots), items, pairs, set_state = reduced
@@ -57,7 +62,7 @@ class Cells:
 
 
 def _dispatched(function: Any) -> tuple[Any, ...]:
-    kept = {name: value for name, value in vars(function).items() if name not in _DISPATCHERS}
+    kept = {name: value for name, value in vars(function).items() if name not in DISPATCHER_ATTRIBUTES}
     names = {name: getattr(function, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(function, name)}
     return _dispatcher, (), (dict(function.registry), kept, names), None, None, _register
 

@@ -10,7 +10,7 @@ from fdb_schema import Origin
 from futures_worker.client import data
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, get_actor, make_actor
 from futures_worker.client.bound import BoundOptions
-from futures_worker.client.context import ClientContext, context_of, enter, leave, open_context
+from futures_worker.client.context import ClientContext, attach_context, enter, leave, open_context
 from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
@@ -288,6 +288,6 @@ def client_over(context: ClientContext) -> Client:
 
 
 def attach_client(origin: tuple[str, bytes, str | None], options: dict[str, Any]) -> Client:
-    """What a pickled client becomes: another client of its cluster, with a session of its own. Raises WrongClusterError."""
-    found = Origin(*origin)
-    return Client(context_of(found).db, found.cluster, **options)
+    """What a client that an earlier release pickled becomes: as `attach_context`."""
+    defaults = {name: value for name, value in options.items() if name != "durability"}
+    return client_over(attach_context(origin, {"durability": options.get("durability"), "options": defaults}))

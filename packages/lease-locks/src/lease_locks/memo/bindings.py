@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fdb_schema.whole_copies import DISPATCHER_ATTRIBUTES, is_dispatching
+
 SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
 _ABSENT: Final = object()
 _REGISTERED: Final = vars(abc)["_get_dump"]  # as cloudpickle has it; Python names nothing public that says it
-_DISPATCHER: Final = functools.singledispatch(print)
-_DISPATCH: Final = _DISPATCHER.__code__  # type: ignore[attr-defined]
-_DISPATCHERS: Final = frozenset(vars(_DISPATCHER)) - {"__wrapped__"}
-"""What `singledispatch` gives a function: what can be asked of it, and its cache."""
 
 
 def around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """(name, value) of all that a function's behaviour depends on, beside its code and its arguments."""
-    if function.__code__ is _DISPATCH:
+    if is_dispatching(function):
         yield "its registrations", registrations(function)
-        yield "its attributes", {name: value for name, value in vars(function).items() if name not in _DISPATCHERS}
+        yield (
+            "its attributes",
+            {name: value for name, value in vars(function).items() if name not in DISPATCHER_ATTRIBUTES},
+        )
         return
     yield "its defaults", (function.__defaults__, function.__kwdefaults__)
     yield "its attributes", vars(function)
@@ -35,7 +36,7 @@ def around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def registrations(function: types.FunctionType) -> dict[type, Any]:
     """What `functools.singledispatch` chooses from, by the type of the first argument; of any other function nothing."""
-    return dict(function.registry) if function.__code__ is _DISPATCH else {}  # type: ignore[attr-defined]
+    return dict(function.registry) if is_dispatching(function) else {}  # type: ignore[attr-defined]
 
 
 def registered_with(kind: type) -> set[weakref.ref[type]]:
@@ -155,7 +156,7 @@ class _Seen:
         function = self.function()
         if function is None or function.__code__ is not self.code:
             return False
-        if function.__code__ is _DISPATCH:
+        if is_dispatching(function):
             now = registrations(function)
             if len(now) != len(self.registered):
                 return False

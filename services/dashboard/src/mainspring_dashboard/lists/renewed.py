@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from fdb_schema import MainspringError, fdb_error_code
+from mainspring_dashboard.answering import is_reading_error
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Renewed(Generic[T]):
         try:
             self._renew()
         except Exception as error:
-            if not isinstance(error, MainspringError) and fdb_error_code(error) is None:
+            if not is_reading_error(error):
                 raise
         finally:
             self._lock.release()
