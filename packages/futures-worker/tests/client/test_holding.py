@@ -28,6 +28,7 @@ from fdb_schema import ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client import expected, keeping, untouched
 from futures_worker.client import reader as client_reader
+from futures_worker.client import session as client_session
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -303,3 +304,56 @@ def test_signals_of_streams_are_forgotten_and_never_repeat(monkeypatch: pytest.M
         seen.add(told.signals[stream])
     assert len(told.signals) == 3
     assert len(seen) == 20
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_handles_of_one_future_in_many_threads_end_alike_and_each_is_told_once(
+    db: Any, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Each has a handle of its own, made before the future ended; with `refused` the database turns some of them away at first."""
+    with Client(db, "test") as client, Client(db, "test") as maker:
+        gate = maker.submit(square, 2, resources={"gpu": 1})  # nobody here runs it
+        packed, known = pickle.dumps(gate), gate.id
+        real, left = client_session.ask, [DatabaseUnreachableError("no answer") for _ in range(3 * refused)]
+
+        def ask(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if fn is subscribe and left:
+                raise left.pop()
+            return real(db, fn, *args, **kwargs)
+
+        monkeypatch.setattr(client_session, "ask", ask)
+        told: list[Any] = []
+        ended: list[Any] = []
+        calls = threading.Semaphore(0)
+
+        def tell(handle: Any) -> None:
+            told.append(handle)
+            calls.release()
+
+        waiting = threading.Barrier(9)
+
+        def wait(handle: Any) -> None:
+            for _ in range(4):
+                try:
+                    handle.add_done_callback(tell)
+                    break
+                except DatabaseUnreachableError:
+                    continue
+            waiting.wait(WAIT)
+            ended.append((handle, handle.exception(WAIT)))
+
+        handles = [pickle.loads(packed) if number % 2 else client.get_future(known) for number in range(8)]
+        threads = [threading.Thread(target=wait, args=(handle,), daemon=True) for handle in handles]
+        with client:
+            for thread in threads:
+                thread.start()
+            waiting.wait(WAIT)
+            assert not told
+            maker.delete(gate)
+            for thread in threads:
+                thread.join(WAIT)
+        assert sorted(map(id, (handle for handle, _ in ended))) == sorted(map(id, handles))
+        assert {type(error) for _, error in ended} == {FutureDeletedError}
+        assert all(calls.acquire(timeout=WAIT) for _ in handles)
+        assert sorted(map(id, told)) == sorted(map(id, handles))
+        assert not left

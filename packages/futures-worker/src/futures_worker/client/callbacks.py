@@ -7,6 +7,7 @@ that begins when the database is back ends as it should.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -72,7 +73,7 @@ class Callbacks:
         return bool(self._awaited)
 
     def add(self, record: FutureRecord, callback: Callable[[], object]) -> None:
-        """Have `callback()` called once the future ended."""
+        """Have `callback()` called once the future ended. It isn't where the database's error is raised."""
         with self._lock:
             if record.callbacks is None:
                 record.callbacks = []
@@ -83,6 +84,12 @@ class Callbacks:
                 self._session.expect([record])
             except (UnknownFutureError, FutureDeletedError) as error:
                 record.trouble = error
+            except Exception:  # the database's trouble: who tries again is told once
+                with self._lock, contextlib.suppress(ValueError):
+                    record.callbacks.remove(callback)
+                    if not record.callbacks:
+                        self._awaited.pop(id(record), None)
+                raise
         if record.ended:  # meanwhile, or before
             self.run([record])
             return
