@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import pickle
 import subprocess
 import sys
 import textwrap
 import threading
+import types
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -161,6 +163,45 @@ def test_what_says_that_it_is_found_by_a_name_is_looked_for_there(
     assert "no module holds it by that name" in caplog.text
     with pytest.raises(MemoKeyError, match="no module holds it by that name"):
         canonical(numpy.frompyfunc(lambda x: x, 1, 1))
+
+
+def loaded_from_a_file(path: Path, text: str) -> types.ModuleType:
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("config", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("shell", [samethread_shell, subprocess_shell])
+def test_a_module_that_is_not_imported_under_its_name_counts_by_what_it_holds(
+    shared_url: str, tmp_path: Path, shell: Any
+) -> None:
+    text = "import os\nRATE = 1\ndef rate(): return RATE * STEP\nSTEP = 1"
+    texts = [text, text.replace("RATE = 1", "RATE = 2"), text.replace("RATE *", "3 *")]
+    configs = [loaded_from_a_file(tmp_path / f"{number}.py", text) for number, text in enumerate(texts)]
+
+    def using(config: types.ModuleType) -> Callable[[], int]:
+        return lambda: config.rate()
+
+    with LeaseManager(shared_url) as manager:
+        runner = runner_of(manager, shell)
+        assert [runner.call(using(config)) for config in configs] == [1, 2, 3]
+        assert [runner.call(lambda config: config.rate(), config) for config in configs] == [1, 2, 3]
+    assert canonical(configs[0]) == canonical(loaded_from_a_file(tmp_path / "elsewhere.py", text))
+    kinds = [type("Kind", (types.ModuleType,), {"rate": rate}) for rate in (1, 2)]
+    assert canonical(kinds[0]("config")) != canonical(kinds[1]("config"))
+    assert canonical(os.path) == b"m" + (9).to_bytes(8, "big") + b"posixpath"
+
+
+@pytest.mark.parametrize("base", [set, frozenset])
+def test_a_set_of_a_class_with_slots_counts_with_what_they_hold(base: type) -> None:
+    kind = type("Slotted", (base,), {"__slots__": ("scale",)})
+    one, other, same = kind("a"), kind("a"), kind("a")
+    one.scale, other.scale, same.scale = 1, 2, 1
+    assert canonical(one) == canonical(same) != canonical(other)
 
 
 def test_the_logic_key_of_a_cached_function_counts_where_it_is_referred_to() -> None:

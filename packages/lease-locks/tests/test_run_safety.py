@@ -109,18 +109,20 @@ def test_nothing_of_the_command_is_left_when_its_keeper_was_killed(locks: LeaseM
     assert "was killed" in errors
 
 
-@pytest.mark.parametrize("killed", ["both", "the keeper", "the run"])
-def test_what_is_left_of_a_command_keeps_its_lease_where_run_and_keeper_are_killed_at_once(
+@pytest.mark.parametrize("killed", ["both", "neither", "the keeper", "the run"])
+def test_what_is_left_of_a_command_keeps_its_lease_where_run_and_keeper_are_killed_or_stopped_at_once(
     locks: LeaseManager, lease_run: Run, killed: str
 ) -> None:
     process, pids = family(lease_run, "--ttl", "0.5")
     both = {"the keeper": keeper_of(process), "the run": process.pid}
-    left = pids if killed == "the run" else pids[1:]  # a command ends with its keeper, what it started does not
+    # A command ends with its keeper, what it started does not.
+    left = pids if killed in ("neither", "the run") else pids[1:]
     try:
         for pid in both.values():
             os.kill(pid, signal.SIGSTOP)
-        for name in both if killed == "both" else [killed]:
-            os.kill(both[name], signal.SIGKILL)
+        for name, pid in both.items():
+            if killed in ("both", name):
+                os.kill(pid, signal.SIGKILL)
         eventually(lambda: living(pids) == left, "what can end by that ends")
         assert locks.try_acquire("a") is None
         with pytest.raises(AcquireTimeout):

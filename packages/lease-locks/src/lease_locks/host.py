@@ -39,11 +39,10 @@ def process_gone(record: SessionRecord) -> bool:
 
 
 def left_behind(record: SessionRecord) -> bool:
-    """Whether one of the session's processes is no more, but some that came of its helpers run on: such as this user may see.
-
-    The other one would have ended them, and is gone as well, or stopped.
-    """
-    return bool(record.helpers) and any(_ended(record)) and _left(record)
+    """Whether some that came of the session's helpers run on here, such as this user may see: its processes, that would have
+    ended them, are gone, or stopped."""
+    here = boot_id(), pid_namespace()
+    return all(here) and (record.boot_id, record.pid_ns) == here and _left(record)
 
 
 def mark(helper: tuple[int, int]) -> str:

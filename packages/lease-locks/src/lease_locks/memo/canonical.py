@@ -4,6 +4,7 @@
     any other function                           its code, defaults, annotations, attributes, what it closes over, and the globals
                                                  that its code names where its module can't be imported (`__main__`)
     any other class                              its name, bases, body and its order, and what is registered with it, but not its docstring
+    a module                                     its name; one that isn't imported under it, its variables, too
     number, text, bytes, tuple, list, dict, set  its type and content; 1, 1.0 and True differ
     any other object                             what its class's `__memo_key__(self)` returns, else what pickle rebuilds it from
 
@@ -52,6 +53,10 @@ _CLASS_NOISE: Final = frozenset(
     | {"__slotnames__", "__annotations_cache__"}  # made when an instance is first pickled, annotations first looked at
     # What pydantic makes of a model's fields and methods, which are told: it names the class by its place in memory.
     | {"__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__"}
+)
+# What the import system makes of where a module was found.
+_MODULE_NOISE: Final = frozenset(
+    {"__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__package__", "__path__", "__spec__"}
 )
 DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
 DESCRIPTOR_PARTS: Final = ("__func__", "fget", "fset", "fdel", "func")
@@ -107,6 +112,13 @@ def held(module: Any, name: str, thing: Any) -> bool:
     for part in name.split("."):
         found = getattr(found, part, None)
     return plain(found) is thing
+
+
+def _importable(module: types.ModuleType) -> bool:
+    """Whether its name tells it from any other: one that was loaded from a file, or made by hand, may have another's."""
+    name = module.__name__
+    parent, _, last = name.rpartition(".")
+    return name not in SCRIPTS and (sys.modules.get(name) is module or held(parent, last, module))
 
 
 def identity(thing: Any) -> bytes:
@@ -280,12 +292,15 @@ class _Encoder:
             return
         if isinstance(value, types.ModuleType):
             self.sized(b"m", value.__name__.encode())
+            if not _importable(value):
+                self.put(kind)
+                self.mapping({name: part for name, part in vars(value).items() if name not in _MODULE_NOISE})
             return
         if isinstance(value, set | frozenset):  # of a subclass; pickle would list it in the order of its hashes
             self.write(b"o")
             self.put(kind)
             self.unordered(b"u", value)
-            self.put(getattr(value, "__dict__", None))
+            self.put(value.__getstate__())
             return
         if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject:
             self.write(b"n")
