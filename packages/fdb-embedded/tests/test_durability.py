@@ -16,7 +16,7 @@ import lmdb
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, handles, idempotency, journal
+from fdb_embedded import durability, handles, idempotency, journal, versions
 
 
 def power_loss(directory: Path, image: Path, journal_bytes: int | None = None, torn: bool = False) -> int:
@@ -408,3 +408,109 @@ def test_what_a_signal_handler_raises_while_a_database_is_opened_is_its_own(
     monkeypatch.setattr(durability, "seal_checkpoint", interrupted)
     with pytest.raises(TimeoutError, match="of a signal handler"):
         fdb_embedded.open(tmp_path / "db", durability="fsync")
+
+
+def _older_data(path: Path) -> None:
+    """Commit, and put the data file back as it was before: what a disk is left with that lost what wasn't flushed."""
+    db = fdb_embedded.open(path, durability="fsync")
+    db[b"n000"] = b"0"
+    for entry in ("data.mdb", "shared", "attached.lock"):
+        shutil.copyfile(path / entry, path.with_name(entry))
+    for number in range(1, 20):
+        db[b"n%03d" % number] = b"%d" % number
+    fdb_embedded.close(db)
+    (path / "sealed").unlink()
+    for entry in ("data.mdb", "shared", "attached.lock"):
+        shutil.copyfile(path.with_name(entry), path / entry)
+
+
+def test_a_data_file_that_is_behind_its_journal_is_recovered_though_the_machine_runs(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    _older_data(path)
+    for durable in ("process", "fsync"):  # whoever opens it
+        db = fdb_embedded.open(path, durability=durable)
+        assert numbers(db) == list(range(20))
+        db[b"n%03d" % len(numbers(db))] = b"%d" % len(numbers(db))
+        db[b"m"] = b"m"
+        db.clear(b"n020")
+        fdb_embedded.close(db)
+
+
+def test_a_disk_that_was_mounted_anew_is_taken_for_a_restart_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "db"
+    system = tmp_path / "sys"
+    device = os.stat(tmp_path).st_dev
+    (system / "dev/block").mkdir(parents=True)
+    (system / f"dev/block/{os.major(device)}:{os.minor(device)}").symlink_to("../../devices/disk")
+    mounted = system / "fs/xfs/disk"
+    mounted.mkdir(parents=True)
+    monkeypatch.setattr(versions, "SYS", system)
+    db = fdb_embedded.open(path, durability="fsync")
+    for number in range(20):
+        db[b"n%03d" % number] = b"%d" % number
+    assert not durability.needs_recovery(path)
+    noted = (path / durability.BOOT).read_text()
+    # what is lost of pages that were written in any order: the data file says that it is the newest
+    fdb_embedded.close(db)
+    (path / "data.mdb").write_bytes(random.Random(1).randbytes(65536))
+    mounted.rename(system / "before")
+    mounted.mkdir()
+    db = fdb_embedded.open(path)
+    assert numbers(db) == list(range(20))
+    fdb_embedded.close(db)
+    assert (path / durability.BOOT).read_text() not in (noted, versions.boot_id())
+    # where the kernel doesn't tell, and what an earlier release noted, the boot decides
+    monkeypatch.setattr(versions, "SYS", tmp_path / "none")
+    assert not durability.needs_recovery(path)
+    (path / durability.BOOT).write_text(versions.boot_id())
+    monkeypatch.setattr(versions, "SYS", system)
+    assert not durability.needs_recovery(path)
+    fdb_embedded.close(fdb_embedded.open(path, durability="fsync"))
+    assert (path / durability.BOOT).read_text() == versions.cache_id(path)
+
+
+def test_one_record_that_a_killed_writer_did_not_commit_calls_for_no_recovery(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    db = fdb_embedded.open(path, durability="fsync")
+    db[b"n000"] = b"0"
+    store = db.dpointer.engine.store
+    start, end = store.read(journal.place)
+    version = store.read(versions.last_version)
+    fdb_embedded.close(db)
+    segments = journal.Segments(path)
+    segments.append(start, end, journal.pack(version, version + 5, [], b"", end, end))
+    segments.close()
+    assert not durability.is_behind(path)
+    db = fdb_embedded.open(path, durability="fsync")
+    assert numbers(db) == [0]
+    fdb_embedded.close(db)
+
+
+@pytest.mark.parametrize("refused", ["utime", "statvfs"])
+def test_no_flush_counts_on_a_file_system_that_takes_no_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """ext4, when its own journal fails: a flush that waits for it may be told of success, and is later, when it is read-only."""
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"k"] = b"before"
+    tr = db.create_transaction()
+    tr[b"k"] = b"after"
+    with monkeypatch.context() as patch:
+        if refused == "utime":
+
+            def refuse(fd: int) -> None:
+                raise OSError(errno.EROFS, "Read-only file system")
+
+            patch.setattr(os, "utime", refuse)
+        else:
+            found = list(os.statvfs(tmp_path))
+            found[8] |= os.ST_RDONLY
+            patch.setattr(os, "fstatvfs", lambda fd: os.statvfs_result(found))
+        with pytest.raises(fdb_embedded.load().FDBError) as raised:
+            tr.commit().wait()
+        assert raised.value.code == 1021
+    db[b"l"] = b"again"  # a new checkpoint takes the journal's place
+    assert db[b"k"] == b"after"
+    fdb_embedded.close(db)

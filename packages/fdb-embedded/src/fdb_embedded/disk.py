@@ -6,6 +6,7 @@ so that what a crash may leave of them (unflushed writes dropped, torn, or done 
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -44,11 +45,20 @@ def flush(fd: int) -> None:
     a later flush succeeds, because the kernel gives up what it couldn't write.
     """
     os.fdatasync(fd)
+    _check_writable(fd)
 
 
 def flush_all(fd: int) -> None:
     """Return when the contents of a file and its length are on disk. Raises OSError as `flush`."""
     os.fsync(fd)
+    _check_writable(fd)
+
+
+def _check_writable(fd: int) -> None:
+    """Raises OSError where the file system takes no changes any more: of those who waited for a flush as it stopped, some are told of success."""
+    os.utime(fd)  # which ext4 refuses as soon as its own journal has failed, and that may be before it is read-only
+    if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def flush_directory(directory: Path) -> None:
@@ -56,6 +66,7 @@ def flush_directory(directory: Path) -> None:
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
+        _check_writable(fd)
     finally:
         os.close(fd)
 

@@ -29,9 +29,9 @@ from .checkpoints import copy_checkpoint, seal_checkpoint
 from .errors import Code, DamagedDatabase, PathUnusable
 from .formats import FORMAT, convert, format_of
 from .private import PRIVATE_FILE
-from .seal import is_alone
+from .seal import SEAL, is_alone
 from .shared import flushed_before
-from .versions import boot_id, last_version
+from .versions import cache_id, last_version, same_cache
 from .waiting import TO_DO, GivenUp, GoOn, Wait
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def note_boot(directory: Path) -> None:
     """Note under which boot the files are whole."""
     temporary = directory / (BOOT + private.NEW)
     with private.create(temporary) as file:
-        file.write(boot_id())
+        file.write(cache_id(directory))
         file.flush()
         disk.flush_all(file.fileno())
     disk.replace(temporary, directory / BOOT)
@@ -256,13 +256,34 @@ def note_boot(directory: Path) -> None:
 
 
 def needs_recovery(directory: Path) -> bool:
-    """Whether the machine has restarted since the files were last known to be whole."""
+    """Whether the machine has restarted, or the disk was mounted anew, since the files were last known to be whole."""
     try:
-        return private.read_text(directory / BOOT) != boot_id()
+        return not same_cache(private.read_text(directory / BOOT), directory)
     except FileNotFoundError:
         return False
     except ValueError:  # damaged: what the files are is not known
         return True
+
+
+def is_behind(directory: Path) -> bool:
+    """Whether the data file has lost commits that the journal has. Under the lock of opening; nobody is attached.
+
+    A killed writer may have appended one record and not committed it. A second one shows that the data file isn't as it was left: the disk
+    has lost what the kernel had not yet written to it, or an earlier copy lies in its place.
+    """
+    try:
+        with lmdb.open(str(directory), readonly=True, lock=False, max_dbs=0) as env, env.begin() as txn:
+            at, version = journal.place(txn), last_version(txn)
+    except lmdb.Error:
+        return False  # who opens it next tells of it
+    return at is None or journal.goes_on(directory, version, *at)
+
+
+def renew(directory: Path) -> None:
+    """Recover, and note that the files are whole now. Under the lock of opening. Raises as `recover`."""
+    recover(directory)
+    note_boot(directory)
+    (directory / SEAL).unlink(missing_ok=True)
 
 
 def recover(directory: Path) -> int:
@@ -283,8 +304,8 @@ def recover(directory: Path) -> int:
         if not disk.is_lack(error):
             raise
         raise PathUnusable(
-            f"{directory}: the machine has restarted, and the database can't be recovered now ({error}): nothing is lost; make room "
-            "for two more copies of it, and open it again"
+            f"{directory}: the machine has restarted, or its disk has lost what wasn't flushed, and the database can't be recovered now "
+            f"({error}): nothing is lost; make room for two more copies of it, and open it again"
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # it is to take nobody's room
@@ -434,5 +455,7 @@ def make_durable(store: Store, directory: Path) -> None:
         wait = Wait(lambda: f"{directory}: another process makes a checkpoint, and is waited for; {TO_DO}", None)
         while checkpoint(store, directory) is None:
             wait.pause()  # another process copies: its copy may have begun before the journal did
+        note_boot(directory)
+    elif private.read_text(directory / BOOT) != cache_id(directory):  # an earlier release noted the boot alone
         note_boot(directory)
     store.page.set_journaled()

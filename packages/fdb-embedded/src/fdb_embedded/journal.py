@@ -136,6 +136,23 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def goes_on(directory: Path, version: int, start: int, end: int) -> bool:
+    """Whether more follows than one record, of which a killed writer didn't commit the store's part, where a store has its end."""
+    found = segments(directory)
+    if any(start < later and _is_begun(later, path) for later, path in found):
+        return True
+    at = end - start
+    for path in [path for first, path in found if first == start]:
+        with contents_of(path) as data:
+            for _ in range(2):
+                record = find(data, at, start + at)
+                if record is None or record.previous != version:
+                    return False
+                at, version = record.end, record.version
+            return True
+    return False
+
+
 class Replay:
     """Reads the journal for what follows a checkpoint; afterwards `version` and `end` say how far it reaches."""
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from . import private
 from .errors import DamagedDatabase
-from .versions import boot_id
+from .versions import cache_id, same_cache
 
 SEAL = "sealed"
 CHUNK = 1 << 20
@@ -97,7 +97,7 @@ def write(directory: Path, data: str, before: Seal | None) -> None:
         else:
             sums = _sums(fd, found.used) if found.used <= SEAL_BYTES else []
         status = os.fstat(fd)
-        seal = Seal(boot_id(), status.st_size, status.st_mtime_ns, found.number, found.used, sums)
+        seal = Seal(cache_id(directory), status.st_size, status.st_mtime_ns, found.number, found.used, sums)
     finally:
         os.close(fd)
     text = json.dumps(seal._asdict())
@@ -131,7 +131,8 @@ def take(directory: Path, data: str, last_boot: str) -> tuple[Seal | None, bool]
             status = os.fstat(fd)
             if not status.st_size or (
                 seal is not None
-                and (seal.boot, seal.size, seal.changed) == (boot_id(), status.st_size, status.st_mtime_ns)
+                and (seal.size, seal.changed) == (status.st_size, status.st_mtime_ns)
+                and same_cache(seal.boot, directory)
             ):
                 whole = True
             elif seal is not None and seal.sums and not _written_by_others(fd, seal):
@@ -181,15 +182,15 @@ def _sums(fd: int, used: int) -> list[int]:
 def _walk(directory: Path, data: str, fd: int, last_boot: str) -> bool:
     """Walk through the pages; whether nothing else has to be looked at. Raises `DamagedDatabase`."""
     found = extent(fd)
-    same_boot = last_boot == boot_id()
-    if same_boot and found is not None and found.used > WALK_BYTES and os.fstat(fd).st_size >= found.used:
+    same = same_cache(last_boot, directory)
+    if same and found is not None and found.used > WALK_BYTES and os.fstat(fd).st_size >= found.used:
         return True
     problems = walk(directory / data)
     if problems:
         raise DamagedDatabase(
             f"{directory / data} is damaged ({problems[0]}{', and more' if len(problems) > 1 else ''}); restore it from a dump or a copy"
         )
-    return same_boot
+    return same
 
 
 def walk(path: Path) -> list[str]:

@@ -28,7 +28,7 @@ from .private import PRIVATE_FILE
 from .readers import Readers
 from .shared import SharedPage
 from .slots import LAYOUT, SIZE
-from .versions import Clock, boot_id, last_version
+from .versions import Clock, cache_id, last_version
 from .waiting import Caller, GoOn, acquire
 from .writer_lock import WriterLock
 
@@ -92,12 +92,14 @@ class Store:
             return
         with durability.locked(path / durability.OPEN_LOCK):
             unsure = False
-            if durability.is_durable(path) and durability.needs_recovery(path):
-                durability.recover(path)
-                durability.note_boot(path)
-                (path / seal.SEAL).unlink(missing_ok=True)
+            durable = durability.is_durable(path)
+            if durable and durability.needs_recovery(path):
+                durability.renew(path)
             elif seal.is_alone(path / ATTACHED):
                 self._seal, unsure = seal.take(path, DATA, _text(path / ATTACHED))
+                if durable and durability.is_behind(path):
+                    self._seal, unsure = None, False
+                    durability.renew(path)
             self._attach()
             try:
                 if unsure:
@@ -164,7 +166,7 @@ class Store:
                 self.flusher = Flusher(self, self.path)
                 self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
                 fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
-                os.pwrite(self._attached_fd, boot_id().encode(), 0)
+                os.pwrite(self._attached_fd, cache_id(directory).encode().ljust(64), 0)
                 self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
                 self.page.read_unflushed(not self.waits_for_flushes)
             self.page_size = self.env.stat()["psize"]
@@ -220,7 +222,7 @@ class Store:
             raise PathUnusable(f"no room for the database in {directory}: {error.strerror}") from error
 
     def _look_through(self) -> None:
-        """Read everything: the machine has restarted since the file was used, and may have lost some of what was written."""
+        """Read everything: the machine has restarted since the file was used, or its disk was mounted anew, and some of it may be lost."""
         problems: list[str] = []
         self.read(lambda txn: checking.check_rows(txn, problems))
         if problems:
@@ -229,8 +231,8 @@ class Store:
                 "from a dump or a copy"
             )
         log.warning(
-            "%s was open in durability `process` when the machine restarted: its pages and records are whole, but commits of the last "
-            "seconds may be missing",
+            "%s was open in durability `process` when the machine restarted, or its disk went: its pages and records are whole, but commits "
+            "of the last seconds may be missing",
             self.path,
         )
 

@@ -15,6 +15,8 @@ told lag behind the clock by far more than what a processor may delay the note b
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import msgpack
 
 from .keys import CLOCK, LOG, log_key
 
+SYS = Path("/sys")
 VERSIONS_PER_SECOND = 1_000_000
 MAX_READ_AGE = 5 * VERSIONS_PER_SECOND
 RECOVERY_JUMP = 100 * VERSIONS_PER_SECOND
@@ -36,6 +39,28 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
+
+
+def cache_id(directory: Path) -> str:
+    """Names what the kernel keeps of a directory's files in memory: the boot and, where the kernel tells, the mount of their disk.
+
+    A disk that fails, or is taken away and mounted again, has lost what wasn't flushed as at a loss of power, and the boot is the same.
+    The kernel makes a directory for each mounted file system of these types, whose number is never used twice.
+    """
+    with contextlib.suppress(OSError):
+        device = os.stat(directory).st_dev
+        name = os.readlink(SYS / f"dev/block/{os.major(device)}:{os.minor(device)}").rpartition("/")[2]
+        for kind in ("ext4", "xfs", "f2fs"):
+            with contextlib.suppress(OSError):
+                return f"{boot_id()} {os.stat(SYS / 'fs' / kind / name).st_ino}"
+    return boot_id()
+
+
+def same_cache(noted: str, directory: Path) -> bool:
+    """Whether a note of `cache_id` says that nothing was lost since; one without a mount, or where none is told now, goes by the boot."""
+    boot, _, mount = noted.strip().partition(" ")
+    here, _, now = cache_id(directory).partition(" ")
+    return boot == here and (mount == now or not mount or not now)
 
 
 def last_version(txn: Any) -> int:
