@@ -28,7 +28,6 @@ from fdb_schema import ClusterSpace, MainspringError, NewerFormatError, open_dat
 from fdb_schema.records import pack
 from futures_worker import Client, Status, UpstreamDependencyFailedException, as_completed, wait
 from futures_worker.client import waiting
-from futures_worker.client.callbacks import Callbacks
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -189,26 +188,13 @@ def test_as_completed_yields_what_another_thread_is_noting(client: Client, monke
     assert {f.result() for f in as_completed(futures, timeout=WAIT)} == {0, 1, 2, 3}
 
 
-def test_an_interrupt_in_a_callback_takes_no_other_from_those_who_wait(
-    client: Client, any_db: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    futures = client.map(square, range(5))
-    told = [threading.Event() for _ in futures]
-
-    def interrupt(_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Callbacks, "start", lambda self: None)  # this thread reads the mail, all of it at once
-        client.flush()
-        with Client(any_db, "test") as other:
-            other.gather([other.get_future(future._record.id) for future in futures])
-        futures[0].add_done_callback(interrupt)
-        for future, event in zip(futures, told, strict=True):
-            future.add_done_callback(lambda _, event=event: event.set())
-        with pytest.raises(KeyboardInterrupt):
-            futures[-1].result(WAIT)
-    client._context().callbacks.start()
+def test_a_callback_that_ends_its_thread_takes_no_other_from_those_who_wait(client: Client, any_db: Any) -> None:
+    gate = client.submit(square, 2, resources={"gpu": 1})  # nobody here runs it
+    told = [threading.Event() for _ in range(5)]
+    gate.add_done_callback(lambda _: sys.exit("the callback"))
+    for event in told:
+        gate.add_done_callback(lambda _, event=event: event.set())
+    client.delete(gate)
     assert all(event.wait(WAIT) for event in told)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from fdb_datamodel.collector import Collector
 from futures_worker import Client, FutureDeletedError
+from futures_worker.client.intake import Intake
+from futures_worker.client.session import Session
 
 WAIT = 60.0
 
@@ -104,3 +108,81 @@ def test_what_makes_many_futures_of_one_key_is_refused(client: Client) -> None:
         client.executor(key="k")
     with pytest.raises(ValueError, match="pieces of work are many"):
         client.dataset([[1], [2]], key="k")
+
+
+def test_who_waits_is_told_though_another_thread_submits_the_same_key(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread looked whether the key is known before this one submitted, and goes on when this one waits."""
+    looked, waits = threading.Event(), threading.Event()
+    submit, expect = Session.submit, Session.expect
+
+    def late(session: Session, *args: Any) -> Any:
+        if threading.current_thread() is other:
+            looked.set()
+            assert waits.wait(WAIT)
+        return submit(session, *args)
+
+    def expected(session: Session, *args: Any) -> None:
+        expect(session, *args)
+        waits.set()
+
+    monkeypatch.setattr(Session, "submit", late)
+    futures: list[Any] = []
+
+    def same() -> None:  # nobody here runs it
+        futures.append(client.submit(square, 1, key="k", resources={"gpu": 1}))
+
+    other = threading.Thread(target=same, daemon=True)
+    other.start()
+    assert looked.wait(WAIT)
+    same()
+    monkeypatch.setattr(Session, "expect", expected)
+    ends: list[BaseException | None] = []
+    waiter = threading.Thread(target=lambda: ends.append(futures[0].exception(WAIT)), daemon=True)
+    waiter.start()
+    other.join(WAIT)
+    client.delete(futures[1])
+    waiter.join(WAIT)
+    assert isinstance(ends[0], FutureDeletedError)
+
+
+def test_a_key_that_another_thread_is_about_to_submit_is_there(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    about, go_on = threading.Event(), threading.Event()
+    add = Intake.add
+
+    def slow(intake: Any, entry: Any) -> None:
+        if threading.current_thread() is other:
+            about.set()
+            assert go_on.wait(WAIT)
+        add(intake, entry)
+
+    monkeypatch.setattr(Intake, "add", slow)
+    other = threading.Thread(target=lambda: client.submit(square, 2, key="k"), daemon=True)
+    other.start()
+    assert about.wait(WAIT)
+    try:
+        assert client.submit(square, 2, key="k").result(WAIT) == 4
+    finally:
+        go_on.set()
+        other.join(WAIT)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_key_that_was_submitted_before_is_let_go_with_its_handles(client: Client, any_db: Any, ended: bool) -> None:
+    resources = None if ended else {"gpu": 1}
+    made = [client.submit(square, n, key=f"k{n}", resources=resources) for n in range(5)]
+    if ended:
+        client.gather(made)
+    client.flush()
+    with Client(any_db, "test") as other:
+        session = other._context()
+        for n in range(5):
+            other.submit(square, n, key=f"k{n}", resources=resources)
+        other.flush()
+        client.delete_all(made)  # mailed to the other one, if it was still to end
+        session.reader.read()
+        gc.collect()
+        session.keeping.release_dropped()
+        assert not session.pending
+        assert not session.keeping._held

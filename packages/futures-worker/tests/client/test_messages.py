@@ -181,9 +181,9 @@ def test_options_can_be_defaults_of_a_client_and_of_a_function(any_db: Any) -> N
         session_ = client._context()
         submit = session_.submit
 
-        def spy(future: Any, spec: Any, *rest: Any) -> None:
+        def spy(future: Any, spec: Any, *rest: Any) -> Any:
             seen.append((spec.max_retries, spec.priority, spec.run_timeout))
-            submit(future, spec, *rest)
+            return submit(future, spec, *rest)
 
         session_.submit = spy  # type: ignore[method-assign]
         client.submit(add, 1)

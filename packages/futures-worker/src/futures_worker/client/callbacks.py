@@ -1,4 +1,7 @@
-"""Callbacks of futures that ended, and the thread that reads a client's mail while nobody blocks on it.
+"""Callbacks of futures that ended, the thread that runs them, and the one that reads a client's mail while nobody blocks on it.
+
+What a callback does is unknown: it may wait, or want a lock that a thread holds which waits for a future. So none runs in a thread
+that came for something else, or amid a commit, but for those of the client itself, which only tell somebody (`inline`).
 
 A database that can't be reached is not waited for in silence: whoever waits through this thread is told its error
 (`watch`), after `DATABASE_SECONDS` where retrying might have helped, else at once. The thread goes on trying, so a wait
@@ -7,7 +10,6 @@ that begins when the database is back ends as it should.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from fdb_datamodel import FutureDeletedError, UnknownFutureError
+from fdb_schema import MainspringError
 from futures_worker.client.nested import Awaited
 from futures_worker.client.record import FutureRecord
 from futures_worker.client.turn import Flag
@@ -23,6 +26,7 @@ from futures_worker.client.turn import Flag
 log = logging.getLogger("futures_worker")
 
 TROUBLE_PAUSE: Final = 0.5  # seconds before the database is asked again after it failed
+LAST_SECONDS: Final = 1.0  # that `close` gives callbacks of futures that have ended
 
 
 class Reads(Protocol):
@@ -47,6 +51,9 @@ class Reads(Protocol):
     ) -> bool:
         """See `Session`."""
 
+    def closed_error(self) -> MainspringError:
+        """See `Session`."""
+
     def wake_followers(self) -> None:
         """See `Session`."""
 
@@ -66,18 +73,25 @@ class Callbacks:
         self._due = due
         self._work = Flag()
         self._thread: threading.Thread | None = None
+        self._ended: deque[FutureRecord] = deque()  # with callbacks for the thread that runs them
+        self._handed = Flag()
+        self._runner: threading.Thread | None = None
         self.trouble: tuple[float, BaseException] | None = None  # when the last attempt that failed began; its error
 
     def __bool__(self) -> bool:
         """Whether any future has callbacks."""
         return bool(self._awaited)
 
-    def add(self, record: FutureRecord, callback: Callable[[], object]) -> None:
-        """Have `callback()` called once the future ended. It isn't where the database's error is raised."""
+    def add(self, record: FutureRecord, callback: Callable[[], object], *, inline: bool = False) -> None:
+        """Have `callback()` called once the future ended; at once if it has. It isn't where the database's error is raised.
+
+        `inline`: it only tells somebody, waits for nothing and raises nothing, so any thread may call it.
+        """
+        one = (inline, callback)
         with self._lock:
             if record.callbacks is None:
                 record.callbacks = []
-            record.callbacks.append(callback)
+            record.callbacks.append(one)
             self._awaited[id(record)] = record
         if not record.ended:
             try:
@@ -85,15 +99,22 @@ class Callbacks:
             except (UnknownFutureError, FutureDeletedError) as error:
                 record.trouble = error
             except Exception:  # the database's trouble: who tries again is told once
-                with self._lock, contextlib.suppress(ValueError):
-                    record.callbacks.remove(callback)
-                    if not record.callbacks:
-                        self._awaited.pop(id(record), None)
+                if self._take_out(record, one) and not record.callbacks:
+                    self._awaited.pop(id(record), None)
                 raise
         if record.ended:  # meanwhile, or before
+            if self._take_out(record, one):
+                _call(record, callback)
             self.run([record])
             return
         self.start()
+
+    def _take_out(self, record: FutureRecord, one: tuple[bool, Callable[[], object]]) -> bool:
+        with self._lock:
+            there = one in (record.callbacks or ())
+            if there and record.callbacks:
+                record.callbacks.remove(one)
+            return there
 
     def start(self) -> None:
         """See to it that the thread reads the mail."""
@@ -104,7 +125,7 @@ class Callbacks:
             self._thread.start()
 
     def run_due(self) -> None:
-        """Run the callbacks of those that are `due`; by a thread that holds no lock. The thread finds what an interrupt leaves."""
+        """See to the callbacks of those that are `due`. The thread that reads finds what an interrupt leaves."""
         while self._due:
             try:
                 record = self._due.popleft()
@@ -113,30 +134,64 @@ class Callbacks:
             self.run([record])
 
     def run(self, records: Sequence[FutureRecord]) -> None:
-        """Run the callbacks of futures that ended, each once. Those that an interrupt leaves are run by the thread that reads."""
+        """See to it that the callbacks of futures that ended are called, each once; by whichever thread, whatever it holds."""
         for record in records:
-            while (callback := self._take(record)) is not None:
-                try:
-                    callback()
-                except Exception:
-                    log.exception("a callback of %r failed", record)
-
-    def _take(self, record: FutureRecord) -> Callable[[], object] | None:
-        with self._lock:
+            while (callback := self._take(record, inline=True)) is not None:
+                _call(record, callback)
             if record.callbacks:
-                return record.callbacks.pop(0)
-            self._awaited.pop(id(record), None)
+                self._ended.append(record)
+                self._hand_over()
+
+    def _take(self, record: FutureRecord, *, inline: bool) -> Callable[[], object] | None:
+        with self._lock:
+            callbacks = record.callbacks or []
+            for at, (anywhere, callback) in enumerate(callbacks):
+                if anywhere or not inline:
+                    del callbacks[at]
+                    return callback
+            if not callbacks:
+                self._awaited.pop(id(record), None)
             return None
 
+    def _hand_over(self) -> None:
+        if self._runner is None or not self._runner.is_alive():
+            with self._lock:
+                if self._runner is None or not self._runner.is_alive():
+                    self._runner = threading.Thread(target=self._run_ended, name="mainspring-callbacks", daemon=True)
+                    self._runner.start()
+        self._handed.set()
+
+    def _run_ended(self) -> None:
+        while True:
+            self._handed.wait()
+            self._handed.clear()
+            while self._ended:
+                record = self._ended.popleft()
+                while (callback := self._take(record, inline=False)) is not None:
+                    try:
+                        _call(record, callback)
+                    except BaseException:  # sys.exit(), say: others' callbacks are still to run
+                        log.exception("a callback of %r failed", record)
+            if self._session.closed:
+                return
+
     def _run_left(self) -> None:
+        if self._ended:
+            self._hand_over()  # an interrupt may have come before that
+            return
         with self._lock:
             left = [record for record in self._awaited.values() if record.ended]
         self.run(left)
 
     def watch(self, key: object, tell: Callable[[BaseException], object]) -> None:
-        """Call `tell(error)` whenever an attempt of this thread fails that began after this, until `unwatch(key)`."""
+        """Call `tell(error)` whenever an attempt of this thread fails that began after this, until `unwatch(key)`.
+
+        And once the client is closed: nobody reads any more.
+        """
         with self._lock:
             self._watchers[key] = (time.monotonic(), tell)
+        if self._session.closed:
+            tell(self._session.closed_error())
 
     def unwatch(self, key: object) -> None:
         """The end of `watch`."""
@@ -158,8 +213,16 @@ class Callbacks:
             raise self.trouble[1]
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Let the threads end, and tell whoever waits through them. Called once the session is closed."""
         self._work.set()
+        self._handed.set()
+        runner = self._runner
+        if runner is not None and runner.is_alive() and runner is not threading.current_thread():
+            runner.join(LAST_SECONDS)
+        with self._lock:
+            watchers = [tell for _, tell in self._watchers.values()]
+        for tell in watchers:
+            tell(self._session.closed_error())
 
     def _needed(self) -> bool:
         return bool(self._awaited) or self._session.waits_for_both()
@@ -186,3 +249,10 @@ class Callbacks:
                     return
                 self.tell_trouble(error, began)
                 time.sleep(TROUBLE_PAUSE)
+
+
+def _call(record: FutureRecord, callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:
+        log.exception("a callback of %r failed", record)

@@ -57,7 +57,7 @@ class Expected:
         self.tell(tuple(ended.values()))
         for future_id, record in ended.items():
             if pending.get(future_id) is record:
-                del pending[future_id]
+                pending.pop(future_id, None)
         if entries and not calls:
             last = entries[-1].result
             self._idle = last.worker if last is not None and not pending else None

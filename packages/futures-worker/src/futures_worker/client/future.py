@@ -168,7 +168,10 @@ class Future(FutureHandle, Generic[T]):
         return self.cancelled()
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call `callback(self)` when the future ends, in a thread of this process; at once if it already has."""
+        """Call `callback(self)` when the future ends, in a thread of the client that does nothing else; at once if it already has.
+
+        Callbacks of a client run one after the other, so one that waits holds up the others, and nobody else.
+        """
         session = self._home()
         session.callbacks.add(self._known_in(session), partial(callback, self))
 
@@ -271,6 +274,12 @@ def known_in_its_session(future: Future[Any]) -> tuple[Session, FutureRecord]:
     return session, future._known_in(session)
 
 
+def tell_at_end(future: Future[Any], tell: Callable[[], object]) -> None:
+    """Have `tell()` called once the future ended, by any thread: it waits for nothing and raises nothing."""
+    session = future._home()
+    session.callbacks.add(future._known_in(session), tell, inline=True)
+
+
 def failure_of(future: Future[Any]) -> BaseException | None:
     """What a future that ended failed with, also where it was cancelled; the same object whenever it is asked for."""
     return future._exception()
@@ -317,7 +326,7 @@ async def _await(future: Future[T]) -> T:
         await loop.run_in_executor(None, session.expect, [record])
     session.callbacks.watch(ended, tell)
     try:
-        future.add_done_callback(lambda _: tell(None))
+        tell_at_end(future, lambda: tell(None))
         await ended
     finally:
         session.callbacks.unwatch(ended)

@@ -48,7 +48,7 @@ class FutureRecord:
         self.entry: MailEntry | None = None  # how it ended, once mailed
         self.epoch = 0  # mail of an earlier epoch is old news
         self.trouble: BaseException | None = None  # why it couldn't be submitted
-        self.callbacks: list[Callable[[], object]] | None = None
+        self.callbacks: list[tuple[bool, Callable[[], object]]] | None = None  # whether any thread may call it; it
 
     @property
     def ended(self) -> bool:

@@ -67,7 +67,7 @@ class Session:
         self.calls = CallReader(self)
         self.results = ResultReader(db, space, fetcher, self.reader.look_after_workers)
         self._queries = FutureQueries(db, space, fetcher)
-        self._store = SubmitStore(db, space, self.id, self.reader.mailbox, self._refused, self.line)
+        self._store = SubmitStore(db, space, self.id, self.reader.mailbox, self._stored, self._refused, self.line)
         self._intake: Intake[Submission] = Intake(self._store_batch)
         self._taking = threading.Lock()  # held while a record becomes this session's
         self.keeping = Keeping(
@@ -81,15 +81,17 @@ class Session:
 
     # --- submits ------------------------------------------------------------------------------------------------------
 
-    def submit(self, record: FutureRecord, spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()) -> None:
-        """Take a future to be stored with the next batch. `holds`: the futures that its code refers to."""
-        record.keeping = self.keeping
+    def submit(self, record: FutureRecord, spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()) -> FutureRecord:
+        """Take a future to be stored with the next batch; what is known of it. `holds`: the futures that its code refers to."""
         if record.subscribed:
+            record.keeping = self.keeping
             self.keeping.hold(spec.id)
-        else:  # a key's: there may be other handles
-            self.keeping.hold_another(spec.id)
-        self.pending[spec.id] = record
+            self.pending[spec.id] = record
+        else:  # a key's: other threads may submit it, too, and wait for it
+            record = self.known(record)
+            self._take(record)
         self._intake.add(Submission(record, spec, code, holds, stored=self._store.has_code(code.digest)))
+        return record
 
     def submit_within(
         self, tr: Any, record: FutureRecord, spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()
@@ -133,9 +135,20 @@ class Session:
         self.line.interrupt()
         self._store.store(batch, idle if len(self.pending) == 1 else None)
 
+    def _stored(self, records: Sequence[FutureRecord], entries: Sequence[MailEntry]) -> None:
+        """Futures that others may have submitted before are stored, and their ends will be mailed, or are `entries`."""
+        for record in records:
+            record.stored = record.subscribed = True
+            if not record.ended:
+                self.pending.setdefault(record.id, record)
+        self.expected.settle(entries)
+        self.callbacks.run_due()
+        self.wake_followers()
+
     def _refused(self, record: FutureRecord, error: BaseException) -> None:
-        self.pending.pop(record.id, None)
         record.trouble = error
+        if self.pending.get(record.id) is record:
+            self.pending.pop(record.id, None)
         self.expected.tell([record])
         self.callbacks.run([record])
         self.wake_followers()
@@ -186,12 +199,15 @@ class Session:
         if record.keeping is not None and record.keeping is not self.keeping:
             known, record = record, FutureRecord(record.id, record.name, stored=True, subscribed=False)
             record.epoch, record.streams = known.epoch, known.streams
-        return self.pending.setdefault(record.id, record)  # whichever of several threads comes first
+        known = self.pending.setdefault(record.id, record)  # whichever of several threads comes first
+        if known.ended and self.pending.get(record.id) is known:  # just now, and its mail was taken before
+            self.pending.pop(record.id, None)
+        return known
 
     def await_end(
         self, record: FutureRecord, deadline: float | None, timeout: float | None, *, reading: bool = False
     ) -> None:
-        """Return once the future ended. Raises TimeoutError with the reason it takes so long, or why it wasn't stored.
+        """Return once the future ended, also where it couldn't be stored. Raises TimeoutError with the reason it takes so long.
 
         `reading`: also once it is seen that it yields items (`streams`), for which it may wait for a reader.
         """
@@ -210,22 +226,14 @@ class Session:
             raise TimeoutError(
                 f"{describe(record.id, record.name)} did not end within {timeout} s: {self.reason(record.id)}"
             )
-        if record.entry is None and record.trouble is not None:
-            raise record.trouble
 
     def expect(self, records: Iterable[FutureRecord]) -> None:
         """Store what isn't yet, and ask for mail of what won't be mailed to this session by itself. `records`: `known` here."""
         self.check_open()
-        unasked = []
-        unstored = False
-        for record in records:
-            if record.ended:
-                continue
-            unstored = unstored or not record.stored
-            if not record.subscribed or record.keeping is not self.keeping:
-                unasked.append(record)
-        if unstored:
-            self._intake.flush()
+        unended = [record for record in records if not record.ended]
+        if not all(record.stored and record.subscribed for record in unended):
+            self._intake.flush()  # also what another thread submits under a key that is known by its id here
+        unasked = [one for one in unended if not one.ended and not (one.subscribed and one.keeping is self.keeping)]
         if unasked:
             self._subscribe(unasked)
 
@@ -432,4 +440,8 @@ class Session:
     def check_open(self) -> None:
         """Raises MainspringError once the client is closed."""
         if self.closed:
-            raise MainspringError(f"this client of cluster {self.space.cluster!r} is closed: make a new one")
+            raise self.closed_error()
+
+    def closed_error(self) -> MainspringError:
+        """What is said of it then."""
+        return MainspringError(f"this client of cluster {self.space.cluster!r} is closed: make a new one")

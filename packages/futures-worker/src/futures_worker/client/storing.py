@@ -13,6 +13,7 @@ from fdb_datamodel import (
     ClusterSpace,
     CodeDigest,
     FutureSpec,
+    MailEntry,
     UnknownFutureError,
     WorkerFencedError,
     WorkerId,
@@ -24,6 +25,7 @@ from fdb_datamodel import (
     session_referrer,
     submit_claimed,
     submit_futures,
+    subscribe,
 )
 from fdb_datamodel.ids import show_id
 from fdb_schema import put_blob, unpin_blob
@@ -72,14 +74,18 @@ class SubmitStore:
         space: ClusterSpace,
         session: bytes,
         mailbox: Mailbox,
+        stored: Callable[[Sequence[FutureRecord], Sequence[MailEntry]], None],
         refused: Callable[[FutureRecord, BaseException], None],
         line: Line,
     ) -> None:
-        """`refused(record, why)` is told of each future that can't be stored. Delivered mail is deleted on the way."""
+        """`stored(records, entries)` is told of those that weren't this session's alone, and how they ended before, if they
+        did; `refused(record, why)` of each future that can't be stored. Delivered mail is deleted on the way.
+        """
         self._db = db
         self._space = space
         self._session = session
         self._mailbox = mailbox
+        self._stored = stored
         self._refused = refused
         self._line = line
         self._stored_code: set[bytes] = set()
@@ -131,6 +137,10 @@ class SubmitStore:
         alone = batch[0].record.subscribed and not batch[0].record.streams
         by_line = push_to is not None and alone and self._line.open_to(push_to)
         claims: list[Claim] = []
+        shared = [
+            s.record for s in batch if not s.record.subscribed
+        ]  # of keys: the session is mailed if it asks for it
+        entries: list[MailEntry] = []
 
         def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:
             cleared = self._mailbox.clear_delivered(tr)  # first: what is submitted may end at once, and is mailed
@@ -142,6 +152,8 @@ class SubmitStore:
                 claims[:] = submit_claimed(tr, self._space, specs, worker, ring=not by_line)
             else:
                 submit_futures(tr, self._space, specs)
+            if shared:
+                entries[:] = subscribe(tr, self._space, self._session, [record.id for record in shared])
             for submission in batch:
                 if submission.holds:
                     hold_futures(tr, self._space, submission.holds, outer=submission.spec.id)
@@ -162,6 +174,8 @@ class SubmitStore:
         self._stored_code.update(codes, large_codes)
         for submission in batch:
             submission.record.stored = True
+        if shared:
+            self._stored(shared, entries)
 
     def store_within(self, tr: Any, spec: FutureSpec, code: Code, holds: Sequence[bytes]) -> None:
         """Store a future in somebody's transaction. One that began to read before its dependencies were stored can't see

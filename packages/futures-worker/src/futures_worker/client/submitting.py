@@ -61,7 +61,7 @@ def submit(
         _apply(context, options, spec)
         if options.key is not None and options.tr is None:  # a transaction has to hold it, whoever else may
             known = session.pending.get(future_id)
-            if known is not None:
+            if known is not None and known.subscribed:  # it is there for sure
                 return Future(context, known)
     if tracing.enabled():
         spec.call_options = tracing.with_trace(spec.call_options)
@@ -71,7 +71,7 @@ def submit(
     if options.tr is not None:
         session.submit_within(options.tr, record, spec, code, holds)
     else:
-        session.submit(record, spec, code, holds)
+        record = session.submit(record, spec, code, holds)
     return Future(context, record)
 
 

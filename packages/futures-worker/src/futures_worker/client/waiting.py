@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
 from typing import Any, Final, NamedTuple, TypeVar
 
-from futures_worker.client.future import Future, failure_of, known_in_its_session, record_of
+from futures_worker.client.future import Future, failure_of, known_in_its_session, record_of, tell_at_end
 from futures_worker.client.record import FutureRecord
 from futures_worker.client.session import Session, check_timeout
 from futures_worker.client.turn import Flag
@@ -199,7 +199,7 @@ class _Group:
             session.callbacks.watch(self, fail)
         try:
             for future in tuple(self.remaining):
-                future.add_done_callback(lambda _: told.set())
+                tell_at_end(future, told.set)
             while not enough():
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0:
@@ -219,9 +219,13 @@ class _Group:
             session, record = known_in_its_session(future)
             self._sessions[id(session)] = session
             members.setdefault(id(session), []).append(record)
-        for key, session in self._sessions.items():
-            session.join(self)
-            session.expect(members[key])
+        try:
+            for key, session in self._sessions.items():
+                session.join(self)
+                session.expect(members[key])
+        except BaseException:
+            self.__exit__()
+            raise
         self.note([record_of(future) for future in tuple(self.remaining)])
         return self
 
