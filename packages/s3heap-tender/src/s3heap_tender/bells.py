@@ -42,7 +42,7 @@ class Bells:
         def body(tr: Any) -> tuple[list[bytes | None], list[Any]]:
             return get_many(tr, missing), [tr.watch(key) for key in missing]
 
-        values, watches = run(self._db, body)
+        values, watches = run(self._db, body, strategy="off")
         changed = False
         for key, value, watch in zip(missing, values, watches, strict=True):
             changed |= key not in self._seen or self._seen[key] != value
