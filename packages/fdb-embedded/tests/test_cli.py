@@ -297,3 +297,26 @@ def test_a_file_that_cant_be_written_or_read_is_an_error_of_one_line(filled: Pat
         assert name in result.stderr
         assert "row" not in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "a\u202eb", "a\U000e0041b", "a\udc80b"])
+def test_what_an_error_says_of_a_key_or_a_path_commands_no_terminal(filled: Path, tmp_path: Path, text: str) -> None:
+    for result in (command("get", text, db=filled), command("status", db=tmp_path / text)):
+        assert result.exit_code in (2, 3, 4)
+        assert "\\" in result.stderr
+        assert all(one.isprintable() for one in result.stderr.rstrip("\n"))
+
+
+def test_a_path_that_is_too_long_is_told_in_a_line(tmp_path: Path) -> None:
+    result = command("get", "x", db=tmp_path / ("y" * 300))
+    assert result.exit_code == 4
+    assert "File name too long" in result.stderr
+    with pytest.raises(fdb_embedded.PathUnusable, match="File name too long"):
+        fdb_embedded.open(tmp_path / ("y" * 300) / "db")
+
+
+def test_messages_have_text_and_no_bytes(filled: Path) -> None:
+    fdb = fdb_embedded.load()
+    assert str(fdb.FDBError(1020)) == "Transaction not committed due to conflict with another transaction (1020)"
+    assert fdb.FDBError(1020).description == b"Transaction not committed due to conflict with another transaction"
+    assert command("set", "k" * 20_000, "v", db=filled).stderr == "error: Key length exceeds limit (2102)\n"

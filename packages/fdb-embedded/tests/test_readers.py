@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ ROWS = 2000
 
 WRITE = """
 import sys
+import tempfile
 import fdb_embedded
 db = fdb_embedded.open(sys.argv[1])
 for turn in range(int(sys.argv[2])):
@@ -290,3 +292,14 @@ def test_the_living_are_asked_for_no_lock_while_they_read_nothing_or_move_on(
         for other in others:
             other.close()
         fdb_embedded.close(db)
+
+
+def test_a_directory_for_temporary_files_that_is_full_is_named_and_not_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers.layout.cache_clear()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+    with pytest.raises(fdb_embedded.PathUnusable, match=r"full can't be used.*set TMPDIR"):
+        fdb_embedded.open(tmp_path / "db")
+    monkeypatch.undo()
+    fdb_embedded.close(fdb_embedded.open(tmp_path / "db"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -43,7 +44,7 @@ def test_what_commands_a_terminal_is_in_no_log(form: LogFormat) -> None:
     stream = io.StringIO()
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    said = "\x1b[2J \x7f \x9b2J \u2028 \u202e \u2066 ü"
+    said = "\x1b[2J \x7f \x9b2J \u2028 \u202e \u2066 \u200b \U000e0041\U000e007f ü \u3000"
     try:
         configure_logging("worker", form, LogLevel.info, stream)
         logging.getLogger("x").warning("%s", said, extra={"name\u202e": said})
@@ -118,6 +119,57 @@ def test_what_others_named_doesnt_command_the_terminal(text: str, capsys: pytest
     shown = capsys.readouterr().out
     assert not any(character in shown for character in text if not character.isascii() or not character.isprintable())
     assert "\nforged" not in shown
+
+
+@pytest.mark.parametrize("hidden", ["\U000e0041", "\u200b", "\xad", "\udc80", "\ufeff"])
+def test_what_nobody_would_see_is_shown(hidden: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tag characters and their like are text to programs that read logs, and nothing to people."""
+    assert printable(f"a{hidden}b").encode("ascii").startswith(b"a\\")
+    print_json({"name": f"a{hidden}b"})
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out) == {"name": f"a{hidden}b"}
+
+
+@pytest.mark.parametrize(
+    ("error", "argument", "says"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "x", "Too many open files; it needs more"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "/tmp/y"), "x", "error: File name too long: /tmp/y"),
+        (OSError(errno.ENXIO, "No such device or address", "log"), "x", "log, which is a pipe that nobody reads"),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "\udcff", "isn't UTF-8: \\udcff"),
+        (TypeError("encoding of hostname failed"), "\udcff", "isn't UTF-8: \\udcff"),
+    ],
+)
+def test_what_the_machine_refuses_and_arguments_that_are_no_text_are_told_in_a_line(
+    error: Exception, argument: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def refused(given: str) -> None:
+        raise error
+
+    monkeypatch.setattr("sys.argv", ["tool", argument])
+    with pytest.raises(SystemExit) as ended:
+        run_app(app)
+    found = capsys.readouterr().err
+    assert says in found
+    assert found.count("\n") == 1
+    assert ended.value.code in (1, 2)
+
+
+def test_a_defect_shows_its_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def broken() -> None:
+        raise TypeError("a defect")
+
+    monkeypatch.setattr("sys.argv", ["tool"])
+    with pytest.raises(SystemExit):
+        run_app(app)
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_text_stays_as_it_is() -> None:

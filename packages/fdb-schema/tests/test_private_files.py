@@ -51,3 +51,16 @@ def test_the_device_that_swallows_everything_keeps_its_mode() -> None:
     before = mode(Path(os.devnull))
     with open(os.devnull, "ab", opener=private_opener):
         assert mode(Path(os.devnull)) == before
+
+
+def test_a_pipe_in_the_place_of_a_log_keeps_nobody_waiting(tmp_path: Path) -> None:
+    pipe = tmp_path / "service.log"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match=r"\[Errno 6\]"), open(pipe, "ab", opener=private_opener):
+        pass
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # with somebody who reads it is as good as a file
+    with open(pipe, "wb", opener=private_opener) as file:
+        assert os.get_blocking(file.fileno())
+        file.write(b"line")
+    assert os.read(reader, 9) == b"line"
+    os.close(reader)

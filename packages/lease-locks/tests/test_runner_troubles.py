@@ -23,8 +23,10 @@ from lease_locks import (
     MemoKeyError,
     RemoteError,
     RequiredResultNotFound,
+    detached_shell,
     run_remote,
     samethread_shell,
+    subprocess_shell,
 )
 from lease_locks.cli import memos
 from lease_locks.errors import MemoUriError
@@ -105,6 +107,16 @@ def test_an_interrupted_remote_interrupts_nobody_and_is_not_memoized(
         runner.call(function)
     assert failure_row(runner, function) is None
     assert locks.list("memo/") == [], "its lock is free at once"
+
+
+@pytest.mark.parametrize("shell", [samethread_shell, subprocess_shell, detached_shell], ids=["same", "sub", "detached"])
+def test_a_function_that_exits_is_told_the_same_by_every_shell(tmp_path: Path, shell: Any) -> None:
+    with LeaseManager(f"embedded:{tmp_path / 'db'}", cluster="demo") as locks:
+        runner = runner_of(locks, shell, rerun_exceptions=False)
+        with pytest.raises(RemoteError, match="SystemExit: 3"):
+            runner.call(exits, 3)
+        assert failure_row(runner, exits, 3) is None
+        assert locks.list("memo/") == [], "its lock is free at once"
 
 
 def test_the_databases_trouble_is_not_the_functions_failure(

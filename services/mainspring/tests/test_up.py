@@ -273,6 +273,26 @@ def test_what_can_t_be_started_or_written_now_ends_no_cluster(tmp_path: Path) ->
     assert "can't be written" in said[-1]
 
 
+def test_a_pipe_in_the_place_of_a_log_holds_nobody_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(
+        [sleeper("piped"), sleeper("good")], tmp_path, lambda name, text: said.append(f"{name} {text}")
+    )
+    piped, good = supervisor.services
+    piped.log.parent.mkdir()
+    os.mkfifo(piped.log)
+    supervisor._start_stage(Stage.workers)
+    try:
+        assert (piped.phase, good.phase) == (Phase.waiting, Phase.running)
+        assert piped.tail() == ""
+        piped.log.unlink()
+        while piped.phase is not Phase.running:
+            supervisor._turn()
+    finally:
+        supervisor._stop_all()
+    assert "piped can't be started ([Errno 6]" in said[0]
+
+
 def test_the_log_of_a_service_that_lives_long_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervising, "LOG_BYTES", 1_000)
     monkeypatch.setattr(supervising, "LOG_SECONDS", 0.1)

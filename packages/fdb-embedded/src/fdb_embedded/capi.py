@@ -81,7 +81,7 @@ class CApi:
         return MAX_API_VERSION
 
     def _get_error(self, code: int) -> bytes:
-        return errors.describe(code).encode()
+        return errors.Text(errors.describe(code).encode())
 
     def _error_predicate(self, which: int, code: int) -> bool:
         return errors.predicate(which, code, self.api_version)

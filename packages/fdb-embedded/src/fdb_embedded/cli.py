@@ -22,7 +22,7 @@ from .binding import default_name, load
 from .errors import EmbeddedError, InvalidOption
 from .opening import close
 from .opening import open as open_database
-from .text import parse, show
+from .text import parse, printable, show
 
 app = typer.Typer(
     help="Look at an embedded FoundationDB database and look after it. Keys are text with \\xNN escapes, or tuples: ('a', 1).",
@@ -65,8 +65,9 @@ def _options(
 def _database(name: str | None, create: bool = False) -> Iterator[Any]:
     """The database of --db, closed afterwards; errors end the command with their exit code."""
     path = _path_of(name)
-    if not create and not path.startswith(("memory:", ":memory:")) and not (Path(path) / "data.mdb").exists():
-        _fail(f"there is no database in {path}", UNREACHABLE)
+    with _told(UNREACHABLE):
+        if not create and not path.startswith(("memory:", ":memory:")) and not (Path(path) / "data.mdb").exists():
+            _fail(f"there is no database in {path}", UNREACHABLE)
     try:
         database = open_database(path)
     except EmbeddedError as error:
@@ -87,23 +88,22 @@ def _path_of(name: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Errors end the command with their exit code."""
+def _told(code: int = FAILED) -> Iterator[None]:
+    """Errors end the command with their exit code, `code` where the system refuses something."""
     try:
         yield
     except EmbeddedError as error:
         _fail(str(error), USAGE if isinstance(error, InvalidOption) else FAILED)
     except load().FDBError as error:
-        text = error.description
-        _fail(f"{text.decode() if isinstance(text, bytes) else text} ({error.code})", FAILED)
+        _fail(str(error), FAILED)
     except BrokenPipeError:
         raise  # who read has seen enough: the end of the command line is quiet about it
     except OSError as error:
-        _fail(f"{error.filename or 'it'} can't be read or written: {error.strerror or error}", FAILED)
+        _fail(f"{error.filename or 'it'} can't be read or written: {error.strerror or error}", code)
 
 
 def _fail(text: str, code: int) -> Any:
-    typer.echo(f"error: {text}", err=True)
+    typer.echo(printable(f"error: {text}"), err=True)
     raise typer.Exit(code)
 
 
@@ -144,7 +144,7 @@ def _print_figures(figures: dict[str, Any]) -> None:
     for name, value in figures.items():
         told = "none" if value is None else ("no", "yes")[value] if isinstance(value, bool) else value
         meaning = f"  ({_MEANINGS[name]})" if name in _MEANINGS else ""
-        typer.echo(f"{name.replace('_', ' '):<{width}}  {told}{meaning}")
+        typer.echo(printable(f"{name.replace('_', ' '):<{width}}  {told}{meaning}"))
 
 
 @app.command("show", hidden=True)
@@ -291,7 +291,7 @@ def check(db: Db = None, as_json: Json = False) -> None:
         else:
             _print_figures({name: value for name, value in report.items() if name != "problems"})
             for problem in report["problems"]:
-                typer.echo(f"problem: {problem}", err=True)
+                typer.echo(printable(f"problem: {problem}"), err=True)
         if report["problems"]:
             raise typer.Exit(FAILED)
 

@@ -105,6 +105,13 @@ PREDICATE_MAYBE_COMMITTED = 50001
 PREDICATE_RETRYABLE_NOT_COMMITTED = 50002
 
 
+class Text(bytes):
+    """As the C client gives a text, in bytes; in messages it reads as one."""
+
+    def __str__(self) -> str:
+        return self.decode()
+
+
 def describe(code: int) -> str:
     """The text that FoundationDB gives with an error code."""
     return DESCRIPTIONS.get(code, "UNKNOWN_ERROR")

@@ -107,7 +107,8 @@ def open_database(
         key = name
     else:
         path = Path(name if name is not None else ".mainspring").absolute()  # the process may change its directory
-        key = str(path.resolve())
+        with _told(path):
+            key = str(path.resolve())
     injected = faults if faults is not None else Faults.from_environment()
     with _alone(key), _told(path):
         with _registry_lock:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import lmdb
 
 from . import locks
+from .disk import is_lack
 from .errors import EmbeddedError, PathUnusable
 
 FIRST_OWNER = 1 << 23  # above the number of any process
@@ -48,6 +49,18 @@ class Layout(NamedTuple):
 @functools.cache
 def layout() -> Layout:
     """Found by trying, on a file of its own: it depends on the machine's mutexes. Raises `EmbeddedError` if it isn't as expected."""
+    try:
+        return _try_layout()
+    except (OSError, lmdb.Error) as error:
+        if not is_lack(error):
+            raise
+        where = tempfile.tempdir or "the directory for temporary files"
+        raise PathUnusable(
+            f"{where} can't be used, where the engine tries something for a moment: {error}; make room there, or set TMPDIR"
+        ) from error
+
+
+def _try_layout() -> Layout:
     with tempfile.TemporaryDirectory(prefix="fdb-embedded-") as folder:
         lock = Path(folder) / "lock.mdb"
         with lmdb.open(folder, max_readers=8, map_size=1 << 20, sync=False) as env:

@@ -29,6 +29,11 @@ def parse(text: str, tuples: Any) -> bytes:
         raise InvalidOption(f"{text!r} has a broken escape: {error}") from error
 
 
+def printable(text: str) -> str:
+    """What others named, for a terminal: what would command it, or not be seen, is shown as escapes."""
+    return "".join(one if one.isprintable() or one in " \t\n" else ascii(one)[1:-1] for one in text)
+
+
 def show(data: bytes, tuples: Any, raw: bool = False) -> str:
     """What `parse` takes back: a tuple where the bytes are one, else text with escapes."""
     if data and not raw:

@@ -7,7 +7,9 @@ A listing prints a table in a terminal and one JSON document with `--json`; erro
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
 import sys
@@ -131,11 +133,40 @@ def run_app(app: typer.Typer) -> NoReturn:
         raise SystemExit(EXIT_FAILED) from None
     except Exception as error:
         code = fdb_error_code(error)
-        if code is None:
-            print(printable(redacted(traceback.format_exc())), end="", file=sys.stderr)
-            raise SystemExit(EXIT_FAILED) from None
-        fail(f"the database answered {error} (FoundationDB error {code})", EXIT_UNREACHABLE)
+        if code is not None:
+            fail(f"the database answered {error} (FoundationDB error {code})", EXIT_UNREACHABLE)
+        _fail_by_circumstance(error)
+        print(printable(redacted(traceback.format_exc())), end="", file=sys.stderr)
+        raise SystemExit(EXIT_FAILED) from None
     raise SystemExit(0)
+
+
+def _fail_by_circumstance(error: Exception) -> None:
+    """Fail where the machine refused something, or an argument is no text: that is said in a line. Anything else is a defect."""
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        where = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+        fail(f"{error.strerror or error}{where}{_REFUSED[error.errno]}")
+    strange = [argument for argument in sys.argv[1:] if any("\ud800" <= one <= "\udfff" for one in argument)]
+    if strange and isinstance(error, UnicodeError | TypeError):  # the latter is what socket says of a host name
+        fail(f"an argument isn't UTF-8: {strange[0][:200]}", EXIT_USAGE)
+
+
+_REFUSED: Final = {
+    errno.EMFILE: "; it needs more: raise the limit of open files (ulimit -n)",
+    errno.ENFILE: ", of this machine (sysctl fs.file-max)",
+    errno.ENAMETOOLONG: "",
+    errno.ENOSPC: "",
+    errno.EDQUOT: "",
+    errno.EROFS: "",
+    errno.EACCES: "",
+    errno.EPERM: "",
+    errno.ELOOP: "",
+    errno.ENOTDIR: "",
+    errno.EISDIR: "",
+    errno.ENXIO: ", which is a pipe that nobody reads",
+    errno.EAGAIN: "; this user may have no more processes or threads (ulimit -u)",
+}
+"""What to do about what a machine refuses."""
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final, TextIO
@@ -19,21 +20,30 @@ _SHORTEST_SECRET: Final = 6
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _QUIET: Final = ("botocore", "aiobotocore", "boto3", "urllib3", "s3transfer")
 
-# The terminal's commands (C0 but tab and newline, DEL, C1), and what turns the direction of text.
-_ESCAPES: Final = {
-    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-    for code in (
-        *range(9),
-        *range(11, 32),
-        *range(127, 160),
-        0x200E,
-        0x200F,
-        *range(0x2028, 0x202F),
-        *range(0x2066, 0x206A),
-    )
-}
 
-JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in _ESCAPES}
+class _Escapes(dict[int, str]):
+    """Of the characters that a terminal doesn't show as they are: its commands, what turns the direction of text, and what nobody sees, in
+    which text can be hidden. Spaces, tab and newline stay.
+    """
+
+    def __init__(self, escape: Callable[[int], str]) -> None:
+        super().__init__()
+        self._escape = escape
+
+    def __missing__(self, code: int) -> str:
+        shown = chr(code)
+        if not (shown.isprintable() or shown in "\t\n" or unicodedata.category(shown) == "Zs"):
+            shown = self._escape(code)
+        self[code] = shown
+        return shown
+
+
+def _python_escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+_ESCAPES: Final = _Escapes(_python_escape)
+JSON_ESCAPES: Final = _Escapes(lambda code: json.dumps(chr(code))[1:-1] if code > 0xFFFF else f"\\u{code:04x}")
 """For `str.translate` of a document of JSON: the same characters, which only its strings hold, as JSON escapes them."""
 
 trace_fields: Callable[[], dict[str, str]] = dict
@@ -41,8 +51,8 @@ trace_fields: Callable[[], dict[str, str]] = dict
 
 
 def printable(text: str) -> str:
-    """`text` for a terminal: characters that would command it, or turn the order of others, are shown as escapes."""
-    return text.translate(_ESCAPES)
+    """`text` for a terminal: characters that would command it, turn the order of others, or not be seen, are shown as escapes."""
+    return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 class LogFormat(StrEnum):

@@ -15,8 +15,12 @@ _NOT_OTHERS_TO_CHANGE: Final = 0o755  # who may change what is above a directory
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open(..., opener=private_opener)`: a file that is made is its owner's, one that is there and his becomes so."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, PRIVATE_FILE)
+    """For `open(..., opener=private_opener)`: a file that is made is its owner's, one that is there and his becomes so.
+
+    A pipe that nobody reads keeps nobody waiting who would write to it: OSError (ENXIO).
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, PRIVATE_FILE)
+    os.set_blocking(descriptor, True)
     with contextlib.suppress(OSError):
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:

@@ -121,3 +121,21 @@ def test_a_file_that_no_child_wrote_keeps_no_output_from_being_kept(
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["message"].partition(" printed: ")[2] for line in lines if line["level"] == "info"] == ["hello"]
     assert [name in line["message"] for line, name in zip(lines, ("16.0", "16.1", "16.2"), strict=False)] == [True] * 3
+
+
+def test_a_pipe_or_a_directory_in_the_place_of_a_note_or_of_output_keeps_nobody_waiting(
+    logged: Any, tmp_path: Path, any_db: Any
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    alive, parent, gone = os.getpid(), os.getppid(), 1 << 30
+    os.mkfifo(logs / f"{alive}.now")
+    (logs / f"{parent}.now").write_bytes(_NOTE.pack(0, 0, 3, b"g" * 16))
+    os.mkfifo(logs / f"{parent}.out")
+    (logs / f"{gone}.now").mkdir()
+    (logs / "17.0.done").write_bytes(_NOTE.pack(0, 5, 3, b"f" * 16) + b"hello")
+    stream = logged(LogLevel.info)
+    keeper = OutputKeeper(any_db, ClusterSpace("demo"), tmp_path)
+    assert [keeper.tick(), keeper.tick()] == [1, 0]
+    told = [json.loads(line)["message"] for line in stream.getvalue().splitlines() if "isn't kept" in line]
+    assert sorted(line.split()[2] for line in told) == sorted(map(str, (alive, parent, gone))), "each once"

@@ -58,7 +58,7 @@ def weed_binary(say: Callable[[str], None] | None = None) -> str:
         raise DevServerError(
             f"{cache} is a directory that others may write to, and programs in it would run as you: make it your own"
         )
-    with open(cache / "install.lock", "w") as lock:
+    with open(cache / "install.lock", "w", opener=private_opener) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not binary.exists():
             if say is not None:

@@ -27,6 +27,7 @@ from uuid import UUID
 from fdb_datamodel import OUTPUT_KEPT, TaskOutput, write_output
 from fdb_schema import ClusterSpace
 from fdb_schema.logs import printable
+from fdb_schema.private_files import check_own, read_own
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
@@ -179,24 +180,41 @@ class OutputKeeper:
         """Of a task that goes on, or whose process ended without a word."""
         alive = _is_alive(int(path.stem))
         out = path.with_suffix(".out")
-        with contextlib.suppress(FileNotFoundError, struct.error):
-            note = Note(*_NOTE.unpack(path.read_bytes()))
-            size = out.stat().st_size - note.begin
-            count = 0
-            if note.attempt and size > 0 and self._kept.get(path) != (note, size):
-                with out.open("rb+") as file:
-                    file.seek(note.begin + max(0, size - OUTPUT_KEPT))
-                    self._write(note, file.read(OUTPUT_KEPT), size, echo=not alive)
-                    if size > MAX_OUT:
-                        _punch_hole(file.fileno(), note.begin + size - OUTPUT_KEPT)
-                self._kept[path] = (note, size)
-                count = 1
-            if alive:
-                return count
+        found = None
+        try:
+            found = self._printed(path, out)
+        except (FileNotFoundError, struct.error):
+            pass
+        except OSError as error:
+            if path not in self._strange:
+                self._strange.add(path)
+                log.warning("what process %s prints isn't kept: %s", path.stem, error)
+        if found is not None:
+            note, size, data = found
+            self._write(note, data, size, echo=not alive)
+            self._kept[path] = (note, size)
         if not alive:
             for one in (path, out, path.with_suffix(".part")):
-                one.unlink(missing_ok=True)
-        return 0
+                with contextlib.suppress(
+                    OSError
+                ):  # there is none, or a directory: the worker's own goes with all in it
+                    one.unlink()
+        return found is not None
+
+    def _printed(self, path: Path, out: Path) -> tuple[Note, int, bytes] | None:
+        """What is new of it, its size and its end. Raises OSError, of what is no file of ours too: a task may have put it there."""
+        note = Note(*_NOTE.unpack(read_own(path)))
+        descriptor = os.open(out, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size = check_own(descriptor, out).st_size - note.begin
+            if not note.attempt or size <= 0 or self._kept.get(path) == (note, size):
+                return None
+            data = os.pread(descriptor, OUTPUT_KEPT, note.begin + max(0, size - OUTPUT_KEPT))
+            if size > MAX_OUT:
+                _punch_hole(descriptor, note.begin + size - OUTPUT_KEPT)
+            return note, size, data
+        finally:
+            os.close(descriptor)
 
     def _write(self, note: Note, data: bytes, size: int, echo: bool = True) -> None:
         output = TaskOutput(note.attempt, data, size)

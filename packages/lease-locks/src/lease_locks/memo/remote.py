@@ -138,7 +138,9 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.C
             outcome = failure_outcome(locks, token, error)
             _publish(locks, keys, lease, token, outcome, memoize=its_own)
             freed = True
-            if not isinstance(error, Exception):
+            if not isinstance(
+                error, Exception | SystemExit
+            ):  # SystemExit is told, whatever Shell the function ran under
                 raise
             log.info("the function of %s failed: %s", memo, outcome.error)
             return EXIT_FAILED

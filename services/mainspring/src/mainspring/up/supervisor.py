@@ -95,7 +95,10 @@ class Supervised:
         with contextlib.suppress(OSError):
             if self.log.stat().st_size > LOG_BYTES:
                 kept = self.log.with_suffix(".log.1")
-                with open(self.log, "rb") as whole, open(kept, "wb", opener=private_opener) as copy:
+                with (
+                    open(self.log, "rb", opener=private_opener) as whole,
+                    open(kept, "wb", opener=private_opener) as copy,
+                ):
                     shutil.copyfileobj(whole, copy)
                 os.truncate(self.log, 0)
 
@@ -121,7 +124,7 @@ class Supervised:
 
     def tail(self) -> str:
         """The end of its log."""
-        with contextlib.suppress(OSError), self.log.open("rb") as log:
+        with contextlib.suppress(OSError), open(self.log, "rb", opener=private_opener) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             return log.read().decode(errors="replace").strip()
         return ""
