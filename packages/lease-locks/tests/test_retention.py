@@ -61,6 +61,19 @@ def test_invocations_and_runs_go_when_nothing_happened_for_so_long(locks: LeaseM
     assert len(runner.call(functions.big, 300_000)) == 300_000, "it is computed again"
 
 
+def test_of_one_pipeline_its_invocations_go_and_what_runs_counted_of_them(locks: LeaseManager, later: Later) -> None:
+    runner, other = runner_of(locks), MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id="other")
+    for one in (runner, other):
+        one.call(functions.with_default, 1)
+        one.flush()
+    later.seconds = 4_000.0
+    assert prune(locks, 3_600.0, pipeline="demo", dry_run=True).invocations == 1
+    assert OldMemos(locks, 3_600.0, pipeline="demo").clear() == 1
+    assert [memo.pipeline for memo, _ in runner.rows.scan(locks.db)] == ["other"]
+    counted = {run_id: [memo.pipeline for memo, _ in counts] for run_id, _, counts in runner.rows.runs(locks.db)}
+    assert counted == {runner.run_id: [], other.run_id: ["other"]}
+
+
 def refused(x: int) -> int:
     raise AssertionError(x)
 

@@ -111,6 +111,7 @@ def test_one_round_by_hand(tmp_path: Path, shared_url: str) -> None:
         "garbage",
         "leases",
         "ids",
+        "runs",
     ]
 
 
@@ -132,7 +133,7 @@ def test_a_store_that_is_not_the_heaps_fails_its_duty_alone_and_nothing_is_made_
 def test_it_ends_at_sigterm(shared_url: str, janitors: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = janitors("--db", shared_url)
     db = open_database(shared_url)
-    wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 5, "a round of each duty")
+    wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 6, "a round of each duty")
     process.terminate()
     assert process.wait(60) == 0
     assert LeaseManager(db).list("duty/") == []
@@ -146,14 +147,14 @@ def test_its_figures_are_served_for_prometheus(tmp_path: Path, shared_url: str) 
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         db = open_database(shared_url)
-        wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 6, "a round of each duty")
+        wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 7, "a round of each duty")
         with urllib.request.urlopen(url, timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         assert figures['mainspring_futures{state="unclaimed",cluster="mainspring"}'] == "0"
         assert float(figures['mainspring_duty_rounds_total{duty="garbage",cluster="mainspring"}']) >= 1
         assert figures['mainspring_heap_outbox_depth{cluster="mainspring"}'] == "0"
-        assert int(figures['mainspring_leases{cluster="mainspring"}']) == 6
+        assert int(figures['mainspring_leases{cluster="mainspring"}']) == 7
     finally:
         process.terminate()
         assert process.wait(60) == 0

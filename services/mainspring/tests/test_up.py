@@ -74,7 +74,7 @@ def test_status_shows_it(cluster: Up) -> None:
     wait_until(lambda: [worker["slots"] for worker in look()["workers"]] == [2], "one worker")
     found = look()
     assert found["futures"]["realized"] >= 11
-    assert set(found["duties"]) == {"workers", "sessions", "garbage", "leases", "ids", "heap"}
+    assert set(found["duties"]) == {"workers", "sessions", "garbage", "leases", "ids", "runs", "heap"}
     assert found["heap"]["dead_letters"] == 0
     people = cluster.command("status")
     assert "runs to be put on the heap" in people.stdout, "in words that need no page"

@@ -34,6 +34,7 @@ from s3heap_tender.stores import HeapStore
 from s3heap_tender.sysdb import SysDb
 from s3heap_tender.tender import Tender
 from s3heap_tender.triggers import (
+    RUNS_PIPELINE,
     TriggerError,
     futures_trigger,
     memoized_trigger,
@@ -43,6 +44,7 @@ from s3heap_tender.triggers import (
 from s3heap_tender.untended import prune_untended
 
 __all__ = [
+    "RUNS_PIPELINE",
     "Backoff",
     "Bucket",
     "Claim",

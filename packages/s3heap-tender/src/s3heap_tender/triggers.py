@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from s3heap_tender.records import ReadUpTo, Task
@@ -17,7 +17,11 @@ from s3heap_tender.run_context import run_awaits, run_is_cancelled, run_over
 from s3heap_tender.running import Trigger
 from s3heap_tender.subprocesses import TriggerError, run_command
 
-__all__ = ["TriggerError", "futures_trigger", "memoized_trigger", "run_key", "subprocess_trigger"]
+__all__ = ["RUNS_PIPELINE", "TriggerError", "futures_trigger", "memoized_trigger", "run_key", "subprocess_trigger"]
+
+
+RUNS_PIPELINE: Final = "mainspring-scheduler"
+"""The pipeline of memoized runs, which nobody needs once their claims are settled; a janitor forgets those in a while."""
 
 
 def run_key(task: Task, gen: int) -> tuple[str, int, int]:

@@ -22,11 +22,13 @@ from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS
 from lease_locks import AbandonedLeases, Duties, Duty, LeaseManager, OldHistories, OldMemos
 from lease_locks.clearing import ABANDONED_SECONDS
 from lease_locks.metrics import lease_metrics
-from s3heap_tender import Heap, SysDb, prune_untended
+from s3heap_tender import RUNS_PIPELINE, Heap, SysDb, prune_untended
 from s3heap_tender.cli.common import EndpointOption, open_heap_on, stop_on_signals
 from s3heap_tender.prometheus import heap_metrics
 
 COLLECT_SECONDS = 1.0
+RUNS_SECONDS = 7 * 86_400.0
+RUNS_EVERY = 3_600.0
 MEMO_SECONDS = 60.0
 """Between two looks at all that is memoized."""
 LOOKS_PER_TTL = 6
@@ -64,6 +66,9 @@ def clean(
             show_default=False,
         ),
     ] = None,
+    runs_after: Annotated[
+        float, typer.Option(min=0, help="Seconds after which what a scheduler memoized of a run is forgotten.")
+    ] = RUNS_SECONDS,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that a future is kept after it ended and nobody holds it.")
     ] = GRACE_SECONDS,
@@ -109,6 +114,7 @@ def clean(
             Duty("garbage", min(every, COLLECT_SECONDS), garbage),
             Duty("leases", every, lambda: abandoned.clear() + histories.clear()),
             Duty("ids", every, ids),
+            Duty("runs", max(every, RUNS_EVERY), OldMemos(locks, runs_after, pipeline=RUNS_PIPELINE).clear),
         ]
         if memos_after is not None or memo_bytes is not None:
             duties.append(Duty("memos", max(every, MEMO_SECONDS), OldMemos(locks, memos_after, memo_bytes).clear))

@@ -21,6 +21,7 @@ from fdb_schema.processes import import_from_here
 from futures_worker import Client, WorkerPoolShell
 from lease_locks import LeaseManager, MemoizingPicklingRunner
 from s3heap_tender import (
+    RUNS_PIPELINE,
     Scheduler,
     SysDb,
     Task,
@@ -31,8 +32,6 @@ from s3heap_tender import (
 )
 from s3heap_tender.cli.common import DEFAULT_STORE, EndpointOption, StoreOption, open_heap_on, stop_on_signals
 from s3heap_tender.prometheus import scheduler_metrics
-
-PIPELINE = "mainspring-scheduler"
 
 
 class How(StrEnum):
@@ -152,5 +151,5 @@ def _trigger(
     if how is How.future:
         return function_trigger(run, lambda function: futures_trigger(client, function))
     locks = stack.enter_context(LeaseManager(db, cluster))
-    runner = MemoizingPicklingRunner(locks, shell=WorkerPoolShell(client), pipeline_id=PIPELINE)
+    runner = MemoizingPicklingRunner(locks, shell=WorkerPoolShell(client), pipeline_id=RUNS_PIPELINE)
     return function_trigger(run, lambda function: memoized_trigger(runner, function))

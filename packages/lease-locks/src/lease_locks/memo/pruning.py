@@ -7,9 +7,9 @@ clock is compared with another's. Nothing that is being computed is forgotten.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from fdb_schema import read_version
+from fdb_schema import clear_many, read_version
 from idempotent_txn import run
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.rows import Memo, MemoKeys, MemoRows, collect, invalidate, payload_of
@@ -17,6 +17,9 @@ from lease_locks.observer import VERSIONS_PER_SECOND
 from lease_locks.rows import read_name
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import STAMP_BYTES
+
+
+_PAGE: Final = 500
 
 
 @dataclass(slots=True)
@@ -37,15 +40,22 @@ class _Stored:
 
 
 def prune(
-    locks: LeaseManager, older_than: float | None = None, most_bytes: int | None = None, *, dry_run: bool = False
+    locks: LeaseManager,
+    older_than: float | None = None,
+    most_bytes: int | None = None,
+    *,
+    pipeline: str | None = None,
+    dry_run: bool = False,
 ) -> Pruned:
     """Forget invocations, and runs, of which nothing happened for `older_than` seconds, and the oldest invocations until
-    what is stored takes at most `most_bytes`. None is no limit; `dry_run` only counts."""
+    what is stored takes at most `most_bytes`. None is no limit; `dry_run` only counts. Of one `pipeline` alone its invocations
+    go, and what runs counted of them: a process that runs for ever counts another row with each."""
     _check("older_than", older_than)
     _check("most_bytes", most_bytes)
-    rows, done = MemoRows(locks.space), Pruned()
+    rows, done, forgotten = MemoRows(locks.space), Pruned(), set[Memo]()
     now = run(locks.db, read_version, strategy=IDEMPOTENT)
-    stored = sorted((_look(memo, found) for memo, found in rows.scan(locks.db)), key=lambda one: one.version)
+    those = () if pipeline is None else (pipeline,)
+    stored = sorted((_look(memo, found) for memo, found in rows.scan(locks.db, *those)), key=lambda one: one.version)
     total = sum(one.size for one in stored)
 
     def old(version: int) -> bool:
@@ -58,8 +68,13 @@ def prune(
             total -= one.size
             done.invocations += 1
             done.bytes += one.size
-    for run_id, record, _ in rows.runs(locks.db):
-        if record is not None and record.version and old(record.version):
+            forgotten.add(one.memo)
+    for run_id, record, counts in rows.runs(locks.db):
+        if pipeline is not None:
+            keys = [rows.count_key(run_id, memo, kind) for memo, kind in counts if memo in forgotten]
+            for at in range(0, 0 if dry_run else len(keys), _PAGE):
+                run(locks.db, clear_many, keys[at : at + _PAGE], strategy=IDEMPOTENT)
+        elif record is not None and record.version and old(record.version):
             begin, end = rows.run_key(run_id), rows.run_key(run_id) + b"\xff"
             if not dry_run:
                 run(locks.db, lambda tr, b=begin, e=end: tr.clear_range(b, e), strategy=IDEMPOTENT)
@@ -70,12 +85,20 @@ def prune(
 class OldMemos:
     """`prune` as a duty of a janitor, with its limits."""
 
-    def __init__(self, locks: LeaseManager, older_than: float | None = None, most_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        locks: LeaseManager,
+        older_than: float | None = None,
+        most_bytes: int | None = None,
+        *,
+        pipeline: str | None = None,
+    ) -> None:
         self._arguments = locks, older_than, most_bytes
+        self._pipeline = pipeline
 
     def clear(self) -> int:
         """Look at everything once; how many invocations and runs were forgotten."""
-        found = prune(*self._arguments)
+        found = prune(*self._arguments, pipeline=self._pipeline)
         return found.invocations + found.runs
 
 
