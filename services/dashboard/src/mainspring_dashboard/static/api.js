@@ -1,7 +1,12 @@
+export const AWAY = "The dashboard's server doesn't answer; trying again.";
+
+// A browser's own words for a server that isn't there say nothing to people.
+const ask = (path, options) => fetch(`/api/${path}`, options).catch(() => { throw new Error(AWAY); });
+
 // What the page asks the server for. An answer that isn't 200 becomes an Error with the server's words.
 export async function get(path, parameters = {}) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined));
-  const answer = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`, { headers: { accept: "application/json" } });
+  const answer = await ask(`${path}${query.size ? `?${query}` : ""}`, { headers: { accept: "application/json" } });
   const body = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw Object.assign(new Error(body.error), { status: answer.status });
   return body;
@@ -9,7 +14,7 @@ export async function get(path, parameters = {}) {
 
 // Changes something; the server takes it from this page alone, by this header.
 export async function act(path, body) {
-  const answer = await fetch(`/api/${path}`, { method: "POST", headers: { "content-type": "application/json", "x-mainspring-action": "1" }, body: JSON.stringify(body) });
+  const answer = await ask(path, { method: "POST", headers: { "content-type": "application/json", "x-mainspring-action": "1" }, body: JSON.stringify(body) });
   const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw new Error(found.error);
   return found;

@@ -1,6 +1,6 @@
 // The frame: which view the address names, the live stream, the search, the theme.
 import { allow } from "./actions.js";
-import { get, stream } from "./api.js";
+import { AWAY, get, stream } from "./api.js";
 import { h, replace } from "./dom.js";
 import actors from "./views/actors.js";
 import datasets from "./views/datasets.js";
@@ -29,6 +29,7 @@ const problem = document.getElementById("problem");
 let current = null; // {update?(snapshot), refresh?(), close?()} of the view that is shown
 let shown = 0; // how many views were begun: an answer for an earlier one is dropped
 let snapshot = null;
+let failing = null; // why the view that is shown could not be read again
 
 export function go(address) {
   history.pushState(null, "", address);
@@ -39,7 +40,7 @@ async function show() {
   const mine = ++shown;
   const route = ROUTES.find(([pattern]) => pattern.test(location.pathname));
   current?.close?.();
-  current = null;
+  current = failing = null;
   for (const link of document.querySelectorAll("nav a")) {
     const path = link.getAttribute("href");
     const here = path === "/" ? location.pathname === "/" : location.pathname.startsWith(path);
@@ -93,18 +94,21 @@ stream((sample) => {
   allow(sample.actions);
   document.getElementById("cluster").textContent = sample.cluster;
   document.getElementById("cluster").title = sample.database;
-  tell(sample.problem ? `The database doesn't answer: ${sample.problem}` : null);
+  tell(sample.problem ? `The database doesn't answer: ${sample.problem}` : failing);
   current?.update?.(sample);
 }, (on) => {
+  if (on && !current && live.classList.contains("off")) show(); // what could not be read may be there now
   live.className = `dot ${on ? "on" : "off"}`;
-  live.title = on ? "live" : "the dashboard's server doesn't answer; trying again";
-  if (!on) tell("The dashboard's server doesn't answer; trying again.");
+  live.title = on ? "live" : AWAY;
+  if (!on) tell(AWAY);
 });
 
+// What is shown beside it was read before, and is dimmed.
 function tell(text) {
   problem.hidden = !text;
   problem.textContent = text ?? "";
+  root.classList.toggle("old", Boolean(text));
 }
 
-setInterval(() => { if (!document.hidden) current?.refresh?.().catch((error) => tell(error.message)); }, 2000);
+setInterval(() => { if (!document.hidden) current?.refresh?.().then(() => { failing = null; }, (error) => { failing = error.message; tell(failing); }); }, 2000);
 show();
