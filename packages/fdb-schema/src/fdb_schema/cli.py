@@ -21,8 +21,6 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fdb_schema.database import URL_VARIABLE
 from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, MainspringError, fdb_error_code
@@ -30,6 +28,7 @@ from fdb_schema.figures import plain, told
 from fdb_schema.help import EPILOG, CommandApp
 from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
 from fdb_schema.logs import JSON_ESCAPES, printable, redacted
+from fdb_schema.tables import WHOLE, table_of
 
 DbOption = Annotated[
     str | None,
@@ -215,14 +214,16 @@ def print_rows(
     show: Callable[[str, Any], str] | None = None,
     style: Callable[[str, Any], str] | None = None,
     flowing: str | None = None,
-    whole: Collection[str] = ("id", "task", "session", "address"),
+    whole: Collection[str] = WHOLE,
+    under: bool = False,
     limit: int | None = None,
 ) -> None:
     """A listing: `rows` as a table of `columns`, or all their fields as a JSON array; of more than `limit` the first so many.
 
     `show(column, value)` gives a cell's text where `told` isn't good enough, `style(column, value)` its look in a terminal.
-    There the column named by `flowing`, else the last, takes what width the others leave and goes on over several lines; the
-    others take one line, cut at its end where it must be, but never where the column is one of `whole` or for its heading.
+    There the column named by `flowing`, else the last, takes what width the others leave and goes on over several lines, or
+    stands under its row where they leave little, with `under` as soon as it doesn't fit; the others take one line, cut at its
+    end where it must be, but never where the column is one of `whole` or for its heading. Elsewhere each row is one line.
     """
     listed = list(rows)
     more = 0 if limit is None else max(0, len(listed) - limit)
@@ -233,47 +234,13 @@ def print_rows(
         Console(stderr=True, **_LITERAL).print(empty, style="dim", soft_wrap=True)
     else:
         console = Console(**_LITERAL)
-        terminal = console.is_terminal
-        table = table_of(listed, columns, show, style, flowing=flowing, whole=whole, terminal=terminal)
-        if not terminal:
-            # A pipe has no width: never cut or wrap what a program will read.
-            console = Console(width=max(200, console.width), soft_wrap=True, **_LITERAL)
-        console.print(table)
+        table = table_of(listed, columns, show, style, flowing=flowing, whole=whole, under=under)
+        if console.is_terminal:
+            console.print(table, crop=False)
+        else:  # a pipe has no width: never cut or wrap what a program will read
+            print("\n".join(line.plain for line in table.lines(console, None)))
     if more:
         say(f"{more} more: a greater --limit lists them", err=True)
-
-
-def table_of(
-    rows: list[dict[str, Any]],
-    columns: Sequence[str],
-    show: Callable[[str, Any], str] | None = None,
-    style: Callable[[str, Any], str] | None = None,
-    *,
-    flowing: str | None = None,
-    whole: Collection[str] = ("id", "task", "session", "address"),
-    terminal: bool = True,
-) -> Table:
-    """The table that `print_rows` prints."""
-    flowing = flowing or columns[-1]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    shown = [[_cell(column, row.get(column), show) for column in columns] for row in rows]
-    for at, column in enumerate(columns):
-        one_line = column != flowing and terminal
-        least = max([len(column), *(len(cells[at]) for cells in shown if column in whole)])
-        table.add_column(
-            column.replace("_", " "),
-            overflow="ellipsis" if one_line else "fold",
-            no_wrap=one_line,
-            min_width=least if terminal else None,
-        )
-    for row, cells in zip(rows, shown, strict=True):
-        looks = ["" if style is None else style(column, row.get(column)) for column in columns]
-        table.add_row(*(Text(cell, style=look) for cell, look in zip(cells, looks, strict=True)))
-    return table
-
-
-def _cell(column: str, value: Any, show: Callable[[str, Any], str] | None) -> str:
-    return printable(told(value) if show is None else show(column, value)).replace("\n", "\\n")
 
 
 def print_record(row: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> None:

@@ -91,6 +91,11 @@ ERRORS = """\
 count  last     name    error       id                  message
 2      12s ago  resize  ValueError  019ad1f2-3c4d-7005  no image in 5.png"""
 
+ERRORS_NARROW = """\
+count  last     name    error       id
+2      12s ago  resize  ValueError  019ad1f2-3c4d-7005
+    no image in 5.png"""
+
 WORKERS = """\
 address         busy  cpu  ram    gpu  object store  pid   host
 10.0.0.7:40001  0/4   4.0  8 GiB  0.0  512 MiB       4711  node-with-a-long-name
@@ -110,6 +115,11 @@ def test_screens_of_eighty_columns(scene: Any, arguments: list[str], expected: s
     shown = screen(*arguments, *scene.where)
     assert shown == expected
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_message_that_doesnt_fit_stands_under_its_row(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert screen("errors", *scene.where, columns=60) == ERRORS_NARROW
+    assert "`futures-worker show ID` has the traceback" in capfd.readouterr().err
 
 
 def test_what_fails_with_another_is_counted_apart(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def errors(
     if brief:
         shown = short_ids([row["id"] for row in rows])
         for row in rows:
-            row |= {"id": shown[row["id"]], "name": cut(row["name"])}
+            row |= {"id": shown[row["id"]], "name": cut(row["name"], 28)}
             row["last"] = "" if row["last_seconds_ago"] is None else f"{ago(row['last_seconds_ago'])} ago"
     print_rows(
         rows,
@@ -65,8 +65,10 @@ def errors(
         as_json=as_json,
         empty=nothing("failed futures", database, cluster),
         style=lambda column, _: {"count": "bold red", "id": "dim"}.get(column, ""),
-        flowing="message" if brief else None,
+        under=True,
         limit=limit,
     )
+    if brief and rows:
+        say("`futures-worker show ID` has the traceback", err=True)
     if found.followers and not as_json:
         say(f"{found.followers} more failed because of an argument that did", err=True)
