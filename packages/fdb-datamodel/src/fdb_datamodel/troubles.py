@@ -10,6 +10,7 @@ from .records import Failure, FutureInfo
 from .states import FutureState
 
 UPSTREAM = "upstream"
+CANCELLED = "cancelled"
 STUCK = ("unschedulable", "no live worker")
 """How the reasons of futures begin that nobody will run as things are."""
 
@@ -39,10 +40,12 @@ class Trouble:
 
 @dataclass(slots=True)
 class Troubles:
-    """followers: futures that failed because one of their arguments did; the cause is counted, not they."""
+    """followers: futures that failed because one of their arguments did; the cause is counted, not they. cancelled: those that
+    somebody, or the end of what they were for, ended on purpose."""
 
     groups: dict[tuple[TroubleKind, str, str], Trouble] = field(default_factory=dict)
     followers: int = 0
+    cancelled: int = 0
 
     def add(self, info: FutureInfo) -> None:
         """Count a future, with the reason that `with_reason` gives."""
@@ -50,8 +53,10 @@ class Troubles:
             failure = info.failure or Failure("failed")
             if failure.reason == UPSTREAM:
                 self.followers += 1
-                return
-            self._add(TroubleKind.failed, info, what_failed(failure), failure.message, failure.wall_us)
+            elif failure.reason == CANCELLED:
+                self.cancelled += 1
+            else:
+                self._add(TroubleKind.failed, info, what_failed(failure), failure.message, failure.wall_us)
         elif info.state is FutureState.unclaimed and info.reason.startswith(STUCK):
             what = next(what for what in STUCK if info.reason.startswith(what))
             self._add(TroubleKind.stuck, info, what, info.reason.removeprefix(what).lstrip(": "), info.wall_us)

@@ -130,6 +130,13 @@ def test_what_fails_with_another_is_counted_apart(scene: Any, capfd: pytest.Capt
     assert group["id"] == str(UUID(bytes=IDS[5])), "whole, for programs"
 
 
+def test_what_was_cancelled_is_no_error(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    piped(main, capfd, "cancel", str(UUID(bytes=IDS[2])), *scene.where)
+    screen("errors", *scene.where)
+    assert "1 more was cancelled: `ls --state failed --reason cancelled` lists them" in capfd.readouterr().err
+    assert [group["error"] for group in piped(main, capfd, "errors", *scene.where)] == ["ValueError"]
+
+
 def test_a_program_gets_whole_ids_the_oldest_first_and_filters(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     whole = [str(UUID(bytes=one)) for one in IDS]
     assert [row["id"] for row in piped(main, capfd, "ls", *scene.where)] == whole

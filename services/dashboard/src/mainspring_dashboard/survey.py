@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fdb_datamodel import list_futures, list_workers
 from fdb_datamodel.reading import with_reason
-from fdb_datamodel.troubles import Troubles
+from fdb_datamodel.troubles import TroubleKind, Troubles
 from fdb_schema import ClusterSpace
 from idempotent_txn import run
 from mainspring_dashboard.lists.describing import DESCRIBED, described
@@ -64,6 +64,8 @@ class Survey:
 
 
 def _attention(troubles: Troubles) -> dict[str, Any]:
+    """Who waits in vain does so now and comes first, then what failed; the newest first."""
+    listed = sorted(troubles.groups.values(), key=lambda one: (one.kind is not TroubleKind.stuck, -one.last_us))
     groups = [
         {
             "kind": group.kind.value,
@@ -74,6 +76,6 @@ def _attention(troubles: Troubles) -> dict[str, Any]:
             "message": group.message[:500],
             "last": group.last_us / 1e6 if group.last_us > 0 else None,
         }
-        for group in troubles.listed()[:GROUPS]
+        for group in listed[:GROUPS]
     ]
     return {"groups": groups, "more": max(0, len(troubles.groups) - GROUPS), "followers": troubles.followers}

@@ -33,7 +33,8 @@ def errors(
 ) -> None:
     """Group the futures that have failed by function and error, the most frequent first, with one id of each group.
 
-    Those that failed because one of their arguments did are counted with a note and not listed: `show` names the cause.
+    Those that failed because one of their arguments did, and those that were cancelled, are counted with a note and not
+    listed: `show` names the cause.
     """
     like = wanted(frozenset({FutureState.failed}), name, reason, since)
     database, space = look_into(db, cluster)
@@ -72,3 +73,6 @@ def errors(
         say("`futures-worker show ID` has the traceback", err=True)
     if found.followers and not as_json:
         say(f"{found.followers} more failed because of an argument that did", err=True)
+    if found.cancelled and not as_json:
+        were = "was" if found.cancelled == 1 else "were"
+        say(f"{found.cancelled} more {were} cancelled: `ls --state failed --reason cancelled` lists them", err=True)
