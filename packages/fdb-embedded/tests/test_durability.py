@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -513,4 +514,26 @@ def test_no_flush_counts_on_a_file_system_that_takes_no_changes(
         assert raised.value.code == 1021
     db[b"l"] = b"again"  # a new checkpoint takes the journal's place
     assert db[b"k"] == b"after"
+    fdb_embedded.close(db)
+
+
+def test_where_the_kernel_tells_no_boots_apart_each_first_opening_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in some sandboxes: two boots would look like one, and what a loss of power left like what the kernel has."""
+    path = tmp_path / "db"
+    monkeypatch.setattr(versions, "PROC", tmp_path)
+    monkeypatch.setattr(versions, "SYS", tmp_path)
+    db = fdb_embedded.open(path, durability="fsync")
+    for number in range(20):
+        db[b"n%03d" % number] = b"%d" % number
+    assert not durability.needs_recovery(path), "somebody has it open"
+    last = db.dpointer.engine.store.read(versions.last_version)
+    fdb_embedded.close(db)
+    (path / "data.mdb").write_bytes(random.Random(1).randbytes(65536))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 5_000_000)  # the machine has just restarted
+    db = fdb_embedded.open(path, durability="fsync")
+    assert numbers(db) == list(range(20))
+    db[b"m"] = b"after"
+    assert db.dpointer.engine.store.read(versions.last_version) > last
     fdb_embedded.close(db)

@@ -31,7 +31,7 @@ from .formats import FORMAT, convert, format_of
 from .private import PRIVATE_FILE
 from .seal import SEAL, is_alone
 from .shared import flushed_before
-from .versions import cache_id, last_version, same_cache
+from .versions import UNKNOWN, boot_id, cache_id, last_version, same_cache
 from .waiting import TO_DO, GivenUp, GoOn, Wait
 
 if TYPE_CHECKING:
@@ -258,7 +258,9 @@ def note_boot(directory: Path) -> None:
 def needs_recovery(directory: Path) -> bool:
     """Whether the machine has restarted, or the disk was mounted anew, since the files were last known to be whole."""
     try:
-        return not same_cache(private.read_text(directory / BOOT), directory)
+        noted = private.read_text(directory / BOOT)
+        # Of a boot that isn't known nobody can say whether it is this one, unless somebody is attached who saw the database open.
+        return not same_cache(noted, directory) and (boot_id() != UNKNOWN or is_alone(directory / ATTACHED))
     except FileNotFoundError:
         return False
     except ValueError:  # damaged: what the files are is not known

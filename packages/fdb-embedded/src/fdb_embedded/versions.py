@@ -25,7 +25,8 @@ import msgpack
 
 from .keys import CLOCK, LOG, log_key
 
-SYS = Path("/sys")
+PROC, SYS = Path("/proc"), Path("/sys")
+UNKNOWN = "unknown"
 VERSIONS_PER_SECOND = 1_000_000
 MAX_READ_AGE = 5 * VERSIONS_PER_SECOND
 RECOVERY_JUMP = 100 * VERSIONS_PER_SECOND
@@ -36,9 +37,9 @@ MARGIN = 100_000
 def boot_id() -> str:
     """Names this boot of the machine."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return "unknown"
+        return UNKNOWN  # as in some sandboxes
 
 
 def cache_id(directory: Path) -> str:
@@ -57,10 +58,13 @@ def cache_id(directory: Path) -> str:
 
 
 def same_cache(noted: str, directory: Path) -> bool:
-    """Whether a note of `cache_id` says that nothing was lost since; one without a mount, or where none is told now, goes by the boot."""
+    """Whether a note of `cache_id` says that nothing was lost since; one without a mount, or where none is told now, goes by the boot.
+
+    Where the kernel doesn't tell its boots apart, anything may have happened.
+    """
     boot, _, mount = noted.strip().partition(" ")
     here, _, now = cache_id(directory).partition(" ")
-    return boot == here and (mount == now or not mount or not now)
+    return boot == here != UNKNOWN and (mount == now or not mount or not now)
 
 
 def last_version(txn: Any) -> int:
@@ -114,8 +118,8 @@ class Clock:
         data = txn.get(CLOCK)
         if data is not None:
             stored, base = msgpack.unpackb(data)
-            if stored == boot:
-                return cls(base)
+            if stored == boot and base + time.monotonic_ns() // 1000 > last_version(txn):
+                return cls(base)  # else it was another boot after all, of a kernel that doesn't tell them apart
         last = last_version(txn)
         base = last + RECOVERY_JUMP - time.monotonic_ns() // 1000
         txn.put(CLOCK, msgpack.packb((boot, base)))

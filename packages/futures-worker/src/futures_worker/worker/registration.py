@@ -70,7 +70,7 @@ def leave(db: Any, space: ClusterSpace, worker: WorkerId) -> None:
 def _judge(db: Any, space: ClusterSpace, before: WorkerStatus, ttl: float) -> WorkerSighting:
     """The earlier incarnation, once it is known to be dead. Raises `AddressInUseError` if it lives."""
     seen = _counter(before)
-    this_process = before.info.boot_id == process_space() and before.info.pid == os.getpid()
+    this_process = before.info.boot_id == process_space() != "" and before.info.pid == os.getpid()
     if this_process or worker_gone(before.info):
         return WorkerSighting(before.id, seen)
     give_up = time.monotonic() + ttl
