@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 import types
@@ -28,7 +29,18 @@ DISPATCHER_ATTRIBUTES: Final = frozenset(vars(_DISPATCHING)) - {"__wrapped__"}
 """What `singledispatch` gives a function: what can be asked of it, and its cache."""
 _LRU: Final = type(functools.lru_cache(print))
 _SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
-_making: Final = threading.RLock()
+_making = threading.RLock()
+
+
+def _renew_locks() -> None:
+    """In a forked child: another thread of the parent may have held them. cloudpickle doesn't see to its own."""
+    global _making
+    _making = threading.RLock()
+    if hasattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_LOCK"):
+        cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def has_id(obj: Any) -> bool:
