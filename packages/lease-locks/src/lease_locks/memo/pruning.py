@@ -18,7 +18,6 @@ from lease_locks.rows import read_name
 from lease_locks.session import IDEMPOTENT
 from lease_locks.tokens import STAMP_BYTES
 
-
 _PAGE: Final = 500
 
 
