@@ -264,3 +264,25 @@ def test_what_a_commit_promised_goes_its_way_when_the_transaction_goes_on(db: An
     assert db[b"stamped"][:10] == promised.stamp.wait()
     db[b"watched"] = b"v"
     assert promised.watch_code() == 0
+
+
+def test_what_ended_wakes_nobody_when_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The housekeeping thread is rung for what nobody ended, and costs a commit with a versionstamp nothing."""
+    fdb = fdb_embedded.load()
+    db = fdb.open("memory:")
+    engine = db.dpointer.engine
+    rung: list[object] = []
+    monkeypatch.setattr(engine.housekeeper.bell, "ring", rung.append)
+    for n in range(50):
+        tr = db.create_transaction()
+        tr[b"k%d" % n] = b"v"
+        stamp = tr.get_versionstamp()
+        tr.commit().wait()
+        assert len(stamp.value) == 10
+        del tr, stamp
+    assert rung == []
+    dropped = db.create_transaction()
+    dropped[b"k"] = b"v"
+    dropped.get_versionstamp()
+    del dropped
+    assert len(rung) == 1

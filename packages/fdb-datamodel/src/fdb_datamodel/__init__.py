@@ -42,7 +42,7 @@ from .records import (
 )
 from .requirements import Capacity, Requirements, Shape, index_shape, parse_size
 from .states import TERMINAL, TRANSITIONS, FutureState, Transition
-from .transitions.advance import Progress, advance
+from .transitions.advance import Progress, advance, how_late
 from .transitions.assign import assign_future, reassign_future
 from .transitions.claim import claim_future, claim_futures, claim_of, claims_of
 from .transitions.code_use import session_referrer
@@ -87,6 +87,7 @@ from .transitions.submit import get_code, put_code, refer_to_code, submit_claime
 from .transitions.waits import begin_wait, end_wait
 from .transitions.workers import (
     WorkerSighting,
+    anything_to_reap,
     declare_dead,
     find_worker,
     heartbeat,
@@ -152,6 +153,7 @@ __all__ = [
     "WorkerSighting",
     "WorkerStatus",
     "advance",
+    "anything_to_reap",
     "as_id",
     "assign_future",
     "beat_session",
@@ -182,6 +184,7 @@ __all__ = [
     "give_up_copy",
     "heartbeat",
     "hold_futures",
+    "how_late",
     "id_for_key",
     "index_shape",
     "is_live",

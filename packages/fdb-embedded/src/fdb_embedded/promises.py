@@ -32,7 +32,7 @@ class Promises:
         self.watches: list[Watch] = []
         self._endings: list[tuple[bytes | None, int, int]] = []
         # C functions alone, so that no interrupt of a finalizer loses them
-        self._owned = weakref.ref(self, engine.housekeeper.bell.ring)
+        self._owned: weakref.ref[Promises] | None = weakref.ref(self, engine.housekeeper.bell.ring)
         engine.promised[self._owned] = (self.stamps, self.watches)
         if engine.stale:  # looked at after that, because closing looks the other way round
             engine.check_open()
@@ -55,7 +55,10 @@ class Promises:
         self._endings.append((stamp, stamp_code, watch_code))
         self._tell(self.stamps, self.watches.copy())
         self.watches.clear()  # from here on a watch that has begun lives as long as somebody holds it
-        self.engine.promised.pop(self._owned, None)
+        owned = self._owned
+        if owned is not None:
+            self.engine.promised.pop(owned, None)
+            self._owned = None  # nobody need be rung for when this goes
 
     def _tell(self, stamps: list[Future], watches: list[Watch]) -> None:
         stamp, stamp_code, watch_code = self._endings[0]

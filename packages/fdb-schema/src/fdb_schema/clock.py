@@ -25,6 +25,8 @@ from fdb_schema.records import Record
 
 ADVANCE_SECONDS: Final = 0.25
 MICROSECONDS: Final = 1_000_000
+STALE_SECONDS: Final = 1.0
+"""Age of the row at which whoever stands by takes the clock over: four advances that nobody made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,26 @@ class ClusterClock:
         if passed <= 0:
             return reading.value
         return self._write(tr, reading.value + passed, version, now)
+
+    def observe(self, tr: Any) -> tuple[int, bool]:
+        """Cluster time in µs, and whether somebody else keeps the clock: if not, `advance` it. Writes nothing.
+
+        It is kept if the row is not the one that was seen here last, and no older than `STALE_SECONDS` by the database's
+        versions (which may jump: then this process advances the clock as well, which harms nothing). For processes that
+        stand by; what passes while they do is counted by whoever keeps it.
+        """
+        version = read_version(tr)
+        data = tr.snapshot.get(self.space.clock_key).value
+        if data is None or self._row is None:
+            return 0, False
+        try:
+            reading = ClockReading.decode(data)
+        except RecordError:
+            return 0, False  # `advance` says so, or goes on from what is known here
+        if data == self._row:
+            return reading.value, False
+        self._row, self._at, self._catch_up = data, self._monotonic(), 0
+        return reading.value, version - reading.version <= STALE_SECONDS * MICROSECONDS
 
     def committed(self) -> bool:
         """The transaction of the last `advance` committed: what it wrote is the row this process observed. Whether it wrote."""

@@ -1,7 +1,7 @@
 """What cloudpickle leaves out of functions and classes that go by value, put back, for picklers that are made from its own.
 
 - Functions that share a variable (`nonlocal`) share it in the copy, too.
-- What a class's body made comes in its order, with its `__slots__` and its qualified name.
+- What a class's body made comes in its order, with its `__slots__`, its annotations and its qualified name.
 - To make a class anew calls no `__init_subclass__` that goes by value itself: what that did is part of what is sent. A class that
   a process has is not made a second time, so that no empty one is registered in its place.
 - Functions of `functools.singledispatch` come with what is registered with them.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
+import importlib
 import sys
 import threading
 import types
@@ -27,20 +27,11 @@ CLASSES_OF_IDS: Final[Any] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TR
 _DISPATCHING: Final[Any] = functools.singledispatch(print)
 DISPATCHER_ATTRIBUTES: Final = frozenset(vars(_DISPATCHING)) - {"__wrapped__"}
 """What `singledispatch` gives a function: what can be asked of it, and its cache."""
+ANNOTATING: Final = frozenset({"__annotate_func__", "__annotate__", "__annotations_cache__"})
+"""Where a class has its annotations from Python 3.14 on: what makes them, and what that made."""
 _LRU: Final = type(functools.lru_cache(print))
 _SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
-_making = threading.RLock()
-
-
-def _renew_locks() -> None:
-    """In a forked child: another thread of the parent may have held them. cloudpickle doesn't see to its own."""
-    global _making
-    _making = threading.RLock()
-    if hasattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_LOCK"):
-        cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
+_making: Final = threading.RLock()
 
 
 def has_id(obj: Any) -> bool:
@@ -51,6 +42,19 @@ def has_id(obj: Any) -> bool:
 def is_dispatching(function: types.FunctionType) -> bool:
     """Whether `functools.singledispatch` made it."""
     return function.__code__ is _DISPATCHING.__code__
+
+
+def annotations_of(thing: types.FunctionType | type) -> dict[str, Any]:
+    """Of a function or of a class's own body. From Python 3.14 on they are evaluated when they are asked for: where they are of
+    names that aren't there, they are as they are written."""
+    try:
+        return thing.__annotations__
+    except Exception:
+        try:
+            library: Any = importlib.import_module("annotationlib")
+            return library.get_annotations(thing, format=library.Format.STRING)  # type: ignore[no-any-return]
+        except Exception:
+            return {}
 
 
 class Cells:
@@ -121,6 +125,9 @@ def whole_class(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
         if isinstance(slots, (str, tuple, list, dict, set)) and typing.NamedTuple not in args[2]:  # that has its own
             named["__slots__"] = slots
         args = (*args[:3], named, *args[4:])
+    if not ANNOTATING.isdisjoint(vars(kind)):
+        members = {name: value for name, value in members.items() if name not in ANNOTATING}
+        members["__annotations__"] = annotations_of(kind)
     place = {name: at for at, name in enumerate(vars(kind))}
     in_order = dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
     return _make, (make, args), (in_order, more), *rest

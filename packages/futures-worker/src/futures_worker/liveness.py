@@ -5,7 +5,7 @@ One that ran on the observer's own host and whose process is certainly gone is d
 `WorkerObserver` is pure: sightings and the observer's monotonic time go in, the workers to declare dead come out. Workers,
 janitors and clients that wait all use it, so that a future is rescued by whoever looks.
 
-Workers also keep the clock and the time limits. Where none lives, janitors and clients that wait do (`TimeKeeper`): a limit of
+Workers also keep the clock and the time limits. Where none lives, janitors and clients that wait do (`Caretaker`): a limit of
 the wait for a worker matters just then.
 """
 
@@ -24,6 +24,7 @@ from fdb_datamodel import (
     WorkerSighting,
     WorkerStatus,
     advance,
+    anything_to_reap,
     declare_dead,
     list_workers,
     reap,
@@ -35,7 +36,6 @@ from futures_worker.database import ask
 log = logging.getLogger("futures_worker")
 
 T = TypeVar("T")
-HEARTBEAT_SECONDS: Final = 0.5
 TTL_SECONDS: Final = 5.0
 
 
@@ -67,49 +67,57 @@ def find_dead(observer: WorkerObserver, seen: Sequence[WorkerStatus], now: float
     return [sighting for sighting in sighted if sighting in stopped or sighting in gone]
 
 
-def _apart(db: Any, space: ClusterSpace, function: Callable[..., T], *args: Any) -> T | None:
-    """What the transaction says; None if it met a future with damaged rows, which is failed by now: it is to be run again."""
-    try:
-        return ask(db, function, space, *args)
-    except DamagedFutureError as error:
-        set_apart(db, space, error)
-        return None
+def see_workers(tr: Any, space: ClusterSpace) -> tuple[list[WorkerStatus], bool]:
+    """Every registered worker, and whether some dead one's claims are still to be given back."""
+    return list_workers(tr, space, count=False), anything_to_reap(tr, space)
 
 
-def reap_dead(db: Any, space: ClusterSpace, observer: WorkerObserver, now: float) -> list[WorkerId]:
-    """Look at every worker once, fence the dead and give back what they held; whom this call declared dead."""
-    seen = ask(db, list_workers, space, count=False, strategy="off")
-    dead = find_dead(observer, seen, now)
-    declared = [sighting.id for sighting in dead if ask(db, declare_dead, space, sighting)]
-    while _apart(db, space, reap) is not False:  # also what another observer declared dead and didn't finish
-        pass
-    return declared
+class Caretaker:
+    """The part of those who wait, and of janitors, in what workers do for the cluster; used by one thread at a time.
 
+    Whoever looks gives back what the dead held. The clock, and the time limits of futures, are left to workers while any lives.
+    """
 
-class TimeKeeper:
-    """Keeps the cluster's clock, and the time limits of its futures, by the looks of one thread."""
-
-    def __init__(self, db: Any, space: ClusterSpace) -> None:
+    def __init__(self, db: Any, space: ClusterSpace, observer: WorkerObserver | None = None) -> None:
         self._db = db
         self._space = space
         self._clock = ClusterClock(space)
+        self._observer = observer or WorkerObserver()
         self._told = False
 
-    def look(self) -> None:
-        """Move the clock on by what passed since the last look; fire what is due."""
-        now_us = ask(self._db, self._clock.advance, strategy="off")
-        self._clock.committed()
-        progress = None
-        while progress is None or progress.more:
-            progress = _apart(self._db, self._space, advance, now_us)
+    def look(self, now: float) -> list[WorkerId]:
+        """Look at every worker once: fence the dead, give back what they held; whom this call declared dead.
 
-    def look_alone(self) -> None:
-        """The same if there is no worker that does."""
-        if ask(self._db, list_workers, self._space, count=False, strategy="off"):
-            return
+        `now`: seconds of the caller's monotonic clock. One transaction, where nobody died.
+        """
+        seen, left = ask(self._db, see_workers, self._space, strategy="off")
+        dead = find_dead(self._observer, seen, now)
+        declared = [sighting.id for sighting in dead if ask(self._db, declare_dead, self._space, sighting)]
+        if dead or left:  # also what another observer declared dead and didn't finish
+            while self._apart(reap) is not False:
+                pass
+        if len(seen) == len(dead):
+            self._keep_time()
+        return declared
+
+    def _keep_time(self) -> None:
+        """Move the clock on by what passed since the last look; fire what is due."""
         try:
-            self.look()
+            now_us = ask(self._db, self._clock.advance, strategy="off")
         except RecordError as error:  # of the clock's row: no time limit can be kept, all else goes on
             if not self._told:
                 self._told = True
                 log.warning("time limits of futures aren't kept: %s", error)
+            return
+        self._clock.committed()
+        progress = None
+        while progress is None or progress.more:
+            progress = self._apart(advance, now_us)
+
+    def _apart(self, function: Callable[..., T], *args: Any) -> T | None:
+        """What the transaction says; None if it met a future with damaged rows, which is failed by now: it is to be run again."""
+        try:
+            return ask(self._db, function, self._space, *args)
+        except DamagedFutureError as error:
+            set_apart(self._db, self._space, error)
+            return None

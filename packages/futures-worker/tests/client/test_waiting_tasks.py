@@ -39,8 +39,8 @@ def test_a_client_looks_every_second_and_a_task_ever_more_seldom(request: pytest
 @pytest.mark.usefixtures("in_a_task")
 def test_the_clients_of_tasks_leave_the_looking_after_workers_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr(reader, "reap_dead", lambda *args: looked.append(args))
     session = Session(open_database("memory:waiting-tasks"), ClusterSpace("test"), lambda: None)
+    monkeypatch.setattr(session.reader._caretaker, "look", looked.append)
     session.reader._looked = -100.0
     session.look_after_workers()
     assert looked == []

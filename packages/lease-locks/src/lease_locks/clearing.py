@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,6 +22,8 @@ HISTORY_SECONDS: Final = 7 * 86_400.0
 MEMO_NAMES: Final = "memo/"
 _A_ROUND: Final = 256
 """Names that one round of `OldHistories` looks at."""
+_A_PAGE: Final = 64
+"""Names that one transaction of `AbandonedLeases` judges."""
 
 
 class AbandonedLeases:
@@ -45,10 +48,11 @@ class AbandonedLeases:
         """Look at every grant once; how many were ended."""
         before, self._dead_since = self._dead_since, {}
         cleared = 0
-        for name in dict.fromkeys(info.name for info in self._locks.list()):
-            dead = run(self._locks.db, self._dead, name, strategy=IDEMPOTENT)
+        names = list(dict.fromkeys(info.name for info in self._locks.list()))
+        for first in range(0, len(names), _A_PAGE):
+            dead = run(self._locks.db, self._dead, names[first : first + _A_PAGE], strategy=IDEMPOTENT)
             now = self._monotonic()
-            for token in dead:
+            for name, token in dead:
                 since = before.get((name, token), now)
                 if now - since < self._after:
                     self._dead_since[name, token] = since
@@ -56,11 +60,13 @@ class AbandonedLeases:
                     cleared += 1
         return cleared
 
-    def _dead(self, tr: Any, name: str) -> list[FencingToken]:
-        try:
-            return [found.grant.token for found in self._found(tr, name)]
-        except DamagedRowError:  # which the listing has named: what else there is of the name stays until it is mended
-            return []
+    def _dead(self, tr: Any, names: list[str]) -> list[tuple[str, FencingToken]]:
+        dead = []
+        for name in names:
+            # What a damaged row is, the listing has named: what else there is of the name stays until it is mended.
+            with contextlib.suppress(DamagedRowError):
+                dead += [(name, found.grant.token) for found in self._found(tr, name)]
+        return dead
 
     def _end(self, tr: Any, name: str, token: FencingToken) -> bool:
         session = self._locks._session

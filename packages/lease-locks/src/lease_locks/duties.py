@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fdb_schema import ClusterSpace, MainspringError, Record, RecordError, fdb_error_code, read_range
 from idempotent_txn import run
@@ -29,6 +29,8 @@ PREFIX: Final = "duty/"
 STANDBY_SECONDS: Final = 5.0
 LONGEST_BACKOFF: Final = 60.0
 _DOUBLINGS: Final = 16  # a duty may fail for days
+NOTE_SECONDS: Final = 10.0
+"""At most between two reports of a duty that finds nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Duties:
                 self._release(lease)
 
     def _do(self, duty: Duty, lease: Lease) -> None:
-        pause = 0.0
+        pause, failures, rounds, noted = 0.0, 0, 0, float("-inf")
         while lease.held and not self._stop.wait(pause):
             done, failure = 0, ""
             try:
@@ -110,9 +112,12 @@ class Duties:
             except Exception as error:
                 _warn(duty, "it failed and will be tried again", error)
                 failure = f"{type(error).__name__}: {error}"
-            failures = run(
-                self._locks.db, _note, self._locks.space.cluster, duty.name, self._locks._session.by, done, failure
-            )
+            rounds += 1
+            if done or failure or failures or time.monotonic() - noted >= NOTE_SECONDS:
+                noted = time.monotonic()
+                news = _Round(self._locks._session.by, rounds, done, failure)
+                failures = run(self._locks.db, _note, self._locks.space.cluster, duty.name, news)
+                rounds = 0
             if done:
                 log.info("duty %s: %d done", duty.name, done)
             pause = duty.every if not failures else min(LONGEST_BACKOFF, duty.every * 2.0 ** min(failures, _DOUBLINGS))
@@ -155,18 +160,28 @@ def _report(value: bytes | None) -> DutyReport:
         return DutyReport(error=f"its report can't be read: {error}")
 
 
-def _note(tr: Any, cluster: ClusterSpace, name: str, by: str, done: int, error: str) -> int:
+class _Round(NamedTuple):
+    """What came of the last round, and how many there were since the last report."""
+
+    by: str
+    rounds: int
+    done: int
+    error: str
+
+
+def _note(tr: Any, cluster: ClusterSpace, name: str, news: _Round) -> int:
+    """Write the report; how many rounds have failed since one went well."""
     key = cluster["duty"].pack((name,))
     before = _report(tr.get(key).value)
     report = replace(
         before,
         at_us=time.time_ns() // 1000,
-        by=by,
-        rounds=before.rounds + 1,
-        done=before.done + done,
-        last=done,
-        failures=before.failures + 1 if error else 0,
-        error=error[:1000],
+        by=news.by,
+        rounds=before.rounds + news.rounds,
+        done=before.done + news.done,
+        last=news.done,
+        failures=before.failures + 1 if news.error else 0,
+        error=news.error[:1000],
     )
     tr.set(key, report.encode())
     return report.failures

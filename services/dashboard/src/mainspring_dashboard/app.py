@@ -163,10 +163,8 @@ def create_app(
 
     async def attention(request: Request) -> Response:
         live: Live = request.app.state.live
-        found = await read(cluster.survey.attention, live.sampler.failed)
-        if doctor is None:
-            return JSONResponse({**found, "findings": [], "examined": True})
-        return JSONResponse({**found, "findings": doctor.findings, "examined": doctor.examined})
+        findings = doctor.findings if doctor is not None else []
+        return JSONResponse({**await read(cluster.survey.attention, live.sampler.failed), "findings": findings})
 
     async def functions(request: Request) -> Response:
         sampler = request.app.state.live.sampler

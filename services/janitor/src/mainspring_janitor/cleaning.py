@@ -15,7 +15,7 @@ from fdb_datamodel.collector import GRACE_SECONDS
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, open_database
 from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption
 from fdb_schema.metrics import Metric, metrics_served
-from futures_worker.liveness import TTL_SECONDS, TimeKeeper, WorkerObserver, reap_dead
+from futures_worker.liveness import TTL_SECONDS, Caretaker
 from futures_worker.metrics import cluster_metrics
 from idempotent_txn import Cleaner
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS
@@ -88,15 +88,10 @@ def clean(
         database = open_database(db)
         space = ClusterSpace(cluster)
         locks = stack.enter_context(LeaseManager(database, cluster))
-        observer = WorkerObserver(TTL_SECONDS)
-        time_limits = TimeKeeper(database, space)
+        caretaker = Caretaker(database, space)
         cleaner = Cleaner(database, ids_min_age)
         abandoned = AbandonedLeases(locks, leases_after)
         histories = OldHistories(locks)
-
-        def workers() -> int:
-            time_limits.look()
-            return len(reap_dead(database, space, observer, time.monotonic()))
 
         collector = Collector(database, space, grace=grace)
 
@@ -109,7 +104,7 @@ def clean(
             return cleaned.rows + cleaned.clients
 
         duties = [
-            Duty("workers", min(every, TTL_SECONDS / LOOKS_PER_TTL), workers),
+            Duty("workers", min(every, TTL_SECONDS / LOOKS_PER_TTL), lambda: len(caretaker.look(time.monotonic()))),
             Duty("sessions", every, locks.clear_dead_sessions),
             Duty("garbage", min(every, COLLECT_SECONDS), garbage),
             Duty("leases", every, lambda: abandoned.clear() + histories.clear()),

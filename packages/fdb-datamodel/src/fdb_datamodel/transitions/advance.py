@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, Transaction
+from fdb_schema import ClusterSpace, Transaction, read_range
 
 from .. import codec
 from ..changes import Changes, Ended, FutureRows
@@ -16,7 +16,7 @@ from ..ids import show_id
 from ..placement import set_timer
 from ..records import Failure
 from ..requirements import Requirements
-from ..space import DUE, LATE, span
+from ..space import DUE, LATE, layout_of, span
 from .assign import is_unclaimed, relocate
 from .workers import list_workers
 
@@ -62,6 +62,20 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
         moved += 1
     finish(ch)
     return Progress(moved, more or ch.unsettled or len(leftovers) > 1, next_due)
+
+
+def how_late(tr: Transaction, space: ClusterSpace, now_us: int) -> int | None:
+    """µs of the cluster clock since when there is something for `advance` to do; None: there is nothing. By snapshot."""
+    keys = layout_of(space)
+    for key, _ in read_range(tr, *span(keys.timers), limit=1, snapshot=True):
+        try:
+            check_key(keys, "timers", key)
+        except StrayKeyError:
+            return 0
+        due = int(space["timers"].unpack(key)[0])
+        if due <= now_us:
+            return now_us - due
+    return 0 if read_range(tr, *span(keys.unsettled), limit=1, snapshot=True) else None
 
 
 def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:

@@ -115,6 +115,11 @@ def list_workers(tr: Transaction, space: ClusterSpace, *, count: bool = True) ->
     return found
 
 
+def anything_to_reap(tr: Transaction, space: ClusterSpace) -> bool:
+    """Whether some dead incarnation may still hold what `reap` gives back; by snapshot."""
+    return bool(read_range(tr, *span(layout_of(space).dead_workers), limit=1, snapshot=True))
+
+
 def sightings(tr: Transaction, space: ClusterSpace) -> list[WorkerSighting]:
     """Every registered incarnation and its heartbeat counter, by snapshot: what an observer compares over time."""
     return [WorkerSighting(worker, beat.counter if beat else 0) for worker, _, beat in _registered(tr, space)]

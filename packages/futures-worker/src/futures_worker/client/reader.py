@@ -17,7 +17,7 @@ from futures_worker.client.line import Line
 from futures_worker.client.mailbox import Mailbox
 from futures_worker.client.turn import Turn, Waiters
 from futures_worker.database import ask
-from futures_worker.liveness import TimeKeeper, WorkerObserver, reap_dead
+from futures_worker.liveness import Caretaker
 from futures_worker.worker.task_context import current_task
 
 LOOK_SECONDS: Final = 1.0  # between two looks (jittered) of a thread that waits: mail missed, workers dead
@@ -52,8 +52,7 @@ class MailReader:
         self.mailbox = Mailbox(db, space, session, expected.settle)
         self._turn = Turn()  # of the thread that reads
         self._followers = Waiters()  # who wait for what it delivers
-        self._observer = WorkerObserver()
-        self._time = TimeKeeper(db, space)
+        self._caretaker = Caretaker(db, space)
         self._looked = 0.0
 
     def wait(self, done: Callable[[], bool], pause: float, *, mail_only: bool = False) -> None:
@@ -147,6 +146,5 @@ class MailReader:
         if now - self._looked < LOOK_SECONDS:
             return
         if self._looked:
-            reap_dead(self._db, self._space, self._observer, now)
-            self._time.look_alone()
+            self._caretaker.look(now)
         self._looked = now

@@ -1,4 +1,9 @@
-"""What any worker does for the whole cluster, beside its own work: the clock, timers, and the reaping of dead workers."""
+"""What workers do for the whole cluster, beside their own work: the clock, timers, and the reaping of dead workers.
+
+The first of the living, by address, keeps the clock, fires timers and looks often at who lives. The others stand by: they look
+every `FOLLOW_SHARE` of a TTL, so that they can judge the dead as soon as the first can, and do its work for a TTL when they
+find the clock standing, or a timer late by more than `LATE_SECONDS`. Two who believe at once to be first do no harm.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fdb_datamodel import WorkerId, WorkerSighting, WorkerStatus, advance, declare_dead, list_workers, reap, run_apart
+from fdb_datamodel import WorkerId, WorkerSighting, WorkerStatus, advance, declare_dead, how_late, reap, run_apart
 from fdb_schema import ClusterClock, ClusterSpace, fdb_error_code
-from fdb_schema.clock import ADVANCE_SECONDS
-from futures_worker.liveness import TTL_SECONDS, WorkerObserver, find_dead, worker_gone
+from fdb_schema.clock import ADVANCE_SECONDS, MICROSECONDS
+from futures_worker.liveness import TTL_SECONDS, WorkerObserver, find_dead, see_workers, worker_gone
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
 
 LOOKS_PER_TTL = 6
 """Looks at the heartbeats of all workers in one TTL; an observer that misses half a TTL starts to observe anew."""
+FOLLOW_SHARE = 0.35
+"""Of a TTL, between two looks of a worker that stands by and has nothing to do: less than half of it, as said above."""
+LATE_SECONDS = 1.0
+"""By which a timer is late when whoever stands by concludes that nobody fires them."""
 SAY_AGAIN_SECONDS = 3600.0
 """After which the same trouble of the same chore is told once more."""
 
@@ -32,18 +41,33 @@ class Housekeeping:
         space: ClusterSpace,
         *,
         ttl: float = TTL_SECONDS,
+        me: Callable[[], WorkerId | None] = lambda: None,
+        busy: Callable[[], bool] = lambda: True,
         on_peers: Callable[[list[WorkerStatus]], None] = lambda _: None,
         chores: Sequence[Callable[[], object]] = (),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_peers` is told, from the thread, which workers live, after every look; `chores` are done at every round."""
+        """`on_peers` is told, from the thread, which workers live, after every look; `chores` are done at every round.
+
+        `me` is the worker that this is part of, if any; `busy`, whether it has tasks, for which it wants to know who has room.
+        """
+        self._me = me
+        self._busy = busy
         self._chores = chores
         self._on_peers = on_peers
         self._db = db
         self._space = space
-        self._clock = ClusterClock(space)
+        self._monotonic = monotonic
+        self._clock = ClusterClock(space, monotonic=monotonic)
         self._observer = WorkerObserver(ttl)
+        self._ttl = ttl
         self._look_seconds = ttl / LOOKS_PER_TTL
         self._next_look = 0.0
+        self._next_tick = 0.0
+        self._now_us = 0  # of the cluster's clock, at the last tick
+        self._first = True  # as far as is known; at the start, until the first look
+        self._stand_in_until = 0.0
+        self._rush = False  # something is to be settled now
         self._told: dict[
             Callable[[], object], tuple[str, float]
         ] = {}  # of each chore: its last trouble, and when it was told
@@ -67,59 +91,111 @@ class Housekeeping:
         """There is something to advance: do it now; callable from any thread."""
         self._hurry.set()
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process keeps the clock and fires timers, for itself or in the place of one that doesn't."""
+        return self._first or self._monotonic() < self._stand_in_until
+
     def tick(self) -> None:
-        """Advances the clock and fires what is due."""
-        now_us = run(self._db, self._clock.advance, strategy="off")
-        self._clock.committed()
+        """Advances the clock and fires what is due; who stands by sees whether that is done."""
+        kept = True
+        if self.leads:
+            self._now_us, late = run(self._db, self._advance, strategy="off")
+            self._clock.committed()
+            fires = late is not None
+        else:
+            (self._now_us, kept), late = run(self._db, self._observe, strategy="off")
+            fires = late is not None and late > LATE_SECONDS * MICROSECONDS
+            if fires or not kept:
+                self._stand_in_until = self._monotonic() + self._ttl
+        self._next_tick = self._monotonic() + self._tick_seconds()
+        if fires:
+            self.settle()
+
+    def settle(self) -> None:
+        """Fires what was due at the last tick, and settles what earlier turns left."""
         while not self._stop.is_set():
-            progress = run_apart(self._db, self._space, advance, self._space, now_us)
-            if not progress.more:
+            if not run_apart(self._db, self._space, advance, self._space, self._now_us).more:
                 return
+
+    def _advance(self, tr: Any) -> tuple[int, int | None]:
+        now_us = self._clock.advance(tr)
+        return now_us, how_late(tr, self._space, now_us)
+
+    def _observe(self, tr: Any) -> tuple[tuple[int, bool], int | None]:
+        now_us, kept = self._clock.observe(tr)
+        return (now_us, kept), how_late(tr, self._space, now_us)
+
+    def _tick_seconds(self) -> float:
+        return ADVANCE_SECONDS if self.leads else FOLLOW_SHARE * self._ttl * random.uniform(0.75, 1.25)
 
     def look(self) -> list[WorkerId]:
         """Looks at every worker's heartbeat; gives back what the dead held. Whom this call declared dead."""
-        seen = run(self._db, list_workers, self._space, count=False, strategy="off")
-        dead = find_dead(self._observer, seen, time.monotonic())
+        seen, left = run(self._db, see_workers, self._space, strategy="off")
+        dead = find_dead(self._observer, seen, self._monotonic())
         try:
-            return self._give_back(dead)
+            return self._give_back(dead, left)
         finally:
             gone = {sighting.id for sighting in dead}
             self._live = [status for status in seen if status.id not in gone]
+            self._see_who_is_first()
             self._on_peers(self._live)
 
-    def _give_back(self, dead: list[WorkerSighting]) -> list[WorkerId]:
+    def _see_who_is_first(self) -> None:
+        me = self._me()
+        before, self._first = (
+            self._first,
+            me is None or all((me.ip, me.port) <= (status.id.ip, status.id.port) for status in self._live),
+        )
+        if self._first and not before:
+            self._next_tick = 0.0
+
+    def _give_back(self, dead: list[WorkerSighting], left: bool) -> list[WorkerId]:
         declared = [sighting.id for sighting in dead if run(self._db, declare_dead, self._space, sighting)]
         for worker in declared:
             log.warning("worker %s is gone, or gave no sign of life for its TTL: its claims are given back", worker)
-        while not self._stop.is_set() and run_apart(self._db, self._space, reap, self._space):
-            pass  # also what another observer declared dead and didn't finish
+        left = left or bool(dead)  # also what another observer declared dead and didn't finish
+        while left and not self._stop.is_set():
+            left = run_apart(self._db, self._space, reap, self._space)
         return declared
 
     def _loop(self) -> None:
-        self._next_look = time.monotonic() + self._look_seconds * random.random()
+        self._next_look = self._monotonic() + self._look_seconds * random.random()
         while not self._stop.is_set():
             if self._hurry.wait(min(ADVANCE_SECONDS, self._look_seconds)):
                 self._hurry.clear()
                 if self._stop.is_set():
                     return
+                self._rush = True
             self._round()
 
     def _round(self) -> None:
         """Does what is due; what fails keeps nothing else from being done."""
-        for chore in (self.tick, self._look_in_time, *self._chores):
+        for chore in (self._settle_in_a_hurry, self._tick_in_time, self._look_in_time, *self._chores):
             try:
                 chore()
             except Exception as exc:
                 self._tell(chore, exc)
 
+    def _settle_in_a_hurry(self) -> None:
+        if self._rush:
+            self._rush = False
+            self.settle()
+
+    def _tick_in_time(self) -> None:
+        if self._monotonic() >= self._next_tick:
+            self.tick()
+
     def _look_in_time(self) -> None:
-        if time.monotonic() >= self._next_look or any(worker_gone(status.info) for status in self._live):
-            self._next_look = time.monotonic() + self._look_seconds * random.uniform(0.75, 1.25)
+        if self._monotonic() >= self._next_look or any(worker_gone(status.info) for status in self._live):
+            often = self.leads or self._busy()
+            seconds = self._look_seconds if often else FOLLOW_SHARE * self._ttl
+            self._next_look = self._monotonic() + seconds * random.uniform(0.75, 1.25)
             self.look()
 
     def _tell(self, chore: Callable[[], object], exc: Exception) -> None:
         """Once, until it changes: there are four rounds in a second."""
-        trouble, now = repr(exc), time.monotonic()
+        trouble, now = repr(exc), self._monotonic()
         told, at = self._told.get(chore, ("", 0.0))
         if trouble == told and now - at < SAY_AGAIN_SECONDS:
             return

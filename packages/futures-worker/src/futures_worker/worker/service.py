@@ -134,6 +134,7 @@ class WorkerService:
             object_store=config.object_store,
             files=config.files,
             address=sock.getsockname()[0],
+            ttl=config.ttl,
         )
         self._cleanup.callback(self.shell.close)
         fetcher = ObjectFetcher(secrets)
@@ -168,6 +169,8 @@ class WorkerService:
             self.db,
             self.space,
             ttl=config.ttl,
+            me=lambda: self.core.worker,
+            busy=lambda: bool(self.core.tasks),
             on_peers=self._on_peers,
             chores=(
                 SpillWatch(self.store, lambda: self.shell.drain(0.0)).tick,

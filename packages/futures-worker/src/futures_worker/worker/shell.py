@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import select
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from fdb_datamodel import Claim, Heartbeat, MailEntry, WorkerFencedError, Worker
 from fdb_schema import ClusterSpace, fdb_error_code
 from fdb_schema.errors import TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE
 from futures_worker.database import is_database_trouble
+from futures_worker.liveness import TTL_SECONDS
 from futures_worker.store import ObjectStore
 from futures_worker.wire import Connection
 from futures_worker.worker.core import WorkerCore
@@ -44,6 +44,7 @@ from futures_worker.worker.instructions import (
     TurnRefused,
 )
 from futures_worker.worker.ledger import Ledger
+from futures_worker.worker.rhythm import Rhythm
 from futures_worker.worker.task_log import tell_of_turn
 from futures_worker.worker.tasks import Task
 from futures_worker.worker.usage import Usage
@@ -51,9 +52,6 @@ from futures_worker.worker.visitors import Visitors
 
 log = logging.getLogger("futures_worker")
 
-HEARTBEAT_SECONDS = 0.5
-REREAD_SECONDS = 2.0
-"""A bell that was missed costs at most this long (a jittered re-read backs every watch)."""
 AT_MOST = 0.001
 """Seconds that the bells stay unarmed after tasks were sent."""
 COMPLAIN_SECONDS = 10.0
@@ -77,6 +75,7 @@ class Shell:
         object_store: int = 0,
         files: int = 0,
         address: str = "",
+        ttl: float = TTL_SECONDS,
     ) -> None:
         self.core = core
         self.on_unsettled: Callable[[], None] = lambda: None  # called when edges or timers are left to be advanced
@@ -97,8 +96,7 @@ class Shell:
         self._usage = Usage()
         self._at_the_door: deque[Connection] = deque()
         self.inputs: Inputs | None = None
-        self._next_beat = 0.0
-        self._next_reread = 0.0
+        self._rhythm = Rhythm(ttl)
         self._complain_at = 0.0
         self._finished = False
         self._sent = False  # whether tasks were sent since bells were armed
@@ -190,11 +188,11 @@ class Shell:
     def _keep_time(self, now: float) -> list[Event]:
         events: list[Event] = []
         try:
-            if now >= self._next_beat:
+            busy = bool(self.core.tasks)
+            if now >= self._rhythm.beat_due(busy):
                 self._crew.look(events)
                 self._beat(now)
-            if now >= self._next_reread:
-                self._next_reread = now + REREAD_SECONDS * random.uniform(0.75, 1.25)
+            if self._rhythm.rereads(now, busy):
                 events.append(Rang(again=True))
                 with self._unless_refused():
                     self._deliver(*self._ledger.read_own(self.core.in_hand()), events)
@@ -204,7 +202,7 @@ class Shell:
 
     def _beat(self, now: float) -> None:
         """A sign of life. Raises `WorkerFencedError`."""
-        self._next_beat = now + HEARTBEAT_SECONDS
+        self._rhythm.beats(now)
         with self._unless_refused():
             self._ledger.beat(self._load)
 
@@ -228,7 +226,7 @@ class Shell:
         if self._posted:
             timeout = 0.0
         else:
-            deadline = min(self._next_beat, self._next_reread)
+            deadline = self._rhythm.due(bool(self.core.tasks))
             core_deadline = self.core.deadline()
             if core_deadline is not None and core_deadline < deadline:
                 deadline = core_deadline
@@ -264,7 +262,7 @@ class Shell:
         self._store.clear()
         self.join(worker)
         self.fenced = False
-        self._next_beat = self._next_reread = 0.0
+        self._rhythm.begin()
 
     # --- the database -------------------------------------------------------------------------------------------------
 
@@ -293,7 +291,7 @@ class Shell:
     def _run_turn(self, turn: RunTurn) -> list[Event]:
         began = time.monotonic()
         try:
-            if began >= self._next_beat:  # one turn may follow another for long
+            if began >= self._rhythm.beat_due(busy=True):  # one turn may follow another for long
                 self._beat(began)
             try:
                 claims = self._ledger.take_turn(turn)

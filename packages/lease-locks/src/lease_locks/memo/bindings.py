@@ -45,14 +45,6 @@ def registered_with(kind: type) -> set[weakref.ref[type]]:
     return found
 
 
-def annotations_of(function: types.FunctionType) -> dict[str, Any]:
-    """Its annotations; none where they are of names that aren't there (evaluated when they are asked for, from Python 3.14 on)."""
-    try:
-        return function.__annotations__
-    except Exception:
-        return {}
-
-
 def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

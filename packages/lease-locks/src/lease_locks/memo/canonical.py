@@ -22,7 +22,6 @@ import enum
 import functools
 import hashlib
 import logging
-import os
 import pickle
 import re
 import secrets
@@ -34,10 +33,12 @@ import typing
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePath
 from typing import Any, Final
 
+from fdb_schema.whole_copies import ANNOTATING, annotations_of
 from lease_locks.errors import LeaseError
-from lease_locks.memo.bindings import SCRIPTS, Bindings, annotations_of, around, registered_with
+from lease_locks.memo.bindings import SCRIPTS, Bindings, around, registered_with
 from lease_locks.memo.wrapping import plain
 
 log = logging.getLogger("lease_locks")
@@ -51,7 +52,8 @@ _CODE_PARTS: Final = (
 )
 _CLASS_NOISE: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
-    | {"__slotnames__", "__annotations_cache__"}  # made when an instance is first pickled, annotations first looked at
+    | {"__slotnames__"}  # made when an instance is first pickled
+    | ANNOTATING  # the annotations are told themselves
     # What pydantic makes of a model's fields and methods, which are told: it names the class by its place in memory.
     | {"__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__"}
 )
@@ -70,15 +72,6 @@ _TYPE_PARAMETERS: Final = tuple(
 _identities: dict[int, tuple[weakref.ref[Any], bytes, Bindings]] = {}
 _identifying = threading.RLock()
 _noting = threading.local()
-
-
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
-    global _identifying
-    _identifying = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 class MemoKeyError(LeaseError, TypeError):
@@ -184,7 +177,12 @@ def _encode(write: Callable[[Any], Any], value: Any) -> None:
 
 def body_of(kind: type) -> Iterator[tuple[str, Any]]:
     """(name, value) of what a class's body made, in the order of names; the same in every process of one source."""
-    for name, value in sorted(vars(kind).items()):
+    body = dict(vars(kind))
+    if not ANNOTATING.isdisjoint(body):
+        body["__annotations__"] = annotations_of(kind)
+    if not body.get("__annotations__"):  # made when they are first looked at
+        body.pop("__annotations__", None)
+    for name, value in sorted(body.items()):
         if name in _CLASS_NOISE or isinstance(value, types.MemberDescriptorType):  # `__slots__` says which
             continue
         if name == "__hash__" and _of_attrs(value):  # has a text's hash in it; `__attrs_attrs__` says what it does
@@ -199,9 +197,9 @@ def order_of(kind: type) -> tuple[str, ...]:
     """
     if issubclass(kind, enum.Enum):
         return ()
-    names = {name for name, _ in body_of(kind)}
-    annotated = vars(kind).get("__annotations__") or ()
-    return (*(name for name in vars(kind) if name in names and name[:1] != "_"), "", *annotated)
+    body = dict(body_of(kind))
+    annotated = body.get("__annotations__") or ()
+    return (*(name for name in vars(kind) if name in body and name[:1] != "_"), "", *annotated)
 
 
 def _of_attrs(value: Any) -> bool:
@@ -212,6 +210,14 @@ def module_of(thing: Any) -> str | None:
     """The name of its module; that of a script is `__main__`, also in a process of multiprocessing."""
     module = getattr(thing, "__module__", None)
     return "__main__" if module in SCRIPTS else module
+
+
+def _which_module(value: Any, name: str) -> str:
+    """Which of all modules holds it; a script where none does."""
+    try:
+        return pickle.whichmodule(value, name)  # type: ignore[attr-defined, no-any-return]
+    except pickle.PicklingError:  # from Python 3.14 on
+        return "__main__"
 
 
 def _name(thing: Any) -> bytes:
@@ -336,6 +342,8 @@ class _Encoder:
             self._global(value, kind, reduced)
             return
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+        if maker is kind and isinstance(value, PurePath):
+            arguments = value.parts  # from Python 3.14 on what it was made of, which equal paths needn't share
         self.write(b"o")
         self.put(maker)
         self.put(tuple(arguments))
@@ -353,7 +361,7 @@ class _Encoder:
         module = module_of(value) or module_of(kind)
         there = held(module, name, value)
         if not there and kind not in NAMED_ONLY:
-            module = pickle.whichmodule(value, name)  # type: ignore[attr-defined]  # looks through all modules
+            module = _which_module(value, name)
             if not held(module, name, value):
                 raise MemoKeyError(
                     f"no memo key can be made of {name!r}, a {kind.__qualname__}: no module holds it by that name. Pass what "

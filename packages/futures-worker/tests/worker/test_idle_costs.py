@@ -1,0 +1,207 @@
+"""What workers that have nothing to do ask of the database, and who takes over what the first of them does for all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fdb_datamodel import (
+    ClusterSpace,
+    FutureSpec,
+    FutureState,
+    Heartbeat,
+    Requirements,
+    WorkerId,
+    declare_dead,
+    describe_future,
+    get_future_state,
+    heartbeat,
+    list_workers,
+    put_code,
+    sightings,
+    submit_future,
+    validate,
+)
+from fdb_schema import open_database, read_clock
+from fdb_schema.clock import ADVANCE_SECONDS, MICROSECONDS
+from futures_worker.liveness import TTL_SECONDS, Caretaker
+from futures_worker.worker.housekeeping import FOLLOW_SHARE, LATE_SECONDS, LOOKS_PER_TTL, Housekeeping
+from futures_worker.worker.registration import describe_self, join
+from futures_worker.worker.rhythm import HEARTBEAT_SECONDS, IDLE_REREAD_SECONDS, REREAD_SECONDS, Rhythm
+from idempotent_txn import run
+
+SPACE = ClusterSpace("test")
+MINUTE = 60.0
+
+
+class Counted:
+    """A database that counts the transactions made by it, and those of them that wrote."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def create_transaction(self) -> Any:
+        self.count += 1
+        return self._db.create_transaction()
+
+
+class House:
+    """Workers whose housekeeping goes by one simulated clock, round by round, in one thread."""
+
+    def __init__(self, workers: int) -> None:
+        self.db = open_database("memory:")
+        self.now = 1000.0
+        self.stopped: set[int] = set()
+        self.ids = [
+            join(self.db, SPACE, "10.0.0.1", 7000 + n, describe_self(1, Requirements(4), 0), ttl=TTL_SECONDS)
+            for n in range(workers)
+        ]
+        self.counted = [Counted(self.db) for _ in self.ids]
+        self.beats: Counter[int] = Counter()
+        self.keepers = [
+            Housekeeping(db, SPACE, me=_always(worker), busy=lambda: False, monotonic=lambda: self.now)
+            for db, worker in zip(self.counted, self.ids, strict=True)
+        ]
+
+    def live(self, seconds: float, until: Callable[[], bool] = lambda: False) -> float:
+        """Let so many seconds pass, or until something is so; the seconds that did."""
+        began = self.now
+        while self.now < began + seconds and not until():
+            self.now += ADVANCE_SECONDS
+            for n, keeper in enumerate(self.keepers):
+                if n not in self.stopped:
+                    self.beats[n] += 1
+                    run(self.db, heartbeat, SPACE, self.ids[n], Heartbeat(counter=self.beats[n]))
+                    keeper._round()
+        return self.now - began
+
+    def clock(self) -> float:
+        return run(self.db, lambda tr: read_clock(tr, SPACE)) / MICROSECONDS
+
+    def submit(self, **spec: Any) -> UUID:
+        return run(self.db, lambda tr: submit_future(tr, SPACE, FutureSpec(code=put_code(tr, SPACE, b"code"), **spec)))
+
+    def failed(self, future: UUID) -> bool:
+        return run(self.db, get_future_state, SPACE, future) is FutureState.failed
+
+
+def _always(worker: WorkerId) -> Callable[[], WorkerId]:
+    return lambda: worker
+
+
+def test_of_many_idle_workers_one_keeps_the_clock_and_the_others_hardly_look() -> None:
+    house = House(10)
+    house.live(MINUTE)  # until all know who is first
+    before, clock = [db.count for db in house.counted], house.clock()
+    house.live(MINUTE)
+    first, *others = [db.count - earlier for db, earlier in zip(house.counted, before, strict=True)]
+    assert house.clock() - clock == pytest.approx(MINUTE, abs=2 * ADVANCE_SECONDS)
+    ticks, looks = MINUTE / ADVANCE_SECONDS, MINUTE / (0.75 * TTL_SECONDS / LOOKS_PER_TTL)
+    assert ticks <= first <= ticks + looks
+    assert max(others) <= 2 * MINUTE / (0.75 * FOLLOW_SHARE * TTL_SECONDS)  # a tick and a look, each one transaction
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_when_the_first_stops_another_keeps_the_clock_and_fires_timers(workers: int) -> None:
+    house = House(workers)
+    house.live(10)
+    house.stopped.add(0)
+    clock = house.clock()
+    late = house.submit(queue_timeout=0.5)
+    followed = 1.25 * FOLLOW_SHARE * TTL_SECONDS
+    assert house.live(MINUTE, lambda: house.failed(late)) <= 2 * followed + 0.5 + 2 * ADVANCE_SECONDS
+    house.live(2 * TTL_SECONDS, lambda: len(run(house.db, list_workers, SPACE)) < workers)
+    assert house.ids[0] not in [s.id for s in run(house.db, sightings, SPACE)], "it is declared dead as ever"
+    passed = house.live(MINUTE)
+    assert house.clock() - clock >= passed - 2 * ADVANCE_SECONDS, "the clock goes on"
+    assert house.keepers[1]._first
+    assert validate(house.db, SPACE) == []
+
+
+def test_a_timer_that_nobody_fires_is_fired_by_who_stands_by_though_the_clock_is_kept() -> None:
+    house = House(2)
+    house.live(10)
+    house.stopped.add(0)
+    keeper = Caretaker(house.db, SPACE)
+    keeper._clock._monotonic = lambda: house.now
+    late = house.submit(queue_timeout=0.5)
+
+    def other_service_keeps_the_clock() -> bool:
+        run(house.db, keeper._clock.advance, strategy="off")
+        keeper._clock.committed()
+        return house.failed(late)
+
+    passed = house.live(MINUTE, other_service_keeps_the_clock)
+    assert passed <= 0.5 + LATE_SECONDS + 2 * FOLLOW_SHARE * TTL_SECONDS
+    assert run(house.db, describe_future, SPACE, late).failure is not None
+
+
+def test_a_worker_that_is_first_again_is_so_alone() -> None:
+    """The first was stopped for a while and goes on: who stood in stands by again."""
+    house = House(3)
+    house.live(10)
+    house.stopped.add(0)
+    house.live(4)
+    house.stopped.clear()
+    house.live(2 * TTL_SECONDS)
+    assert [keeper.leads for keeper in house.keepers] == [True, False, False]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_look_of_who_waits_is_one_transaction_where_a_worker_lives_and_keeps_time_where_none_does(
+    lives: bool,
+) -> None:
+    house = House(1 if lives else 0)
+    db = Counted(house.db)
+    caretaker = Caretaker(db, SPACE)
+    late = house.submit(queue_timeout=0.1)
+    assert caretaker.look(house.now) == []
+    first = db.count
+    caretaker.look(house.now)
+    assert db.count - first == (1 if lives else 3)
+    clock = house.clock()
+    caretaker._clock._monotonic = lambda: house.now + 1e6  # what passes by its own clock
+    caretaker.look(house.now)
+    assert (house.clock() > clock) is not lives
+    assert house.failed(late) is not lives
+
+
+def test_what_a_dead_worker_held_is_given_back_by_who_waits_though_another_declared_it() -> None:
+    house = House(2)
+    (sighting, _) = run(house.db, sightings, SPACE)
+    assert run(house.db, declare_dead, SPACE, sighting)
+    assert Caretaker(house.db, SPACE).look(house.now) == []
+    prefix = SPACE["dead_workers"].key()
+    assert list(house.db.create_transaction().get_range(prefix, prefix + b"\xff")) == []
+
+
+def test_an_idle_worker_beats_and_rereads_more_seldom_and_a_busy_one_at_once_as_often_as_ever() -> None:
+    rhythm = Rhythm(TTL_SECONDS)
+    assert rhythm.due(busy=False) == float("-inf")
+    beats = rereads = 0
+    now = 0.0
+    while now < MINUTE:
+        if now >= rhythm.beat_due(busy=False):
+            rhythm.beats(now)
+            beats += 1
+        rereads += rhythm.rereads(now, busy=False)
+        now = rhythm.due(busy=False)
+    assert beats <= MINUTE / (TTL_SECONDS / 4) + 2
+    assert MINUTE / IDLE_REREAD_SECONDS / 1.25 <= rereads <= MINUTE / IDLE_REREAD_SECONDS / 0.75 + 2
+    assert rhythm.beat_due(busy=True) - rhythm.beat_due(busy=False) == HEARTBEAT_SECONDS - TTL_SECONDS / 4
+    assert rhythm.rereads(now + 2 * IDLE_REREAD_SECONDS, busy=True)
+    assert rhythm.rereads(now + 2 * IDLE_REREAD_SECONDS + 1.25 * REREAD_SECONDS, busy=True)
+
+
+def test_a_short_ttl_makes_no_idle_worker_beat_more_seldom_than_a_busy_one() -> None:
+    rhythm = Rhythm(1.0)
+    rhythm.beats(0.0)
+    assert rhythm.beat_due(busy=False) == rhythm.beat_due(busy=True) == HEARTBEAT_SECONDS
