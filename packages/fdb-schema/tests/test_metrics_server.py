@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 import pytest
 
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.metrics import MOST_CONNECTIONS, Metric, MetricsAddressError, MetricsServer
+from fdb_schema.metrics import MOST_CONNECTIONS, Metric, MetricsAddressError, MetricsServer, host_name
 
 
 def test_a_port_that_is_taken_is_a_usage_error_that_names_it() -> None:
@@ -93,3 +93,21 @@ def test_on_loopback_a_page_that_lets_its_own_name_point_here_reads_nothing(host
     finally:
         asking.close()
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("localhost", "localhost"),
+        ("127.0.0.1:8420", "127.0.0.1"),
+        ("[::1]:8420", "::1"),
+        ("[::1]", "::1"),
+        ("localhost:80@evil.example", ""),
+        ("[::1]evil.example", ""),
+        ("::1", ""),
+        ("", ""),
+        ("localhost:8420:1", ""),
+    ],
+)
+def test_the_host_of_a_header_that_is_more_than_a_host_is_none(header: str, name: str) -> None:
+    assert host_name(header) == name

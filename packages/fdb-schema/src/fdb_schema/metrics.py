@@ -28,6 +28,7 @@ MOST_CONNECTIONS: Final = 64
 """Connections answered at one time."""
 SHORT_PAUSE: Final = 0.05
 """Seconds until a process that was short of descriptors or memory takes the next connection."""
+_HOST: Final = re.compile(r"(?:\[([^][]*)\]|([^][:]+))(?::\d*)?")
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 log = logging.getLogger("mainspring.metrics")
@@ -86,8 +87,9 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(header: str) -> str:
-    """A `Host` header without its port."""
-    return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+    """A `Host` header without its port; "" where it is anything but a name or an address, with or without one."""
+    match = _HOST.fullmatch(header)
+    return (match[1] or match[2]) if match else ""
 
 
 class _Server(ThreadingHTTPServer):
