@@ -456,7 +456,15 @@ def test_what_went_wrong_is_grouped_among_the_newest(
 ) -> None:
     monkeypatch.setattr(renewed, "STALE_SECONDS", 0.0)
     nothing = client.get("/api/attention").json()
-    assert nothing == {"findings": [], "groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
+    assert nothing == {
+        "findings": [],
+        "examined": True,
+        "groups": [],
+        "more": 0,
+        "followers": 0,
+        "looked": 0,
+        "all": True,
+    }
     for at in range(4):
         lab.fail(lab.submit(name=f"kind {at % 2}"), f"message {at}")
     last = lab.submit(name="too big", requirements=dm.Requirements(gpu=8))
@@ -482,8 +490,9 @@ def test_what_went_wrong_is_grouped_among_the_newest(
 def test_what_doctor_finds_is_told_problems_first(cluster: Cluster, lab: Any) -> None:
     doctor = Doctor(cluster.db, "demo", watch=0.01)
     with TestClient(create_app(cluster, doctor=doctor), base_url="http://localhost") as client:
-        while not (found := client.get("/api/attention").json()["findings"]):
+        while not (found := client.get("/api/attention").json())["examined"]:
             pass
+    found = found["findings"]
     assert [one["level"] for one in found] == sorted(one["level"] for one in found)
     (silent,) = [one for one in found if one["check"] == "workers"]
     assert silent["level"] == "problem" and "127.0.0.1:7000" in silent["what"] and silent["do"]

@@ -35,3 +35,54 @@ def test_a_server_that_is_gone_is_said_in_words_and_what_was_read_before_is_dimm
 
 def _opacity(shown: Any) -> float:
     return float(shown.evaluate("getComputedStyle(document.querySelector('main')).opacity"))
+
+
+def test_an_empty_cluster_says_how_to_begin_and_that_nothing_is_wrong(page: Page, served: Served) -> None:
+    page.page.route("**/api/attention", _nothing_wrong)
+    shown = page.go("/")
+    sync_api.expect(shown.locator("#fine")).to_have_text("Nothing needs attention.", timeout=PATIENCE_MS)
+    how = shown.locator("pre", has_text="client.submit(pow, 2, 100)")
+    sync_api.expect(how).to_contain_text(f'Client("{served.lab.url}", cluster="demo")')
+    assert not shown.locator(".chart").first.is_visible(), "there is nothing to plot"
+    words = shown.locator(".words")
+    sync_api.expect(words).to_contain_text("in the pool, until a worker takes it")
+    assert words.locator("dd").first.is_visible()
+    served.lab.submit(name="resize")
+    shown.locator(".chart").first.wait_for()
+    sync_api.expect(shown.locator(".u-over")).to_have_count(4, timeout=PATIENCE_MS)
+    assert how.count() == 0
+    assert not words.locator("dd").first.is_visible(), "who knows the words isn't kept by them"
+
+
+def test_where_nothing_fails_no_line_of_failures_hides_the_others(page: Page, served: Served) -> None:
+    served.lab.realize(served.lab.submit(name="resize"))
+    shown = page.go("/")
+    plot = shown.locator(".panel", has_text="Ends per second")
+    sync_api.expect(plot.locator(".u-legend")).to_contain_text("failed/s")
+    while not _drawn(shown, "--realized"):
+        pass
+    assert not _drawn(shown, "--failed")
+    served.lab.fail(served.lab.submit(name="resize"), "no")
+    while not _drawn(shown, "--failed"):
+        pass
+
+
+_PIXELS = """(name) => {
+  const plot = [...document.querySelectorAll('.panel')].find((one) => one.textContent.includes('Ends per second')).querySelector('canvas');
+  const colour = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const wanted = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const { data } = plot.getContext('2d').getImageData(0, 0, plot.width, plot.height);
+  let found = 0;
+  for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 99 && wanted.every((one, i) => Math.abs(data[at + i] - one) < 24)) found += 1;
+  return found;
+}"""
+
+
+def _drawn(shown: Any, colour: str) -> int:
+    return int(shown.evaluate(_PIXELS, colour))
+
+
+def _nothing_wrong(route: Any) -> None:
+    route.fulfill(
+        json={"findings": [], "examined": True, "groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
+    )

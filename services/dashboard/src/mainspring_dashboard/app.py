@@ -163,8 +163,10 @@ def create_app(
 
     async def attention(request: Request) -> Response:
         live: Live = request.app.state.live
-        findings = doctor.findings if doctor is not None else []
-        return JSONResponse({**await read(cluster.survey.attention, live.sampler.failed), "findings": findings})
+        found = await read(cluster.survey.attention, live.sampler.failed)
+        if doctor is None:
+            return JSONResponse({**found, "findings": [], "examined": True})
+        return JSONResponse({**found, "findings": doctor.findings, "examined": doctor.examined})
 
     async def functions(request: Request) -> Response:
         sampler = request.app.state.live.sampler

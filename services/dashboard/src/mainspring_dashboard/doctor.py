@@ -30,6 +30,7 @@ class Doctor:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self.findings: list[dict[str, Any]] = []  # what is not as it should be, problems first
+        self.examined = False  # whether that is the answer of an examination: there was none yet, or it failed
 
     def start(self) -> None:
         """Begin; the first findings are there after one watch."""
@@ -50,7 +51,7 @@ class Doctor:
             except Exception as error:
                 if not isinstance(error, MainspringError) and fdb_error_code(error) is None:
                     log.exception("the cluster could not be examined")
-                self.findings = []  # that the database doesn't answer is said elsewhere
+                self.findings, self.examined = [], False  # that the database doesn't answer is said elsewhere
             self._over.wait(self._every)
 
     def examine(self) -> None:
@@ -59,7 +60,7 @@ class Doctor:
         if self._over.is_set():
             return
         bad = [asdict(one) for one in found if one.level is not Level.ok]
-        self.findings = sorted(bad, key=lambda one: one["level"] != Level.problem)
+        self.findings, self.examined = sorted(bad, key=lambda one: one["level"] != Level.problem), True
 
     def _pause(self, seconds: float) -> None:
         self._over.wait(seconds)

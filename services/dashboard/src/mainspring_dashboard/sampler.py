@@ -10,7 +10,7 @@ from fdb_datamodel import Counted, FutureState
 from mainspring_dashboard.census import Census, by_state
 from mainspring_dashboard.functions import Paces, attempt_row
 from mainspring_dashboard.history import FINE, History, Sample, quantile
-from mainspring_dashboard.lists.gathered import Datasets, Sessions
+from mainspring_dashboard.lists.gathered import ACTOR, Datasets, Sessions
 from mainspring_dashboard.lists.sorting import Sorted
 from mainspring_dashboard.reading import Cluster
 
@@ -40,6 +40,7 @@ class Sampler:
         self._loads: dict[str, deque[tuple[Any, ...]]] = {}  # of workers, by address
         self._running: list[Counted] = []
         self._failed: list[bytes] = []
+        self._actors = 0  # of the claimed futures: they take no slots
         self.workers: list[dict[str, Any]] = []
         self.problem: str | None = None  # why the last tick failed
 
@@ -62,6 +63,11 @@ class Sampler:
         self._running = sorted(self._census.running.values(), key=lambda one: one.started_us)
         self._note_loads(at)
         self._failed = list(self._census.failed)
+        self._actors = sum(
+            number
+            for (name, state), number in counted.items()
+            if state is FutureState.claimed and name.startswith(ACTOR)
+        )
         sample = summarize(at, elapsed, by_state(counted), ended, self.workers)
         self.history.add(sample)
         return sample
@@ -122,6 +128,7 @@ class Sampler:
             "counting": self.counting,
             "counted_ago": time.monotonic() - self._census.swept_at if self._census.sweeps else None,
             "workers": self.workers,
+            "actors": self._actors,
             "problem": self.problem,
         }
 

@@ -22,6 +22,8 @@ MOST_LEASES: Final = 1_000
 """Rows of leases and of their queues that are looked through for who holds what."""
 KEPT_SECONDS: Final = 1.0
 """After which an answer is renewed for those who ask next."""
+ACTOR: Final = "actor "
+"""How the names of actors' futures begin."""
 NAMED: Final = 4
 """Leases, and clients, that one row names."""
 
@@ -38,7 +40,7 @@ def _actor(one: ActorStatus) -> dict[str, Any]:
     return {
         "id": str(UUID(bytes=one.id)),
         "name": one.name,
-        "kind": info.name.removeprefix("actor "),
+        "kind": info.name.removeprefix(ACTOR),
         "state": info.state.value,
         "reason": info.reason,
         "worker": info.address,

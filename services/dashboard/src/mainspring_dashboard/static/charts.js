@@ -13,7 +13,8 @@ const WHOLE = [1, 2, 5].flatMap((n) => Array.from({ length: 10 }, (_, e) => n * 
 const power = (u, marks) => marks.map((mark) => (mark && Math.abs(Math.log10(mark) - Math.round(Math.log10(mark))) < 1e-9 ? mark : null));
 const tens = (axis) => ({ filter: power, grid: { ...axis.grid, filter: power }, ticks: { ...axis.ticks, filter: power } });
 
-// series: [{label, colour, value(sample), fill?}]; stacked ones are drawn on top of each other.
+// series: [{label, colour, value(sample), fill?, rare?}]; stacked ones are drawn on top of each other. Of a rare one no line is drawn
+// where it is 0 and stays so: it would hide another.
 export function chart({ title, series, format, stacked = false, log = false, whole = false, binary = false }) {
   const holder = h("div", { class: "chart", role: "img", "aria-label": title });
   const element = h("section", { class: "panel" }, h("h2", {}, title), holder);
@@ -21,7 +22,7 @@ export function chart({ title, series, format, stacked = false, log = false, who
   let samples = [];
 
   const columns = () => {
-    const raw = series.map((one) => samples.map((sample) => one.value(sample) ?? null));
+    const raw = series.map((one) => samples.map((sample) => one.value(sample) ?? null)).map((row, at) => (series[at].rare ? row.map((value, i) => (row[i - 1] || value || row[i + 1] ? value : null)) : row));
     if (stacked) for (let at = series.length - 2; at >= 0; at -= 1) raw[at] = raw[at].map((value, i) => (value ?? 0) + (raw[at + 1][i] ?? 0));
     return [samples.map((sample) => sample.at), ...raw];
   };
