@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 from browsing import PATIENCE_MS, Page, Served
+
+import fdb_datamodel as dm
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
 
@@ -86,3 +89,37 @@ def _nothing_wrong(route: Any) -> None:
     route.fulfill(
         json={"findings": [], "examined": True, "groups": [], "more": 0, "followers": 0, "looked": 0, "all": True}
     )
+
+
+def test_retries_are_counted_as_max_retries_counts_them(page: Page, served: Served) -> None:
+    once = served.lab.submit(name="resize", max_retries=0)
+    served.lab.fail(once, "no")
+    lost = served.lab.submit(name="resize", max_retries=3)
+    for why in ("worker-lost", "drained"):
+        served.lab(dm.relinquish_claim, served.lab(dm.claim_future, lost, served.lab.worker), why)
+    served.lab(dm.claim_future, lost, served.lab.worker)
+    shown = page.go(f"/futures/{UUID(bytes=once)}")
+    sync_api.expect(_fact(shown, "attempts")).to_have_text("1", timeout=PATIENCE_MS)
+    sync_api.expect(_fact(shown, "retries")).to_have_text("0 of the 0 that max_retries allows")
+    shown = page.go(f"/futures/{UUID(bytes=lost)}")
+    sync_api.expect(_fact(shown, "attempts")).to_have_text(
+        "3, 2 of them not charged to max_retries", timeout=PATIENCE_MS
+    )
+    sync_api.expect(_fact(shown, "retries")).to_have_text("0 of the 3 that max_retries allows")
+
+
+def test_the_newest_first_is_an_order_of_times_also_of_futures_that_a_key_names(page: Page, served: Served) -> None:
+    keyed = bytes.fromhex("98cec332000050008000000000000001")
+    served.lab.submit(name="by a key", id=keyed)
+    for at in range(3):
+        served.lab.submit(name=f"part {at}")
+    shown = page.go("/futures")
+    rows = shown.locator("tbody tr")
+    sync_api.expect(rows.first).to_contain_text("part 2", timeout=PATIENCE_MS)
+    sync_api.expect(rows.last).to_contain_text("by a key", timeout=PATIENCE_MS)
+    served.lab.submit(name="by a later key", id=bytes.fromhex("00cec332000050008000000000000001"))
+    sync_api.expect(rows.first).to_contain_text("by a later key", timeout=PATIENCE_MS)
+
+
+def _fact(shown: Any, name: str) -> Any:
+    return shown.locator(f"dt:text-is('{name}') + dd")

@@ -25,7 +25,7 @@ export default async function future({ parameters: [id], get }) {
       info.failure.traceback ? h("pre", { tabindex: 0 }, info.failure.traceback) : null) : null,
     h("div", { class: "grid" },
       h("section", { class: "panel" }, h("h2", {}, "Attempts and result"), list([
-        ["attempts", info.state === "deleted" ? null : `${info.attempts} (${info.charged ?? 0} count against the ${1 + (info.max_retries ?? 0)} that max_retries allows)`],
+        ["attempts", info.state === "deleted" ? null : tries(info)], ["retries", info.charged === undefined ? null : `${Math.max(0, info.charged - 1)} of the ${info.max_retries} that max_retries allows`],
         ["lost with workers", info.losses || null], ["out of memory", info.out_of_memory || null], ["computed again, since the result was lost", info.epoch || null],
         ["worker", info.worker ? h("a", { class: "mono", href: `/workers/${info.worker}` }, info.worker) : null], ["result", info.result_bytes === null || info.result_bytes === undefined ? null : size(info.result_bytes)],
         ["copies", info.copies?.join(", ")], ["may be computed again", info.allow_reconstruction === undefined ? null : info.allow_reconstruction ? "yes" : "no"],
@@ -46,6 +46,9 @@ export default async function future({ parameters: [id], get }) {
   await refresh();
   return { title: `Future ${short(id)}`, element: body, refresh };
 }
+
+// An attempt that is lost with its worker, runs out of memory or is given back unbegun is no retry.
+const tries = ({ attempts, charged = attempts }) => (attempts > charged ? `${attempts}, ${attempts - charged} of them not charged to max_retries` : attempts);
 
 // Waiting is for its arguments; queued is what could begin and found no free slot.
 function phases(info) {

@@ -25,7 +25,11 @@ export default async function futures({ query, get }) {
   const link = (changed) => `/futures?${new URLSearchParams(Object.entries({ ...asked, ...changed }).filter(([, value]) => value))}`;
   const body = h("div");
   const said = q ? `No future matches “${q}”.` : state ? `No future is ${state}.` : "No futures yet: submit one and it appears here.";
-  const one = sort || asked.session || asked.dataset ? inMemory({ asked, skip, link, body, said, get }) : byId({ asked, after, link, body, said, get });
+  // Ids that a key names say nothing of when: the newest first is an order of times. The words of reasons the database alone has, and
+  // all futures while they are still counted.
+  const all = byId({ asked, after, link, body, said, get });
+  const one = sort || asked.session || asked.dataset ? inMemory({ asked, skip, link, body, said, get })
+    : order || q || after ? all : inMemory({ asked, skip, link, body, said, get, meanwhile: all });
   await one.refresh();
   const chosen = [["session", asked.session], ["dataset", asked.dataset]].filter(([, value]) => value);
   return {
@@ -45,7 +49,7 @@ const sorting = ({ sort, descending, order }, link) => ({
   link: (by, down) => link(by === "submitted" ? { sort: "", descending: "", order: down ? "" : "oldest" } : { sort: by, descending: down ? "1" : "", order: "" }),
 });
 
-// In the order of submission, from the database, which has all of them in that order.
+// In the order of ids, which is that of submission but for those that a key names, from the database, which has all of them.
 function byId({ asked, after, link, body, said, get }) {
   const { state, q, order } = asked;
   let seeking = false, closed = false;
@@ -76,14 +80,16 @@ function byId({ asked, after, link, body, said, get }) {
 }
 
 // In another order, or of one session or dataset: from what the server keeps of the newest futures; it says of how many.
-function inMemory({ asked, skip, link, body, said, get }) {
+function inMemory({ asked, skip, link, body, said, get, meanwhile = null }) {
   const order = asked.sort ? asked : { ...asked, sort: "submitted", descending: asked.order === "oldest" ? "" : "1" };
   return {
     async refresh() {
       const found = await get("futures", { ...order, order: "", skip, limit: MOST });
+      if (found.counting && meanwhile) { await meanwhile.refresh(); return; }
       replace(body, table(columns, found.futures, said, sorting(asked, link)),
         pages({ skip, shown: found.futures.length, matches: found.matches, following: found.skip, size: MOST, link: (to) => link({ skip: to }) }),
         h("p", { class: "soft", id: "looked" }, `Sorted among ${lookedThrough(found)}.`, asked.q ? " In this order names, workers and ids are searched, reasons aren't." : ""));
     },
+    close: () => meanwhile?.close(),
   };
 }
