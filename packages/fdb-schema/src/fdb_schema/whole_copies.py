@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
 import threading
 import types
@@ -31,7 +32,18 @@ ANNOTATING: Final = frozenset({"__annotate_func__", "__annotate__", "__annotatio
 """Where a class has its annotations from Python 3.14 on: what makes them, and what that made."""
 _LRU: Final = type(functools.lru_cache(print))
 _SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
-_making: Final = threading.RLock()
+_making = threading.RLock()
+
+
+def _renew_locks() -> None:
+    """In a forked child: another thread of the parent may have held them. cloudpickle doesn't see to its own."""
+    global _making
+    _making = threading.RLock()
+    if hasattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_LOCK"):
+        cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def has_id(obj: Any) -> bool:

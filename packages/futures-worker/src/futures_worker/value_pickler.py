@@ -15,6 +15,7 @@ import dis
 import functools
 import hashlib
 import io
+import os
 import pickle
 import sys
 import threading
@@ -39,7 +40,16 @@ PYTHON_MINOR: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 _SET_STATE: Final[Any] = getattr(cloudpickle.cloudpickle, "_class_setstate", None)
 _own: Final[WeakSet[type]] = WeakSet()  # classes that this process made, and has sent by value
-_lock: Final = threading.RLock()
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _set_state_of_others(kind: type, state: Any) -> type:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from support.interrupting import arrivals
 
+import futures_worker.client
+from fdb_datamodel import get_future_states
+from fdb_schema import ClusterSpace
 from futures_worker import Client
 from futures_worker.client.turn import Flag, Turn, Waiters
+from idempotent_txn import run
 
 WAIT = 20.0
+LOCKS = ("_lock", "_sending", "_noting", "_committing", "_taking", "_joining")
 
 
 def test_one_at_a_time_has_it() -> None:
@@ -119,3 +127,51 @@ def test_who_waits_is_woken_and_what_changed_before_is_not_waited_for() -> None:
     assert not flag.wait(0.0)
     flag.set()
     assert flag.wait() and flag.is_set()
+
+
+def _jumps_that_no_handler_covers(block: ast.With | ast.Try) -> Iterator[int]:
+    """Lines of loops within a `with` or `try` past whose end CPython 3.13 jumps back outside of it."""
+    left: list[ast.AST] = list(block.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.GeneratorExp)):
+            continue  # what they are called by is within
+        if isinstance(node, ast.While) and not isinstance(node.test, ast.Constant):
+            yield node.lineno
+        if isinstance(node, ast.For) and isinstance(node.body[-1], ast.If) and not node.body[-1].orelse:
+            yield node.lineno
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp)) and any(one.ifs for one in node.generators):
+            yield node.lineno
+        left.extend(ast.iter_child_nodes(node))
+
+
+def test_no_loop_under_a_lock_ends_where_an_interrupt_would_keep_the_lock() -> None:
+    found = []
+    for path in sorted(Path(futures_worker.client.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.With) and any(
+                ast.unparse(item.context_expr).endswith(LOCKS) for item in node.items
+            ):
+                found += [f"{path.name}:{line}" for line in _jumps_that_no_handler_covers(node)]
+    assert found == []
+
+
+def test_an_interrupt_anywhere_in_a_first_submit_leaves_a_client_that_stores_and_beats(any_url: str) -> None:
+    def chosen(code: CodeType) -> bool:
+        return code.co_filename.endswith(("/client/keeping.py", "/client/intake.py", "/client/turn.py"))
+
+    for number in itertools.count():
+        with Client(any_url, "test") as client:
+            context = client._context
+            with arrivals(number, chosen) as interruption, contextlib.suppress(KeyboardInterrupt):
+                client.submit(abs, -1)
+                context().keeping.begin()
+            later = client.submit(abs, -2)._record
+            end = time.monotonic() + WAIT
+            while run(context.db, get_future_states, ClusterSpace("test"), [later.id]) == [None]:
+                assert time.monotonic() < end, f"after an interrupt at {interruption.where}"
+                time.sleep(0.001)
+            beats = context().keeping._thread
+            assert beats is not None and beats.is_alive(), f"after an interrupt at {interruption.where}"
+        if not interruption.came:
+            break

@@ -155,6 +155,11 @@ class Log:
     def pid(self):
         return os.getpid()
 
+    def wait_for(self, path):
+        import time
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
 client = Client(sys.argv[1], sys.argv[2])
 mine, named = client.actor(Log), client.actor(Log, name="named")
 first = mine.pid().result(60)
@@ -168,17 +173,26 @@ child = os.fork()
 if not child:
     sys.exit(0)  # without having used the client
 assert os.waitpid(child, 0)[1] == 0
-assert mine.pid().result(60) == first
+calls = [mine.wait_for(sys.argv[3]), *(mine.pid() for _ in range(5))]
+child = os.fork()
+if not child:
+    assert not calls[0].cancel() and not calls[-1].cancel()  # its parent's connection isn't its own
+    assert calls[-1].id
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+open(sys.argv[3], "w").close()
+calls += [mine.pid() for _ in range(5)]
+assert [call.result(60) for call in calls] == [None] + 10 * [first]
 print("alive", flush=True)
 """
 
 
 @pytest.mark.embedded_only("the official client doesn't survive a fork")
-def test_a_forked_child_that_ends_leaves_its_parents_actors(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_forked_child_leaves_its_parents_actors_and_calls(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
     demo = shared_cluster(workers=1)
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
-    command = [sys.executable, str(script), demo.url, demo.name]
+    command = [sys.executable, str(script), demo.url, demo.name, str(tmp_path / "go on")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
     assert done.stdout == "alive\n", done.stderr
 

@@ -28,28 +28,36 @@ class Call(Future[T]):
 
         One that runs isn't stopped: its actor goes on, and so does what it submitted.
         """
-        record = self._record
-        if record.entry is None:
-            if isinstance(record, CallRecord):
+        if self._record.entry is None:
+            session = self._home()
+            record = self._unanswered(session)
+            if record is not None:
                 record.link.cancel(record)
             try:
-                self._await_end(self._home(), time.monotonic() + CANCEL_SECONDS, CANCEL_SECONDS)
+                self._await_end(session, time.monotonic() + CANCEL_SECONDS, CANCEL_SECONDS)
             except TimeoutError:
                 return False
         return self.cancelled()
 
     def _make_durable(self) -> None:
-        record = self._record
-        if isinstance(record, CallRecord) and not record.ended and not record.recorded:
+        record = self._unanswered(self._home()) if not self._record.ended else None
+        if record is not None and not record.recorded:
             record.link.record(record)
         super()._make_durable()
+
+    def _unanswered(self, session: Session) -> CallRecord | None:
+        """The call, where the session's own connection brings its answer: not in a child of the process that made it, which may
+        not touch the connection, nor once its result is lost.
+        """
+        record = self._record
+        own = isinstance(record, CallRecord) and record.keeping is session.keeping and record.subscribed
+        return record if own else None  # type: ignore[return-value]
 
     def _await_end(
         self, session: Session, deadline: float | None, timeout: float | None, *, reading: bool = False
     ) -> None:
-        record = self._record
-        # In a child of the process that made the call, or once its result is lost, it isn't answered any more.
-        if not isinstance(record, CallRecord) or record.keeping is not session.keeping or not record.subscribed:
+        record = self._unanswered(session)
+        if record is None:
             super()._await_end(session, deadline, timeout)
         elif not await_call(record, deadline):
             why = record.link.refused or session.reason(record.id)

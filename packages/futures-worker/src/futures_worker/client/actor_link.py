@@ -185,7 +185,7 @@ class ActorLink:
             start = self._start
             if self._sock is None:
                 start = ask(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off").taking
-            fresh = [one for one in batch if not one.recorded]
+            fresh = _unrecorded(batch)
             for one in fresh:
                 one.recorded = True
         submissions = []
@@ -300,7 +300,9 @@ class ActorLink:
             self._sock, self._answers = sock, answers
             try:
                 self._send(self._pack(("hello", self.actor, start, self.session.id)))
-                while self._queued and self._sock is sock:
+                while True:  # no condition (`turn`)
+                    if not self._queued or self._sock is not sock:
+                        break
                     call = self._queued.popleft()
                     self._send(self._frame(call))
             except BaseException:
@@ -336,8 +338,7 @@ class ActorLink:
         with self._sending:
             if self._sock is None or (sock is not None and self._sock is not sock):
                 return False
-            queued = {call.id for call in self._queued}
-            sent = [call for call in self.unanswered.values() if call.id not in queued]
+            sent = _sent(self.unanswered, self._queued)
             text = f"{why}; the call may have run"
             self._broken.extend([(sent[at : at + PAGE], text) for at in range(0, len(sent), PAGE)])
             sock, self._sock, self._answers = self._sock, None, None  # last: after an interrupt it is cut once more
@@ -414,6 +415,15 @@ class ActorLink:
         with contextlib.suppress(OSError):
             _let_everything_arrive(sock)
         sock.close()
+
+
+def _unrecorded(calls: Iterable[CallRecord]) -> list[CallRecord]:
+    return [call for call in calls if not call.recorded]
+
+
+def _sent(unanswered: dict[bytes, CallRecord], queued: Iterable[CallRecord]) -> list[CallRecord]:
+    waiting = {call.id for call in queued}
+    return [call for call in unanswered.values() if call.id not in waiting]
 
 
 def _is_at_end(sock: socket.socket) -> bool:

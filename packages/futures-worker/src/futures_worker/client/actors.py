@@ -146,6 +146,7 @@ def make_actor(
     actor = ask(context.db, body, context.space)
     if name is None:
         context.own_actors.append(actor)
+        processes.has_actors(context)
     return Actor(context, actor, kind.__name__, methods_of(kind))
 
 

@@ -145,10 +145,9 @@ class Callbacks:
     def _take(self, record: FutureRecord, *, inline: bool) -> Callable[[], object] | None:
         with self._lock:
             callbacks = record.callbacks or []
-            for at, (anywhere, callback) in enumerate(callbacks):
-                if anywhere or not inline:
-                    del callbacks[at]
-                    return callback
+            at = _first(callbacks, inline)
+            if at is not None:
+                return callbacks.pop(at)[1]
             if not callbacks:
                 self._awaited.pop(id(record), None)
             return None
@@ -180,8 +179,8 @@ class Callbacks:
             self._hand_over()  # an interrupt may have come before that
             return
         with self._lock:
-            left = [record for record in self._awaited.values() if record.ended]
-        self.run(left)
+            awaited = list(self._awaited.values())
+        self.run([record for record in awaited if record.ended])
 
     def watch(self, key: object, tell: Callable[[BaseException], object]) -> None:
         """Call `tell(error)` whenever an attempt of this thread fails that began after this, until `unwatch(key)`.
@@ -202,9 +201,10 @@ class Callbacks:
         """The database failed a thread that reads for others, in an attempt that began at `began` (monotonic)."""
         self.trouble = (began, error)
         with self._lock:
-            watchers = [tell for since, tell in self._watchers.values() if since <= began]
-        for tell in watchers:
-            tell(error)
+            watchers = list(self._watchers.values())
+        for since, tell in watchers:
+            if since <= began:
+                tell(error)
         self._session.wake_followers()
 
     def check(self, since: float) -> None:
@@ -249,6 +249,10 @@ class Callbacks:
                     return
                 self.tell_trouble(error, began)
                 time.sleep(TROUBLE_PAUSE)
+
+
+def _first(callbacks: Sequence[tuple[bool, object]], inline: bool) -> int | None:
+    return next((at for at, (anywhere, _) in enumerate(callbacks) if anywhere or not inline), None)
 
 
 def _call(record: FutureRecord, callback: Callable[[], object]) -> None:

@@ -53,7 +53,9 @@ def await_call(call: CallRecord, deadline: float | None) -> bool:
     in_task = current_task() is not None
     with NestedWait(session.db, session.space, lambda: ([call.id], True)) as nested:
         record_at = time.monotonic() + RECORD_AFTER
-        while not ended():
+        while True:  # no condition (`turn`)
+            if ended():
+                return True
             session.check_open()
             pause = LOOK_SECONDS * random.uniform(0.8, 1.2)
             if in_task:  # a wait that lasts is recorded, so that cycles are found
@@ -86,7 +88,6 @@ def await_call(call: CallRecord, deadline: float | None) -> bool:
                 session.look_after_workers()
                 link.check()
                 session.calls_delivered()
-    return True
 
 
 class CallReader:
@@ -124,10 +125,10 @@ class CallReader:
         """Send a call, and see to it that its answer is read."""
         call.link.submit(call)
         if not self._work.is_set():
-            self._work.set()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="mainspring-calls", daemon=True)
                 self._thread.start()
+            self._work.set()  # last: an interrupt before leaves it to the next call
 
     def unanswered(self) -> bool:
         """Whether any call hasn't ended."""

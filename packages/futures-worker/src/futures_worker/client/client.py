@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from uuid import UUID
@@ -55,7 +56,7 @@ class Client:
         if context is None:
             context = open_context(url, cluster, durability=durability, secret=secret, options=options)
         self._context = context
-        context.face = self
+        context.face = weakref.ref(self)
 
     @property
     def cluster(self) -> str:
@@ -284,7 +285,7 @@ class Client:
 
 def client_over(context: ClientContext) -> Client:
     """The client whose face a context is; made if it has none yet."""
-    return context.face if context.face is not None else Client(context)
+    return context.face() or Client(context)
 
 
 def attach_client(origin: tuple[str, bytes, str | None], options: dict[str, Any]) -> Client:

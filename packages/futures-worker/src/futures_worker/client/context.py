@@ -25,6 +25,7 @@ from fdb_schema import (
 from fdb_schema.keyspace import CLUSTER_VARIABLE
 from futures_worker.client import processes
 from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions, check_defaults
+from futures_worker.client.reading import Fetching
 from futures_worker.client.session import Session
 from futures_worker.database import ask
 from futures_worker.errors import WrongClusterError
@@ -32,7 +33,7 @@ from futures_worker.payload import CodeCache
 from futures_worker.worker.task_context import current_task, own_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 _CLOSED: Final = Failure("cancelled", "the client that made this unnamed actor was closed")
@@ -80,11 +81,10 @@ class ClientContext:
         self.from_url = opened or not (self.url or "memory:").startswith("memory:")
         self.code = CodeCache()
         self.own_actors: list[bytes] = []  # unnamed ones, which end with this client
-        self.face: Any = None  # the `Client`
-        self._secret = secret
-        self._fetcher: Any = None
+        self.face: Callable[[], Any] = lambda: None  # the `Client`, while there is one
+        self._fetching = Fetching(db, self.space, secret)
         self.origin = Origin(cluster, ask(db, _begin, self.space, strategy="off"), self.url)
-        self.session: Session | None = Session(db, self.space, self.object_fetcher)
+        self.session: Session | None = Session(db, self.space, self._fetching)
         processes.opened(self)
 
     # --- as a home ----------------------------------------------------------------------------------------------------
@@ -99,24 +99,23 @@ class ClientContext:
 
     def __call__(self) -> Session:
         """The session; a new one in the child of a fork. Raises MainspringError once it is closed."""
-        session = self.session
-        if session is None:
-            if self.url is not None and not self.url.startswith("memory:"):
-                self.db = open_database(self.url, durability=self.durability, create=False)
-            session = self.session = Session(self.db, self.space, self.object_fetcher)
-            self._fetcher = None
+        session = self.session or self._session_of_child()
         if self.closed:
             raise MainspringError(f"this client of cluster {self.cluster!r} is closed: make a new one")
         return session
 
+    def _session_of_child(self) -> Session:
+        with _lock:  # one for all its threads
+            if self.session is None:
+                if self.url is not None and not self.url.startswith("memory:"):
+                    self.db = open_database(self.url, durability=self.durability, create=False)
+                self._fetching = self._fetching.anew(self.db)
+                self.session = Session(self.db, self.space, self._fetching)
+            return self.session
+
     def object_fetcher(self) -> Any:
         """What reads objects from workers, and asks them."""
-        if self._fetcher is None:
-            from futures_worker.store_client import ObjectFetcher
-            from futures_worker.store_secret import ClusterSecrets
-
-            self._fetcher = ObjectFetcher(self._secret or ClusterSecrets(self.db, self.space, ask=ask), own=True)
-        return self._fetcher
+        return self._fetching()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -133,7 +132,6 @@ class ClientContext:
     def forked(self) -> None:
         """In the child: threads, locks and the watch stayed with the parent, and its actors end with the parent's client."""
         self.session = None
-        self._fetcher = None
         self.code = CodeCache()
         self.own_actors = []
 
@@ -151,8 +149,14 @@ class ClientContext:
             if self.session is not None:
                 self.session.close()
         finally:
-            if self._fetcher is not None:
-                self._fetcher.close()
+            self._fetching.close()
+
+    def __del__(self) -> None:
+        """Nobody has the client or a handle of it any more, and it wasn't closed: its session ends by itself, soon."""
+        session = getattr(self, "session", None)
+        if session is not None and not self.closed:
+            processes.left(session)
+            session.abandon(self._fetching.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.from_url:
@@ -259,7 +263,7 @@ def current_context() -> ClientContext:
     if current_task() is not None:
         return worker_context()
     with _lock:
-        others = {context for blocks in _entered.values() for context in blocks[-1:] if not context.closed}
+        others = _entered_elsewhere()
         if len({context.origin for context in others}) > 1:
             names = " and ".join(sorted(str(context.origin) for context in others))
             raise MainspringError(
@@ -271,6 +275,10 @@ def current_context() -> ClientContext:
         if _default is None or _default.closed:
             _default = open_context(None)
         return _default
+
+
+def _entered_elsewhere() -> set[ClientContext]:
+    return {context for blocks in _entered.values() for context in blocks[-1:] if not context.closed}
 
 
 def worker_context() -> ClientContext:
@@ -302,15 +310,18 @@ def context_of(origin: Origin) -> ClientContext:
 def known_context_of(origin: Origin) -> ClientContext | None:
     """One of that very cluster which this process has, or the worker's whose process it is; None if there is none."""
     with _lock:
-        opened: list[ClientContext] = processes.open_contexts()
-        for context in (*reversed(_here.get()), *opened):
-            if not context.closed and context.origin.identity == origin.identity:
-                return context
+        known = _first_of(origin, (*reversed(_here.get()), *processes.open_contexts()))
+        if known is not None:
+            return known
         if own_cluster() is not None:
             context = worker_context()
             if context.origin.identity == origin.identity:
                 return context
         return None
+
+
+def _first_of(origin: Origin, contexts: Sequence[ClientContext]) -> ClientContext | None:
+    return next((one for one in contexts if not one.closed and one.origin.identity == origin.identity), None)
 
 
 def _find_database(origin: Origin) -> Any:
@@ -354,14 +365,18 @@ def leave(context: ClientContext) -> None:
         del blocks[len(blocks) - 1 - blocks[::-1].index(context)]
         _here.set(tuple(blocks))
     with _lock:
-        mine = threading.get_ident()
-        for thread in sorted(_entered, key=lambda thread: thread != mine):
-            blocks = _entered[thread]
-            if context in blocks:
-                del blocks[len(blocks) - 1 - blocks[::-1].index(context)]
-                if not blocks:
-                    del _entered[thread]
-                return
+        _leave_here_or_elsewhere(context)
+
+
+def _leave_here_or_elsewhere(context: ClientContext) -> None:
+    mine = threading.get_ident()
+    for thread in sorted(_entered, key=lambda thread: thread != mine):
+        blocks = _entered[thread]
+        if context in blocks:
+            del blocks[len(blocks) - 1 - blocks[::-1].index(context)]
+            if not blocks:
+                del _entered[thread]
+            return
 
 
 def _after_fork() -> None:

@@ -65,9 +65,11 @@ class Intake(Generic[E]):
         size = len(gathered)
         if size == 1:
             self._oldest = time.perf_counter()
-            if not self._work.is_set():
-                self._wake_ticker()
-        elif (size >= MAX_BATCH or time.perf_counter() - self._oldest > self._age) and (
+        if not self._work.is_set():  # whatever the size: an interrupt may have come between another's two lines above
+            self._wake_ticker()
+        if size == 1:
+            return
+        if (size >= MAX_BATCH or time.perf_counter() - self._oldest > self._age) and (
             size > 4 * MAX_BATCH or not self._committing.locked()
         ):
             try:
@@ -97,7 +99,9 @@ class Intake(Generic[E]):
             batch: list[E] = []
             size = 0
             try:
-                while gathered and len(batch) < MAX_BATCH:
+                while True:  # no condition (`turn`)
+                    if not gathered or len(batch) >= MAX_BATCH:
+                        break
                     nbytes = gathered[0].nbytes
                     if batch and size + nbytes > MAX_BATCH_BYTES:
                         break
@@ -118,10 +122,10 @@ class Intake(Generic[E]):
                 return
 
     def _wake_ticker(self) -> None:
-        self._work.set()
         if self._ticker is None or not self._ticker.is_alive():
             self._ticker = threading.Thread(target=self._tick, name="mainspring-intake", daemon=True)
             self._ticker.start()
+        self._work.set()  # last: an interrupt before leaves it to the next `add`
 
     def _tick(self) -> None:
         idle, tick = 0, TICK

@@ -66,6 +66,7 @@ class Keeping:
         self._begun = False
         self._returning = False  # it was declared dead, and hasn't taken up again what it needs
         self._thread: threading.Thread | None = None
+        self._end: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Write the session's row, unless it is written: called before anything that names the session."""
@@ -75,9 +76,10 @@ class Keeping:
             if self._begun or self._stop.is_set():
                 return
             self._sign()
-            self._begun = True
-            self._thread = threading.Thread(target=self._beat, name="mainspring-session", daemon=True)
-            self._thread.start()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._beat, name="mainspring-session", daemon=True)
+                self._thread.start()
+            self._begun = True  # last: an interrupt before leaves it to be begun again
 
     def hold(self, future_id: bytes) -> None:
         """There is a first handle of a future that was just made."""
@@ -103,8 +105,7 @@ class Keeping:
         """Tell the database of futures that are held already; what it refuses now is told with a later beat."""
         with self._lock:
             self._untold.extend(ids)
-            page = [one for one in self._untold if one in self._held]
-            self._untold = []
+            page, self._untold = self._those_held(self._untold), []
         if not page:
             return
         try:
@@ -123,17 +124,7 @@ class Keeping:
         count = 0
         while self._dropped or self._unheld:
             with self._lock:
-                page = [one for one in self._unheld if one not in self._held]
-                self._unheld = []
-                while self._dropped and len(page) < RELEASED_AT_ONCE:
-                    one = self._dropped.popleft()
-                    left = self._held.get(one, 1) - 1
-                    if left > 0:
-                        self._held[one] = left
-                        continue
-                    self._held.pop(one, None)
-                    self._borrowed.discard(one)
-                    page.append(one)
+                page = self._next_released()
             if page:
                 try:
                     run(self._db, release_futures, self._space, self._session, page)
@@ -141,11 +132,28 @@ class Keeping:
                     self._unheld = page
                     raise
                 with self._lock:
-                    again = [one for one in page if one in self._held]
+                    again = self._those_held(page)
                 if again:  # taken up while they were let go: whichever transaction came last, they are held now
                     run(self._db, hold_futures, self._space, again, session=self._session)
             count += len(page)
         return count
+
+    def _those_held(self, ids: Iterable[bytes]) -> list[bytes]:
+        return [one for one in ids if one in self._held]
+
+    def _next_released(self) -> list[bytes]:
+        page = [one for one in self._unheld if one not in self._held]
+        self._unheld = []
+        while self._dropped and len(page) < RELEASED_AT_ONCE:
+            one = self._dropped.popleft()
+            left = self._held.get(one, 1) - 1
+            if left > 0:
+                self._held[one] = left
+                continue
+            self._held.pop(one, None)
+            self._borrowed.discard(one)
+            page.append(one)
+        return page
 
     def hold_again(self) -> None:
         """After the session was declared dead: what it held by rows of its own may have been let go by others."""
@@ -169,6 +177,11 @@ class Keeping:
             begun, self._begun = self._begun, False
         if begun:
             run(self._db, close_session, self._space, self._session, list(codes)[:CODES_AT_ONCE])
+
+    def abandon(self, end: Callable[[], None]) -> None:
+        """Have the thread that beats call `end`, which closes the session: nobody else is left who could. Takes no lock."""
+        self._end = end
+        self._stop.nudge()
 
     def _late(self) -> bool:
         return _now() - self._beaten > LATE_BEATS * self._seconds
@@ -209,13 +222,20 @@ class Keeping:
     def _beat(self) -> None:
         while not self._stop.wait(self._seconds * random.uniform(0.8, 1.2)):
             try:
+                if self._end is not None:
+                    self._end()
+                    return
                 with self._lock:
                     if self._stop.is_set():
                         return
                     self._sign()
                 if self._returning:
-                    self._on_return()
-                    self._returning = False
+                    self._returning = False  # first: it may be declared dead again meanwhile
+                    try:
+                        self._on_return()
+                    except BaseException:
+                        self._returning = True
+                        raise
                 self.tell_of_holds()
                 self.release_dropped()
                 self._on_beat()

@@ -6,6 +6,7 @@ What is compared is content, so that an object which changes between two submits
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import threading
 from collections.abc import Mapping
@@ -18,7 +19,16 @@ LARGE: Final = 1 << 20  # bytes of a pickled argument from which on it is worth 
 MOST_REMEMBERED: Final = 1000  # contents; those met first are forgotten first
 
 _counts: Final[dict[bytes, int]] = {}  # by content: tasks that it was given to
-_lock: Final = threading.Lock()
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def note_large(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
@@ -32,7 +42,7 @@ def note_large(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> N
             continue
         with _lock:
             count = _counts[content] = _counts.pop(content, 0) + 1
-            while len(_counts) > MOST_REMEMBERED:
+            if len(_counts) > MOST_REMEMBERED:
                 del _counts[next(iter(_counts))]
         if count == 2:
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

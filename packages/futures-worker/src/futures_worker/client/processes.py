@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import weakref
@@ -12,6 +13,8 @@ from typing import Any
 from futures_worker.client import untouched
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # of `ClientContext`
+_with_actors: set[Any] = set()  # those whose actors end with them: as long as the process, if they aren't closed
+_left: dict[int, weakref.ref[Any]] = {}  # sessions of contexts that nobody has any more, until they have ended
 _lock = threading.Lock()
 
 
@@ -27,6 +30,19 @@ def closed(context: Any) -> None:
     """A client was closed."""
     with _lock:
         _open.discard(context)
+        _with_actors.discard(context)
+
+
+def has_actors(context: Any) -> None:
+    """Actors end with this client: it isn't let go before it is closed, or the process ends."""
+    with _lock:
+        _with_actors.add(context)
+
+
+def left(session: Any) -> None:
+    """Nobody has this session's client any more; it is about to be closed. Called by the garbage collector: takes no lock."""
+    key = id(session)
+    _left[key] = weakref.ref(session, lambda _: _left.pop(key, None))
 
 
 def open_contexts() -> list[Any]:
@@ -55,6 +71,8 @@ def _after_fork_in_child() -> None:
     _lock = threading.Lock()
     for context in list(_open):
         context.forked()
+    _with_actors.clear()
+    _left.clear()
 
 
 def _at_exit() -> None:
@@ -63,6 +81,11 @@ def _at_exit() -> None:
             context.close()
         except Exception:  # the database is gone: nothing more can be stored, and nobody is left to be told
             pass
+    for reference in list(_left.values()):
+        session = reference()
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.close()
 
 
 def _close_before_the_engine() -> None:

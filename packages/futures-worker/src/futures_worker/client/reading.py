@@ -23,11 +23,37 @@ from futures_worker.client.record import FutureRecord
 from futures_worker.database import ask
 from futures_worker.errors import AuthenticationError, ObjectLostError
 from futures_worker.liveness import TTL_SECONDS
-from futures_worker.store_client import SPREAD_FROM, ObjectAbsentError
+from futures_worker.store_client import SPREAD_FROM, ObjectAbsentError, ObjectFetcher
+from futures_worker.store_secret import ClusterSecrets
 
 HANGS_AFTER: Final = 1.0  # seconds without an answer that are no refusal
 REFUSED_PAUSE: Final = 0.05  # seconds after which a holder that refused is asked again
 WATCH_PAUSE: Final = 0.3  # seconds between two looks at a holder that hangs
+
+
+class Fetching:
+    """What reads objects from workers, and asks them, for one session; made when it is first called for."""
+
+    def __init__(self, db: Any, space: ClusterSpace, secret: bytes | None) -> None:
+        self._db = db
+        self._space = space
+        self._secret = secret
+        self._fetcher: Any = None
+
+    def __call__(self) -> Any:
+        """The `ObjectFetcher`."""
+        if self._fetcher is None:
+            self._fetcher = ObjectFetcher(self._secret or ClusterSecrets(self._db, self._space, ask=ask), own=True)
+        return self._fetcher
+
+    def anew(self, db: Any) -> Fetching:
+        """The same for another session."""
+        return Fetching(db, self._space, self._secret)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._fetcher is not None:
+            self._fetcher.close()
 
 
 class ResultReader:

@@ -264,14 +264,16 @@ class Session:
             started = time.monotonic()
             warn_at = started + WARN_SECONDS
             look_at = started + rest_between_looks(0.0)
-            while not done():
+            while True:  # no condition (`turn`)
+                if done():
+                    return True
                 now = time.monotonic()
                 rest = rest_between_looks(now - started)
                 if look is not None and now >= look_at:
                     look_at = now + rest
                     look()
                     if done():
-                        break
+                        return True
                 if deadline is not None and now >= deadline:
                     return False
                 if now >= warn_at:
@@ -290,7 +292,6 @@ class Session:
                     if not done():
                         self.callbacks.check(started)
                 self.check_open()
-        return True
 
     def follow(self, done: Callable[[], bool], pause: float) -> None:
         """Wait at most `pause` seconds for others to deliver something."""
@@ -436,6 +437,17 @@ class Session:
             self.wake_followers()
             self.reader.close()
             self.keeping.close(self._store.codes)
+
+    def abandon(self, then: Callable[[], None]) -> None:
+        """As `close`, and `then`, soon and by a thread of its own: called by the garbage collector, which may hold any lock."""
+
+        def end() -> None:
+            try:
+                self.close()
+            finally:
+                then()
+
+        self.keeping.abandon(end)
 
     def check_open(self) -> None:
         """Raises MainspringError once the client is closed."""

@@ -2,6 +2,10 @@
 
 `threading.Condition` and `Event` are themselves written in Python: an interrupt can come between a lock's being taken and the
 `with` that gives it back. A `with` over a plain lock has no such place.
+
+But for one: from CPython 3.13 on, the jump back to the condition of a loop, or past the filter of a loop or comprehension, is part of
+no `with` or `try` around it, and an interrupt that comes there is met by none. What has locks to give back, or something to put
+back, loops in a function of its own, or without a condition (`while True: if …: break`); `test_turn` looks for the others.
 """
 
 from __future__ import annotations
@@ -92,6 +96,10 @@ class Flag:
 
     def clear(self) -> None:
         self._set = False
+
+    def nudge(self) -> None:
+        """Have those who wait for a time look around before it is over."""
+        self._waiters.wake()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Return once it is set, or after `timeout` seconds; whether it is."""

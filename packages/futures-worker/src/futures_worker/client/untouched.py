@@ -81,13 +81,17 @@ def look() -> None:
             found.setdefault(context, []).append(record)
             continue
         with _lock:
-            _elsewhere[:] = [other for other in _elsewhere if other[1]() is not None]
+            _elsewhere[:] = _still_there(_elsewhere)
             _elsewhere.append(one)
     for context, records in found.items():
         try:
             context().take_up(records)
         except Exception:  # it was closed, or its database is in trouble: tried again
             _made.extend((context, weakref.ref(record)) for record in records)
+
+
+def _still_there(handles: list[_Untouched]) -> list[_Untouched]:
+    return [one for one in handles if one[1]() is not None]
 
 
 def _after_fork() -> None:

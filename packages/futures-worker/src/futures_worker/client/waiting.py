@@ -73,10 +73,14 @@ def _completed(futures: set[Future[T]], end: float | None, timeout: float | None
             ready.extend(group.newly_ended())
             return bool(ready) or none_left
 
-        while group.wait(some, None if end is None else end - time.monotonic()):
+        while True:  # no condition, as everywhere in a `with` or `try` (`turn`)
+            if not group.wait(some, None if end is None else end - time.monotonic()):
+                break
             if not ready:
                 return
-            while ready:
+            while True:
+                if not ready:
+                    break
                 yield ready.popleft()
         raise TimeoutError(f"{len(group.remaining)} of {len(futures)} futures did not end within {timeout} s")
 
@@ -157,11 +161,14 @@ class _Group:
     def note(self, ended: Iterable[FutureRecord]) -> None:
         """Called by a session, in any thread, with futures that just ended; also others than this group's."""
         with self._noting:
-            for record in ended:
-                member = self._members.get(record.id)
-                if member is not None and member in self.remaining and record_of(member).ended:
-                    self.remaining.discard(member)
-                    self._ended.append(member)
+            self._note_each(ended)
+
+    def _note_each(self, ended: Iterable[FutureRecord]) -> None:
+        for record in ended:
+            member = self._members.get(record.id)
+            if member is not None and member in self.remaining and record_of(member).ended:
+                self.remaining.discard(member)
+                self._ended.append(member)
 
     def newly_ended(self) -> Sequence[Future[Any]]:
         """Members that ended since the last call; all, where none remained before it."""
@@ -200,7 +207,9 @@ class _Group:
         try:
             for future in tuple(self.remaining):
                 tell_at_end(future, told.set)
-            while not enough():
+            while True:  # no condition (`turn`)
+                if enough():
+                    return True
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0:
                     return False
@@ -208,7 +217,6 @@ class _Group:
                 told.clear()
                 if troubles and not enough():
                     raise troubles[0]
-            return True
         finally:
             for session in self._sessions.values():
                 session.callbacks.unwatch(self)

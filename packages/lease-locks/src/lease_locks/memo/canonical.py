@@ -22,6 +22,7 @@ import enum
 import functools
 import hashlib
 import logging
+import os
 import pickle
 import re
 import secrets
@@ -72,6 +73,15 @@ _TYPE_PARAMETERS: Final = tuple(
 _identities: dict[int, tuple[weakref.ref[Any], bytes, Bindings]] = {}
 _identifying = threading.RLock()
 _noting = threading.local()
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _identifying
+    _identifying = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class MemoKeyError(LeaseError, TypeError):
