@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,7 +35,7 @@ from fdb_datamodel import (
 )
 from fdb_schema import ClusterSpace, open_database, pack
 from idempotent_txn import run
-from lease_locks import Duties, Duty, LeaseManager, duty_reports
+from lease_locks import Duties, Duty, LeaseManager, Waiter, duty_reports
 from mainspring.doctor.cluster import check_futures, check_leases
 from mainspring.doctor.machine import check_space
 from mainspring.doctor.observing import Look, Observation, observe
@@ -123,7 +125,7 @@ def test_faults_planted_on_purpose_are_found(cluster: Any, tmp_path: Path) -> No
     assert says(findings, "futures", "problem", f"future {needy.id} can't run: unschedulable"), findings
     assert says(findings, "heap", "problem", "1 runs failed for good")
     assert says(findings, "heap", "problem", "no tender runs; ")
-    assert says(findings, "leases", "warning", "lease 'of the dead' is held by")
+    assert any(f["level"] == "ok" and "dead, holds 1 lease ('of the dead')" in f["what"] for f in findings)
     assert says(findings, "sessions", "warning", f":{holder.pid} (its processes are gone)")
     assert says(findings, "janitor", "problem", "duty 'ids' failed")
     assert says(findings, "workers", "problem", f"worker 127.0.0.1:{port} beats, and can't be reached from here")
@@ -181,10 +183,34 @@ def test_a_lease_whose_holder_was_cleared_away_is_found() -> None:
     assert [finding.level.value for finding in check_leases(seen)] == ["ok"]
     for look in (seen.first, seen.second):
         look.sessions.clear()  # as after a sweep of dead sessions: the lease's row stays until somebody wants it
-    (found,) = check_leases(seen)
-    assert found.level.value == "warning"
-    assert "'of the cleared' is held by" in found.what
+    found, _ = check_leases(seen)
+    assert (found.level.value, found.do) == ("ok", ""), "nothing is to be done, so nothing is warned of"
+    assert "holds 1 lease ('of the cleared')" in found.what
     lease.release()
+    holder.close()
+
+
+def test_the_leases_of_one_dead_process_are_one_finding_and_a_problem_where_others_wait() -> None:
+    db, name = open_database(f"memory:{uuid4().hex}"), "c"
+    holder = LeaseManager(db, name)
+    for at in range(9):
+        holder.acquire(f"shard/{at}")
+    seen = observe(db, name, 0, pause=lambda _: None)
+    for look in (seen.first, seen.second):
+        look.sessions.clear()
+    found, alive = check_leases(seen)
+    assert f":{os.getpid()}, which is dead, holds 9 leases ('shard/0', 'shard/1'," in found.what
+    assert "and 4 more): whoever acquires next takes over" in found.what
+    assert alive.what == "0 leases, held by processes that live"
+    waiter = Waiter("b" * 32, "exclusive", "vm", 1, datetime.now(UTC))
+    seen.second.leases = [
+        dataclasses.replace(lease, waiters=(waiter,) if lease.name == "shard/3" else ()) for lease in seen.second.leases
+    ]
+    problem, rest, _ = check_leases(seen)
+    assert problem.level.value == "problem"
+    assert problem.what.endswith("which is dead, holds 1 lease ('shard/3'); 1 waiter")
+    assert problem.do == "`mainspring leases force-release shard/3 --reason …`"
+    assert (rest.level.value, "8 leases" in rest.what) == ("ok", True)
     holder.close()
 
 

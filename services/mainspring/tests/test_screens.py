@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +47,16 @@ def test_doctor_breaks_between_words(where: tuple[str, ...]) -> None:
     lines = screen(main, "doctor", "--watch", "0.5", *where, code=1).splitlines()
     assert any(line.startswith(" PROBLEM  workers ") for line in lines)
     assert all(len(line) <= 80 or " " not in line.strip() for line in lines[1:])
+
+
+def test_doctor_says_at_once_that_it_looks(
+    where: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen(main, "doctor", "--watch", "0.5", *where, code=1)
+    assert capfd.readouterr().err == "", "a log isn't told"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen(main, "doctor", "--watch", "0.5", *where, code=1)
+    assert capfd.readouterr().err == "looking twice, 0.5 s apart …\n"
 
 
 def test_what_waits_alike_is_one_finding() -> None:

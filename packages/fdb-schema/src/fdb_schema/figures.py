@@ -86,6 +86,11 @@ def size(amount: float | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """So many of a thing: `1 task`, `2 tasks`, `3 entries`; the noun may go on: `task that waits` has the plural `tasks that wait`."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def cut(text: str, most: int = 16) -> str:
     """`text` in at most so many characters: of a qualified name the end tells more than the beginning."""
     return text if len(text) <= most else "…" + text[1 - most :]

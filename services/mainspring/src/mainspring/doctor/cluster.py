@@ -7,6 +7,8 @@ from typing import Final
 from uuid import UUID
 
 from fdb_datamodel import FutureInfo, FutureState, Requirements, WorkerId
+from fdb_schema.figures import counted
+from lease_locks import LeaseInfo
 from mainspring.doctor.findings import Finding, ok, problem, warning
 from mainspring.doctor.observing import DUTIES, TENDERS, Observation
 
@@ -130,19 +132,30 @@ def check_sessions(seen: Observation) -> list[Finding]:
 
 
 def check_leases(seen: Observation) -> list[Finding]:
-    """No lease is held by the dead, least of all while others wait for it."""
+    """No lease of the dead is waited for in vain; the others of theirs go to whoever wants them, and need nothing done."""
     found = []
-    for lease in seen.second.leases:
-        if not seen.held_by_the_dead(lease):
-            continue
-        what = f"lease {lease.name!r} is held by {lease.describe()}, which is dead"
-        if lease.waiters:
-            what += f"; {len(lease.waiters)} wait for it"
-            found.append(problem("leases", what, f"`mainspring leases force-release {lease.name} --reason …`"))
-        else:
-            do = f"nothing: whoever acquires it takes it over; or `mainspring leases force-release {lease.name} --reason …`"
-            found.append(warning("leases", what, do))
-    return found or [ok("leases", f"{len(seen.second.leases)} leases, each held by a process that lives")]
+    owners: dict[str, list[LeaseInfo]] = {}
+    dead = [lease for lease in seen.second.leases if seen.held_by_the_dead(lease)]
+    for lease in dead:
+        owners.setdefault(f"{lease.host}:{lease.pid}", []).append(lease)
+    for owner, leases in owners.items():
+        waited = [lease for lease in leases if lease.waiters]
+        if waited:
+            waiting = counted(sum(len(lease.waiters) for lease in waited), "waiter")
+            what = f"{owner}, which is dead, holds {_names(waited)}; {waiting}"
+            name = waited[0].name if len(waited) == 1 else "NAME"
+            found.append(problem("leases", what, f"`mainspring leases force-release {name} --reason …`"))
+        if free := [lease for lease in leases if not lease.waiters]:
+            what = f"{owner}, which is dead, holds {_names(free)}: whoever acquires next takes over"
+            found.append(ok("leases", what))
+    alive = len(seen.second.leases) - len(dead)
+    return [*found, ok("leases", f"{counted(alive, 'lease')}, held by processes that live")]
+
+
+def _names(leases: list[LeaseInfo]) -> str:
+    named = ", ".join(repr(lease.name) for lease in leases[:SHOWN])
+    more = f" and {len(leases) - SHOWN} more" if len(leases) > SHOWN else ""
+    return f"{counted(len(leases), 'lease')} ({named}{more})"
 
 
 def check_heap(seen: Observation) -> list[Finding]:

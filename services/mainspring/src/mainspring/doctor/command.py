@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from fdb_datamodel import parse_size
 from fdb_schema import DEFAULT_CLUSTER, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, fail, hanging, print_json, printable, say
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
+from fdb_schema.figures import counted
 from mainspring.doctor.examining import examine
 from mainspring.doctor.findings import Finding, Level
 from mainspring.existing import open_existing
@@ -45,6 +47,8 @@ def doctor(
         fail(str(error), EXIT_USAGE)
     database = open_existing(db)
     places = [Path(store[5:])] if store is not None and store.startswith("file:") else []
+    if sys.stderr.isatty():
+        say(f"looking twice, {watch:g} s apart …", err=True)
     findings = examine(database, cluster, watch, wanted, places, deep=deep)
     if as_json:
         counted = {level.value: sum(f.level is level for f in findings) for level in Level}
@@ -68,4 +72,4 @@ def _print(findings: list[Finding], where: str) -> None:
             console.print(Text(hanging(f"{'':>23}→ {printable(finding.do)}", 25)))
     problems = sum(finding.level is Level.problem for finding in findings)
     warnings = sum(finding.level is Level.warning for finding in findings)
-    console.print(f"{problems} problems, {warnings} warnings")
+    console.print(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}")

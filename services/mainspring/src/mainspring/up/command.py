@@ -144,6 +144,7 @@ def _supervise(settings: UpSettings) -> None:
     def ready() -> None:
         tell(_what_is_where(settings, supervisor))
 
+    tell(f"starting {', '.join(spec.name for spec in specs)} …")
     supervisor.run(ready)
     tell("stopped: nothing is left running; the database and the heap stay where they are")
 
