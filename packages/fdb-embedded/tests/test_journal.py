@@ -309,6 +309,45 @@ def test_while_no_checkpoint_can_be_made_after_a_failed_flush_reads_and_commits_
     assert recovered(image) == [0, 1, 2, 3, 4]
 
 
+def test_checkpoints_that_can_not_be_made_take_no_more_room_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk is full, each attempt would make it fuller, and the recovery, too, needs room."""
+    fdb = fdb_embedded.load()
+    path = tmp_path / "db"
+    broken = BrokenDisk(monkeypatch)
+    monkeypatch.setattr(durability, "REPAIR_SECONDS", 0.0)
+    db = fdb_embedded.open(path, durability="fsync")
+    write(db, 0)
+    broken.failures = 1
+    left = 10
+    seal_checkpoint = durability.seal_checkpoint
+
+    def full(copy: Path) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        seal_checkpoint(copy)
+
+    monkeypatch.setattr(durability, "seal_checkpoint", full)
+    refused = 0
+    while left > 0:
+        tr = db.create_transaction()
+        tr.options.set_retry_limit(0)
+        tr[b"n%03d" % (refused + 1)] = b"%d" % (refused + 1)
+        with pytest.raises(fdb.FDBError):
+            tr.commit().wait()
+        refused += 1
+    assert len(journal.segments(path)) > 3
+    assert sum(segment.stat().st_size for _, segment in journal.segments(path)) < 2 * journal.ALLOCATE
+    write(db, refused + 1)
+    image = after_power_loss(path, tmp_path / "image", page=True)
+    assert numbers(db) == list(range(refused + 2))
+    fdb_embedded.close(db)
+    assert recovered(image) == list(range(refused + 2))
+
+
 def test_commits_that_are_made_while_the_database_becomes_durable_are_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
