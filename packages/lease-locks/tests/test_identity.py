@@ -23,9 +23,17 @@ import drawn_functions
 import numpy
 import pyarrow
 import pytest
+from lease_processes import eventually
 
 from fdb_schema import open_database
-from lease_locks import LeaseManager, MemoizingPicklingRunner, MemoKeyError, samethread_shell, subprocess_shell
+from lease_locks import (
+    LeaseError,
+    LeaseManager,
+    MemoizingPicklingRunner,
+    MemoKeyError,
+    samethread_shell,
+    subprocess_shell,
+)
 from lease_locks.memo import remote
 from lease_locks.memo.canonical import canonical, identity
 from lease_locks.memo.functions import bind
@@ -550,6 +558,68 @@ def test_what_is_bound_anew_while_a_call_begins_is_stored_under_its_own_key(shar
         assert runner.peek(space["f"], argument) == 2
         space["n"] = 1
         assert not runner.peek(space["f"], argument)
+
+
+class Batch:
+    """The object of a call, and its argument."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = list(values)
+
+    def total(self) -> int:
+        return sum(self.values)
+
+
+def total(values: list[int]) -> int:
+    return sum(values)
+
+
+@pytest.mark.parametrize("what", ["argument", "object"])
+def test_what_changes_while_its_call_waits_for_the_lock_is_computed_under_its_own_key(
+    locks: LeaseManager, what: str
+) -> None:
+    """A buffer that is filled again: else everybody would get the next one's result as that of the first."""
+    runner, batch = runner_of(locks), Batch(1)
+
+    def call(values: Batch) -> tuple[Any, ...]:
+        return (total, values.values) if what == "argument" else (values.total,)
+
+    lock = bind("demo", *call(batch)[:1], call(batch)[1:], {}).memo.lock_name
+    held = locks.acquire(lock)
+    future = runner.submit(*call(batch))
+    eventually(lambda: locks.read(lock).waiters, "it waits")  # type: ignore[union-attr]
+    batch.values.append(10)
+    held.release()
+    assert future.result(60) == 11
+    assert runner.peek(*call(Batch(1, 10))) == 11
+    assert not runner.peek(*call(Batch(1)))
+    assert runner.call(*call(Batch(1))) == 1
+
+
+def test_an_object_that_changes_before_its_method_runs_in_this_process_is_called_under_its_own_key(
+    locks: LeaseManager,
+) -> None:
+    batch = Batch(1)
+
+    def shell(args: Sequence[str]) -> None:
+        if batch.values == [1]:
+            batch.values.append(10)
+        samethread_shell(args)
+
+    runner = runner_of(locks, shell)
+    assert runner.call(batch.total) == 11
+    assert not runner.peek(Batch(1).total)
+
+
+def test_an_argument_that_is_never_the_same_twice_is_refused(locks: LeaseManager) -> None:
+    class Restless(list[int]):
+        def __memo_key__(self) -> int:
+            self.append(1)
+            return len(self)
+
+    with pytest.raises(LeaseError, match="argument 'values' of .*total changed while it was called: pass a copy"):
+        runner_of(locks).call(total, Restless())
+    assert locks.list() == []
 
 
 def test_a_name_that_is_bound_anew_at_every_beginning_ends_no_call(locks: LeaseManager) -> None:

@@ -10,7 +10,7 @@ import reprlib
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
@@ -62,7 +62,7 @@ class UnpicklableResult(LeaseError, TypeError):
 
 
 class ReboundError(LeaseError):
-    """Before the function was called: another thread bound a name anew that it uses. The call begins anew."""
+    """Before the function was called: another thread bound a name anew that it uses, or changed an argument. The call begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     bound: Mapping[str, Any]  # parameter → argument, defaults included
+    digests: Mapping[str, bytes]  # parameter → SHA-256 of its argument's canonical bytes; of the function: ""
     met: Sequence[tuple[Any, bytes]] = ()  # functions and classes known by their content, with what that was
 
     def check(self) -> None:
@@ -82,10 +83,31 @@ class Call:
             raise ReboundError(
                 f"a name that {self.memo.function} uses was bound anew while it was called: pass what changes as arguments"
             )
+        self._compare("", self.function)
+
+    def as_it_is(self) -> Call:
+        """The same, of whatever names its function uses, and in whatever state that is; its arguments have to stay."""
+        return replace(self, digests={name: digest for name, digest in self.digests.items() if name}, met=())
+
+    def _compare(self, name: str, value: Any) -> None:
+        if name in self.digests and canonical_digest(value) != self.digests[name]:
+            what = f"argument {name!r}" if name else "the object that it is called on"
+            raise ReboundError(
+                f"{what} of {self.memo.function} changed while it was called: pass a copy, or what identifies it"
+            )
+
+    def dump(self) -> bytes:
+        """Its bytes for a remote. Raises `ReboundError` where they are of another call than its key: of an argument that another
+        thread changed since, as one that fills an array again while the call waits for its lock."""
+        data = dump_call(self)
+        self.check()
+        for name, value in self.bound.items():
+            self._compare(name, value)
+        return data
 
     def shown(self) -> tuple[tuple[str, str, bytes], ...]:
         """(parameter, its value for people, digest of its canonical bytes)."""
-        return tuple((name, _show(value), canonical_digest(value)) for name, value in self.bound.items())
+        return tuple((name, _show(value), self.digests[name]) for name, value in self.bound.items())
 
 
 def _show(value: Any) -> str:
@@ -168,11 +190,12 @@ def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     check_memoizable(function)
     name, key = _described(function)
     bound = _bound(function, args, kwargs)
-    digest = hashlib.sha256(canonical((pipeline, name, key)))
+    digest, digests = hashlib.sha256(canonical((pipeline, name, key))), dict[str, bytes]()
     with noting_identities() as met:
         for parameter, value in (("", function), *bound.arguments.items()):
             try:
-                digest.update(canonical(parameter) + canonical_digest(value))
+                digests[parameter] = canonical_digest(value)
+                digest.update(canonical(parameter) + digests[parameter])
             except MemoKeyError as error:
                 what = (
                     f"argument {parameter!r} of {name}"
@@ -181,7 +204,7 @@ def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
                 )
                 raise MemoKeyError(f"{what}: {error}") from error
     memo = Memo(pipeline, f"{name}@{key}" if key else name, digest.digest())
-    return Call(memo, function, bound.args, bound.kwargs, bound.arguments, met)
+    return Call(memo, function, bound.args, bound.kwargs, bound.arguments, digests, met)
 
 
 def dump_call(call: Call) -> bytes:

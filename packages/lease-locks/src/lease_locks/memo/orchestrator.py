@@ -114,9 +114,7 @@ class Orchestrator:
     def _invoke(self, call: functions.Call, keys: MemoKeys, lease: Lease) -> Future[Any] | None:
         session = self.locks._session
         wall = session.clocks.wall_us()
-        dumped = functions.dump_call(call)
-        call.check()
-        payload = store(session, dumped, f"the arguments of {call.memo}")
+        payload = store(session, call.dump(), f"the arguments of {call.memo}")
         invocation = InvocationRecord(payload, call.shown(), wall, session.by)
         attempt = AttemptRecord(PENDING, shell=self._shell_name, invoked_us=wall, run=self.run_id)
         lock = self.locks.space.lock(lease.name)

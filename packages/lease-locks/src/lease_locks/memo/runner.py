@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from fdb_schema import BlobMissingError, check_name
@@ -168,7 +168,7 @@ class MemoizingPicklingRunner(Orchestrator):
             with contextlib.suppress(functions.ReboundError):
                 return self._made(functions.bind(self.pipeline_id, function, args, kwargs), max_hold)
         # What binds it never ends, as the function's own code where nobody can see it: it is called as it is.
-        return self._made(replace(functions.bind(self.pipeline_id, function, args, kwargs), met=()), max_hold)
+        return self._made(functions.bind(self.pipeline_id, function, args, kwargs).as_it_is(), max_hold)
 
     def _made(self, call: functions.Call, max_hold: float | None) -> Any:
         waited = False
