@@ -441,7 +441,8 @@ def _new_segment(store: Store, directory: Path, go_on: GoOn | None = None) -> in
         store.page.set_journaled()  # before anybody else commits: each commit behind this place is journaled
         txn.commit()
         if broken and end != start:
-            with contextlib.suppress(OSError):  # what was allocated ahead: attempts that fail are to take no room, which a full disk lacks
+            # What was allocated ahead: attempts that fail are to take no room, which a full disk lacks.
+            with contextlib.suppress(OSError):
                 os.truncate(journal.segment_path(directory, start), end - start)
     return end
 

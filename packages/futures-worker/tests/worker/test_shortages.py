@@ -310,6 +310,35 @@ def test_a_task_that_can_not_be_loaded_for_want_of_descriptors_is_not_at_fault(p
     assert (message[0], message[3]) == (messages.FAILED, messages.FAIL_SHORT)
 
 
+def an_actor_that_can_not_be_started(error: Exception) -> None:
+    """As a worker's process begins one whose class must not be made."""
+    from futures_worker.client import context
+    from futures_worker.worker.actor_host import run_actor
+
+    def short() -> Any:
+        raise error
+
+    context.worker_context = short
+    run_actor(Callable, (), {}, True, b"")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("can't start new thread"), messages.FAIL_SHORT),
+        (OSError(errno.EMFILE, "Too many open files"), messages.FAIL_SHORT),
+        (ValueError("another"), messages.FAIL_RAISED),
+    ],
+)
+def test_an_actor_that_a_process_short_of_threads_can_not_start_is_tried_again(
+    pool: Pool, error: Exception, kind: int
+) -> None:
+    child = pool.processes.spawn(0)
+    pool.send(child, an_actor_that_can_not_be_started, error)
+    message = pool.hear(child)
+    assert (message[0], message[3]) == (messages.FAILED, kind)
+
+
 def test_memory_that_runs_out_while_a_task_is_loaded_counts_as_such(pool: Pool) -> None:
     child = pool.processes.spawn(0)
     pool.send(child, abs, Raising(MemoryError("no more")))

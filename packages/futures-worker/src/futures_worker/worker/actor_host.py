@@ -38,6 +38,7 @@ from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_res
 from futures_worker.store_secret import ClusterSecrets
 from futures_worker.store_server import listen
 from futures_worker.worker.processes import leave_if_forked
+from futures_worker.worker.shortage import HostShortError, shortage_of
 from futures_worker.worker.task_context import current_task, waiting, worker_address
 from idempotent_txn import run
 
@@ -80,9 +81,14 @@ def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resi
     if task is None:
         raise MainspringError("an actor is run by a worker: make it with client.actor(...)")
     task.actor = True
-    context = worker_context()
-    space = context.space
-    host = run(context.db, actors.begin_host, space, task.id, task.attempt)
+    try:
+        context = worker_context()
+        space = context.space
+        host = run(context.db, actors.begin_host, space, task.id, task.attempt)
+    except Exception as error:
+        if shortage_of(error) is None:
+            raise
+        raise HostShortError(f"the actor can't be started now: {error}") from error
     with waiting() if resident else contextlib.nullcontext():
         instance = kind(*args, **kwargs)
         serve = Server(context, space, host, instance, owner)

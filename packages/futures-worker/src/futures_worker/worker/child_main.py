@@ -35,7 +35,7 @@ from futures_worker.worker.class_states import ClassState, ClassStates
 from futures_worker.worker.code_versions import CodeVersions
 from futures_worker.worker.output import ChildOutput
 from futures_worker.worker.processes import leave_if_forked
-from futures_worker.worker.shortage import out_of_memory, shortage_of
+from futures_worker.worker.shortage import HostShortError, out_of_memory, shortage_of
 from futures_worker.worker.surroundings import Surroundings
 from idempotent_txn import run
 
@@ -178,6 +178,8 @@ class ChildLoop:
             self._output.end(future_id, attempt)
             retry = may_retry(options, error) and not isinstance(error, DeadlockError)
             kind = messages.FAIL_RAISED if retry else messages.FAIL_PERMANENT
+            if isinstance(error, HostShortError):
+                kind, self._fit = messages.FAIL_SHORT, False
             self._fail(seq, started, kind, error)
             return
         leave_if_forked(self._pid)

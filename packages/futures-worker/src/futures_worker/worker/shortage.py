@@ -6,6 +6,13 @@ import errno
 from collections.abc import Iterator
 from typing import Final
 
+from futures_worker.errors import MainspringError
+
+
+class HostShortError(MainspringError):
+    """The host is short of something, and nothing of a task's own code has run."""
+
+
 _SHORT: Final = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS)
 )
