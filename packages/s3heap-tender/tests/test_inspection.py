@@ -17,8 +17,10 @@ from uuid import UUID
 import pytest
 
 from fdb_schema import open_database
+from fdb_schema.clock import ClockReading
+from idempotent_txn import run as run_transaction
 from s3heap_tender import Heap, HeapStore, SysDb, Tender, export_parquet, fsck, metrics, outbox
-from s3heap_tender.cli import main
+from s3heap_tender.cli import common, main
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.export import ExportError
 from s3heap_tender.inspection import next_due
@@ -121,6 +123,52 @@ def test_summary_and_buckets_count_what_is_there(quick: Any) -> None:
     assert (found.items, found.due, sum(found.by_shard.values())) == (5, 5, 5)
     assert found.buckets == len(quick.heap.buckets()) <= 2
     assert fsck(quick.heap, quick.sysdb).clean
+
+
+def test_done_items_are_on_the_heap_and_not_due(quick: Any) -> None:
+    tasks = [quick.sysdb.create_task("p", f"t{number}", cadence=0) for number in range(3)]
+    quick.tend()
+    for task in tasks[:2]:
+        quick.sysdb.finish(quick.sysdb.claim(task))
+    found = quick.heap.summary()
+    assert (found.items, found.due) == (3, 1)
+    assert [item.task for item in quick.heap.peek()] == [tasks[2].id]
+
+
+def test_a_clock_that_stands_still_is_said_instead_of_times_that_never_come(quick: Any) -> None:
+    sysdb = quick.sysdb
+    id = sysdb.create_task("p", "t", cadence=60).id
+    sysdb.finish(sysdb.claim(sysdb.get(id)))
+    sysdb.run_now(id)
+    assert "cadence allows the next start in" in why(quick, id)
+
+    def written(seconds_ago: float) -> None:
+        reading = ClockReading(quick.clock.value, int((time.time() - seconds_ago) * 1e6), 1)
+        run_transaction(quick.db, lambda tr: tr.set(quick.clock.key, reading.encode()))
+
+    written(1)
+    assert "cadence allows the next start in" in why(quick, id)
+    written(600)
+    told = why(quick, id)
+    assert told.startswith("nobody moves the cluster clock (")
+    assert told.endswith(" s to go): is a tender running?")
+    quick.clock.sleep(120)
+    sysdb.tick()
+    written(600)
+    assert why(quick, id) == "nobody moves the cluster clock: is a tender running?"
+    quick.tend()
+    written(600)
+    assert why(quick, id) == "nobody moves the cluster clock: is a scheduler running?"
+
+
+def test_a_change_says_that_nobody_will_start_the_task(quick: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    id = quick.sysdb.create_task("p", "t", cadence=60).id
+    common.show_task(quick.sysdb, quick.sysdb.run_now(id), as_json=False)
+    assert "nobody" not in capsys.readouterr().err
+    reading = ClockReading(quick.clock.value, int((time.time() - 600) * 1e6), 1)
+    run_transaction(quick.db, lambda tr: tr.set(quick.clock.key, reading.encode()))
+    common.show_task(quick.sysdb, quick.sysdb.run_now(id), as_json=False)
+    assert capsys.readouterr().err == "→ nobody moves the cluster clock: is a tender running?\n"
 
 
 def test_idle_tasks_cost_no_heap_item_and_no_request(quick: Any) -> None:

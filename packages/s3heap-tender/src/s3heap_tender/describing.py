@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import read_clock
+from fdb_schema.clock import ClockReading
 from s3heap_tender import core, transitions
 from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
@@ -15,6 +16,9 @@ from s3heap_tender.states import State
 from s3heap_tender.sysdb_base import SysDbBase
 
 LATE_SECONDS: Final = 5.0
+STILL_SECONDS: Final = 15.0
+"""So old is the clock's row, by this machine's wall time and only for people, where no service runs: idle ones write it oftener."""
+STILL: Final = "nobody moves the cluster clock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ def describe(sysdb: SysDbBase, id: UUID) -> Description:
     def body(tr: Any, at: Layout) -> Description:
         keys = at.keys
         row = transitions.load_existing(tr, at, id)
-        now = read_clock(tr, keys.space)
+        clock = _clock(tr, keys)
+        now = clock.value
         tail = transitions.read_counter(tr, keys.log(row.partition))
         intent = tr.get(keys.intent(at.shard_of(id), id)).present()
         dirty = tr.get(keys.dirty(at.shard_of(row.partition), row.partition)).present()
@@ -51,7 +56,7 @@ def describe(sysdb: SysDbBase, id: UUID) -> Description:
         return Description(
             task=task_of(id, row),
             now=now / MICROSECONDS,
-            reasons=tuple(_reasons(row, now, tail, intent, dirty) or _of_run(sysdb, tr, row)),
+            reasons=tuple(_reasons(row, clock, tail, intent, dirty) or _of_run(sysdb, tr, row)),
             log_end=tail,
             unread=max(0, tail - row.completion),
             intent_pending=intent,
@@ -71,7 +76,14 @@ def _of_run(sysdb: SysDbBase, tr: Any, row: TaskRow) -> list[str]:
     return [] if why is None else [f"its scheduler is gone ({why}): the next one that looks takes the run over"]
 
 
-def _reasons(row: TaskRow, now: int, tail: int, intent: bool, dirty: bool) -> list[str]:
+def _clock(tr: Any, keys: Any) -> ClockReading:
+    data = tr.snapshot.get(keys.space.clock_key).value
+    return ClockReading() if data is None else ClockReading.decode(data)
+
+
+def _reasons(row: TaskRow, clock: ClockReading, tail: int, intent: bool, dirty: bool) -> list[str]:
+    now = clock.value
+    still = clock.wall > 0 and time.time() - clock.wall / MICROSECONDS > STILL_SECONDS
     if row.state is State.RUNNING:
         return []
     reasons = []
@@ -89,7 +101,10 @@ def _reasons(row: TaskRow, now: int, tail: int, intent: bool, dirty: bool) -> li
             reasons.append("it waits for a write: everything written so far was read")
         return reasons
     wait = (core.earliest_start(row) - now) / MICROSECONDS
-    if wait > 0:
+    if still and not reasons:
+        left = f" ({wait:.1f} s to go)" if wait > 0 else ""
+        reasons.append(f"{STILL}{left}: is a {'tender' if intent or wait > 0 else 'scheduler'} running?")
+    elif wait > 0:
         floor = core.cadence_floor(row) - now
         if row.waiting_for_records:
             reasons.append(

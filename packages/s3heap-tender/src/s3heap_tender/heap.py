@@ -303,7 +303,7 @@ class Heap:
         return [Bucket(n.key, n.shard, n.bucket, n.part, sizes[n.key], counts.get(n.key, 0)) for n in names]
 
     def summary(self) -> Summary:
-        """Totals over the whole heap; done items count until they are pruned."""
+        """Totals over the whole heap: done items are on it until they are pruned, and aren't due."""
         now_ms = int(self.sysdb.now() * 1000)
         items = due = 0
         by_shard: dict[int, int] = {}
@@ -311,7 +311,8 @@ class Heap:
         for content in self.scan():
             names.append(content.name)
             items += len(content.records)
-            due += sum(1 for record in content.records if due_of(record) <= now_ms)
+            past = [HeapItem.unpack(record) for record in content.records if due_of(record) <= now_ms]
+            due += self.sysdb.verdicts(past).count(Verdict.LIVE)
             by_shard[content.name.shard] = by_shard.get(content.name.shard, 0) + len(content.records)
         starts = [name.bucket for name in names]
         return Summary(

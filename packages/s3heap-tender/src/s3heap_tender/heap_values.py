@@ -21,8 +21,8 @@ class Bucket:
 class Summary:
     """What is on the heap."""
 
-    items: int
-    due: int  # items due by now
+    items: int  # done ones among them, until they are pruned
+    due: int  # live items due by now
     buckets: int
     oldest: int | None  # start of the oldest bucket, seconds of the cluster clock
     newest: int | None

@@ -28,10 +28,12 @@ from fdb_schema.cli import (
     in_terminal,
     print_json,
     print_rows,
+    say,
 )
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.figures import ago, cut, short_ids, told
 from s3heap_tender.cli.moments import Moments
+from s3heap_tender.describing import STILL
 from s3heap_tender.errors import StoreUnavailableError, TaskNotFoundError
 from s3heap_tender.heap import Heap
 from s3heap_tender.items import HeapItem
@@ -298,6 +300,9 @@ def show_task(sysdb: SysDb, task: Task, as_json: bool) -> None:
         print_json(row)
     else:
         print_tasks([row], ("id", "name", "state", "gen", "due_in", "last_error"), as_json=False)
+        for reason in sysdb.describe(task.id).reasons:
+            if STILL in reason:
+                say(f"→ {reason}", err=True)
 
 
 def show_cell(column: str, value: Any) -> str:

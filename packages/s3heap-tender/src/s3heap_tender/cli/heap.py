@@ -88,7 +88,8 @@ def summary(heap: Heap, as_json: JsonOption = False) -> None:
 
 
 _MEANINGS = {
-    "due": "items whose time has come",
+    "items": "done ones among them, until they are pruned",
+    "due": "live items whose time has come",
     "by_shard": "items of each",
     "oldest_due_age": "seconds that the longest-waiting task is late",
     "dirty_lag": "seconds since the oldest write that no tender has looked at",
