@@ -14,6 +14,7 @@ from fdb_datamodel import UnknownFutureError
 from fdb_schema import MainspringError
 from futures_worker import Client, as_completed, wait
 from futures_worker.client.callbacks import Callbacks
+from futures_worker.client.shell import WorkerPoolShell
 
 WAIT = 30.0
 
@@ -42,7 +43,11 @@ def by_executor(client: Client, other: Client) -> object:
     return client.executor().submit(square, 1).result(WAIT)
 
 
-@pytest.mark.parametrize("ask", [by_two_clients, as_they_complete, by_asyncio, by_executor])
+def by_shell(client: Client, other: Client) -> object:
+    return WorkerPoolShell(client)(["a remote"]).result(WAIT)
+
+
+@pytest.mark.parametrize("ask", [by_two_clients, as_they_complete, by_asyncio, by_executor, by_shell])
 def test_closing_tells_who_is_told_by_another_thread(
     any_db: Any, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Client, Client], object]
 ) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from futures_worker.client.context import ClientContext
-from futures_worker.client.future import Future, failure_of
+from futures_worker.client.future import Future, failure_of, known_in_its_session
 from futures_worker.client.options import SubmitOptions
 from futures_worker.client.submitting import submit
 
@@ -36,10 +36,17 @@ class ExecutorFuture(cf.Future[T]):
         """Whether a worker runs it now."""
         return not self.done() and self.durable.running()
 
-    def _troubled(self, error: BaseException) -> None:
-        """The database can't be asked how it ends."""
-        if not self.done():
-            self.set_exception(error)
+    def follow(self, *, patient: bool = False) -> None:
+        """End as the durable future does, or once its client is closed; unless `patient`, also where the database is in trouble."""
+        session, _ = known_in_its_session(self.durable)
+
+        def troubled(error: BaseException) -> None:
+            if not self.done() and (session.closed or not patient):
+                self.set_exception(error)
+
+        session.callbacks.watch(self, troubled)
+        self.add_done_callback(session.callbacks.unwatch)
+        self.durable.add_done_callback(self.ended)
 
     def _note_cancelled(self) -> None:
         """It is cancelled, and those who wait for several are told: once, whichever thread comes first."""
@@ -85,11 +92,8 @@ class ClusterExecutor(cf.Executor):
                 raise RuntimeError("cannot schedule new futures after shutdown")
             future = ExecutorFuture(submit(self._context, self._options, fn, args, kwargs))
             self._running.add(future)
-        callbacks = self._context().callbacks
-        callbacks.watch(future, future._troubled)
-        future.add_done_callback(callbacks.unwatch)
         future.add_done_callback(self._forget)
-        future.durable.add_done_callback(future.ended)
+        future.follow()
         return future
 
     def map(

@@ -63,5 +63,5 @@ class WorkerPoolShell:
     def _follow(self, durable: Any) -> cf.Future[Any]:
         future: ExecutorFuture[Any] = ExecutorFuture(durable)
         future.handle = str(durable.id)  # type: ignore[attr-defined]
-        durable.add_done_callback(future.ended)
+        future.follow(patient=True)  # its runner waits for as long as the remote may run
         return future
