@@ -617,7 +617,7 @@ def test_an_argument_that_is_never_the_same_twice_is_refused(locks: LeaseManager
             self.append(1)
             return len(self)
 
-    with pytest.raises(LeaseError, match="argument 'values' of .*total changed while it was called: pass a copy"):
+    with pytest.raises(LeaseError, match=r"argument 'values' of .*total changed while it was called: pass a copy"):
         runner_of(locks).call(total, Restless())
     assert locks.list() == []
 
