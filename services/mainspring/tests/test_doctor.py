@@ -123,7 +123,7 @@ def test_faults_planted_on_purpose_are_found(cluster: Any, tmp_path: Path) -> No
             local.workers[1].resume()
     assert code == 1
     assert says(findings, "futures", "problem", f"future {needy.id} can't run: unschedulable"), findings
-    assert says(findings, "heap", "problem", "1 runs failed for good")
+    assert says(findings, "heap", "problem", "1 run failed for good")
     assert says(findings, "heap", "problem", "no tender runs; ")
     assert any(f["level"] == "ok" and "dead, holds 1 lease ('of the dead')" in f["what"] for f in findings)
     assert says(findings, "sessions", "warning", f":{holder.pid} (its processes are gone)")
@@ -170,7 +170,7 @@ def test_work_without_workers_and_a_clock_that_nobody_advances(tmp_path: Path, c
     local.client().submit(len, "").id
     code, findings = examine(tmp_path, local.url, local.name, "--watch", "1")
     assert code == 1
-    assert says(findings, "futures", "problem", "1 futures wait and no worker lives")
+    assert says(findings, "futures", "problem", "1 future waits and no worker lives")
     assert says(findings, "clock", "warning", "no service runs")
     assert says(findings, "janitor", "warning", "no janitor runs")
 

@@ -340,6 +340,7 @@ def test_a_service_s_own_table_goes_before_what_up_tells_all(tmp_path: Path, mon
     seen: list[UpSettings] = []
     monkeypatch.setattr(upping, "_supervise", seen.append)
     monkeypatch.setattr(upping, "open_database", lambda url: None)
+    monkeypatch.setattr(upping, "waiting_elsewhere", lambda *_: ())
     monkeypatch.chdir(tmp_path)
     for given in ((), ("--grace", "9", "--log-level", "info")):
         CliRunner().invoke(app, ["up", "--config", str(file), "--no-dashboard", *given], catch_exceptions=False)

@@ -87,8 +87,8 @@ def size(amount: float | None) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """So many of a thing: `1 task`, `2 tasks`, `3 entries`; the noun may go on: `task that waits` has the plural `tasks that wait`."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+    """So many of a thing, as people read it: `1 task`, `2 tasks`, `1,410 tasks`; of `task waits` the plural is `tasks wait`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def cut(text: str, most: int = 16) -> str:

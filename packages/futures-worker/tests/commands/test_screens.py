@@ -245,6 +245,7 @@ def test_ids_are_as_long_as_tells_them_apart() -> None:
 
 TOP = """\
 cluster demo: 0 waiting, 1 unclaimed, 1 claimed, 1 realized, 3 failed
+see `futures-worker ls --state unclaimed`, `futures-worker errors`
 address         busy  cpu  ram    gpu  object store  pid   host
 10.0.0.7:40001  0/4   4.0  8 GiB  0.0  512 MiB       4711  node-with-a-long-name
                                                            .example"""

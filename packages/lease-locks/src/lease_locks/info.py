@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from fdb_schema import NameInvalidError, get_many, read_range
 from lease_locks.errors import DamagedRowError
@@ -43,6 +43,10 @@ class Waiter:
     host: str
     pid: int
     since: datetime
+
+
+SERVICES: Final = ("duty/", "s3heap/", "memo/")
+"""How the names of leases begin that services and memoizing runners hold for themselves."""
 
 
 @dataclass(frozen=True, slots=True)

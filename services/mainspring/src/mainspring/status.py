@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -11,16 +14,19 @@ import typer
 from fdb_datamodel import FutureState, census_page, list_workers
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, read_clock, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, hanging, in_terminal, print_json, print_rows, say
-from fdb_schema.figures import timestamp_us
+from fdb_schema.figures import ago, counted, timestamp_us
 from futures_worker.client.diagnosis import clusters
 from futures_worker.commands.listing import with_busy
 from idempotent_txn import id_status, run
 from lease_locks import LeaseManager, duty_reports
+from lease_locks.info import SERVICES
+from mainspring.advice import placed
 from mainspring.existing import open_existing
 from s3heap_tender import SysDb, metrics
 from s3heap_tender.keys import HeapKeys
 
 COUNTED = 200_000
+DUTIES = "duty/"
 
 
 def status(
@@ -35,7 +41,7 @@ def status(
     if as_json:
         print_json(found)
         return
-    _print(found)
+    _print(found, partial(placed, db=db, cluster=cluster))
 
 
 def picture(database: Any, cluster: str, limit: int = COUNTED) -> dict[str, Any]:
@@ -48,6 +54,10 @@ def picture(database: Any, cluster: str, limit: int = COUNTED) -> dict[str, Any]
     locks = LeaseManager(database, cluster)
     leases = locks.list()
     duties = duty_reports(database, space)
+    live = {
+        sid.hex() for sid, _, _ in locks.sessions() if run(database, locks.session_dead, sid, strategy="off") is None
+    }
+    done = {lease.name for lease in leases if any(one.session in live for one in lease.maintainers)}
     return {
         "database": url_of(database),
         "cluster": cluster,
@@ -56,10 +66,15 @@ def picture(database: Any, cluster: str, limit: int = COUNTED) -> dict[str, Any]
         "clock_seconds": clock_us / 1e6,
         "futures": {**states, "counted_all": not more},
         "workers": [worker_row(worker) for worker in run(database, list_workers, space, strategy="off")],
-        "leases": {"held": len(leases), "waiters": sum(len(lease.waiters) for lease in leases)},
+        "leases": {
+            "held": len(leases),
+            "of_services": sum(lease.name.startswith(SERVICES) for lease in leases),
+            "waiters": sum(len(lease.waiters) for lease in leases),
+        },
         "sessions": sum(1 for _ in locks.sessions()),
         "duties": {
-            name: {"by": r.by, "rounds": r.rounds, "done": r.done, "failures": r.failures, "error": r.error, "at": timestamp_us(r.at_us)}
+            name: {"by": r.by, "rounds": r.rounds, "done": r.done, "failures": r.failures, "error": r.error, "at": timestamp_us(r.at_us),
+                   "done_now": f"{DUTIES}{name}" in done}
             for name, r in sorted(duties.items())
         },
         "heap": heap_figures(database, cluster),
@@ -111,36 +126,64 @@ def heap_figures(database: Any, cluster: str) -> dict[str, Any] | None:
     return {name: getattr(found, name) for name in names}
 
 
-def _print(found: dict[str, Any]) -> None:
+def failed_often(times: int) -> str:
+    """What is said of a duty that fails."""
+    return "failed" if times == 1 else f"failed {times:,} times in a row"
+
+
+def _print(found: dict[str, Any], advised: Callable[[str], str]) -> None:
     _say(f"cluster {found['cluster']} in {found['database']}, answered in {found['answer_ms']:.1f} ms")
     futures = dict(found["futures"])
     whole = futures.pop("counted_all")
-    _say("futures    " + ", ".join(f"{n} {state}" for state, n in futures.items()) + ("" if whole else ", more"))
+    _say("futures    " + ", ".join(f"{n:,} {state}" for state, n in futures.items()) + ("" if whole else ", more"))
+    for asked, told in (
+        (futures["unclaimed"], "`mainspring futures ls --state unclaimed` says why they wait"),
+        (futures["failed"], "`mainspring futures errors` says what failed"),
+    ):
+        if asked:
+            _say(f"           {advised(told)}")
     leases = found["leases"]
-    _say(f"leases     {leases['held']} held, {leases['waiters']} waiting; {found['sessions']} sessions")
-    heap = found["heap"]
-    if heap is None:
-        _say("heap       none: no task was ever made")
-    else:
-        _say(
-            f"heap       {heap['active']} tasks active, {heap['running']} running, {heap['outbox_depth']} runs to be put on the heap, "
-            f"{heap['dirty_partitions']} partitions with writes not looked at; "
-            f"{heap['finishes']} runs finished, {heap['dead_letters']} given up (dead letters)"
-        )
-    _say(f"ids        {found['idempotency_ids']} idempotency ids kept")
+    own = leases["held"] - leases["of_services"]
+    _say(
+        f"leases     {counted(own, 'lease')} of users and {leases['of_services']:,} of services held, "
+        f"{leases['waiters']:,} waiting; {counted(found['sessions'], 'session')}"
+    )
+    _print_heap(found["heap"])
+    _say(f"ids        {counted(found['idempotency_ids'], 'idempotency id')} kept")
     for name, duty in found["duties"].items():
-        failed = f", FAILED {duty['failures']} times: {duty['error']}" if duty["failures"] else ""
-        duties = f"duty       {name}: {duty['done']} done in {duty['rounds']} rounds by {duty['by']}{failed}"
-        _say(duties)
+        failed = (
+            f", {failed_often(duty['failures']).replace('failed', 'FAILED')}: {duty['error']}"
+            if duty["failures"]
+            else ""
+        )
+        by = f"by {duty['by']}" if duty["done_now"] else f"the last by {duty['by']}: nobody does it now"
+        _say(f"duty       {name}: {duty['done']:,} done in {counted(duty['rounds'], 'round')}, {by}{failed}")
     if not found["workers"]:
-        _say("workers    none: start one with `mainspring up` or `mainspring worker`")
+        _say(f"workers    none: {advised('start one with `mainspring up` or `mainspring worker`')}")
         others = ", ".join(name for name in found["clusters"] if name != found["cluster"])
         if others:
             _say(f"clusters   this database has others: {others}; name one with --cluster")
         return
     brief = in_terminal()
     columns = ["address", "busy", "pid", "last_beat", "host"] if brief else _WORKER_COLUMNS
-    print_rows([with_busy(row) for row in found["workers"]], columns, as_json=False, flowing="host")
+    rows = [with_busy(row) for row in found["workers"]]
+    for row in rows if brief else ():
+        beat = row["last_beat"]
+        passed = None if beat is None else (datetime.now(UTC) - datetime.fromisoformat(beat)).total_seconds()
+        row["last_beat"] = "" if passed is None else f"{ago(max(0.0, passed))} ago"
+    print_rows(rows, columns, as_json=False, flowing="host")
+
+
+def _print_heap(heap: dict[str, Any] | None) -> None:
+    if heap is None:
+        _say("heap       none: no task was ever made")
+        return
+    _say(
+        f"heap       {counted(heap['active'], 'task')} active, {heap['running']:,} running, "
+        f"{counted(heap['outbox_depth'], 'run')} to be put on the heap, "
+        f"{counted(heap['dirty_partitions'], 'partition')} with writes not looked at; "
+        f"{counted(heap['finishes'], 'run')} finished, {heap['dead_letters']:,} given up (dead letters)"
+    )
 
 
 def _say(line: str) -> None:

@@ -69,4 +69,7 @@ def _page(cluster: str, now: dict[str, Any], before: dict[str, Any] | None, seco
         text += f"; {max(0.0, ended / seconds):,.0f} ended per second"
     workers = [with_busy(row) for row in now["workers"]]
     table = table_of(workers, BRIEF_COLUMNS, show_cell) if workers else Text("no live worker", style="dim")
-    return Group(Text(text), table)
+    where = ["`futures-worker ls --state unclaimed`"] if futures["unclaimed"] else []
+    where += ["`futures-worker errors`"] if futures["failed"] else []
+    reasons = [Text(f"see {', '.join(where)}", style="dim")] if where else []
+    return Group(Text(text), *reasons, table)

@@ -32,7 +32,7 @@ from lease_locks.acquiring import GRACE, Pause, local, unanswered
 from lease_locks.cli.opening import act_on, look_into
 from lease_locks.ending import judge_grants
 from lease_locks.errors import AcquireTimeout, DamagedRowError, LeaseNotFoundError
-from lease_locks.info import LeaseEvent, LeaseInfo, history, lease_infos, wall_time
+from lease_locks.info import SERVICES, LeaseEvent, LeaseInfo, history, lease_infos, wall_time
 from lease_locks.locks import LeaseManager, limit
 from lease_locks.observer import Alive, Dead, Subject
 from lease_locks.rows import HeldGrant
@@ -48,8 +48,6 @@ def _complete(db: str | None, cluster: str, beginning: str) -> Iterator[str]:
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The lease's name.", autocompletion=completing(_complete))
 ]
-SERVICES: Final = ("duty/", "s3heap/", "memo/")
-"""How the names of leases begin that services and memoizing runners hold for themselves."""
 _WATCH_SECONDS = 0.25
 _REREAD_SECONDS = 15.0
 

@@ -9,8 +9,9 @@ from uuid import UUID
 from fdb_datamodel import FutureInfo, FutureState, Requirements, WorkerId
 from fdb_schema.figures import counted
 from lease_locks import LeaseInfo
-from mainspring.doctor.findings import Finding, ok, problem, warning
-from mainspring.doctor.observing import DUTIES, TENDERS, Observation
+from mainspring.doctor.findings import Finding, Level, ok, problem, warning
+from mainspring.doctor.observing import TENDERS, Observation
+from mainspring.status import DUTIES, failed_often
 
 LATE_SECONDS: Final = 30.0
 DIRTY_SECONDS: Final = 10.0
@@ -47,7 +48,7 @@ def check_workers(seen: Observation) -> list[Finding]:
         address = f"{worker.id.ip}:{worker.id.port}"
         what = (
             f"worker {address} (pid {worker.info.pid} on {worker.info.host}) gave no sign of life for "
-            f"{seen.seconds:.0f} s and holds {worker.claims} futures"
+            f"{seen.seconds:.0f} s and holds {counted(worker.claims, 'future')}"
         )
         do = "start another worker, or a janitor: either declares it dead and gives its futures to others"
         found.append(problem("workers", what, do))
@@ -66,17 +67,21 @@ def check_workers(seen: Observation) -> list[Finding]:
             found.append(problem("workers", what, do))
     if not found and not seen.second.workers:
         return [warning("workers", "no worker runs: what is submitted waits", "start one: `mainspring worker`")]
-    return found or [ok("workers", f"{len(seen.second.workers)} workers beat and can be reached")]
+    return found or [
+        ok(
+            "workers",
+            counted(len(seen.second.workers), "worker beats and can be reached", "workers beat and can be reached"),
+        )
+    ]
 
 
 def check_futures(seen: Observation, describe: Callable[[bytes], FutureInfo | None]) -> list[Finding]:
     """What waited at both looks is not waiting in vain. `describe(id)`: what a future is like now; None: it is gone."""
     waited = [one for one in seen.second.unclaimed if one in seen.first.unclaimed]
-    counted = ", ".join(f"{number} {state}" for state, number in sorted(seen.second.states.items())) or "none"
     if not waited:
-        return [ok("futures", counted)]
+        return [_all_futures(seen)]
     if not seen.live_workers():
-        what = f"{len(waited)} futures wait and no worker lives"
+        what = f"{counted(len(waited), 'future waits', 'futures wait')} and no worker lives"
         return [problem("futures", what, "start one: `mainspring worker`, or `mainspring up`")]
     infos = [info for one in waited if (info := describe(one)) is not None and info.state is FutureState.unclaimed]
     stuck = {info.id: info.reason for info in infos if info.reason.startswith("unschedulable")}
@@ -93,7 +98,7 @@ def check_futures(seen: Observation, describe: Callable[[bytes], FutureInfo | No
             do = f'start a worker that large, or cancel them: `mainspring futures cancel --reason "{reason}"`'
             found.append(problem("futures", f"{len(ids)} futures can't run: {reason}; one is {ids[0]}", do))
     if len(groups) > SHOWN:
-        what = f"{sum(len(ids) for _, ids in groups[SHOWN:])} more futures can't run"
+        what = f"{counted(sum(len(ids) for _, ids in groups[SHOWN:]), 'more future')} can't run"
         found.append(problem("futures", what, "`mainspring futures ls --state unclaimed` lists them"))
     free = _free_at_both_looks(seen)
     idle = sum(
@@ -103,9 +108,16 @@ def check_futures(seen: Observation, describe: Callable[[bytes], FutureInfo | No
     )
     if idle:
         slots = sum(count for count, _ in free.values())
-        what = f"{idle} futures waited {seen.seconds:.0f} s in the pool though {slots} slots are free"
+        what = f"{counted(idle, 'future')} waited {seen.seconds:.0f} s in the pool though {counted(slots, 'slot is', 'slots are')} free"
         found.append(problem("futures", what, "`mainspring futures show ID` says why; look at the workers' logs"))
-    return found or [ok("futures", counted)]
+    return found or [_all_futures(seen)]
+
+
+def _all_futures(seen: Observation) -> Finding:
+    """What there is; failures are no trouble of the cluster, but whoever looks wants to know where they are told."""
+    said = ", ".join(f"{number:,} {state}" for state, number in sorted(seen.second.states.items())) or "none"
+    do = "`mainspring futures errors` says what failed" if seen.second.states.get("failed") else ""
+    return Finding("futures", Level.ok, said, do)
 
 
 def _free_at_both_looks(seen: Observation) -> dict[WorkerId, tuple[int, Requirements]]:
@@ -125,9 +137,10 @@ def check_sessions(seen: Observation) -> list[Finding]:
     """No rows of processes that are gone."""
     dead = seen.second.dead_sessions
     if not dead:
-        return [ok("sessions", f"{len(seen.second.sessions)} sessions live")]
+        return [ok("sessions", counted(len(seen.second.sessions), "session lives", "sessions live"))]
     shown = "; ".join(list(dead.values())[:SHOWN])
-    what = f"{len(dead)} of {len(seen.second.sessions)} sessions are dead: {shown}"
+    of = counted(len(seen.second.sessions), "session")
+    what = f"{len(dead):,} of {of} {'is' if len(dead) == 1 else 'are'} dead: {shown}"
     return [warning("sessions", what, "run a janitor, or `mainspring leases doctor --clean`")]
 
 
@@ -169,13 +182,16 @@ def check_heap(seen: Observation) -> list[Finding]:
     found = []
     stays = min(first.outbox_depth, second.outbox_depth), min(first.dirty_partitions, second.dirty_partitions)
     if not tenders and any(stays):
-        what = f"no tender runs; {second.outbox_depth} runs wait to be pushed, {second.dirty_partitions} partitions to be swept"
+        what = (
+            f"no tender runs; {counted(second.outbox_depth, 'run waits', 'runs wait')} to be pushed, "
+            f"{counted(second.dirty_partitions, 'partition')} to be swept"
+        )
         found.append(problem("heap", what, "start one: `mainspring tender`, or `mainspring up`"))
     elif second.dirty_partitions and second.dirty_lag > DIRTY_SECONDS:
         what = f"writes wait to be swept for {second.dirty_lag:.0f} s"
         found.append(problem("heap", what, "look at the tender's log; start more of them"))
     elif all(stays) and second.outbox_depth > 100:
-        what = f"{second.outbox_depth} runs wait to be pushed to the heap"
+        what = f"{counted(second.outbox_depth, 'run')} wait to be pushed to the heap"
         found.append(problem("heap", what, "the store does not take writes: look at the tender's log"))
     if second.oldest_due_age > LATE_SECONDS:
         what = f"a task is due for {second.oldest_due_age:.0f} s and does not start"
@@ -183,14 +199,16 @@ def check_heap(seen: Observation) -> list[Finding]:
             problem("heap", what, "start a scheduler, or more of them: `mainspring scheduler`; `mainspring heap next`")
         )
     if seen.second.dead_letters:
-        what = f"{seen.second.dead_letters} runs failed for good"
+        what = f"{counted(seen.second.dead_letters, 'run')} failed for good"
         found.append(
             problem("heap", what, "`mainspring heap dlq` says which and why; `mainspring heap redrive` runs them again")
         )
     if second.cursor_lag > UNPRUNED_SECONDS:
         what = f"the heap was not pruned for {second.cursor_lag:.0f} s"
         found.append(warning("heap", what, "start a tender, or a janitor with --store"))
-    return found or [ok("heap", f"{second.active} tasks are scheduled or run, nothing is late")]
+    return found or [
+        ok("heap", f"{counted(second.active, 'task is', 'tasks are')} scheduled or running, nothing is late")
+    ]
 
 
 def check_duties(seen: Observation) -> list[Finding]:
@@ -203,7 +221,7 @@ def check_duties(seen: Observation) -> list[Finding]:
     found = []
     for name, report in sorted(seen.duties.items()):
         if report.failures:
-            what = f"the janitor's duty {name!r} failed {report.failures} times in a row: {report.error}"
+            what = f"the janitor's duty {name!r} {failed_often(report.failures)}: {report.error}"
             found.append(problem("janitor", what, "mend what it says; the janitor tries again by itself"))
     if not held:
         what = "no janitor runs: what the dead leave behind stays"

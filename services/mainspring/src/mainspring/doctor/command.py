@@ -16,6 +16,7 @@ from fdb_schema import DEFAULT_CLUSTER, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, fail, hanging, print_json, printable, say
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
 from fdb_schema.figures import counted
+from mainspring.advice import placed
 from mainspring.doctor.examining import examine
 from mainspring.doctor.findings import Finding, Level
 from mainspring.existing import open_existing
@@ -50,9 +51,10 @@ def doctor(
     if sys.stderr.isatty():
         say(f"looking twice, {watch:g} s apart …", err=True)
     findings = examine(database, cluster, watch, wanted, places, deep=deep)
+    findings = [dataclasses.replace(finding, do=placed(finding.do, db, cluster)) for finding in findings]
     if as_json:
-        counted = {level.value: sum(f.level is level for f in findings) for level in Level}
-        print_json({"cluster": cluster, **counted, "findings": [dataclasses.asdict(f) for f in findings]})
+        levels = {level.value: sum(f.level is level for f in findings) for level in Level}
+        print_json({"cluster": cluster, **levels, "findings": [dataclasses.asdict(f) for f in findings]})
     else:
         _print(findings, f"cluster {cluster} in {url_of(database)}")
     bad = {Level.problem, Level.warning} if strict else {Level.problem}

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fdb_datamodel import FutureDeletedError, FutureInfo, UnknownFutureError, describe_future, validate
 from fdb_schema import ClusterSpace, MainspringError, database_url, fdb_error_code, url_of
+from fdb_schema.figures import counted
 from idempotent_txn import id_status, run
 from mainspring.doctor import cluster as checks
 from mainspring.doctor.findings import Finding, ok, problem, warning
@@ -78,9 +79,9 @@ def _check_ids(db: Any) -> list[Finding]:
     oldest = max((store.oldest_age or 0.0 for store in stores), default=0.0)
     kept = sum(store.ids for store in stores)
     if oldest > OLD_IDS_SECONDS:
-        what = f"{kept} idempotency ids are kept, the oldest for {oldest / 86_400:.1f} days"
+        what = f"{counted(kept, 'idempotency id is kept', 'idempotency ids are kept')}, the oldest for {oldest / 86_400:.1f} days"
         return [warning("ids", what, "run a janitor, or `mainspring ids clean`")]
-    return [ok("ids", f"{kept} idempotency ids are kept")]
+    return [ok("ids", counted(kept, "idempotency id is kept", "idempotency ids are kept"))]
 
 
 def _check_invariants(db: Any, cluster: str) -> list[Finding]:

@@ -22,7 +22,6 @@ CONNECT_SECONDS: Final = 3.0
 MOST_PENDING: Final = 200
 COUNTED: Final = 200_000
 TENDERS: Final = "s3heap/tender/"
-DUTIES: Final = "duty/"
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.logs import LogFormat, LogLevel
 from fdb_schema.private_files import make_private_directory, others_may_write, private_opener
 from mainspring.settings import check_file
+from mainspring.up.others import waiting_elsewhere
 from mainspring.up.plan import OWN, S3_BUCKET, UpSettings, services
 from mainspring.up.supervisor import Supervisor
 from s3heap_tender import HeapStore
@@ -113,7 +114,9 @@ def up(
             typer.echo("starting a development S3 server; the first time it is installed, which takes a minute or two")
         os.environ.pop(CONFIG_VARIABLE, None)
         ClusterSpace(cluster)
-        open_database(url)  # made, or found unusable, here and not five times below
+        database = open_database(url)  # made, or found unusable, here and not five times below
+        for line in waiting_elsewhere(database, cluster):
+            typer.echo(printable(line))
         _supervise(settings)
 
 
