@@ -1,5 +1,6 @@
 """What cloudpickle leaves out of functions and classes that go by value, put back, for picklers that are made from its own.
 
+- A function comes with the globals that the bodies of classes within it use.
 - Functions that share a variable (`nonlocal`) share it in the copy, too.
 - What a class's body made comes in its order, with its `__slots__`, its annotations and its qualified name.
 - To make a class anew calls no `__init_subclass__` that goes by value itself: what that did is part of what is sent. A class that
@@ -11,8 +12,10 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import importlib
+import inspect
 import os
 import sys
 import threading
@@ -49,6 +52,31 @@ os.register_at_fork(after_in_child=_renew_locks)
 def has_id(obj: Any) -> bool:
     """Whether a class goes by value, or came so."""
     return isinstance(obj, type) and IDS_OF_CLASSES is not None and obj in IDS_OF_CLASSES
+
+
+def whole_names(function: types.FunctionType) -> None:
+    """Before cloudpickle looks which globals a function uses: it passes over those of the bodies of classes within it."""
+    found = names_of_class_bodies(function.__code__)
+    names_of = getattr(cloudpickle.cloudpickle, "_extract_code_globals", None)
+    if found and names_of is not None:
+        names_of(function.__code__).update(dict.fromkeys(found))  # the one that it keeps for this code
+
+
+@functools.lru_cache(maxsize=4_096)
+def names_of_class_bodies(code: types.CodeType) -> tuple[str, ...]:
+    """Names that the bodies of classes within a function take from its globals, if these have them."""
+    found: dict[str, None] = {}
+    for inner in code.co_consts:
+        if not isinstance(inner, types.CodeType):
+            continue
+        bound: set[str] = set()
+        for step in () if inner.co_flags & inspect.CO_OPTIMIZED else dis.get_instructions(inner):
+            if step.opname == "STORE_NAME":
+                bound.add(step.argval)
+            elif step.opname in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") and step.argval not in bound:
+                found[step.argval] = None
+        found.update(dict.fromkeys(names_of_class_bodies(inner)))
+    return tuple(name for name in found if not name.startswith("__"))  # `__name__` is set in any case
 
 
 def is_dispatching(function: types.FunctionType) -> bool:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from fdb_schema.whole_copies import names_of_class_bodies
 from futures_worker.code_modules import made_outside_the_import_system, modules
 
 _ATOMS: Final = (type(None), bool, int, float, complex, str, bytes, type(...), range)
@@ -116,7 +117,7 @@ def _global_names(code: types.CodeType) -> set[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _global_names(constant)
-    return names
+    return names.union(names_of_class_bodies(code))
 
 
 def _found_by_name(value: types.FunctionType | type) -> bool:

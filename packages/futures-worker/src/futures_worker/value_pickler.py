@@ -34,6 +34,7 @@ from fdb_schema.whole_copies import (
     has_id,
     whole_cache,
     whole_class,
+    whole_names,
 )
 
 PYTHON_MINOR: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -88,6 +89,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _code, (PYTHON_MINOR, *map(_with_sets_in_order, args))
         if self._cells.has(obj):
             return empty_cell, ()
+        if isinstance(obj, types.FunctionType):
+            whole_names(obj)
         known = has_id(obj)
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented:

@@ -39,6 +39,7 @@ KINDS = {
     "closure": "def make_{name}(k):\n    def inner(x): return x + k\n    return inner\nMADE['{name}'] = make_{name}({number})",
     "nested": "def {name}(x):\n    def inner(y):\n        return y * {number}\n    return inner(x) + 1\nMADE['{name}'] = {name}",
     "global": "G_{name} = {number}\ndef {name}(x): return x + G_{name}\nMADE['{name}'] = {name}",
+    "class within": "G_{name} = {number}\ndef {name}(x):\n    class A:\n        k = G_{name}\n    return x + A.k\nMADE['{name}'] = {name}",
     "calls": "def sub_{name}(x): return x * {number}\ndef {name}(x): return sub_{name}(x)\nMADE['{name}'] = {name}",
     "default": "def {name}(x, y={number}): return x + y\nMADE['{name}'] = {name}",
     "keyword": "def {name}(x, *, y={number}): return x + y\nMADE['{name}'] = {name}",

@@ -26,6 +26,11 @@ SCRIPTS = {
         "def made():\n    def fact(n):\n        return 1 if n < 2 else n * fact(n - 1)\n    return fact\ng = made()\n"
         "def f():\n    return g(10)"
     ),
+    "globals of the body of a class within": (
+        "X = 1\nY = 2\ndef deco(kind):\n    kind.z = 3\n    return kind\nclass Base:\n    pass\nlock = __import__('threading').Lock()\n"
+        "def f():\n    @deco\n    class A(Base):\n        X = X\n        lock = 7\n        y = [X, lock]\n"
+        "        class B:\n            y = Y\n    return A.X, A.y, A.B.y, A.z, A.__mro__[1] is Base"
+    ),
     "a variable without a value": "def made():\n    def g():\n        return late\n    if 0:\n        late = 1\n    return g\ng = made()\n"
     "def f():\n    try:\n        return g()\n    except NameError:\n        return 'none'",
     "the class of a method": (
