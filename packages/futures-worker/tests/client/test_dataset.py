@@ -26,6 +26,17 @@ def even(number: int) -> bool:
     return number % 2 == 0
 
 
+def test_steps_are_called_by_what_they_do_and_by_the_caller_s_function(client: Client) -> None:
+    numbers = client.dataset([[1, 2], [3]])
+    steps = numbers, numbers.map(str), numbers.filter(even), numbers.map(lambda n: n), numbers.repartition(3, 60)
+    for step, name in zip(steps, ("put", "map(str)", "filter(even)", "map(<lambda>)", "repartition"), strict=True):
+        one = step.wait(60).partitions[0]
+        info = run(client._context.db, describe_future, client._context.space, one._record.id)
+        assert (info.name, info.details.get("keep", False)) == (name, False)
+    mine = client.dataset([[1]], name="mine").map(str).wait(60).partitions[0]
+    assert run(client._context.db, describe_future, client._context.space, mine._record.id).name == "mine"
+
+
 def test_steps_over_partitions(client: Client) -> None:
     numbers = client.dataset([range(10), [10, 11], client.submit(list, range(12, 20)), []])
     assert len(numbers) == 4

@@ -25,13 +25,13 @@ class Pace:
     """Of one function."""
 
     ended: Counter[int] = field(default_factory=Counter)  # by the second
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=DURATIONS))  # from claim to result
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=DURATIONS))  # from claim to end
     slowest: float | None = None
 
     def note(self, one: Counted) -> None:
-        """An end."""
+        """An end; of what failed too it counts how long it ran."""
         self.ended[one.ended_us // 1_000_000] += 1
-        if one.state is FutureState.realized and 0 < one.started_us < one.ended_us:
+        if 0 < one.started_us < one.ended_us:
             took = (one.ended_us - one.started_us) / 1e6
             self.seconds.append(took)
             self.slowest = took if self.slowest is None else max(took, self.slowest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -25,10 +26,12 @@ from fdb_datamodel import (
     recount,
 )
 from fdb_datamodel.reading import with_reason
+from fdb_datamodel.troubles import STUCK
 from fdb_schema import ClusterSpace, open_database, url_of
 from idempotent_txn import run
 from idempotent_txn.cleaner import id_status
 from lease_locks import LeaseEvent, LeaseInfo, LeaseManager
+from lease_locks.info import SERVICES
 from mainspring_dashboard.lists.describing import DESCRIBED, described
 from mainspring_dashboard.survey import Survey
 
@@ -117,8 +120,18 @@ class Cluster:
         return (
             future_row(info)
             | _details(info)
-            | {"output": [_output(one) for one in outputs], "ready": ready / 1e6 or None}
+            | {"output": [_output(one) for one in outputs], "ready": ready / 1e6 or None, "do": self._advice(info)}
         )
+
+    def _advice(self, info: FutureInfo) -> str | None:
+        """What a person does about a future that nobody will run as things are, commands in backquotes."""
+        if info.state is not FutureState.unclaimed or not info.reason.startswith(STUCK):
+            return None
+        where = f"--db {shlex.quote(self.url)} --cluster {shlex.quote(self.name)}"
+        cancel = f"or cancel it: `futures-worker cancel {UUID(bytes=info.id)} {where}`"
+        if info.reason.startswith("unschedulable"):
+            return f"start a worker that large, {cancel}"
+        return f"start a worker: `futures-worker run {where}`, {cancel}"
 
     def lineage(self, future_id: UUID) -> dict[str, Any]:
         """The graph around a future: what it was made from, and what waits for it.
@@ -136,8 +149,12 @@ class Cluster:
         return [_worker(status) for status in run(self.db, list_workers, self.space, strategy="off")]
 
     def leases(self, prefix: str, after: bytes | None, rows: int) -> tuple[list[dict[str, Any]], bytes | None]:
-        """A page of the leases held whose names start with `prefix`, of about `rows` rows, and where the next starts."""
+        """A page of the leases held whose names start with `prefix`, of about `rows` rows, and where the next starts.
+
+        On it users' leases come before services', each by their names.
+        """
         found, following = self.locks.page(prefix, after, rows)
+        found.sort(key=lambda info: info.name.startswith(SERVICES))
         return [_lease(info) for info in found], following
 
     def lease(self, name: str) -> dict[str, Any]:
@@ -305,6 +322,7 @@ def _worker(status: WorkerStatus) -> dict[str, Any]:
 def _lease(info: LeaseInfo) -> dict[str, Any]:
     return {
         "name": info.name,
+        "service": info.name.startswith(SERVICES),
         "token": info.token.hex,
         "host": info.host,
         "pid": info.pid,

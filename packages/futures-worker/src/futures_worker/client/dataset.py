@@ -19,6 +19,7 @@ from futures_worker.client.future import Future
 from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
 from futures_worker.client.submitting import submit
 from futures_worker.client.waiting import await_all, gather
+from futures_worker.function_code import function_name
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -45,30 +46,30 @@ class Dataset(Generic[T]):
 
     def map(self, fn: Callable[[T], U]) -> Dataset[U]:
         """`fn(item)` of every item."""
-        return self._each(_map, fn)
+        return self._each("map", _map, fn)
 
     def flat_map(self, fn: Callable[[T], Iterable[U]]) -> Dataset[U]:
         """All the items of `fn(item)` of every item."""
-        return self._each(_flat_map, fn)
+        return self._each("flat_map", _flat_map, fn)
 
     def filter(self, fn: Callable[[T], Any]) -> Dataset[T]:
         """The items of which `fn(item)` is true."""
-        return self._each(_filter, fn)
+        return self._each("filter", _filter, fn)
 
     def map_partitions(self, fn: Callable[[list[T]], Iterable[U]]) -> Dataset[U]:
         """`fn(list of items)` of every partition."""
-        return self._each(_map_partition, fn)
+        return self._each("map_partitions", _map_partition, fn)
 
     def reduce(self, fn: Callable[[T, T], T], *initial: T, timeout: float | None = None) -> T:
         """All items combined by `fn(one, next)`, in order but in no particular grouping: `fn` has to be associative.
 
         `initial` comes before all others. Raises TypeError if there is neither it nor any item.
         """
-        level = [self._submit(partial(_reduce, fn), partition) for partition in self.partitions]
+        options = _named(self._options, "reduce", fn)
+        level = [self._submit(partial(_reduce, fn), partition, options=options) for partition in self.partitions]
         while len(level) > 1:
-            level = [
-                self._submit(partial(_combine, fn), level[at : at + FAN_IN]) for at in range(0, len(level), FAN_IN)
-            ]
+            groups = [level[at : at + FAN_IN] for at in range(0, len(level), FAN_IN)]
+            level = [self._submit(partial(_combine, fn), group, options=options) for group in groups]
         found = level[0].result(timeout) if level else []
         values: list[T] = [*initial, *found]
         if not values:
@@ -89,7 +90,7 @@ class Dataset(Generic[T]):
         counts = self._counts(timeout)
         made = []
         total = sum(counts)
-        chosen = _of_one(self._options)
+        chosen = _of_one(_named(self._options, "repartition"))
         for index in range(number):
             pieces = list(_overlap(counts, total * index // number, total * (index + 1) // number))
             largest = max(pieces, key=lambda piece: piece[2] - piece[1], default=None)
@@ -121,9 +122,9 @@ class Dataset(Generic[T]):
     def __repr__(self) -> str:
         return f"<Dataset of {len(self.partitions)} partitions>"
 
-    def _each(self, step: Callable[..., list[Any]], fn: Callable[..., Any]) -> Dataset[Any]:
+    def _each(self, verb: str, step: Callable[..., list[Any]], fn: Callable[..., Any]) -> Dataset[Any]:
         step = partial(step, fn)  # none of the arguments: a future that `fn` refers to stays one
-        options = _of_one(self._options)
+        options = _of_one(_named(self._options, verb, fn))
         made = [self._submit(step, partition, options=options) for partition in self.partitions]
         return Dataset(self._context, made, self._options)
 
@@ -131,14 +132,16 @@ class Dataset(Generic[T]):
         return submit(self._context, options or self._options, step, args, {})
 
     def _counts(self, timeout: float | None) -> list[int]:
-        return gather([self._submit(len, partition) for partition in self.partitions], timeout=timeout, progress=False)
+        options = _named(self._options, "count")
+        counts = [self._submit(len, partition, options=options) for partition in self.partitions]
+        return gather(counts, timeout=timeout, progress=False)
 
 
 def make_dataset(context: ClientContext, parts: Iterable[Any], options: SubmitOptions) -> Dataset[Any]:
     """See `Client.dataset`."""
     if isinstance(parts, (str, bytes)):
         raise TypeError("a dataset is made from partitions: lists of items, or futures of lists")
-    marked = _of_one(DEFAULT_OPTIONS)
+    marked = _of_one(_named(DEFAULT_OPTIONS, "put"))
     partitions = [part if isinstance(part, Future) else put_with(context, marked, list(part)) for part in parts]
     return Dataset(context, partitions, options)
 
@@ -146,6 +149,12 @@ def make_dataset(context: ClientContext, parts: Iterable[Any], options: SubmitOp
 def _of_one(options: SubmitOptions) -> SubmitOptions:
     """For the partitions of one dataset: a mark that they have in common, by which people find them together."""
     return replace(options, dataset=new_future_id())
+
+
+def _named(options: SubmitOptions, verb: str, fn: Callable[..., Any] | None = None) -> SubmitOptions:
+    """With what people know a step by: `map(tokens)`. It is no name that the caller gave, and keeps nothing."""
+    name = verb if fn is None else f"{verb}({function_name(fn).rpartition('.')[2]})"
+    return options if options.name else replace(options, name=name, keep=options.kept)
 
 
 def _overlap(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:

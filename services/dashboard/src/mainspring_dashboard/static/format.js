@@ -29,4 +29,5 @@ export const lookedThrough = (found) => [found.all ? `all ${count(found.looked)}
 // Times are UTC everywhere on the page.
 export const clock = (at) => new Date(at * 1000).toISOString().slice(11, 19);
 export const time = (at) => (at ? new Date(at * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC") : "–");
-export const short = (id) => `${id.slice(0, 8)}…${id.slice(-4)}`;
+// The beginning of an id, which every command takes for it: its time and the client's own sequence.
+export const short = (id) => id.slice(0, 18);

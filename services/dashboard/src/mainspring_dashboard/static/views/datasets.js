@@ -5,11 +5,9 @@ import { pages } from "../pages.js";
 import { ended, progress } from "./functions.js";
 
 const MOST = 100;
-const step = (name) => (name ? name.split(".").at(-1).replace(/^_+/, "").replaceAll("_", " ") : "put");
-
 const columns = [
-  ["Dataset", (row) => h("a", { href: `/futures?dataset=${row.id}`, title: `the partitions of ${row.id}` }, step(row.name))],
-  ["First partition", (row) => h("a", { class: "mono nowrap", href: `/futures/${row.first}`, title: `what it was made from: ${row.name || "put"}` }, short(row.first)), "wide"],
+  ["Dataset", (row) => h("a", { href: `/futures?dataset=${row.id}`, title: `the partitions of ${row.id}` }, row.name || "without a name")],
+  ["First partition", (row) => h("a", { class: "mono nowrap", href: `/futures/${row.first}`, title: `what it was made from: ${row.name}` }, short(row.first)), "wide"],
   ["Progress", progress, "progress"],
   ["Partitions", (row) => `${count(ended(row.counts))} of ${count(row.partitions)}`, "num"],
   ["Failed", (row) => (row.counts.failed ? h("span", { class: "badge failed" }, count(row.counts.failed)) : ""), "num"],

@@ -1,6 +1,6 @@
 // One future: its state and why, how long each phase took, its failure, the graph around it.
 import { buttons } from "../actions.js";
-import { badge, h, list, replace } from "../dom.js";
+import { badge, code, h, list, replace } from "../dom.js";
 import { ago, count, duration, short, size, time } from "../format.js";
 import { lineageGraph } from "../lineage.js";
 
@@ -17,7 +17,7 @@ export default async function future({ parameters: [id], get }) {
   const link = (one) => h("a", { href: `/futures/${one}`, class: "mono" }, short(one), " ");
   const draw = (info, graph) => replace(body,
     h("h1", {}, info.name || "Future", " ", h("span", { class: "mono soft" }, info.id)),
-    h("section", { class: "panel" }, h("h2", {}, badge(info.state)), h("p", { class: "reason" }, info.reason), phases(info),
+    h("section", { class: "panel" }, h("h2", {}, badge(info.state)), h("p", { class: "reason" }, info.reason), info.do ? h("p", { class: "do" }, code(info.do)) : null, phases(info),
       buttons(`futures/${id}`, info.state === "failed" ? [["Retry", { action: "retry" }]] : ["waiting", "unclaimed", "claimed"].includes(info.state) ? [["Cancel", { action: "cancel" }]] : [], refresh)),
     info.failure ? h("section", { class: "panel" }, h("h2", {}, info.failure.final ? "Failure" : "The last attempt failed"),
       h("p", {}, h("b", {}, info.failure.reason), ` ${info.failure.message}`),

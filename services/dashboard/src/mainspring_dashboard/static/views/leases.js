@@ -6,7 +6,7 @@ export default async function leases({ query, get, go }) {
   const prefix = query.get("prefix") ?? "", after = query.get("after") ?? "";
   const body = h("div");
   const columns = [
-    ["Lease", (row) => h("a", { href: `/leases/${encodeURIComponent(row.name)}` }, row.name)],
+    ["Lease", (row) => [h("a", { href: `/leases/${encodeURIComponent(row.name)}` }, row.name), row.service ? h("span", { class: "soft", title: "held by a service, or for a memoized call" }, " of a service") : null]],
     ["Holder", (row) => h("span", { class: "mono nowrap" }, `${row.host}:${row.pid}`)],
     ["Mode", (row) => (row.slots > 1 ? `${row.mode} (${row.holders} of ${row.slots})` : row.mode)],
     ["Time to live", (row) => duration(row.ttl), "num"], ["Held since", (row) => ago(row.acquired)], ["Renewed", (row) => ago(row.renewed)],
