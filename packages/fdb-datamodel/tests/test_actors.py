@@ -50,6 +50,7 @@ def test_a_call_appears_realized(memory_lab: Lab) -> None:
     assert first.result is not None and first.result.inline == b"1"
     second = actors.read_answer(two.id, *answers[1])
     assert second.failure is not None and second.failure.message == "ValueError: no"
+    assert second.failure.wall_us == lab.info(two.id).wall_us > 0, "when it ended, as of every failure"
     assert (lab.state(one.id), lab.state(two.id)) == ("realized", "failed")
     assert lab(actors.ended_calls, [one.id, two.id, dm.new_future_id()]) == [first, second, None]
     assert lab.info(one.id).name == "Counter.incr"

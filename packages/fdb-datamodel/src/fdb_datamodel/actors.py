@@ -9,6 +9,7 @@ edge to the actor; so it fails with the actor, whoever is left to see it. Calls 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fdb_schema import ClusterSpace, RecordError, Transaction
@@ -288,7 +289,8 @@ def finish_calls(
             writes[prefix + OPTIONS] = options[one.name]
         writes[prefix + NUM_ATTEMPTS] = _ONE
         if one.failure is not None:
-            value = codec.pack_failure(one.failure)
+            told = one.failure
+            value = codec.pack_failure(replace(told, wall_us=told.wall_us or wall_us, attempt=told.attempt or 1))
             kind = "failed"
             writes[prefix + FAILURE] = value
         else:

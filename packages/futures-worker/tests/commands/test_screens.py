@@ -255,6 +255,28 @@ def test_top_fits_eighty_columns_too(scene: Any) -> None:
     assert screen("top", "--once", *scene.where) == TOP
 
 
+def test_attempts_are_listed_where_one_was_not_enough(scene: Any) -> None:
+    assert "attempts" not in screen("ls", *scene.where)
+    db, space = open_database(scene.url), ClusterSpace("demo")
+    worker = dm.WorkerId("10.0.0.7", 40001, b"w" * 16)
+    again = bytes.fromhex("019ad1f23c4d70099000000000000009")
+    spec = dm.FutureSpec(
+        code=b"x", name="again", id=again, session=b"s" * 16, max_retries=3, backoff=dm.Backoff(0.0, 1.0, 0.0)
+    )
+    run(db, dm.submit_futures, space, [spec])
+    claim = run(db, dm.claim_future, space, again, worker)
+    run(db, dm.fail_future, space, claim, dm.Failure("crash", "it died"), False)
+    run(db, dm.claim_future, space, again, worker)
+    heading, *rows = screen("ls", "--name", "again", *scene.where).splitlines()
+    assert heading.split() == ["id", "state", "name", "age", "took", "attempts", "reason"]
+    assert rows[0].split()[5] == "2"
+
+
+def test_a_trace_is_not_poured_into_a_terminal(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert screen("timeline", *scene.where, code=2) == ""
+    assert "`-o trace.json`" in capfd.readouterr().err
+
+
 def test_a_future_is_watched_until_it_has_ended(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:
     row = piped(main, capfd, "watch", "019ad1f2-3c4d-7003", *scene.where)
     assert (row["id"], row["state"]) == (str(UUID(bytes=IDS[3])), "realized")

@@ -51,7 +51,7 @@ _STATES = {
     "failed": "for good",
 }
 _MEANINGS = {
-    "charged_attempts": "that count against max_retries",
+    "charged_attempts": "all but the first are retries, of which max_retries allows so many",
     "worker_losses": "attempts that ended with their worker",
     "epoch": "times that its result was lost and computed again",
     "named_by": "futures that have it as an argument",
@@ -122,13 +122,15 @@ def ls(
     if sort is not None:
         infos = in_order(infos, sort)
     rows = [future_row(info) | future_times(info) for info in infos]
-    if brief:  # the reason says which attempt it is, and where
+    more_columns: tuple[str, ...] = ("attempts", "worker")
+    if brief:  # the reason says where it runs; attempts are told where one wasn't enough
+        more_columns = ("attempts",) if any(row["attempts"] > 1 for row in rows) else ()
         shown = short_ids([row["id"] for row in rows])
         for row in rows:
             row |= {"reason": in_brief(row["reason"], row["id"]), "id": shown[row["id"]], "name": cut(row["name"])}
     print_rows(
         rows,
-        ["id", "state", "name", "age", "took", *(() if brief else ("attempts", "worker")), "reason"],
+        ["id", "state", "name", "age", "took", *more_columns, "reason"],
         as_json=as_json,
         empty=_nothing_found(bool(like or state), last_seen, newest, database, cluster),
         show=_show_future,

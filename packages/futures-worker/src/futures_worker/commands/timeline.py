@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, list_futures, list_workers
-from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail
+from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, in_terminal
+from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.private_files import private_opener
 from futures_worker.commands.opening import look_into
 from idempotent_txn import run
@@ -35,6 +36,11 @@ def timeline(
 
     Wall clocks of several hosts may differ. With --json a summary of the file is printed.
     """
+    if output is None and in_terminal():
+        fail(
+            "a trace is for programs: write it to a file with `-o trace.json`, and open that in ui.perfetto.dev",
+            EXIT_USAGE,
+        )
     database, space = look_into(db, cluster)
     infos = _newest(database, space, limit)
     slots = {(s.id.ip, s.id.port): s.info.slots for s in run(database, list_workers, space, strategy="off")}
@@ -133,7 +139,7 @@ def _failure(info: FutureInfo) -> dict[str, Any]:
         "cat": "failed",
         "pid": _QUEUE,
         "tid": 0,
-        "ts": info.failure.wall_us,
+        "ts": info.failure.wall_us or info.wall_us,
         "args": what,
     }
 
