@@ -130,14 +130,18 @@ def walk(
     *,
     newest_first: bool = False,
     page: int = PAGE,
+    until: bytes | None = None,
 ) -> Iterator[FutureInfo]:
-    """All futures that are like this, with the reasons for their states; a transaction a page of at most `page`."""
+    """All futures that are like this by their ids, with the reasons for their states; a transaction a page of at most `page`.
+
+    until: the newest first, nobody needs those that are before this id; the last page may have some.
+    """
     workers: list[WorkerStatus] = run(database, list_workers, space, strategy="off")
     state = next(iter(like.states)) if like.states is not None and len(like.states) == 1 else None
     while True:
         found, after = run(database, list_futures, space, after, page, state, newest_first=newest_first, strategy="off")
         yield from filter(like.holds, (with_reason(info, workers) for info in found))
-        if after is None:
+        if after is None or (until is not None and after <= until):
             return
 
 

@@ -40,6 +40,7 @@ from futures_worker.commands.choosing import (
     walk,
     wanted,
 )
+from futures_worker.commands.newest import newest_first
 from futures_worker.commands.opening import dashed, find_future, look_into, nothing, size, wall
 from idempotent_txn import run
 
@@ -115,7 +116,8 @@ def ls(
     last_seen = resolve_id(database, space, begin) if begin is not None else None
     cursor = last_seen.bytes if last_seen is not None else None
     page = PAGE if like else min(PAGE, limit + 1)
-    found = list(itertools.islice(walk(database, space, like, cursor, newest_first=newest, page=page), limit + 1))
+    ordered = newest_first if newest else walk
+    found = list(itertools.islice(ordered(database, space, like, cursor, page=page), limit + 1))
     more = len(found) > limit
     infos = found[:limit]
     last = str(UUID(bytes=infos[-1].id)) if infos else ""
