@@ -149,7 +149,7 @@ def test_keys_that_are_none_of_the_heaps_are_named_and_left(quick: Any) -> None:
 
 def test_a_heap_of_another_sysdb_is_refused(quick: Any) -> None:
     sysdb = type(quick.sysdb)(quick.db, "another", sessions=quick.sysdb.sessions, clock=quick.clock)
-    with pytest.raises(HeapMismatchError, match="use another prefix"):
+    with pytest.raises(HeapMismatchError, match=r"the heap of another cluster.*a heap of its own"):
         Heap(quick.store, sysdb)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,17 @@ import pytest
 from support.upping import Up, mainspring, wait_until
 from typer.testing import CliRunner
 
+from fdb_schema import open_database
 from futures_worker import Client
 from mainspring.cli import app
 from mainspring.up import command as upping
 from mainspring.up import supervisor as supervising
+from mainspring.up.heaps import own_heap
 from mainspring.up.plan import ServiceSpec, Stage, UpSettings, services
 from mainspring.up.restarts import FIRST, GOOD_LIFE, LONGEST, Restarts
 from mainspring.up.supervisor import Phase, Supervisor
 from mainspring_dashboard.cli import DEFAULT_PORT
+from s3heap_tender import Heap, HeapStore, SysDb
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,36 @@ def test_a_second_one_over_the_same_state_is_refused(cluster: Up) -> None:
     done = cluster.command("up")
     assert done.returncode == 1
     assert "another `mainspring up` runs with its state in" in done.stderr
+
+
+def test_two_clusters_of_one_folder_have_a_heap_each(tmp_path: Path) -> None:
+    """Both at once, in either order, and the second again: each finds its own."""
+    database = open_database(f"embedded:{tmp_path / 'db'}")
+    places = {}
+    with chdir(tmp_path):
+        for cluster in ("mainspring", "demo", "mainspring", "demo", "third"):
+            place = own_heap(database, cluster, None)
+            assert places.setdefault(cluster, place) == place
+            with SysDb(database, cluster) as sysdb:
+                Heap(HeapStore(place), sysdb).close()
+    heap = f"file:{tmp_path / 'heap'}"
+    assert places == {"mainspring": heap, "demo": f"{heap}-demo", "third": f"{heap}-third"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "store", "says"),
+    [("demo", "heap", "heap of another cluster"), ("mainspring", "elsewhere", "holds no heap; that of the cluster")],
+)
+def test_a_heap_that_no_service_could_open_is_refused_at_once(
+    tmp_path: Path, cluster: str, store: str, says: str
+) -> None:
+    database = open_database(f"embedded:{tmp_path / '.mainspring'}")
+    with SysDb(database, "mainspring") as sysdb:
+        Heap(HeapStore(f"file:{tmp_path / 'heap'}"), sysdb).close()
+    done = mainspring(tmp_path, "up", "--cluster", cluster, "--store", f"file:{store}")
+    assert done.returncode != 0
+    assert says in " ".join(done.stderr.split())
+    assert "ready" not in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

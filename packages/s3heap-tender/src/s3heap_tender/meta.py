@@ -51,8 +51,17 @@ def _note(sysdb: SysDbBase, url: str, seconds: int) -> None:
     sysdb.read(lambda tr, at: tr.set(at.keys.heap(url), b"%d" % seconds))
 
 
-def _check_place(store: ObjectStore, sysdb: SysDbBase) -> None:
-    """Whether this is where the sysdb's heap is, or it has none yet."""
+def owner_of(store: ObjectStore) -> UUID | None:
+    """The sysdb whose heap lies here; None where none does, or its `meta` object can't be read."""
+    found = store.get(META_KEY)
+    try:
+        return UUID(bytes=msgpack.unpackb(found.body)["sysdb"]) if isinstance(found, StoredObject) else None
+    except Exception:
+        return None
+
+
+def check_place(store: ObjectStore, sysdb: SysDbBase) -> None:
+    """Whether this is where the sysdb's heap is, or it has none yet. Raises `HeapMismatchError`."""
     known = known_heaps(sysdb)
     if known and store.url not in known:
         raise HeapMismatchError(
@@ -71,7 +80,7 @@ def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, befo
     found = store.get(META_KEY)
     if found is None:
         if not may_move:
-            _check_place(store, sysdb)
+            check_place(store, sysdb)
         try:
             store.put(META_KEY, msgpack.packb(wanted), if_match=None)
             return bucket_seconds or before or BUCKET_SECONDS
@@ -95,8 +104,8 @@ def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, befo
         )
     if owner != sysdb.id:
         raise HeapMismatchError(
-            f"{store.url} is the heap of the sysdb {owner}, not of {sysdb.id} (cluster {sysdb.cluster!r}): "
-            f"use another prefix"
+            f"{store.url} is the heap of another cluster, or of another database (of the sysdb {owner}), not of cluster "
+            f"{sysdb.cluster!r} here ({sysdb.id}): give this one a heap of its own (--store, MAINSPRING_HEAP), say {store.url}-{sysdb.cluster}"
         )
     if shards != sysdb.shards:
         raise HeapMismatchError(

@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,6 +23,7 @@ from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.logs import LogFormat, LogLevel
 from fdb_schema.private_files import make_private_directory, others_may_write, private_opener
 from mainspring.settings import check_file
+from mainspring.up.heaps import DEFAULT, absolute, own_heap
 from mainspring.up.others import waiting_elsewhere
 from mainspring.up.plan import OWN, S3_BUCKET, UpSettings, services
 from mainspring.up.supervisor import Supervisor
@@ -72,7 +74,7 @@ def up(
             envvar="MAINSPRING_HEAP",
             metavar="URL",
             help="The heap: s3://BUCKET/PREFIX or file:DIRECTORY.",
-            show_default="file:./heap",
+            show_default="file:./heap, or file:./heap-CLUSTER where another cluster has that",
         ),
     ] = None,
     endpoint_url: EndpointOption = None,
@@ -96,10 +98,9 @@ def up(
         check_file(config)
     url = _shareable(database_url(db))
     folder = state.expanduser().resolve()
-    heap = store or (f"s3://{S3_BUCKET}/{cluster}" if s3 else "file:./heap")
-    if heap.startswith("file:"):
-        heap = f"file:{Path(heap[5:]).expanduser().resolve()}"
-    if not heap.startswith("s3:"):
+    store = None if store is None else absolute(store)
+    heap = store or (f"s3://{S3_BUCKET}/{cluster}" if s3 else absolute(DEFAULT))
+    if store is not None and not heap.startswith("s3:"):
         HeapStore(heap, probe=False).close()  # found unusable here, and not by each service again and again
     share = slots or max(1, len(os.sched_getaffinity(0)) // max(1, workers))
     settings = UpSettings(
@@ -117,6 +118,8 @@ def up(
         database = open_database(url)  # made, or found unusable, here and not five times below
         for line in waiting_elsewhere(database, cluster):
             typer.echo(printable(line))
+        if heap.startswith("file:"):
+            settings = replace(settings, store=own_heap(database, cluster, store))
         _supervise(settings)
 
 
@@ -218,8 +221,6 @@ def _dashboard(wanted: bool | None) -> bool:
 
 
 def _with_s3(settings: UpSettings) -> UpSettings:
-    from dataclasses import replace
-
     from s3heap_tender.devserver import ACCESS_KEY, SECRET_KEY, _free_ports, credentials
     from s3heap_tender.errors import NO_SDK
 
