@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import decorated_functions
 import drawn_functions
 import numpy
@@ -37,7 +38,7 @@ from lease_locks import (
 from lease_locks.memo import remote
 from lease_locks.memo.canonical import canonical, identity
 from lease_locks.memo.functions import bind
-from lease_locks.memo.pickling import dumps
+from lease_locks.memo.pickling import dumps, loads
 
 
 @pytest.fixture
@@ -970,3 +971,21 @@ def test_tables_of_arrow_have_keys() -> None:
         pyarrow.table({"a": pyarrow.array([1, 2], "int32"), "b": ["x", None]}),
     ]
     assert len({canonical(each) for each in others}) == len(others)
+
+
+def test_code_comes_with_the_name_of_its_file_also_by_a_cloudpickle_that_leaves_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = cloudpickle.Pickler._dispatch_table
+    plain = table[types.CodeType]
+
+    def without(code: types.CodeType) -> Any:  # as from 3.1.3 on
+        make, args = plain(code)
+        return make, tuple("<dynamic-code>" if arg == code.co_filename else arg for arg in args)
+
+    monkeypatch.setitem(table, types.CodeType, without)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    text = "def outer(x):\n    def inner():\n        return x\n    return inner\n"
+    exec(compile(text, "/home/me/run.py", "exec"), space)
+    for function in (space["outer"], space["outer"](1)):
+        assert loads(dumps(function)).__code__.co_filename == "/home/me/run.py"

@@ -5,6 +5,7 @@
 - What a class's body made comes in its order, with its `__slots__`, its annotations and its qualified name.
 - To make a class anew calls no `__init_subclass__` that goes by value itself: what that did is part of what is sent. A class that
   a process has is not made a second time, so that no empty one is registered in its place.
+- Code comes with the name of its file, from which a traceback has its lines.
 - Functions of `functools.singledispatch` come with what is registered with them.
 - `functools.lru_cache` and `functools.cached_property` come without what they have cached, and without a lock.
 """
@@ -33,6 +34,7 @@ DISPATCHER_ATTRIBUTES: Final = frozenset(vars(_DISPATCHING)) - {"__wrapped__"}
 """What `singledispatch` gives a function: what can be asked of it, and its cache."""
 ANNOTATING: Final = frozenset({"__annotate_func__", "__annotate__", "__annotations_cache__"})
 """Where a class has its annotations from Python 3.14 on: what makes them, and what that made."""
+_FILE_NAME: Final = 10  # of the arguments of `types.CodeType`
 _LRU: Final = type(functools.lru_cache(print))
 _SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
 _making = threading.RLock()
@@ -154,6 +156,12 @@ def _fill(function: Any, state: tuple[Any, tuple[tuple[Any, ...], ...], Callable
         if found:
             (cell.cell_contents,) = found
     set_state(function, inner)
+
+
+def whole_code(code: types.CodeType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """How cloudpickle has it that code is made, with the name of its file, which it leaves out from 3.1.3 on."""
+    make, args = reduced
+    return make, (*args[:_FILE_NAME], code.co_filename, *args[_FILE_NAME + 1 :])
 
 
 def whole_class(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:

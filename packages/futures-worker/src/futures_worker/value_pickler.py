@@ -34,6 +34,7 @@ from fdb_schema.whole_copies import (
     has_id,
     whole_cache,
     whole_class,
+    whole_code,
     whole_names,
 )
 
@@ -85,7 +86,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
             self.needs.update(i.argval for i in dis.get_instructions(obj) if i.opname == "IMPORT_NAME" and i.argval)
-            _, args = self.dispatch_table[types.CodeType](obj)
+            _, args = whole_code(obj, self.dispatch_table[types.CodeType](obj))
             return _code, (PYTHON_MINOR, *map(_with_sets_in_order, args))
         if self._cells.has(obj):
             return empty_cell, ()

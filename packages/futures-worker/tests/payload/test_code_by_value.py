@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -228,6 +228,24 @@ def f():
 class Answer:
     x = "ok"
 """
+
+
+def test_code_comes_with_the_name_of_its_file_also_by_a_cloudpickle_that_leaves_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = cloudpickle.Pickler._dispatch_table
+    plain = table[CodeType]
+
+    def without(code: CodeType) -> Any:  # as from 3.1.3 on
+        make, args = plain(code)
+        return make, tuple("<dynamic-code>" if arg == code.co_filename else arg for arg in args)
+
+    monkeypatch.setitem(table, CodeType, without)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    text = "def outer(x):\n    def inner():\n        return x\n    return inner\n"
+    exec(compile(text, "/home/me/run.py", "exec"), space)
+    for function in (space["outer"], space["outer"](1)):
+        assert payload.load_own(payload.dump_result(function).to_bytes()).__code__.co_filename == "/home/me/run.py"
 
 
 def test_what_a_classs_body_made_comes_in_its_order() -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from fdb_schema.whole_copies import Cells, empty_cell, whole_cache, whole_class, whole_names
+from fdb_schema.whole_copies import Cells, empty_cell, whole_cache, whole_class, whole_code, whole_names
 from lease_locks.memo.bindings import SCRIPTS
 from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, body_of, canonical, held, module_of
 
@@ -68,6 +68,8 @@ class _Calls(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if self._cells.has(obj):
             return empty_cell, ()
+        if isinstance(obj, types.CodeType):
+            return whole_code(obj, self.dispatch_table[types.CodeType](obj))
         if isinstance(obj, types.FunctionType):
             whole_names(obj)
         reduced = super().reducer_override(obj)
