@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fdb_datamodel import WorkerId, claim_future, new_incarnation, register_worker, relinquish_claim
 from fdb_schema import ClusterSpace, open_database
 from futures_worker import (
     Client,
@@ -22,6 +23,7 @@ from futures_worker import (
     wait,
 )
 from futures_worker.client import diagnosis, session
+from idempotent_txn import run
 
 WAIT = 60.0
 
@@ -153,6 +155,24 @@ def test_a_long_wait_is_no_error_where_warnings_are(
             future.result(timeout=0.05)
     assert "still waiting for" in caplog.text
     with pytest.warns(LongWaitWarning), pytest.raises(TimeoutError):
+        future.result(timeout=0.05)
+
+
+def test_a_long_wait_for_what_a_worker_has_is_not_warned_of_until_it_has_it_no_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "WARN_SECONDS", 0.0)
+    db, space = client._context.db, client._context.space
+    worker = WorkerId("10.0.0.1", 7000, new_incarnation())
+    run(db, register_worker, space, worker)
+    future = client.submit(add, 1)
+    claim = run(db, claim_future, space, future.id, worker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TimeoutError, match="claimed"):
+            future.result(timeout=0.05)
+    run(db, relinquish_claim, space, claim)
+    with pytest.warns(LongWaitWarning, match="unclaimed"), pytest.raises(TimeoutError):
         future.result(timeout=0.05)
 
 

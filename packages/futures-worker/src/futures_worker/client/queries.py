@@ -39,6 +39,14 @@ class FutureQueries:
         except Exception as error:
             return f"its state can't be read ({type(error).__name__}: {error})"
 
+    def why_it_waits(self, future_id: bytes) -> str | None:
+        """The same of a future that no worker has; None where one has it, or it has ended."""
+        try:
+            status = self.status(future_id)
+        except Exception as error:
+            return f"its state can't be read ({type(error).__name__}: {error})"
+        return str(status) if status.state in (FutureState.waiting, FutureState.unclaimed) else None
+
     def runs(self, future_id: bytes) -> bool:
         """Whether the worker that claimed it has begun it, as that worker says."""
         info = ask(self._db, describe_future, self._space, future_id, strategy="off")

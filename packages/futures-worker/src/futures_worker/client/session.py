@@ -277,10 +277,11 @@ class Session:
                 if deadline is not None and now >= deadline:
                     return False
                 if now >= warn_at:
-                    warn_at = float("inf")
                     slow = waited_for()
-                    if slow is not None:
-                        warn_of_wait(describe(slow.id, slow.name), now - started, self.reason(slow.id))
+                    why = None if slow is None else self._queries.why_it_waits(slow.id)
+                    warn_at = now + WARN_SECONDS if why is None else float("inf")
+                    if slow is not None and why is not None:
+                        warn_of_wait(describe(slow.id, slow.name), now - started, why)
                 pause = nested.look(rest * random.uniform(0.8, 1.2), now)
                 if deadline is not None:
                     pause = min(pause, deadline - now)
