@@ -173,8 +173,8 @@ def unpickle_error(what: str, error: BaseException, pickled_by: str) -> TaskUnpi
     """The permanent failure for code or arguments that this process can't load."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         reason = (
-            f"the module {error.name!r} is missing here: install it on every worker, or send it along with "
-            f"cloudpickle.register_pickle_by_value({error.name.split('.')[0]})"
+            f"the module {error.name!r} is missing here: install it on every worker, start workers in its folder or with that in "
+            f"PYTHONPATH, or send it along with cloudpickle.register_pickle_by_value({error.name.split('.')[0]})"
         )
     else:
         reason = f"{type(error).__name__}: {text_of(error)}"

@@ -137,7 +137,7 @@ def test_a_missing_module_is_named_with_both_pythons(tmp_path: Any, monkeypatch:
     task = payload.dump_call(only_here_1234.f, (only_here_1234.C(),))
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "only_here_1234")
-    with pytest.raises(TaskUnpickleError, match=r"'only_here_1234' is missing.*Python 3.*Python 3"):
+    with pytest.raises(TaskUnpickleError, match=r"'only_here_1234' is missing.*PYTHONPATH.*Python 3.*Python 3"):
         payload.load_code(task.code.data)
     with pytest.raises(TaskUnpickleError, match=r"arguments of .*'only_here_1234' is missing"):
         payload.load_args(task.args, name="f")
