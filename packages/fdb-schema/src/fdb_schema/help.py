@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
@@ -36,7 +37,74 @@ def _without_noise(command: Any) -> None:
             parameter.show_envvar = False
 
 
-class PlainCommand(TyperCommand):
+_NAMED: Final = {"int": "N", "float": "N", "integer": "N", "Path": "FILE", "path": "FILE", "file": "FILE"}
+"""Type of a value → what stands for it in a help page, where its option doesn't say."""
+_CALLED: Final = {"port": "PORT", "address": "ADDRESS"}
+"""End of an option's name → the same."""
+
+
+def stands_for(parameter: Any) -> str:
+    """What stands for a parameter's value in usage and help: its own word, its choices, else what its name, help and type say."""
+    own = str(parameter.metavar or "").removesuffix("...").strip("[]")
+    if own or parameter.param_type_name == "argument":
+        return own or str(parameter.name).upper()
+    if choices := choices_of(parameter):
+        return "|".join(choices)
+    by_name = next((word for end, word in _CALLED.items() if str(parameter.name).endswith(end)), "")
+    kind = _kind(parameter)
+    seconds = kind == "float" and "econds" in (parameter.help or "")
+    return by_name or ("SECONDS" if seconds else _NAMED.get(kind, "TEXT"))
+
+
+def choices_of(parameter: Any) -> list[str]:
+    """What a parameter's value is one of; empty where it may be anything."""
+    kind = getattr(parameter, "type_descriptor", None) or parameter.type  # of Typer since 0.26; of click
+    return [str(getattr(choice, "value", choice)) for choice in getattr(kind, "choices", None) or ()]
+
+
+def _kind(parameter: Any) -> str:
+    descriptor = getattr(parameter, "type_descriptor", None)
+    if descriptor is None:
+        return str(parameter.type.name).removesuffix(" range")
+    return str(getattr(descriptor.annotation, "__name__", descriptor.annotation))
+
+
+def _name_values(command: Any) -> None:
+    for parameter in command.params:
+        if not getattr(parameter, "is_flag", False):
+            parameter.metavar = stands_for(parameter)
+
+
+class NamedCommand(TyperCommand):
+    """A command whose values have words for names, as ID, SECONDS and FILE, and not Python's types."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _name_values(self)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = [self.options_metavar or ""]
+        for parameter in self.get_params(ctx):
+            if parameter.param_type_name == "argument":
+                name = f"{parameter.metavar}{'...' if parameter.nargs != 1 else ''}"
+                pieces.append(name if parameter.required else f"[{name}]")
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        headings: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and parameter.param_type_name == "argument":
+                headings["Arguments"].append((str(parameter.metavar), record[1]))
+            elif record is not None:
+                headings["Options"].append(record)
+        for heading, rows in headings.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+class PlainCommand(NamedCommand):
     """A command whose help is plain."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -47,9 +115,18 @@ class PlainCommand(TyperCommand):
 class PlainGroup(TyperGroup):
     """A group whose help lists its commands under their headings, each with one whole sentence."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _name_values(self)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _without_noise(self)
         super().format_help(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.epilog:  # wrapped here, for it ends with what is to be copied, which has hyphens
+            lines = textwrap.wrap(self.epilog, formatter.width - 2, break_on_hyphens=False, break_long_words=False)
+            formatter.write("\n" + "".join(f"  {line}\n" for line in lines))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         headings: dict[str, list[tuple[str, str]]] = {}

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
 import typer
-from typer.core import TyperCommand
 
 from fdb_schema.cli import CommandApp, version_option
 from fdb_schema.configuration import CONFIG_VARIABLE, apply_configuration, read_configuration
+from fdb_schema.help import NamedCommand
 from fdb_schema.logs import LogFormat, LogLevel, configure_logging
 from fdb_schema.tracing import VARIABLE, configure_tracing
 
@@ -47,7 +47,7 @@ OtlpOption = Annotated[
 
 EPILOG = "A setting comes from its option, else from its environment variable, else from the file of --config."
 
-SERVICE: Final[dict[str, Any]] = {"epilog": EPILOG, "cls": TyperCommand}
+SERVICE: Final[dict[str, Any]] = {"epilog": EPILOG, "cls": NamedCommand}
 """How a service is added to an application: its help is the reference of its settings and names every variable."""
 
 

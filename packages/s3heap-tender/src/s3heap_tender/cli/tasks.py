@@ -40,7 +40,7 @@ from s3heap_tender.cli.common import (
 )
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.describing import Description
-from s3heap_tender.records import Task
+from s3heap_tender.records import CATCH_UPS, OVERLAPS, Task
 from s3heap_tender.states import State
 from s3heap_tender.sysdb import SysDb
 
@@ -197,14 +197,18 @@ def create(
     sysdb: SysDb,
     partition: Annotated[str, typer.Argument(help="Whose writes run the task: a UUID or a name.")],
     name: Annotated[str, typer.Argument(help="The task's name, unique in its partition.")],
-    cadence: Annotated[float, typer.Option(help="Seconds between starts.")] = 60.0,
-    min_records: Annotated[int, typer.Option(help="Fewer unread records wait, at most --max-wait.")] = 1,
-    max_wait: Annotated[float | None, typer.Option(help="Seconds that fewer records wait.")] = None,
-    jitter: Annotated[float, typer.Option(help="Seconds over which runs are spread.")] = 0.0,
-    backoff: Annotated[float, typer.Option(help="Seconds before the first retry.")] = 1.0,
-    max_attempts: Annotated[int, typer.Option(help="Failures until a generation is a dead letter.")] = 5,
-    overlap: Annotated[str, typer.Option(help="skip, buffer_one, buffer_all or cancel_other.")] = "skip",
-    catch_up: Annotated[str, typer.Option(help="once or all.")] = "once",
+    cadence: Annotated[float, typer.Option(min=0.0, help="Seconds between starts.")] = 60.0,
+    min_records: Annotated[int, typer.Option(min=1, help="Fewer unread records wait, at most --max-wait.")] = 1,
+    max_wait: Annotated[float | None, typer.Option(min=0.0, help="Seconds that fewer records wait.")] = None,
+    jitter: Annotated[float, typer.Option(min=0.0, help="Seconds over which runs are spread.")] = 0.0,
+    backoff: Annotated[float, typer.Option(min=0.0, help="Seconds before the first retry.")] = 1.0,
+    max_attempts: Annotated[int, typer.Option(min=1, help="Failures until a generation is a dead letter.")] = 5,
+    overlap: Annotated[
+        str, typer.Option(metavar="|".join(OVERLAPS), help="What becomes of a run that is due while one runs.")
+    ] = "skip",
+    catch_up: Annotated[
+        str, typer.Option(metavar="|".join(CATCH_UPS), help="How many of the runs that were missed are made up for.")
+    ] = "once",
     payload: Annotated[Path | None, typer.Option(help="File whose bytes the trigger gets.")] = None,
     as_json: JsonOption = False,
 ) -> None:
