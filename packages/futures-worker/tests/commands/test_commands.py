@@ -235,7 +235,7 @@ def test_a_failed_task_s_traceback_is_shown_and_raised(demo: Any) -> None:
     assert command("show", str(bad.id), *where(demo)).stdout.rstrip().endswith("ValueError: on purpose")
     logged = command("logs", str(bad.id), *where(demo))
     assert logged.stdout == "", "only what the task printed"
-    assert logged.stderr.startswith("--- attempt 1 failed: error: ValueError: on purpose\nTraceback")
+    assert logged.stderr.startswith("--- attempt 1 failed: ValueError: on purpose\nTraceback")
     assert isinstance(error, ValueError)
     assert "in raises" in str(error.__cause__), "the caller has it too"
 

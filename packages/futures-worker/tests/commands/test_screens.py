@@ -255,6 +255,28 @@ def test_top_fits_eighty_columns_too(scene: Any) -> None:
     assert screen("top", "--once", *scene.where) == TOP
 
 
+def test_nothing_is_said_twice() -> None:
+    one = "019ad1f2-3c4d-7005-9000-000000000005"
+    assert [choosing.said_once(text, one) for text in (
+        "error: ValueError: no image", "attempt 2 failed: error: my.Error: x", "error: no image in 5.png",
+        f"cancelled: future {one} was cancelled", f"worker-lost: worker w died while it ran future {one}",
+        f"actor-died: call {one} of actor a is lost: w",
+    )] == [
+        "ValueError: no image", "attempt 2 failed: my.Error: x", "error: no image in 5.png",
+        "cancelled: this future was cancelled", "worker-lost: worker w died while it ran this future",
+        "actor-died: this call of actor a is lost: w",
+    ]  # fmt: skip
+
+
+def test_a_page_says_the_error_and_the_id_once(scene: Any) -> None:
+    db, space = open_database(scene.url), ClusterSpace("demo")
+    run(db, dm.cancel_future, space, IDS[2])
+    shown = screen("show", "019ad1f2-3c4d-7002", *scene.where)
+    assert shown.count(str(UUID(bytes=IDS[2]))) == 1
+    assert "this future was cancelled" in shown
+    assert "this future was cancelled" in screen("ls", "--name", "*long*", *scene.where, columns=160)
+
+
 def test_attempts_are_listed_where_one_was_not_enough(scene: Any) -> None:
     assert "attempts" not in screen("ls", *scene.where)
     db, space = open_database(scene.url), ClusterSpace("demo")

@@ -27,6 +27,7 @@ PAGE: Final = 500
 _SHORTEST: Final = 4  # digits of an id that are taken for its beginning
 _CANDIDATES: Final = 6
 _LONG_ID: Final = re.compile(r"\b([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4})-[0-9a-f]{4}-[0-9a-f]{12}\b")
+_TWICE: Final = re.compile(r"(^|: )error: (?=[A-Za-z_][\w.]*(?:: |$))")
 _INCARNATION: Final = re.compile(r"(:\d+)/[0-9a-f]+")
 
 NameOption = Annotated[
@@ -181,9 +182,16 @@ def short_ids(ids: list[str]) -> dict[str, str]:
     return shortened(ids, len("019ad1f2-3c4d-7000"))
 
 
+def said_once(text: str, future_id: str) -> str:
+    """What is told beside a future's id: without that id, and without "error" before the exception's own name."""
+    return (
+        _TWICE.sub(r"\1", text).replace(f"future {future_id}", "this future").replace(f"call {future_id}", "this call")
+    )
+
+
 def in_brief(reason: str, future_id: str) -> str:
     """A reason for a narrow column: other ids as `ls` shows them, without the future's own and what tells incarnations apart."""
-    text = reason.replace(f"future {future_id} depends on ", "")
+    text = said_once(reason.replace(f"future {future_id} depends on ", ""), future_id)
     return _INCARNATION.sub(r"\1", _LONG_ID.sub(r"\1", text))
 
 
@@ -202,6 +210,7 @@ __all__ = [
     "in_order",
     "parse_id",
     "resolve_id",
+    "said_once",
     "seconds_of_last",
     "short_ids",
     "walk",

@@ -18,7 +18,17 @@ from fdb_schema.cli import (
     print_rows,
     say,
 )
-from futures_worker.commands.choosing import NameOption, ReasonOption, SinceOption, ago, cut, short_ids, walk, wanted
+from futures_worker.commands.choosing import (
+    NameOption,
+    ReasonOption,
+    SinceOption,
+    ago,
+    cut,
+    in_brief,
+    short_ids,
+    walk,
+    wanted,
+)
 from futures_worker.commands.opening import dashed, look_into, nothing, wall
 
 
@@ -58,7 +68,11 @@ def errors(
     if brief:
         shown = short_ids([row["id"] for row in rows])
         for row in rows:
-            row |= {"id": shown[row["id"]], "name": cut(row["name"], 28)}
+            row |= {
+                "message": in_brief(row["message"], row["id"]),
+                "id": shown[row["id"]],
+                "name": cut(row["name"], 28),
+            }
             row["last"] = "" if row["last_seconds_ago"] is None else f"{ago(row['last_seconds_ago'])} ago"
     print_rows(
         rows,

@@ -35,6 +35,7 @@ from futures_worker.commands.choosing import (
     in_order,
     parse_id,
     resolve_id,
+    said_once,
     seconds_of_last,
     short_ids,
     walk,
@@ -176,10 +177,13 @@ def show(
     if as_json:
         print_json(row)
         return
+    told_reason = said_once(row["reason"], row["id"])
     for name, value in row.items():
         if name == "traceback":
             continue  # many lines: after the others
-        if value not in (None, "", [], {}) and not (name == "failure" and str(value) in str(row["reason"])):
+        if name in ("reason", "failure"):
+            value = said_once(str(value or ""), row["id"])
+        if value not in (None, "", [], {}) and not (name == "failure" and value in told_reason):
             shown = size(value) if name in _SIZES else ", ".join(value) if isinstance(value, list) else value
             shown = told(shown)
             meaning = _STATES.get(str(value)) if name == "state" else _MEANINGS.get(name)

@@ -11,9 +11,9 @@ import typer
 
 from fdb_datamodel import FutureState, TaskOutput, get_future_state, read_output
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, printable, say
-from futures_worker.commands.choosing import IdArgument, ago, parse_id, resolve_id
+from futures_worker.commands.choosing import IdArgument, ago, parse_id, resolve_id, said_once
 from futures_worker.commands.listing import future_details, future_row
-from futures_worker.commands.opening import find_future, look_into, not_found
+from futures_worker.commands.opening import dashed, find_future, look_into, not_found
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
 
@@ -58,7 +58,8 @@ def logs(
         time.sleep(FOLLOW_SECONDS)
     failure = (info := find_future(database, space, future_id)).failure or info.last_failure
     if failure is not None and attempt in (None, failure.attempt):
-        say(f"--- attempt {failure.attempt} failed: {failure.reason}: {failure.message}", err=True)
+        why = said_once(dashed(f"{failure.reason}: {failure.message}"), str(future_id))
+        say(f"--- attempt {failure.attempt} failed: {why}", err=True)
         if failure.traceback:
             say(failure.traceback.rstrip(), err=True)
 
@@ -85,7 +86,8 @@ def watch(
                 print_json(row | future_details(info))
             else:
                 say(
-                    f"{ago(time.monotonic() - began):>6}  {row['state']:<9}  attempt {row['attempts']}  {row['reason']}"
+                    f"{ago(time.monotonic() - began):>6}  {row['state']:<9}  attempt {row['attempts']}  "
+                    + said_once(row["reason"], row["id"])
                 )
             sys.stdout.flush()
         left = FOLLOW_SECONDS if seconds is None else min(FOLLOW_SECONDS, began + seconds - time.monotonic())
