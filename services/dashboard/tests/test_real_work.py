@@ -155,7 +155,11 @@ def test_the_overview_of_a_cluster_at_work(works: Works, look: Page) -> None:
             "no janitor runs", timeout=PATIENCE_MS
         )
         assert shown.locator(".attention [data-check=workers]").count() == 0
+        sync_api.expect(shown.locator(".tile.claimed span")).to_have_text("claimed (1 actor)", timeout=PATIENCE_MS)
         picture(shown, "overview")
         row = look.go("/functions").locator("tbody tr", has_text="resize")
         sync_api.expect(row.locator("td").nth(7)).to_contain_text("ms", timeout=PATIENCE_MS)
+        call = shown.locator("tbody tr", has_text="Tally.add").locator("td").nth(7)
+        sync_api.expect(call).to_have_text("–", timeout=PATIENCE_MS)
+        assert "isn't recorded" in str(call.locator("span").get_attribute("title"))
         picture(shown, "functions")

@@ -13,6 +13,9 @@ export function progress(row) {
     ORDER.filter((state) => row.counts[state]).map((state) => h("i", { class: state, style: { "flex-grow": String(row.counts[state] / all) } })));
 }
 
+const UNKNOWN = "when these began isn't recorded, as with calls of actors and what ended before it began";
+const took = (row, seconds) => (seconds !== null ? duration(seconds) : ended(row.counts) ? h("span", { class: "soft", title: UNKNOWN }, "–") : "");
+
 const columns = [
   ["Function", (row) => h("a", { href: `/futures?${new URLSearchParams({ q: row.name })}` }, row.name || "without a name")],
   ["Progress", progress, "progress"],
@@ -21,8 +24,8 @@ const columns = [
   ["Running", (row) => row.counts.claimed || "", "num"],
   ["Per second", (row) => (row.rate ? rate(row.rate) : ""), "num"],
   ["Left", (row) => (row.left === null ? "" : duration(row.left)), "num"],
-  ["Median", (row) => (row.median === null ? "" : duration(row.median)), "num"],
-  ["Slowest", (row) => (row.slowest === null ? "" : duration(row.slowest)), "num"],
+  ["Median", (row) => took(row, row.median), "num"],
+  ["Slowest", (row) => took(row, row.slowest), "num"],
   ["Used", (row) => h("span", { class: "nowrap" }, ago(row.last))],
 ];
 

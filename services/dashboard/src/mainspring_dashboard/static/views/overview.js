@@ -4,6 +4,7 @@ import { STATES, code, h, list, replace } from "../dom.js";
 import { ago, count, duration, rate } from "../format.js";
 
 const KEPT_SECONDS = 900;
+const SLOTS = "a worker runs as many tasks at once; an actor takes none";
 
 export default async function overview({ get }) {
   const answer = await get("overview", { since: Date.now() / 1000 - KEPT_SECONDS });
@@ -24,17 +25,17 @@ export default async function overview({ get }) {
   ];
   const note = h("p", { class: "soft" });
   const attention = h("div"), first = h("div");
-  const words = h("details", { class: "soft words" }, h("summary", {}, "What these words mean"), list(Object.entries(STATES)));
+  const words = h("details", { class: "soft words" }, h("summary", {}, "What these words mean"), list([...Object.entries(STATES), ["slots", SLOTS]]));
   const plots = h("div", { class: "grid two" }, charts.map((one) => one.element));
   const refresh = async () => replace(attention, troubles(await get("attention")));
   const draw = (snapshot) => {
     const sample = snapshot.sample;
     if (!sample) { replace(tiles, h("div", { class: "empty" }, "Counting …")); return; }
     replace(tiles,
-      Object.entries(STATES).map(([state, meaning]) => h("a", { class: `tile ${state}`, title: meaning, href: `/futures?state=${state}` }, h("b", {}, count(sample.counts[state])), h("span", {}, state, state === "claimed" && snapshot.actors ? `, ${count(snapshot.actors)} by actors, without slots` : null))),
+      Object.entries(STATES).map(([state, meaning]) => h("a", { class: `tile ${state}`, title: meaning, href: `/futures?state=${state}` }, h("b", {}, count(sample.counts[state])), h("span", {}, state, state === "claimed" && snapshot.actors ? ` (${count(snapshot.actors)} actor${snapshot.actors === 1 ? "" : "s"})` : null))),
       h("div", { class: "tile" }, h("b", {}, rate(sample.finished)), h("span", {}, "done per second")),
       h("div", { class: "tile" }, h("b", {}, duration(sample.p50)), h("span", {}, "median latency")),
-      h("a", { class: "tile", href: "/workers", title: "taken by tasks; an actor takes none" }, h("b", {}, `${sample.busy} / ${sample.slots}`), h("span", {}, `slots of ${sample.workers} worker${sample.workers === 1 ? "" : "s"}`)));
+      h("a", { class: "tile", href: "/workers", title: SLOTS }, h("b", {}, `${sample.busy} / ${sample.slots}`), h("span", {}, `slots of ${sample.workers} worker${sample.workers === 1 ? "" : "s"}`)));
     const empty = !snapshot.counting && Object.values(sample.counts).every((number) => !number);
     plots.hidden = empty;
     if (empty !== Boolean(first.children.length)) { replace(first, empty ? beginning(snapshot) : null); words.open = empty; }
