@@ -55,7 +55,7 @@ def test_describe_says_why_a_task_is_not_running(quick: Any) -> None:
     sysdb.resume(id)
     quick.clock.sleep(61)
     sysdb.fail(sysdb.claim(sysdb.get(id)), "disk full")
-    assert "failed 1 times (disk full): redrive" in why(quick, id)
+    assert "failed 1 time (disk full): redrive" in why(quick, id)
     found = sysdb.describe(id)
     assert (found.dead_letters, found.log_end, found.unread) == ((2,), 3, 3)
 

@@ -599,3 +599,13 @@ def test_a_worker_that_listens_everywhere_is_reached_where_it_says(tmp_path: Pat
                 assert client.submit(bytes, 100_000).result(60) == bytes(100_000)
         finally:
             process.terminate()
+
+
+def test_a_worker_says_that_it_stopped(tmp_path: Path) -> None:
+    base = [sys.executable, "-m", "futures_worker", "run", "--db", f"embedded:{tmp_path / 'db'}", "--slots", "1"]
+    with subprocess.Popen(base, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith(" of cluster mainspring, 1 slot\n")
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == "stopped\n"
+    assert process.returncode == 0

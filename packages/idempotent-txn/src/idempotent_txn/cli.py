@@ -25,7 +25,7 @@ from fdb_schema.cli import (
     say,
 )
 from fdb_schema.errors import EXIT_NOT_FOUND
-from fdb_schema.figures import ago, timestamp
+from fdb_schema.figures import ago, counted, timestamp
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS, Cleaner, IdStatus, id_status, kept_ids
 from idempotent_txn.errors import IdempotencyIdError
 from idempotent_txn.identity import IdempotencyId
@@ -199,7 +199,7 @@ def clean(
     else:
         done = "would clear" if dry_run else "cleared"
         print(
-            f"{done} {cleaned.ids} ids in {cleaned.rows} rows ({cleaned.bytes} bytes) "
+            f"{done} {counted(cleaned.ids, 'id')} in {counted(cleaned.rows, 'row')} ({counted(cleaned.bytes, 'byte')}) "
             f"and the lanes of {cleaned.clients} silent clients"
         )
 

@@ -13,6 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from fdb_schema.clock import ADVANCE_SECONDS
+from fdb_schema.figures import counted
 from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, TransitionError
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, Backoff, TaskRow
@@ -149,7 +150,7 @@ def refuse_claim(task: UUID, row: TaskRow | None, item: HeapItem, now: int) -> N
         )
     if row.dead:
         raise ClaimRefusedError(
-            f"task {task}: generation {row.gen} failed {row.failures} times and is a dead letter; redrive it to run again",
+            f"task {task}: generation {row.gen} failed {counted(row.failures, 'time')} and is a dead letter; redrive it to run again",
             reason="dead",
         )
     if row.paused:

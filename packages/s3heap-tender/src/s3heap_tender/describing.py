@@ -8,6 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema.clock import ClockReading
+from fdb_schema.figures import counted
 from s3heap_tender import core, transitions
 from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout
@@ -89,7 +90,7 @@ def _reasons(row: TaskRow, clock: ClockReading, tail: int, intent: bool, dirty: 
     reasons = []
     if row.dead:
         reasons.append(
-            f"generation {row.gen} failed {row.failures} times ({row.last_error or 'no error text'}): "
+            f"generation {row.gen} failed {counted(row.failures, 'time')} ({row.last_error or 'no error text'}): "
             f"redrive it to run again"
         )
     if row.paused:

@@ -20,6 +20,7 @@ from fdb_datamodel import (
 )
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, DryRunOption, JsonOption, fail, print_json, say
 from fdb_schema.errors import EXIT_USAGE
+from fdb_schema.figures import counted
 from futures_worker.commands.choosing import (
     IdsArgument,
     NameOption,
@@ -150,7 +151,7 @@ def _act(
             return
         for row in listed:
             say(f"{row['id']}  {row['state']}  {row['name']}")
-        say(f"{len(listed)} futures would be {done}", err=True)
+        say(f"{counted(len(listed), 'future')} would be {done}", err=True)
         return
     rows = []
     for one in [one for one, _, _ in chosen()]:
@@ -172,4 +173,4 @@ def _report(rows: list[dict[str, Any]], done: str, as_json: bool, otherwise: str
         if not rows:
             say("no such future", err=True)
     if not all(row[done] for row in rows):
-        fail(f"{sum(not row[done] for row in rows)} of {len(rows)} futures not {done}")
+        fail(f"{sum(not row[done] for row in rows):,} of {counted(len(rows), 'future')} not {done}")

@@ -14,6 +14,7 @@ from rich.console import Console
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, list_futures, list_workers
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, in_terminal
 from fdb_schema.errors import EXIT_USAGE
+from fdb_schema.figures import counted
 from fdb_schema.private_files import private_opener
 from futures_worker.commands.opening import look_into
 from idempotent_txn import run
@@ -56,7 +57,9 @@ def timeline(
         fail(f"can't write {output}: {error.strerror}")
     summary = {"file": str(output), "futures": len(infos), "events": len(trace["traceEvents"])}
     typer.echo(
-        json.dumps(summary) if as_json else f"{output}: {summary['futures']} futures, {summary['events']} events"
+        json.dumps(summary)
+        if as_json
+        else f"{output}: {counted(len(infos), 'future')}, {counted(len(trace['traceEvents']), 'event')}"
     )
 
 

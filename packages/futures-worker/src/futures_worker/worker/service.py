@@ -25,6 +25,7 @@ from fdb_datamodel import (
     WorkerStatus,
 )
 from fdb_schema import database_url, open_database, url_of
+from fdb_schema.figures import counted
 from fdb_schema.metrics import MetricsServer
 from futures_worker.errors import AddressUnknownError
 from futures_worker.handshake import OBJECTS, Identity
@@ -255,6 +256,9 @@ def serve(config: WorkerConfig, *, as_json: bool = False) -> None:
     if asked:  # while it started; it may have joined the cluster, which it has to leave
         service.shell.drain(0.0)
     service.run(lambda s: _print_ready(s, as_json))
+    if not as_json:
+        with contextlib.suppress(OSError):  # whoever read it may be gone
+            print("stopped", flush=True)
 
 
 def _print_ready(service: WorkerService, as_json: bool) -> None:
@@ -267,5 +271,5 @@ def _print_ready(service: WorkerService, as_json: bool) -> None:
             | {"cluster": service.space.cluster, "slots": service.core.slots, "pid": service._info.pid}
         )
     else:
-        line = f"ready: worker {ip}:{port} of cluster {service.space.cluster}, {service.core.slots} slots"
+        line = f"ready: worker {ip}:{port} of cluster {service.space.cluster}, {counted(service.core.slots, 'slot')}"
     print(line, flush=True)

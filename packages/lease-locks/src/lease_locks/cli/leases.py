@@ -26,7 +26,7 @@ from fdb_schema.cli import (
     say,
     seconds_of,
 )
-from fdb_schema.figures import ago, cut, short_ids, told
+from fdb_schema.figures import ago, counted, cut, short_ids, told
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks.acquiring import GRACE, Pause, local, unanswered
 from lease_locks.cli.opening import act_on, look_into
@@ -376,7 +376,7 @@ def doctor(
     if json:
         print_json({"sessions_alive": alive, "findings": findings, "cleaned": cleaned})
     else:
-        say(f"{alive} sessions alive, {len(findings)} findings, {cleaned} cleaned")
+        say(f"{counted(alive, 'session')} alive, {counted(len(findings), 'finding')}, {cleaned:,} cleaned")
         for what, do in _grouped(findings, clean):
             say(f"- {what}\n  {do}")
     if left:

@@ -23,7 +23,7 @@ from fdb_schema.cli import (
     print_rows,
     say,
 )
-from fdb_schema.figures import cut, short_ids
+from fdb_schema.figures import counted, cut, short_ids
 from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.info import wall_time
@@ -356,4 +356,6 @@ def prune_memos(
         print_json(dataclasses.asdict(found))
     else:
         done = "would forget" if dry_run else "forgot"
-        typer.echo(f"{done} {found.invocations} invocations ({found.bytes:,} bytes) and {found.runs} runs")
+        typer.echo(
+            f"{done} {counted(found.invocations, 'invocation')} ({counted(found.bytes, 'byte')}) and {counted(found.runs, 'run')}"
+        )

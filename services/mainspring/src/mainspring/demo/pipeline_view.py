@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fdb_schema.figures import counted
 from mainspring.demo.pipeline import Pipeline, PipelineOutcome, PipelineSettings, run_pipeline
 
 EVENTS: Final = 6
@@ -36,7 +37,7 @@ def picture(pipeline: Pipeline) -> RenderableType:
     outcome = pipeline.outcome
     head = Text.assemble(
         (pipeline.stage, "bold"),
-        f"   {outcome.writes} writes, {outcome.records} records, {sum(outcome.kills.values())} kills, ",
+        f"   {counted(outcome.writes, 'write')}, {counted(outcome.records, 'record')}, {counted(sum(outcome.kills.values()), 'kill')}, ",
         f"cadence {pipeline.settings.cadence:g} s, seed {pipeline.settings.seed}",
     )
     return Group(
@@ -70,7 +71,7 @@ def show_pipeline(settings: PipelineSettings, console: Console) -> PipelineOutco
 def _verdict(outcome: PipelineOutcome, console: Console) -> None:
     killed = ", ".join(f"{name} {count}×" for name, count in sorted(outcome.kills.items())) or "nothing"
     console.print(
-        f"{outcome.records} records in {outcome.writes} writes caused {outcome.runs} runs that count "
+        f"{counted(outcome.records, 'record')} in {counted(outcome.writes, 'write')} caused {counted(outcome.runs, 'run')} that count "
         f"({outcome.starts} starts) in {outcome.seconds:.0f} s; killed: {killed}",
         markup=False,
     )

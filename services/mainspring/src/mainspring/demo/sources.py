@@ -22,6 +22,7 @@ from rich.table import Table
 
 from fdb_datamodel import ClusterSpace, FutureInfo, Violation, describe_future, validate
 from fdb_schema import open_database
+from fdb_schema.figures import counted
 from futures_worker import Client, Future, as_completed
 from idempotent_txn import run
 from mainspring.demo.cluster import LocalCluster
@@ -99,7 +100,7 @@ def analyse(
     kill_at = max(1, round(len(files) * rng.uniform(0.15, 0.75))) if kill and workers > 1 else None
     with LocalCluster(workers, slots) as cluster:
         console.print(
-            f"{workers} workers of {slots} slot(s) over [bold]{escape(cluster.url)}[/bold]; {len(files):,} files in {escape(str(root))}"
+            f"{counted(workers, 'worker')} of {counted(slots, 'slot')} over [bold]{escape(cluster.url)}[/bold]; {len(files):,} files in {escape(str(root))}"
         )
         started = time.monotonic()
         with Client(cluster.url, cluster=cluster.cluster) as client:
@@ -221,8 +222,8 @@ def show(outcome: Outcome, console: Console, top: int = 15) -> None:
     )
     if outcome.killed_after is not None:
         console.print(
-            f"survived: {tally.restarted} futures that the killed worker held ran again elsewhere, "
-            f"{tally.reconstructed} results that only it had were computed again; {tally.attempts:,} starts were claimed in all, "
+            f"survived: {counted(tally.restarted, 'future')} that the killed worker held ran again elsewhere, "
+            f"{counted(tally.reconstructed, 'result that only it had was', 'results that only it had were')} computed again; {counted(tally.attempts, 'start was', 'starts were')} claimed in all, "
             "some given back unbegun to whoever was free sooner"
         )
     for violation in outcome.violations:
