@@ -288,10 +288,15 @@ def test_attempts_are_listed_where_one_was_not_enough(scene: Any) -> None:
     run(db, dm.submit_futures, space, [spec])
     claim = run(db, dm.claim_future, space, again, worker)
     run(db, dm.fail_future, space, claim, dm.Failure("crash", "it died"), False)
-    run(db, dm.claim_future, space, again, worker)
+    second = run(db, dm.claim_future, space, again, worker)
     heading, *rows = screen("ls", "--name", "again", *scene.where).splitlines()
+    assert "not charged" not in screen("show", "019ad1f2-3c4d-7009", *scene.where)
     assert heading.split() == ["id", "state", "name", "age", "took", "attempts", "reason"]
     assert rows[0].split()[5] == "2"
+    run(db, dm.relinquish_claim, space, second)
+    run(db, dm.claim_future, space, again, worker)
+    run(db, dm.cancel_future, space, again)
+    assert re.search(r"attempts  3  \(1 of them not charged", screen("show", "019ad1f2-3c4d-7009", *scene.where))
 
 
 def test_a_trace_is_not_poured_into_a_terminal(scene: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -186,10 +186,17 @@ def show(
         if value not in (None, "", [], {}) and not (name == "failure" and value in told_reason):
             shown = size(value) if name in _SIZES else ", ".join(value) if isinstance(value, list) else value
             shown = told(shown)
-            meaning = _STATES.get(str(value)) if name == "state" else _MEANINGS.get(name)
+            meaning = _meaning(name, row)
             say(f"{name.replace('_', ' '):>20}  {shown}" + (f"  ({meaning})" if meaning else ""))
     if row["traceback"]:
         say(str(row["traceback"]).rstrip())
+
+
+def _meaning(name: str, row: dict[str, Any]) -> str | None:
+    uncharged = row["attempts"] - row["charged_attempts"]
+    if name == "attempts" and uncharged > 0 and row["state"] in ("realized", "failed"):
+        return f"{uncharged:,} of them not charged to max_retries"
+    return _STATES.get(row["state"]) if name == "state" else _MEANINGS.get(name)
 
 
 def workers(
