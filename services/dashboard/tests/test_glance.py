@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 from uuid import UUID
 
@@ -123,3 +124,17 @@ def test_the_newest_first_is_an_order_of_times_also_of_futures_that_a_key_names(
 
 def _fact(shown: Any, name: str) -> Any:
     return shown.locator(f"dt:text-is('{name}') + dd")
+
+
+def test_a_server_that_is_silent_is_said_too(page: Page, served: Served) -> None:
+    shown = page.go("/ids")  # which asks for nothing by itself that could fail
+    shown.locator("#live.on").wait_for()
+    served.process.send_signal(signal.SIGSTOP)
+    try:
+        problem = shown.locator("#problem")
+        sync_api.expect(problem).to_contain_text("No news from the dashboard's server", timeout=PATIENCE_MS)
+        assert _opacity(shown) < 1
+    finally:
+        served.process.send_signal(signal.SIGCONT)
+    sync_api.expect(problem).to_be_hidden(timeout=PATIENCE_MS)
+    assert _opacity(shown) == 1

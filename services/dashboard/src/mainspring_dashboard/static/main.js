@@ -24,11 +24,13 @@ const ROUTES = [
   [/^\/workers$/, workers], [/^\/workers\/([^/]+)$/, worker],
   [/^\/leases$/, leases], [/^\/leases\/(.+)$/, lease], [/^\/heap$/, heap], [/^\/heap\/([^/]+)$/, task], [/^\/ids$/, ids],
 ];
+const SILENT_MS = 10_000;
 const root = document.getElementById("view");
 const problem = document.getElementById("problem");
 let current = null; // {update?(snapshot), refresh?(), close?()} of the view that is shown
 let shown = 0; // how many views were begun: an answer for an earlier one is dropped
 let snapshot = null;
+let heard = null; // when the last sample came; one comes every second
 let failing = null; // why the view that is shown could not be read again
 
 export function go(address) {
@@ -91,6 +93,7 @@ allow((await get("overview", { since: Date.now() / 1000 }).catch(() => ({}))).ac
 const live = document.getElementById("live");
 stream((sample) => {
   snapshot = sample;
+  heard = Date.now();
   allow(sample.actions);
   document.getElementById("cluster").textContent = sample.cluster;
   document.getElementById("cluster").title = sample.database;
@@ -110,5 +113,11 @@ function tell(text) {
   root.classList.toggle("old", Boolean(text));
 }
 
+setInterval(() => {
+  if (document.hidden || heard === null || Date.now() - heard < SILENT_MS) return;
+  live.className = "dot off";
+  live.title = "No news from the dashboard's server: what is shown is old.";
+  if (problem.hidden) tell(live.title);
+}, 1000);
 setInterval(() => { if (!document.hidden) current?.refresh?.().then(() => { failing = null; }, (error) => { failing = error.message; tell(failing); }); }, 2000);
 show();
