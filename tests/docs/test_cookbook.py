@@ -5,7 +5,6 @@ What is a program runs in test_code_blocks.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -48,12 +47,13 @@ def test_the_crontab_line_runs_on_one_machine_and_the_others_leave_with_75(tmp_p
     (tmp_path / "report").write_text("#!/bin/sh\necho reported\n")
     (tmp_path / "report").chmod(0o755)
     url = f"embedded:{tmp_path / 'db'}"
-    environment = {**os.environ, "MAINSPRING_DB": url}
+    assert "--db fdb:/etc/foundationdb/fdb.cluster " in line
+    line = line.replace("fdb:/etc/foundationdb/fdb.cluster", shlex.quote(url))
 
     def cron() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "lease_locks", *shlex.split(line)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+            cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
 
     with LeaseManager(url) as locks, locks.lock("nightly-report", timeout=30):

@@ -98,7 +98,7 @@ PROMISES = [
     (f"{FUTURES}/failure-modes.md", r"whoever waits is told after (\d+) seconds", database.DATABASE_SECONDS),
     (f"{FUTURES}/reference.md", r"gave no answer for (\d+) seconds", database.DATABASE_SECONDS),
     (f"{FUTURES}/failure-modes.md", r"a wait warns after (\d+) s", client_session.WARN_SECONDS),
-    (WORKER, r"a wait of more than (\d+) seconds warns", client_session.WARN_SECONDS),
+    (WORKER, r"a wait of more than (\d+) seconds for what no worker has warns", client_session.WARN_SECONDS),
     (f"{FUTURES}/failure-modes.md", r"session is declared dead after (\d+) s", sessions.SESSION_TTL_SECONDS),
     (f"{FUTURES}/observability.md", r"no sign of life for (\d+) s", sessions.SESSION_TTL_SECONDS),
     (f"{FUTURES}/failure-modes.md", r"pauses (\d+) items ahead", streams.MOST_AHEAD),
