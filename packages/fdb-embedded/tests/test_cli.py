@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,13 @@ def test_help_has_a_short_option(name: str) -> None:
     assert short.exit_code == 0
     assert short.stdout == long.stdout
     assert f" {name} [OPTIONS]" in short.stdout
+
+
+@pytest.mark.parametrize("name", [command.name or command.callback.__name__ for command in app.registered_commands])
+def test_help_names_values_in_words(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    assert not re.search(r"<[a-z ]+>|\{\w+\}", shown), shown
+    assert "[OPTIONS]" in shown
 
 
 def test_range_in_both_directions(filled: Path) -> None:

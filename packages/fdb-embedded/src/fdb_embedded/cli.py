@@ -16,6 +16,7 @@ from typing import IO, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer.core import TyperCommand
 
 from . import __version__, archive, maintenance, private, status
 from .binding import default_name, load
@@ -44,6 +45,24 @@ Db = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Never show bytes as tuples.")]
+
+
+class _Command(TyperCommand):
+    """A command whose help names its arguments and says nothing of Python's types."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        names = [(str(one.metavar), one.required) for one in self.params if one.param_type_name == "argument"]
+        return [self.options_metavar or "", *(name if required else f"[{name}]" for name, required in names)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        records = [(one, one.get_help_record(ctx)) for one in self.get_params(ctx)]
+        arguments = [(str(one.metavar), row[1]) for one, row in records if row and one.param_type_name == "argument"]
+        options = [row for one, row in records if row and one.param_type_name != "argument"]
+        for heading, rows in (("Arguments", arguments), ("Options", options)):
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
 
 Key = Annotated[str, typer.Argument(metavar="KEY")]
 
@@ -115,7 +134,7 @@ def _progress(what: str) -> Iterator[Callable[[int], None]]:
         yield lambda rows: bar.advance(task, rows)
 
 
-@app.command("status")
+@app.command("status", cls=_Command)
 def status_(db: Db = None, as_json: Json = False) -> None:
     """Version, sizes, readers, and what the log holds."""
     with _database(db) as database:
@@ -147,8 +166,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
         typer.echo(printable(f"{name.replace('_', ' '):<{width}}  {told}{meaning}"))
 
 
-@app.command("show", hidden=True)
-@app.command()
+@app.command("show", hidden=True, cls=_Command)
+@app.command(cls=_Command)
 def get(key: Key, db: Db = None, as_json: Json = False, raw: Raw = False) -> None:
     """Print the value of KEY; exit code 3 when it isn't there."""
     tuples = load().tuple
@@ -159,7 +178,7 @@ def get(key: Key, db: Db = None, as_json: Json = False, raw: Raw = False) -> Non
         typer.echo(json.dumps({"key": key, "value": show(value, tuples, raw)}) if as_json else show(value, tuples, raw))
 
 
-@app.command("set")
+@app.command("set", cls=_Command)
 def set_(key: Key, value: Annotated[str, typer.Argument(metavar="VALUE")], db: Db = None) -> None:
     """Set KEY to VALUE; where there is no database it makes one."""
     tuples = load().tuple
@@ -167,12 +186,12 @@ def set_(key: Key, value: Annotated[str, typer.Argument(metavar="VALUE")], db: D
         database[parse(key, tuples)] = parse(value, tuples)
 
 
-@app.command("range", hidden=True)
-@app.command("ls")
+@app.command("range", hidden=True, cls=_Command)
+@app.command("ls", cls=_Command)
 def range_(
     begin: Annotated[str, typer.Argument(metavar="BEGIN")] = "",
     end: Annotated[str, typer.Argument(metavar="END", help="Without it: all keys that start with BEGIN.")] = "",
-    limit: Annotated[int, typer.Option(min=0, help="At most so many rows; 0 for all.")] = 100,
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many rows; 0 for all.")] = 100,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the end.")] = False,
     db: Db = None,
     as_json: Json = False,
@@ -191,10 +210,10 @@ def range_(
             typer.echo(json.dumps({"key": key, "value": value}) if as_json else f"{key}\t{value}")
 
 
-@app.command()
+@app.command(cls=_Command)
 def dump(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write; - for standard output.")] = "-",
-    prefix: Annotated[str, typer.Option(help="Only keys that start so.")] = "",
+    prefix: Annotated[str, typer.Option(metavar="KEY", help="Only keys that start so.")] = "",
     private_rows: Annotated[
         bool, typer.Option("--private", help="Rows that programs marked as secrets too; they make new ones without.")
     ] = False,
@@ -211,7 +230,7 @@ def dump(
         typer.echo(f"{rows} rows", err=True)
 
 
-@app.command("load")
+@app.command("load", cls=_Command)
 def load_(
     file: Annotated[
         Path,
@@ -267,7 +286,7 @@ def _dump_in(file: Path) -> Iterator[IO[str]]:
             yield source
 
 
-@app.command()
+@app.command(cls=_Command)
 def compact(db: Db = None) -> None:
     """Rewrite the data file without its free pages.
 
@@ -278,7 +297,7 @@ def compact(db: Db = None) -> None:
         typer.echo(f"{before} -> {after} bytes")
 
 
-@app.command()
+@app.command(cls=_Command)
 def check(db: Db = None, as_json: Json = False) -> None:
     """Read everything and report what is damaged.
 
