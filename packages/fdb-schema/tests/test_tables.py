@@ -45,7 +45,7 @@ def test_what_flows_and_what_is_whole_loses_no_character_in_any_width(columns: i
 
 
 def test_what_doesnt_fit_beside_stands_under_its_row() -> None:
-    assert shown(80, [row | {"id": row["id"][:13]} for row in ROWS]) == (
+    assert shown(80, [row | {"id": row["id"][:13]} for row in ROWS], under=True) == (
         "count  last     name               error              id\n"
         "12     12s ago  …_of_a_long_name_  ResultPickleError  01a22211-bae7\n"
         "    the quick brown fox jumps over the lazy dog, and then sat down for tea\n"
@@ -56,6 +56,21 @@ def test_what_doesnt_fit_beside_stands_under_its_row() -> None:
     assert "tea" in shown(100, wide).splitlines()[-2], "beside, over several lines"
     assert len(shown(100, wide, under=True).splitlines()) == 5
     assert len(shown(160, wide, under=True).splitlines()) == 3, "it fits"
+
+
+def test_of_texts_that_have_little_room_the_short_ones_stay_in_their_rows() -> None:
+    rows = [row | {"id": row["id"][:13]} for row in ROWS]
+    assert shown(80 - 6, rows).splitlines()[2:] == [
+        "    the quick brown fox jumps over the lazy dog, and then sat down for tea",
+        "2      1s ago   f                  No                 01a22211-bae8",
+        "    no",
+    ]
+    assert shown(79, rows) == (
+        "count  last     name               error              id             message\n"
+        "12     12s ago  …_of_a_long_name_  ResultPickleError  01a22211-bae7\n"
+        "    the quick brown fox jumps over the lazy dog, and then sat down for tea\n"
+        "2      1s ago   f                  No                 01a22211-bae8  no"
+    )
 
 
 def test_a_pipe_gets_one_line_a_row_however_long_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,13 +42,18 @@ class Table:
         if width is not None:
             room = width - self._sum(widths) + widths[self.flowing]
             least = widths[self.flowing] if self.under else min(widths[self.flowing], _LEAST)
-            below = room < max(least, cell_len(self.headings[self.flowing]))
-            widths[self.flowing] = 0 if below else min(room, widths[self.flowing])
+            heading = cell_len(self.headings[self.flowing])
+            below = room < max(least, heading)
+            # Of little room is made what can be: short texts stay in their rows.
+            widths[self.flowing] = (
+                min(room, widths[self.flowing]) if room >= heading and not (below and self.under) else 0
+            )
             self._narrow(widths, width)
         headings = [Text(name, style="bold") for name in self.headings]
         for cells in (headings, *self.rows):
-            yield from self._row(console, cells, widths, below)
-            if below and cells is not headings:
+            under = below and cell_len(cells[self.flowing].plain) > widths[self.flowing]
+            yield from self._row(console, cells, widths, under)
+            if under and cells is not headings:
                 for line in cells[self.flowing].wrap(console, max(_LEAST, (width or 0) - _INDENT), overflow="fold"):
                     if line.plain:
                         yield _whole_line(Text(" " * _INDENT) + line)
