@@ -249,7 +249,7 @@ def test_a_healthy_cluster_has_nothing(tmp_path: Path) -> None:
     try:
         running.wait_ready()
         db = open_database(running.url)
-        wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 6, "a round of each duty")
+        wait_until(lambda: len(duty_reports(db, ClusterSpace("mainspring"))) == 7, "a round of each duty")
         done = running.command("doctor", "--strict", "--min-free", "1MiB", "--deep")
         assert done.returncode == 0, done.stdout
         assert "0 problems, 0 warnings" in done.stdout
