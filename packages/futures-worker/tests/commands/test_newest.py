@@ -18,7 +18,7 @@ from idempotent_txn import run
 
 NOW = time.time_ns() // 1_000_000
 BEFORE, AFTER = (
-    bytes((*(NOW + by).to_bytes(6, "big"), 0x70, at, *bytes(8))) for at, by in enumerate((-60_000, 60_000))
+    bytes((*(NOW + by).to_bytes(6, "big"), 0x70, at, *bytes(8))) for at, by in enumerate((-3_600_000, 3_600_000))
 )
 KEYED = [bytes.fromhex(f"{first}cec332000050008000000000000001") for first in ("98", "f1", "42")]
 FORGED = bytes.fromhex("00cec332000050008000000000000001")  # of a key too, but before all times: nobody can place it
