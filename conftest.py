@@ -88,8 +88,12 @@ ENGINES = ["fdb"] if _cluster_offered() else ["memory", "embedded"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts what it runs in the background with these ignored, and children inherit that.
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    # A shell starts what it runs in the background with these ignored, `nohup` with the last, and children inherit that.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     config.addinivalue_line(

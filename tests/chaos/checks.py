@@ -32,8 +32,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "stream": frozenset(),
     "keyed": frozenset(),
     "part": frozenset(),
-    "": frozenset(),  # a small put, of a dataset
-    "put": frozenset({"object-lost"}),
+    "put": frozenset(),  # a small one, of a dataset
+    "stored": frozenset({"object-lost"}),
     "of-put": frozenset({"upstream", "object-lost"}),
     "of-deleted": frozenset({"upstream"}),
     "deleted": frozenset(),
@@ -63,7 +63,9 @@ MUST_FAIL = frozenset(
     {"error", "of-error", "broken", "timeout", "unschedulable", "unpickle", "result-pickle", "oom", "cycle"}
     | {"actor Tally", "actor Shared"}
 )
-ANY_VALUE = frozenset({"Tally.add", "Tally.large", "Shared.add", "visit", "of-call", "of-deleted", "exec", "part", ""})
+ANY_VALUE = frozenset(
+    {"Tally.add", "Tally.large", "Shared.add", "visit", "of-call", "of-deleted", "exec", "part", "put"}
+)
 """What depends on how long an actor had lived, or was compared by the client."""
 OWN_ROWS = frozenset({"clock", "bells", "collector", "formats", "format", "identity", "secret", "timers"})
 """Subspaces of a cluster that stay when nothing is left of its futures."""

@@ -154,7 +154,7 @@ def _bulk(s: Scene, value: int) -> list[Any]:
 def _put(s: Scene, value: int) -> list[Any]:
     size = s.rng.choice([100, LARGE + value])
     try:
-        put = s.client.put(b"p" * size, name=f"put={size}", keep=False)
+        put = s.client.put(b"p" * size, name=f"stored={size}", keep=False)
     except NoWorkerError:
         return []  # a large object needs a worker at that moment, and there may be none
     return [put, s.submit(tasks.add, put, 1, name=f"of-put={size + 1}", **SURE)]
@@ -167,7 +167,7 @@ def _copy(s: Scene, value: int) -> list[Any]:
     if s.rng.random() < 0.3:
         size = LARGE + value
         try:
-            made = s.client.put(b"p" * size, name=f"put={size}", keep=False)
+            made = s.client.put(b"p" * size, name=f"stored={size}", keep=False)
         except NoWorkerError:
             return []
     for _ in range(s.rng.randrange(1, 4)):

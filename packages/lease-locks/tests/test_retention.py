@@ -119,5 +119,5 @@ def test_the_command_says_what_it_forgot_and_wants_a_limit(shared_url: str) -> N
         kept = CliRunner().invoke(app, ["prune", "--db", shared_url, "--older-than", "3600", "--json"])
         assert json.loads(kept.output) == {"invocations": 0, "bytes": 0, "runs": 0}
         gone = CliRunner().invoke(app, ["prune", "--db", shared_url, "--most-bytes", "0"])
-        assert gone.output.startswith("forgot 1 invocations")
+        assert gone.output.startswith("forgot 1 invocation (")
         assert run(manager.db, read_version) > 0

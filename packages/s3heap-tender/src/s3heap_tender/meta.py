@@ -105,7 +105,8 @@ def _open(store: ObjectStore, sysdb: SysDbBase, bucket_seconds: int | None, befo
     if owner != sysdb.id:
         raise HeapMismatchError(
             f"{store.url} is the heap of another cluster, or of another database (of the sysdb {owner}), not of cluster "
-            f"{sysdb.cluster!r} here ({sysdb.id}): give this one a heap of its own (--store, MAINSPRING_HEAP), say {store.url}-{sysdb.cluster}"
+            f"{sysdb.cluster!r} here ({sysdb.id}): give this one a heap of its own, use another prefix (--store, MAINSPRING_HEAP), "
+            f"say {store.url}-{sysdb.cluster}"
         )
     if shards != sysdb.shards:
         raise HeapMismatchError(
