@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -88,7 +89,11 @@ def test_a_count_may_fall_and_must_be_written_down_and_never_rises(house: Module
     assert "write it down" in house.judged({}, {"circles": {"a": 2}})[0]
 
 
-def test_the_tree_is_as_it_is_written_down(house: ModuleType) -> None:
+def test_the_tree_is_as_it_is_written_down() -> None:
+    # In a process of its own: where greenlets have run (a browser's tests), CPython 3.11 can fail in `ast.parse`.
+    done = subprocess.run(
+        [sys.executable, "tools/house.py"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
     allowed = tomllib.loads((ROOT / "tools" / "house.toml").read_text(encoding="utf-8"))
-    assert house.judged(house.counted(house.places()), allowed) == []
     assert allowed.get("layers", {}) == {}, "packages import one way, without exception"

@@ -137,4 +137,5 @@ def test_a_server_that_is_silent_is_said_too(page: Page, served: Served) -> None
     finally:
         served.process.send_signal(signal.SIGCONT)
     sync_api.expect(problem).to_be_hidden(timeout=PATIENCE_MS)
+    sync_api.expect(shown.locator("#live")).to_have_class("dot on", timeout=PATIENCE_MS)
     assert _opacity(shown) == 1

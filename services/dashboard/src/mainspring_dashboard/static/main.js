@@ -94,6 +94,7 @@ const live = document.getElementById("live");
 stream((sample) => {
   snapshot = sample;
   heard = Date.now();
+  showLive(true); // also after a silence
   allow(sample.actions);
   document.getElementById("cluster").textContent = sample.cluster;
   document.getElementById("cluster").title = sample.database;
@@ -101,10 +102,14 @@ stream((sample) => {
   current?.update?.(sample);
 }, (on) => {
   if (on && !current && live.classList.contains("off")) show(); // what could not be read may be there now
-  live.className = `dot ${on ? "on" : "off"}`;
-  live.title = on ? "live" : AWAY;
+  showLive(on, AWAY);
   if (!on) tell(AWAY);
 });
+
+function showLive(on, otherwise) {
+  live.className = `dot ${on ? "on" : "off"}`;
+  live.title = on ? "live" : otherwise;
+}
 
 // What is shown beside it was read before, and is dimmed.
 function tell(text) {
@@ -115,8 +120,7 @@ function tell(text) {
 
 setInterval(() => {
   if (document.hidden || heard === null || Date.now() - heard < SILENT_MS) return;
-  live.className = "dot off";
-  live.title = "No news from the dashboard's server: what is shown is old.";
+  showLive(false, "No news from the dashboard's server: what is shown is old.");
   if (problem.hidden) tell(live.title);
 }, 1000);
 setInterval(() => { if (!document.hidden) current?.refresh?.().then(() => { failing = null; }, (error) => { failing = error.message; tell(failing); }); }, 2000);
