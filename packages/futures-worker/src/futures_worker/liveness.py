@@ -78,11 +78,11 @@ class Caretaker:
     Whoever looks gives back what the dead held. The clock, and the time limits of futures, are left to workers while any lives.
     """
 
-    def __init__(self, db: Any, space: ClusterSpace, observer: WorkerObserver | None = None) -> None:
+    def __init__(self, db: Any, space: ClusterSpace) -> None:
         self._db = db
         self._space = space
         self._clock = ClusterClock(space)
-        self._observer = observer or WorkerObserver()
+        self._observer = WorkerObserver()
         self._told = False
 
     def look(self, now: float) -> list[WorkerId]:

@@ -34,18 +34,19 @@ class FutureQueries:
 
     def reason(self, future_id: bytes) -> str:
         """The same for a message: also why it can't be read."""
-        try:
-            return str(self.status(future_id))
-        except Exception as error:
-            return f"its state can't be read ({type(error).__name__}: {error})"
+        return str(self._told(future_id))
 
     def why_it_waits(self, future_id: bytes) -> str | None:
         """The same of a future that no worker has; None where one has it, or it has ended."""
+        told = self._told(future_id)
+        waits = not isinstance(told, Status) or told.state in (FutureState.waiting, FutureState.unclaimed)
+        return str(told) if waits else None
+
+    def _told(self, future_id: bytes) -> Status | str:
         try:
-            status = self.status(future_id)
+            return self.status(future_id)
         except Exception as error:
             return f"its state can't be read ({type(error).__name__}: {error})"
-        return str(status) if status.state in (FutureState.waiting, FutureState.unclaimed) else None
 
     def runs(self, future_id: bytes) -> bool:
         """Whether the worker that claimed it has begun it, as that worker says."""
