@@ -35,7 +35,7 @@ DISPATCHER_ATTRIBUTES: Final = frozenset(vars(_DISPATCHING)) - {"__wrapped__"}
 ANNOTATING: Final = frozenset({"__annotate_func__", "__annotate__", "__annotations_cache__"})
 """Where a class has its annotations from Python 3.14 on: what makes them, and what that made."""
 _FILE_NAME: Final = 10  # of the arguments of `types.CodeType`
-_LRU: Final = type(functools.lru_cache(print))
+CACHED_FUNCTION: Final = type(functools.lru_cache(print))
 _SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
 _making = threading.RLock()
 
@@ -212,7 +212,7 @@ def whole_cache(obj: Any) -> Any:
     kind = type(obj)
     if kind is functools.cached_property:  # which has a lock in Python 3.11
         return kind, (obj.func,), {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
-    if kind is not _LRU or _is_named(obj):
+    if kind is not CACHED_FUNCTION or _is_named(obj):
         return NotImplemented
     parameters = obj.cache_parameters()
     return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])

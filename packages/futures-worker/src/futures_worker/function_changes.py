@@ -1,9 +1,12 @@
-"""Whether a function can have changed since it was pickled: a cheap check, or none where nothing cheap can prove it."""
+"""Whether a function can have changed since it was pickled: a cheap check, or none where nothing cheap can prove it; and
+whether a run of it can change what the next one begins with.
+"""
 
 from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import sys
 import types
 import typing
@@ -11,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from fdb_schema.whole_copies import names_of_class_bodies
+from fdb_schema.whole_copies import CACHED_FUNCTION, names_of_class_bodies
 from futures_worker.code_modules import made_outside_the_import_system, modules
 
 _ATOMS: Final = (type(None), bool, int, float, complex, str, bytes, type(...), range)
@@ -42,6 +45,41 @@ def unchanged_check(function: Any) -> Callable[[], bool] | None:
         return None
     sources = [(source, value) for source, value, _ in reached]
     return lambda: all(source() is value for source, value in sources)
+
+
+def carries_state(function: Any) -> bool:
+    """Whether what comes with a callable can be changed by a run: its closure, its defaults, the object whose method it is.
+
+    Globals, attributes of classes and of functions, and caches (`functools.lru_cache`) are the process's, as in any module.
+    """
+    return _carries_state(function, set())
+
+
+def _carries_state(value: Any, seen: set[int]) -> bool:
+    if isinstance(value, functools.partial):
+        parts: Iterator[Any] = itertools.chain([value.func], value.args, value.keywords.values())
+    elif isinstance(value, CACHED_FUNCTION):
+        parts = iter([value.__wrapped__])
+    elif isinstance(value, types.FunctionType) and not _found_by_name(value):
+        if set(value.__code__.co_freevars) & _stored_in_closures(value.__code__):
+            return True
+        cells = map(_cell_contents, value.__closure__ or ())
+        parts = itertools.chain(cells, value.__defaults__ or (), (value.__kwdefaults__ or {}).values())
+    else:
+        return not (isinstance(value, (type, types.ModuleType)) or _constant(value))
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    return any(_carries_state(part, seen) for part in parts)
+
+
+def _stored_in_closures(code: types.CodeType) -> set[str]:
+    """Names of variables of a closure that the code assigns to, or functions within it do."""
+    if not code.co_freevars:  # nor has any function within it one from outside
+        return set()
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF")}
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return names.union(*map(_stored_in_closures, inner))
 
 
 def _reached_by(

@@ -16,7 +16,8 @@ pickled in the order in which a process iterates over them, which costs a second
 as it provably can't have changed: it is still the attribute of its module that its reference names, or its code,
 defaults, closure cells and the globals it uses are the same objects and immutable; and its files are what they were,
 which is looked at once a second. A function that reaches anything mutable (a list in its closure, a class of `__main__`) is
-pickled at every call; equal bytes still share one blob.
+pickled at every call; equal bytes still share one blob. A worker's process loads a function once, and anew for each run if
+that could change what comes with it (`function_changes.carries_state`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -281,6 +282,62 @@ def test_a_future_in_a_closure_or_a_result_stays_a_future(cluster: Callable[...,
     with client:
         made = client.submit(makes_one).result(WAIT)
         assert made.result(WAIT) == 11
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def note(self) -> int:
+        self.seen.append(1)
+        return len(self.seen)
+
+
+def counting() -> Callable[..., Any]:
+    count = 0
+
+    def next_one() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return next_one
+
+
+def append_to(seen: list[int]) -> int:
+    seen.append(1)
+    return len(seen)
+
+
+def appending(seen: Any = None, *, to: list[int] = []) -> int:  # noqa: B006
+    return append_to(to)
+
+
+def taking(ones: Iterator[int]) -> Callable[..., Any]:
+    return lambda: next(ones, "none is left")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Tally().note, counting(), partial(append_to, []), appending, taking(iter([1])), lambda inner=counting(): inner()],
+    ids=["method", "nonlocal", "partial", "default", "iterator", "nested"],
+)
+def test_every_run_begins_with_what_was_submitted(
+    shared_cluster: Callable[..., Any], function: Callable[..., Any]
+) -> None:
+    with shared_cluster(workers=1, slots=1).client() as client:
+        assert [client.submit(function).result(WAIT) for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_retry_begins_with_what_was_submitted(shared_cluster: Callable[..., Any]) -> None:
+    steps = iter(["raise", "return"])
+
+    def take() -> None:
+        if next(steps) == "raise":
+            raise ValueError
+
+    with shared_cluster(workers=1, slots=1).client() as client, pytest.raises(ValueError):
+        client.submit(take, max_retries=1).result(WAIT)
 
 
 def test_two_clusters_on_one_database(cluster: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from futures_worker import payload, value_pickler
 from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
+from futures_worker.function_changes import carries_state
 
 
 class Reference:
@@ -255,6 +257,26 @@ def test_recursive_functions_are_cached(dumps: list[object]) -> None:
     assert cache.dump(fact) is cache.dump(fact)
     assert len(dumps) == 1
     assert payload.load_code(cache.dump(fact).data)(5) == 120
+
+
+def test_what_is_the_same_whoever_ran_it_before_stays_loaded() -> None:
+    @functools.cache
+    def squared(number: int) -> int:
+        return number**2
+
+    def outer(depth: int) -> int:
+        count = 0
+
+        def inner() -> None:
+            nonlocal count
+            count += depth
+
+        inner()
+        return count + (outer(depth - 1) if depth else 0)
+
+    constant = 3
+    for kept in (abs, int, squared, outer, functools.partial(squared, 2), lambda: constant, lambda x=squared: x):
+        assert not carries_state(kept)
 
 
 def test_the_cache_keeps_no_function_alive() -> None:

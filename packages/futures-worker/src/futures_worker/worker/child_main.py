@@ -28,6 +28,7 @@ from futures_worker import payload
 from futures_worker.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry, text_of
+from futures_worker.function_changes import carries_state
 from futures_worker.object_names import result_name
 from futures_worker.store import SMALL, write_file
 from futures_worker.worker import messages, task_context
@@ -227,6 +228,8 @@ class ChildLoop:
             raise _OlderFiles
         loaded, classes = self._classes.load(data)
         function = (loaded, payload.code_name(data), payload.code_python(data), classes)
+        if carries_state(loaded):  # each run begins with what was submitted
+            return function
         if len(self._functions) >= MOST_FUNCTIONS:
             del self._functions[next(iter(self._functions))]
         self._functions[digest] = function
