@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -263,6 +264,39 @@ def test_a_large_answer_whose_worker_is_gone_ends_with_the_actor() -> None:
     assert outcome.failure is not None
     assert outcome.failure.reason == "actor-died"
     assert "it ran, and its result of 1,000,0" in outcome.failure.message
+
+
+_CALL: Any = ("call", b"c" * 16, "note", "Log.note", b"", ())
+_ODD: Any = [None, 1, True, 1.5, {}, [b"x"], msgpack.Timestamp(1)]
+_NO_CALLS = [
+    (*_CALL[:at], odd, *_CALL[at + 1 :])
+    for at, more in ((1, [b"", b"x" * 17, "x"]), (2, [b"x"]), (3, [b"x"]), (4, ["x"]), (5, [b"x", "x"]))
+    for odd in _ODD + more
+]
+
+
+@pytest.mark.parametrize("said", _NO_CALLS, ids=lambda said: repr(said[1:])[:60])
+def test_a_call_that_no_client_makes_ends_its_connection_and_not_the_actor(said: Any) -> None:
+    server = object.__new__(actor_host.Server)
+    server._recorded, server._queue = set(), deque()
+    server._host = SimpleNamespace(id=b"a" * 16, start=1)  # type: ignore[assignment]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        caller = actor_host.Caller(Connection(ours, Halves(Half(b"b" * 32, False), Half(b"a" * 32, False))))
+        records = Records(Halves(Half(b"a" * 32, False), Half(b"b" * 32, False)))
+        for message in (("hello", b"a" * 16, 1, b"s" * 16), _CALL, said):
+            theirs.sendall(records.pack(msgpack.packb(message)))
+        server._read(caller)
+    assert caller.closed
+    assert [call.id for call in server._queue] == [b"c" * 16]
+
+
+def test_a_name_that_no_row_has_room_for_costs_nobody_an_actor(shared_cluster: Callable[..., Any]) -> None:
+    client = shared_cluster().client()
+    log = client.actor(Log, name="a name without end")
+    missing = getattr(client.get_actor("a name without end"), "m" * 120_000)
+    assert isinstance(missing().exception(WAIT), AttributeError)
+    assert log.note("still there").result(WAIT) == 1
 
 
 class Popular:

@@ -52,6 +52,9 @@ MOST_QUEUED: Final = 10_000  # calls taken in before those that sent them have t
 MOST_CALLERS: Final = 1024  # connections at one time, and at most half of the descriptors; a further caller tries again
 MOST_UNREAD: Final = 32 << 20  # bytes of answers a caller doesn't read, after which its calls are left where they are
 MOST_MESSAGE: Final = 128 << 20
+MOST_NAME: Final = (
+    1000  # characters of a call's name that are kept: more than the name of an actor and of a method have
+)
 READ_BYTES: Final = 1 << 18
 LOOK_SECONDS: Final = (
     5.0  # between two looks whether the client that made an unnamed actor lives, and for orphaned calls
@@ -276,11 +279,8 @@ class Server:
     def _hear(self, caller: Caller, message: tuple[Any, ...]) -> None:
         kind = message[0]
         if kind == "call":
-            _, call, method, name, args, dependencies = message
-            if not caller.session:
-                raise ValueError("a call before the hello")
-            arrived = Call(caller, call, caller.session, method, name, args, dependencies)
-            if call in self._recorded:
+            arrived = _read_call(caller, message)
+            if arrived.id in self._recorded:
                 self._arrive_again(arrived)
             else:
                 self._queue.append(arrived)
@@ -290,6 +290,8 @@ class Server:
         elif kind == "hello":
             if tuple(message[1:3]) != (self._host.id, self._host.start):
                 raise ValueError("meant for another actor, or another start")
+            if not _is_id(message[3]):
+                raise ValueError("a hello names a session")
             caller.session = message[3]
         else:
             raise ValueError(f"unknown message {kind!r}")
@@ -412,6 +414,22 @@ class Server:
             except Exception as error:
                 raise _UpstreamError(dependency, f"{call.name} never ran: an argument of it failed: {error}") from error
         return values
+
+
+def _read_call(caller: Caller, message: tuple[Any, ...]) -> Call:
+    """Raises ValueError for what no client says: how it ended couldn't be recorded, which ends an actor for everybody."""
+    _, call, method, name, args, dependencies = message
+    if not caller.session:
+        raise ValueError("a call before the hello")
+    if type(method) is not str or type(name) is not str or type(args) is not bytes or type(dependencies) is not tuple:
+        raise ValueError("a call has a method, a name, arguments and dependencies")
+    if not all(map(_is_id, (call, *dependencies))):
+        raise ValueError("a call and what it depends on are named by their ids")
+    return Call(caller, call, caller.session, method, name[:MOST_NAME], args, dependencies)
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is bytes and len(value) == 16
 
 
 class _UpstreamError(FutureFailedError):
