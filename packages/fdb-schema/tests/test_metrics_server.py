@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
+import threading
 import urllib.request
+from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import pytest
 
+from fdb_schema import metrics
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.metrics import MOST_CONNECTIONS, Metric, MetricsAddressError, MetricsServer, host_name
 
@@ -50,6 +54,88 @@ def test_connections_that_ask_for_nothing_keep_nobody_out() -> None:
     finally:
         for one in silent:
             one.close()
+        server.close()
+
+
+class _Turn:
+    """A lock that tells who comes to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.asked = threading.Semaphore(0)
+
+    def acquire(self, timeout: float) -> bool:
+        self.asked.release()
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+class _Collection:
+    """Figures that are there when `go_on` is set, as of a database that is away until then."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.count = 0
+
+    def __call__(self) -> list[Metric]:
+        self.count += 1
+        self.go_on.wait(30)
+        return [Metric("collections", "So far.").add(self.count)]
+
+
+@pytest.fixture
+def collection() -> Iterator[_Collection]:
+    made = _Collection()
+    yield made
+    made.go_on.set()
+
+
+def _asking(server: MetricsServer) -> socket.socket:
+    one = socket.create_connection(server.address, 30)
+    one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+    return one
+
+
+def test_who_asks_while_figures_are_collected_costs_no_further_collection_and_few_threads(
+    collection: _Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(metrics, "MOST_THREADS", 4)
+    server, turn, asking = MetricsServer(collection), _Turn(), []
+    server._page._turn = turn  # type: ignore[assignment]
+    try:
+        for _ in range(4):
+            asking.append(_asking(server))
+            assert turn.asked.acquire(timeout=30)
+        with contextlib.suppress(ConnectionError), _asking(server) as one_more:
+            assert not one_more.recv(1)
+        collection.go_on.set()
+        for one in asking[2:]:  # the others gave their places to them
+            with one.makefile("rb") as answer:
+                assert b"collections 2" in answer.read()
+        assert collection.count == 2
+    finally:
+        for one in asking:
+            one.close()
+        server.close()
+
+
+def test_who_asks_while_figures_can_not_be_had_is_told_so(
+    collection: _Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "PATIENCE", 0.01)
+    server, turn = MetricsServer(collection), _Turn()
+    server._page._turn = turn  # type: ignore[assignment]
+    try:
+        with _asking(server), contextlib.suppress(ConnectionError):
+            assert turn.asked.acquire(timeout=30)
+            with _asking(server) as other, other.makefile("rb") as answer:
+                assert b" 503 " in answer.readline()
+        assert answered(server)
+    finally:
+        collection.go_on.set()
         server.close()
 
 

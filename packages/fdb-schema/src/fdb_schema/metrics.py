@@ -26,6 +26,10 @@ from fdb_schema.errors import EXIT_USAGE, MainspringError
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CONNECTIONS: Final = 64
 """Connections answered at one time."""
+MOST_THREADS: Final = 2 * MOST_CONNECTIONS
+"""Of connections, with those whose place another took while figures were collected for them."""
+PATIENCE: Final = 10.0
+"""Seconds that a peer may be silent, and that it waits while figures are collected for others."""
 SHORT_PAUSE: Final = 0.05
 """Seconds until a process that was short of descriptors or memory takes the next connection."""
 _HOST: Final = re.compile(r"(?:\[([^][]*)\]|([^][:]+))(?::\d*)?")
@@ -100,6 +104,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._open: dict[socket.socket, None] = {}
+        self._running = 0
         self._guard = threading.Lock()
         super().__init__(*arguments)
 
@@ -112,6 +117,9 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:
+            self._running += 1  # until `shutdown_request`, which is called whatever becomes of it
+            if self._running > MOST_THREADS:
+                raise ConnectionRefusedError(f"{MOST_THREADS} connections wait for figures already")
             self._open[request] = None
             oldest = next(iter(self._open)) if len(self._open) > MOST_CONNECTIONS else None
             if oldest is not None:
@@ -123,10 +131,35 @@ class _Server(ThreadingHTTPServer):
     def shutdown_request(self, request: Any) -> None:
         with self._guard:
             self._open.pop(request, None)
+            self._running -= 1
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a connection of %s broke", client_address, exc_info=True)
+
+
+class _Page:
+    """What `collect` gives, as text: collected by one thread at a time, and once for all who asked before it began."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+        self._turn = threading.Lock()
+        self._began = 0.0  # monotonic
+        self._page = b""
+
+    def read(self) -> bytes:
+        """Raises TimeoutError where who collects has to wait, as for a database that is away."""
+        asked = time.monotonic()
+        if not self._turn.acquire(timeout=PATIENCE):
+            raise TimeoutError(f"they have been collected for {PATIENCE:g} seconds")
+        try:
+            if self._began < asked:
+                began = time.monotonic()
+                self._page = render(self._collect()).encode()
+                self._began = began
+            return self._page
+        finally:
+            self._turn.release()
 
 
 class MetricsServer:
@@ -139,9 +172,10 @@ class MetricsServer:
         lets point there.
         """
         local = is_loopback(address)
+        self._page = page = _Page(collect)
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10
+            timeout = PATIENCE
 
             def do_GET(self) -> None:
                 host = self.headers.get("Host")  # whoever sends none is no browser
@@ -152,7 +186,7 @@ class MetricsServer:
                     self.send_error(404)
                     return
                 try:
-                    body = render(collect()).encode() if self.path == "/metrics" else b"ok\n"
+                    body = page.read() if self.path == "/metrics" else b"ok\n"
                 except Exception as error:
                     log.warning("metrics can't be collected now: %s", error)
                     self.send_error(503)
