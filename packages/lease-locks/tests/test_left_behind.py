@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from fdb_schema import MainspringError, fdb_error_code, open_database
-from lease_locks import Duties, Duty, LeaseManager, MemoizingPicklingRunner, aio, samethread_shell
+from lease_locks import Duties, Duty, LeaseLost, LeaseManager, MemoizingPicklingRunner, aio, samethread_shell
 from lease_locks import transitions as t
 from lease_locks.acquiring import Transact, acquiring
+from lease_locks.clocks import SystemClocks
 from lease_locks.duties import DutyReport
 from lease_locks.memo.functions import bind
 from lease_locks.memo.runner import RequiredResultNotFound
@@ -96,6 +97,37 @@ def test_a_callback_that_blocks_costs_no_other_lease() -> None:
             assert kept.held
         finally:
             go_on.set()
+
+
+def test_a_callback_may_want_what_the_caller_of_check_holds() -> None:
+    slept = [0.0]
+
+    class Clocks(SystemClocks):
+        def boottime(self) -> float:
+            late = threading.current_thread().name.startswith("lease-")  # the session's own threads find out nothing
+            return SystemClocks().boottime() + (0.0 if late else slept[0])
+
+    held, done = threading.Lock(), threading.Event()
+
+    def callback(_: Any) -> None:
+        if held.acquire(timeout=DEADLINE):
+            held.release()
+            done.set()
+
+    def check() -> None:
+        with held, pytest.raises(LeaseLost):
+            lease.check()
+        found.set()
+
+    for start in (lambda: threading.Thread(target=check, daemon=True).start(), check):  # in the main thread, too
+        with LeaseManager(open_database("memory:"), cluster="demo", ttl=600.0, clocks=Clocks()) as locks:
+            lease, found = locks.acquire("name"), threading.Event()
+            lease.on_lost(callback)
+            slept[0] += 1_000.0
+            start()
+            assert found.wait(1.0), "check() waits for a callback that waits for its caller"
+            assert done.wait(DEADLINE)
+            done.clear()
 
 
 def test_a_duty_that_failed_a_thousand_times_still_pauses(locks: LeaseManager, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,8 +131,7 @@ class Lease:
         guard(tr, self._lock, self.token)
 
     def on_lost(self, callback: Callable[[Lease], Any]) -> None:
-        """Call `callback(lease)` once when the lease is lost, at once where it is. It runs in a thread of its own
-        or in that of a call which finds the loss out."""
+        """Call `callback(lease)` once when the lease is lost, in a thread of its own; where it is lost already, here and now."""
         self._session.assert_not_forked()
         with self._session.mutex:
             if not self.lost.is_set():

@@ -35,9 +35,13 @@ class Mutex(_Reentrant):  # type: ignore[misc]
 
 def uninterrupted(work: Callable[[], Any]) -> None:
     """Do what must be done in full: in a thread of its own where this is the one that signals interrupt."""
-    if threading.current_thread() is threading.main_thread():
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join()
-    else:
+    if threading.current_thread() is not threading.main_thread():
         work()
+        return
+    thread = threading.Thread(target=work, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # there is no room for another thread
+        work()
+    else:
+        thread.join()

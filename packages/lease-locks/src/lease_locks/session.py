@@ -197,7 +197,7 @@ class Session:
     def _tell_loss(self, lease: Lease) -> None:
         with self.mutex:
             calls = self._lose(lease) if lease._key in self._leases else []
-        _call_all(calls, lease)
+        _call_back(calls, lease)
 
     def remaining(self, lease: Lease) -> float:
         if self.look(lease) is not Belief.HELD:
@@ -368,14 +368,7 @@ class Session:
             if reason != "released" and key in held:
                 log.warning("lease %r is lost: %s", held[key][0].name, why)
         for lease, callbacks in calls:
-            self._call_back(callbacks, lease)
-
-    def _call_back(self, callbacks: list[Callable[[Lease], Any]], lease: Lease) -> None:
-        """Not in the session's own threads: one that blocks there would cost the session its other leases."""
-        if callbacks and threading.current_thread() in self._threads:
-            threading.Thread(target=_call_all, args=(callbacks, lease), name="lease-lost", daemon=True).start()
-        else:
-            _call_all(callbacks, lease)
+            _call_back(callbacks, lease)
 
     def _lose(self, lease: Lease) -> list[Callable[[Lease], Any]]:
         """The lease was lost just now: tell those who wait, and owe the database its end. Holds the mutex."""
@@ -520,12 +513,22 @@ class Session:
                     self._watchdog_at = -_NEVER
             for lease, callbacks in calls:
                 log.warning("lease %r is lost: %s", lease.name, lease._holding.reason)
-                self._call_back(callbacks, lease)
+                _call_back(callbacks, lease)
 
 
 def of_database(error: BaseException) -> bool:
     """Whether it says nothing but that the database didn't do it now."""
     return fdb_error_code(error) is not None or isinstance(error, TransactionTimedOut | OSError)
+
+
+def _call_back(callbacks: list[Callable[[Lease], Any]], lease: Lease) -> None:
+    """In a thread of their own: one that blocks in the session's would cost it its other leases, and who finds a loss out by
+    `check` may hold what a callback waits for."""
+    if callbacks:
+        try:
+            threading.Thread(target=_call_all, args=(callbacks, lease), name="lease-lost", daemon=True).start()
+        except RuntimeError:  # there is no room for another thread
+            _call_all(callbacks, lease)
 
 
 def _call_all(callbacks: list[Callable[[Lease], Any]], lease: Lease) -> None:
