@@ -3,8 +3,9 @@
 - A function comes with the globals that the bodies of classes within it use.
 - Functions that share a variable (`nonlocal`) share it in the copy, too.
 - What a class's body made comes in its order, with its `__slots__`, its annotations and its qualified name.
-- To make a class anew calls no `__init_subclass__` that goes by value itself: what that did is part of what is sent. A class that
-  a process has is not made a second time, so that no empty one is registered in its place.
+- To make a class anew calls no `__init_subclass__` and no metaclass that goes by value itself: what those did is part of what is
+  sent. A class that a process has is not made a second time, so that no empty one is registered in its place.
+- An enumeration comes with all names of its members, what its `__new__` and `__init__` made of them, and its metaclass.
 - Code comes with the name of its file, from which a traceback has its lines.
 - Functions of `functools.singledispatch` come with what is registered with them.
 - `functools.lru_cache` and `functools.cached_property` come without what they have cached, and without a lock.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import enum
 import functools
 import importlib
 import inspect
@@ -36,6 +38,7 @@ ANNOTATING: Final = frozenset({"__annotate_func__", "__annotate__", "__annotatio
 """Where a class has its annotations from Python 3.14 on: what makes them, and what that made."""
 _FILE_NAME: Final = 10  # of the arguments of `types.CodeType`
 CACHED_FUNCTION: Final = type(functools.lru_cache(print))
+_OF_ENUMERATIONS: Final = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 _SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
 _making = threading.RLock()
 
@@ -167,6 +170,12 @@ def whole_code(code: types.CodeType, reduced: tuple[Any, ...]) -> tuple[Any, ...
 def whole_class(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """How cloudpickle has it that a class is made, with what it leaves out."""
     make, args, (members, more), *rest = reduced
+    if issubclass(kind, enum.Enum):
+        make, args = (
+            _make_enum,
+            (*args[:3], _Member.all_of(kind), *args[4:6], type(kind)),
+        )
+        members = {name: value for name, value in members.items() if name not in kind.__members__}
     if make.__name__ == "_make_skeleton_class":
         named = {**args[3], "__qualname__": kind.__qualname__}
         slots = vars(kind).get("__slots__")
@@ -187,7 +196,73 @@ def _make(make: Callable[..., type], args: tuple[Any, ...]) -> type:
     if known is not None:
         return known
     with _quiet(args[2 if plain else 0]):
-        return make(*args)
+        return make(_bare(args[0]), *args[1:]) if plain and has_id(args[0]) else make(*args)
+
+
+class _Member:
+    """What a member of an enumeration is made of: what the type of its data takes, its value, and its own attributes."""
+
+    def __init__(self, data: tuple[Any, ...], value: Any, own: dict[str, Any]) -> None:
+        self.data, self.value, self.own = data, value, own
+
+    @classmethod
+    def all_of(cls, kind: type[enum.Enum]) -> dict[str, _Member]:
+        """By all names that they have."""
+        return {name: cls._of(member) for name, member in kind.__members__.items()}
+
+    @classmethod
+    def _of(cls, member: enum.Enum) -> _Member:
+        reduced: Any = object.__reduce_ex__(member, 2)
+        own = {name: value for name, value in vars(member).items() if name not in _OF_ENUMERATIONS}
+        return cls(reduced[1][reduced[0].__name__ == "__newobj__" :], member.value, own)
+
+
+def _make_enum(
+    bases: tuple[Any, ...],
+    name: str,
+    qualname: str,
+    members: dict[str, _Member],
+    module: str,
+    identity: str,
+    kind: type[enum.EnumMeta],
+) -> type:
+    """An enumeration whose members are made by nothing of its own: its `__new__` and `__init__` come with its state."""
+    maker = _first_by_name(kind)
+    space = maker.__prepare__(name, bases)
+    for key, value in {**members, "__new__": _new_member, "__init__": lambda *_: None, "__module__": module}.items():
+        space[key] = value
+    made: Any = maker.__new__(kind, name, bases, space)
+    made.__qualname__ = qualname
+    for temporary in ("__init__", "__new_member__"):
+        type.__delattr__(made, temporary)
+    for key, member in members.items():
+        vars(made.__members__[key]).update(member.own)
+    with _making:
+        IDS_OF_CLASSES[made] = identity
+        return CLASSES_OF_IDS.setdefault(identity, made)  # type: ignore[no-any-return]
+
+
+def _new_member(kind: Any, member: Any) -> Any:
+    if type(member) is tuple:  # of one, where members are tuples
+        (member,) = member
+    data: Any = next(one for one in kind.__mro__ if not _is_own(one) and "__new__" in vars(one))
+    made = data.__new__(kind, *member.data)
+    made._value_ = member.value
+    return made
+
+
+def _is_own(kind: type) -> bool:
+    return issubclass(kind, enum.Enum) or has_id(kind)
+
+
+def _bare(kind: type) -> Callable[..., type]:
+    """What makes classes of a metaclass, and calls nothing of it that goes by value."""
+    maker = _first_by_name(kind)
+    return lambda name, bases, space: maker.__new__(kind, name, bases, space)
+
+
+def _first_by_name(kind: type) -> Any:
+    return next(one for one in kind.__mro__ if not has_id(one))
 
 
 @contextlib.contextmanager

@@ -47,6 +47,25 @@ SCRIPTS = {
         "TOLD = []\nclass A:\n    def __init_subclass__(cls, *, tag):\n        cls.tag = tag\n        TOLD.append(tag)\n"
         "class B(A, tag='b'):\n    pass\nclass C(B, tag='c'):\n    pass\ndef f():\n    return TOLD, B.tag, C.tag"
     ),
+    "metaclasses": (
+        "import abc\nTOLD = []\nclass Meta(abc.ABCMeta):\n    def __new__(meta, name, bases, body, *, tag):\n        TOLD.append(tag)\n"
+        "        made = super().__new__(meta, name, bases, body)\n        made.tag = tag\n        return made\n"
+        "    def __init__(cls, *_, tag):\n        TOLD.append(cls.tag)\n    def __call__(cls, *args):\n        return super().__call__(*args), 1\n"
+        "    def __len__(cls):\n        return 7\nclass A(metaclass=Meta, tag='a'):\n    pass\nclass B(A, tag='b'):\n    pass\n"
+        "def f():\n    return TOLD, B.tag, len(B), isinstance(B()[0], A), B()[1]"
+    ),
+    "enumerations": (
+        "import enum\nclass Planet(enum.Enum):\n    EARTH = (5, 6)\n    HOME = EARTH\n    MARS = (6, 3)\n"
+        "    def __init__(self, mass, radius):\n        self.mass, self.radius = mass, radius\n"
+        "class Place(bytes, enum.Enum):\n    def __new__(cls, value, label):\n        made = bytes.__new__(cls, [value])\n"
+        "        made._value_, made.label = value, label\n        return made\n    X = (3, 'x')\n"
+        "class Auto(enum.Enum):\n    def __new__(cls):\n        made = object.__new__(cls)\n        made._value_ = len(cls.__members__)\n"
+        "        return made\nclass Number(Auto):\n    NONE = ()\n    ONE = ()\n"
+        "class Meta(enum.EnumMeta):\n    def __contains__(cls, _):\n        return True\nclass Any(tuple, enum.Enum, metaclass=Meta):\n    A = (1, 2)\n"
+        "class Mode(enum.Flag):\n    N = 0\n    R = 1\n    W = 2\n    RW = 3\n"
+        "def f():\n    return (list(Planet.__members__), Planet['HOME'], Planet.MARS.radius, Planet((5, 6)), Place.X[0], Place.X.label, Place(3).name,\n"
+        "        Number(1), Number.ONE.value, 9 in Any, Any.A[1], list(Mode), Mode['RW'], ~Mode.R, Mode.R | Mode.W is Mode.RW, Mode.N)"
+    ),
     "typing": (
         "import typing\nT = typing.TypeVar('T')\nclass A(typing.Generic[T]):\n    pass\nclass B(A[int]):\n    pass\n"
         "class N(typing.NamedTuple):\n    z: int\n    a: int = 1\nclass D(typing.TypedDict):\n    z: int\n    a: int\n"
