@@ -132,12 +132,18 @@ SCRIPTS: dict[str, str] = {
         "def g(x: typing.Optional[Unit]): ...\ndef f(x):\n    return typing.get_args(g.__annotations__['x'])[0].K"
     ),
     "new type": "import typing\nUserId = typing.NewType('UserId', int)\ndef f(x: UserId) -> UserId:\n    return UserId(x) + {n}",
+    "what a type variable stands for": (
+        "import typing\nT = typing.TypeVar('T', {variable})\ndef f(x):\n    return (T.__bound__, T.__constraints__)"
+    ),
     "slots": "class Model:\n    __slots__ = ('k',)\n    def __call__(self, x):\n        return x + self.k\nf = Model()\nf.k = {n}",
     "metaclass": (
         "class Meta(type):\n    def __call__(cls, x):\n        return x * {n}\nclass Model(metaclass=Meta):\n    pass\n"
         "def f(x):\n    return Model(x)"
     ),
 }
+if sys.version_info >= (3, 12):
+    SCRIPTS["type alias"] = "type K = {kind_of}\ndef f(x):\n    return K.__value__"
+    SCRIPTS["type parameter"] = "def f[T: {kind_of}](x: T):\n    return f.__type_params__[0].__bound__"
 
 
 def edits(seed: int, each: int = 8) -> list[tuple[str, str]]:
@@ -158,6 +164,7 @@ def edits(seed: int, each: int = 8) -> list[tuple[str, str]]:
                 "decorators": draw.sample(["twice", "more"], 2),
                 "method": draw.choice(["a", "b"]),
                 "kind_of": draw.choice(["int", "float", "str"]),
+                "variable": draw.choice(["bound=int", "bound='int'", "bound=list[int]", "int, str", "int, float"]),
                 "colour": draw.choice(["RED", "BLUE"]),
             }
             # Where it stands in its file makes no difference.

@@ -69,6 +69,8 @@ NAMED_ONLY: Final = (type(functools.lru_cache(print)), typing.NewType)
 _TYPE_PARAMETERS: Final = tuple(
     kind for name in ("TypeVar", "ParamSpec", "TypeVarTuple") if (kind := getattr(typing, name, None)) is not None
 )
+_TYPE_PARAMETER_PARTS: Final = ("__bound__", "__constraints__", "__default__")
+_NAMED_PARTS: Final = ("__wrapped__", "__supertype__", "__value__")
 # By id, not by equality: a metaclass may say that two classes are equal.
 _identities: dict[int, tuple[weakref.ref[Any], bytes, Bindings]] = {}
 _identifying = threading.RLock()
@@ -222,6 +224,14 @@ def module_of(thing: Any) -> str | None:
     return "__main__" if module in SCRIPTS else module
 
 
+def _evaluated(value: Any, part: str) -> Any:
+    """An attribute; None where there is none, or where it names what there isn't: some are evaluated when they are looked at."""
+    try:
+        return getattr(value, part, None)
+    except NameError:
+        return None
+
+
 def _which_module(value: Any, name: str) -> str:
     """Which of all modules holds it; a script where none does."""
     try:
@@ -367,6 +377,8 @@ class _Encoder:
         """What is said to be found by a name: by that name where a module holds it, else by what it caches, or is made of."""
         if isinstance(value, _TYPE_PARAMETERS):
             self.sized(b"g", name.encode())
+            for part in _TYPE_PARAMETER_PARTS:  # what makes a class or checks a value of it goes by them
+                self._put_or_type(_evaluated(value, part))
             return
         module = module_of(value) or module_of(kind)
         there = held(module, name, value)
@@ -380,7 +392,7 @@ class _Encoder:
         key = logic_key(value)
         self.sized(b"g", (f"{module}:{name}@{key}" if key else f"{module}:{name}").encode())
         if module in SCRIPTS or not there:  # a name that every script, or call of what makes it, may use
-            self.put((kind, getattr(value, "__wrapped__", None) or getattr(value, "__supertype__", None)))
+            self.put((kind, next((found for part in _NAMED_PARTS if (found := _evaluated(value, part))), None)))
 
     # --- what has no name elsewhere
 
@@ -400,12 +412,16 @@ class _Encoder:
         """What decorators and others make of them as the program runs is behaviour; one that has no key counts by its type."""
         for name, value in sorted(annotations_of(function).items()):
             self.sized(b":", name.encode())
-            out: list[bytes] = []
-            try:
-                _Encoder(out.append, self.refer).put(value)
-            except (MemoKeyError, RecursionError):
-                out = [_name(type(value))]
-            self.sized(b"a", b"".join(out))
+            self._put_or_type(value)
+
+    def _put_or_type(self, value: Any) -> None:
+        """The value; where it has no key, its type."""
+        out: list[bytes] = []
+        try:
+            _Encoder(out.append, self.refer).put(value)
+        except (MemoKeyError, RecursionError):
+            out = [_name(type(value))]
+        self.sized(b"a", b"".join(out))
 
     def _put_or_own(self, thing: Any, label: str, value: Any) -> None:
         """A part of a function or class; where it has no key, the whole is known in this process only."""
