@@ -8,6 +8,7 @@
 - An enumeration comes with all names of its members, what its `__new__` and `__init__` made of them, and its metaclass.
 - Code comes with the name of its file, from which a traceback has its lines.
 - Functions of `functools.singledispatch` come with what is registered with them.
+- What is made by `typing.NewType`, `ParamSpec`, `TypeVarTuple` and `type X = …` comes as what it is made of.
 - `functools.lru_cache` and `functools.cached_property` come without what they have cached, and without a lock.
 """
 
@@ -38,6 +39,8 @@ ANNOTATING: Final = frozenset({"__annotate_func__", "__annotate__", "__annotatio
 """Where a class has its annotations from Python 3.14 on: what makes them, and what that made."""
 _FILE_NAME: Final = 10  # of the arguments of `types.CodeType`
 CACHED_FUNCTION: Final = type(functools.lru_cache(print))
+_PARAMETERS: Final = frozenset(vars(typing)[name] for name in ("ParamSpec", "TypeVarTuple") if hasattr(typing, name))
+_NAMED: Final = {CACHED_FUNCTION, typing.NewType, getattr(typing, "TypeAliasType", None), *_PARAMETERS}
 _OF_ENUMERATIONS: Final = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 _SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
 _making = threading.RLock()
@@ -282,15 +285,22 @@ def _quiet(bases: tuple[Any, ...]) -> Iterator[None]:
             type.__setattr__(owner, "__init_subclass__", hook)
 
 
-def whole_cache(obj: Any) -> Any:
-    """How a function with a cache, or a property with one, is made anew; NotImplemented of all else, and what has a name."""
+def whole_named(obj: Any) -> Any:
+    """How what pickle takes for a name's is made anew where no other process has it, and a cached property without its lock;
+    NotImplemented of all else."""
     kind = type(obj)
     if kind is functools.cached_property:  # which has a lock in Python 3.11
         return kind, (obj.func,), {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
-    if kind is not CACHED_FUNCTION or _is_named(obj):
+    if kind not in _NAMED or _is_named(obj):
         return NotImplemented
-    parameters = obj.cache_parameters()
-    return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
+    if kind is CACHED_FUNCTION:
+        parameters = obj.cache_parameters()
+        return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
+    if kind is typing.NewType:
+        return kind, (obj.__name__, obj.__supertype__), vars(obj)
+    if kind in _PARAMETERS:
+        return kind, (obj.__name__,)
+    return _alias, (obj.__name__, obj.__value__, obj.__type_params__)
 
 
 def _is_named(obj: Any) -> bool:
@@ -300,9 +310,14 @@ def _is_named(obj: Any) -> bool:
     if module in _SCRIPTS or any(module == one or module.startswith(f"{one}.") for one in by_value):
         return False
     found: Any = sys.modules.get(module)
-    for part in obj.__qualname__.split("."):
+    for part in getattr(obj, "__qualname__", obj.__name__).split("."):
         found = getattr(found, part, None)
     return found is obj
+
+
+def _alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
+    made: Any = vars(typing)["TypeAliasType"]
+    return made(name, value, type_params=parameters)
 
 
 def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:

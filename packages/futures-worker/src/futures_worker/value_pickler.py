@@ -2,7 +2,7 @@
 
 - A class of `__main__` has an id under which a process that loads it twice finds the one it has. cloudpickle draws it at
   random; here it comes from the class's own content, so that the next process that runs the same source sends the same. A
-  class that has an id keeps it.
+  class that has an id keeps it, unless its bases or its name become others.
 - What a class of this process's own was when it was sent doesn't come back with an instance of it: the class here goes on as it is.
 - What cloudpickle leaves out of functions and classes is put back (`fdb_schema.whole_copies`).
 - Constant sets in code (`x in {"a", "b"}`) are sent in sorted order.
@@ -22,7 +22,7 @@ import threading
 import types
 from collections.abc import Callable
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import cloudpickle
 
@@ -32,16 +32,17 @@ from fdb_schema.whole_copies import (
     Cells,
     empty_cell,
     has_id,
-    whole_cache,
     whole_class,
     whole_code,
+    whole_named,
     whole_names,
 )
 
 PYTHON_MINOR: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 _SET_STATE: Final[Any] = getattr(cloudpickle.cloudpickle, "_class_setstate", None)
-_own: Final[WeakSet[type]] = WeakSet()  # classes that this process made, and has sent by value
+_own: Final[WeakKeyDictionary[type, Any]] = WeakKeyDictionary()
+"""Classes that this process made, and has sent by value, with what can't be told later of one that a process has."""
 _lock = threading.RLock()
 
 
@@ -92,10 +93,12 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return empty_cell, ()
         if isinstance(obj, types.FunctionType):
             whole_names(obj)
+        if has_id(obj) and obj in _own and _own[obj] != _fixed(obj):
+            IDS_OF_CLASSES.pop(obj, None)  # another class from now on
         known = has_id(obj)
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented:
-            reduced = whole_cache(obj)
+            reduced = whole_named(obj)
         if reduced is NotImplemented or isinstance(obj, types.ModuleType):
             note_module(obj, self.needs)
         elif isinstance(obj, types.FunctionType) and obj.__closure__:
@@ -172,9 +175,14 @@ def _identify(kind: type) -> None:
         if known is None or known is kind:
             break
         same += 1  # another class of the same content: they stay two
-    _own.add(kind)
+    _own[kind] = _fixed(kind)
     IDS_OF_CLASSES[kind] = name
     CLASSES_OF_IDS[name] = kind
+
+
+def _fixed(kind: type) -> Any:
+    bases = kind.__mro__[1:]
+    return type(kind), bases, [(one.__name__, one.__qualname__) for one in (kind, *bases)]
 
 
 class _Ordered:

@@ -14,8 +14,13 @@ from futures_worker import payload
 ELSEWHERE = """
 import sys, msgpack
 from futures_worker import payload
-function, args, kwargs = payload.load_call(*msgpack.unpackb(sys.stdin.buffer.read()))
-sys.stdout.buffer.write(payload.dump_result(function(*args, **kwargs)).to_bytes())
+(code,) = msgpack.unpackb(sys.stdin.buffer.read())
+sys.stdout.buffer.write(payload.dump_result(payload.load_code(code)()).to_bytes())
+"""
+ONE_AFTER_THE_OTHER = """
+import sys, msgpack
+from futures_worker import payload
+print([payload.load_code(code)() for code in msgpack.unpackb(sys.stdin.buffer.read())])
 """
 SCRIPTS = {
     "a variable of two functions": (
@@ -66,6 +71,11 @@ SCRIPTS = {
         "def f():\n    return (list(Planet.__members__), Planet['HOME'], Planet.MARS.radius, Planet((5, 6)), Place.X[0], Place.X.label, Place(3).name,\n"
         "        Number(1), Number.ONE.value, 9 in Any, Any.A[1], list(Mode), Mode['RW'], ~Mode.R, Mode.R | Mode.W is Mode.RW, Mode.N)"
     ),
+    "names of types": (
+        "import typing\nId = typing.NewType('Id', int)\nP = typing.ParamSpec('P')\nTs = typing.TypeVarTuple('Ts')\n"
+        "def g(x: Id, *, f: typing.Callable[P, tuple[typing.Unpack[Ts]]]) -> Id:\n    return Id(x + 1)\n"
+        "def f():\n    return g(1, f=None), Id, P, Ts, g.__annotations__, g.__annotations__['x'] is Id"
+    ),
     "typing": (
         "import typing\nT = typing.TypeVar('T')\nclass A(typing.Generic[T]):\n    pass\nclass B(A[int]):\n    pass\n"
         "class N(typing.NamedTuple):\n    z: int\n    a: int = 1\nclass D(typing.TypedDict):\n    z: int\n    a: int\n"
@@ -104,10 +114,14 @@ def f():
 
 def elsewhere(function: Any) -> Any:
     """What another process makes of a function by value, as its result comes here."""
-    parts = msgpack.packb([payload.CodeCache().dump(function).data, payload.dump_args((), {})[0]])
-    ran = subprocess.run([sys.executable, "-c", ELSEWHERE], input=parts, capture_output=True, check=False, timeout=120)
+    return payload.load_result(in_another_process(ELSEWHERE, payload.CodeCache().dump(function).data))
+
+
+def in_another_process(program: str, *codes: bytes) -> bytes:
+    sent = msgpack.packb(codes)
+    ran = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr.decode()
-    return payload.load_result(ran.stdout)
+    return ran.stdout
 
 
 def made(source: str) -> dict[str, Any]:
@@ -129,3 +143,21 @@ def test_what_comes_back_is_of_the_very_classes_and_registers_no_others() -> Non
         assert (type(sub), type(row), colour) == (space["Sub"], space["Row"], space["Colour"].RED)
         assert row == space["Row"](1, 2)
         assert space["Base"].known == {"Sub": space["Sub"]}
+
+
+def test_a_class_whose_bases_or_name_change_is_another_one_from_then_on() -> None:
+    space = made(
+        "class A:\n    def who(self): return 1\nclass B:\n    def who(self): return 2\nclass C(A):\n    pass\nclass D(C):\n    pass\n"
+        "def f():\n    return D().who(), C.__name__, C.__qualname__"
+    )
+    codes, expected = [], []
+    for name, value in (
+        ("__bases__", (space["B"],)),
+        ("__name__", "N"),
+        ("__qualname__", "Q.N"),
+        ("__bases__", (space["A"],)),
+    ):
+        codes.append(payload.CodeCache().dump(space["f"]).data)
+        expected.append(space["f"]())
+        setattr(space["C"], name, value)
+    assert in_another_process(ONE_AFTER_THE_OTHER, *codes, *codes).decode().strip() == repr(expected * 2)

@@ -14,16 +14,15 @@ import io
 import pickle
 import sys
 import types
-import typing
 import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
 import cloudpickle
 
-from fdb_schema.whole_copies import Cells, empty_cell, whole_cache, whole_class, whole_code, whole_names
+from fdb_schema.whole_copies import Cells, empty_cell, whole_class, whole_code, whole_named, whole_names
 from lease_locks.memo.bindings import SCRIPTS
-from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, body_of, canonical, held, module_of
+from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, body_of, canonical, module_of
 
 _PROTOCOL: Final = 5
 _Told = tuple[str, bytes]  # the class's qualified name, a digest of what it does
@@ -81,21 +80,13 @@ class _Calls(cloudpickle.Pickler):  # type: ignore[misc]
                 _made_here[id(obj)] = obj
             make, args, state, items, pairs, set_state = whole_class(obj, reduced)
             return make, args, (_tell(obj), state, set_state), items, pairs, _came
-        return _remade(obj) if reduced is NotImplemented else reduced
+        return whole_named(obj) if reduced is NotImplemented else reduced
 
 
 class _Results(_Calls):
     def reducer_override(self, obj: Any) -> Any:
         told = _tell(obj) if isinstance(obj, type) else None
         return super().reducer_override(obj) if told is None else (_own, (told, _dumps(obj, _Calls)))
-
-
-def _remade(obj: Any) -> Any:
-    """How what pickle takes for a name's, or for a lock's, is made again where no other process has it."""
-    kind = type(obj)
-    if kind is not typing.NewType or (obj.__module__ not in SCRIPTS and held(obj.__module__, obj.__qualname__, obj)):
-        return whole_cache(obj)
-    return kind, (obj.__name__, obj.__supertype__), vars(obj)
 
 
 def _tell(kind: type) -> _Told | None:
