@@ -38,7 +38,7 @@ from typing import Any
 
 from fdb_schema import open_database
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
-from lease_locks.observer import Observer
+from lease_locks.grants.observer import Observer
 
 TARGETS: dict[str, tuple[str, float]] = {
     "acquire": ("ms p50", 0.3),
@@ -269,8 +269,8 @@ def measure_takeover_elsewhere(url: str, ttl: float = 3.0) -> float:
     longest = 0.0
     for share in (0.0, 0.1, 0.25):
         with LeaseManager(url, ttl=ttl) as locks:
-            locks._session.record = dataclasses.replace(locks._session.record, boot_id="another host")
-            locks._session.observer = Observer(time.monotonic, lambda record: False)
+            locks.session.record = dataclasses.replace(locks.session.record, boot_id="another host")
+            locks.session.observer = Observer(time.monotonic, lambda record: False)
             after_kill, after_renewal = measure_takeover(url, locks, ttl, share * ttl)
         assert after_renewal >= ttl, f"taken over {after_renewal:.2f} s after a renewal, ttl {ttl:g} s"
         longest = max(longest, after_kill / ttl)

@@ -46,8 +46,8 @@ from futures_worker.sealing import Half, Halves, Records
 from futures_worker.worker import messages
 from idempotent_txn import rows
 from lease_locks import CannotMaintainLock
+from lease_locks.grants.tokens import FencingToken
 from lease_locks.memo.rows import Memo
-from lease_locks.tokens import FencingToken
 from s3heap_tender.errors import CorruptObjectError, NewerFormatError
 from s3heap_tender.items import HeapItem, ObjectHeader, decode_object, encode_object
 from s3heap_tender.naming import ObjectName
@@ -68,7 +68,7 @@ for module in (
     "fdb_schema.clock",
     "fdb_schema.blobs",
     "lease_locks.memo.rows",
-    "lease_locks.records",
+    "lease_locks.grants.records",
     "lease_locks.duties",
     "s3heap_tender.records",
 ):

@@ -55,9 +55,9 @@ import idempotent_txn.cleaner as cleaner
 import idempotent_txn.identity as identity
 import idempotent_txn.lanes as lanes
 import idempotent_txn.loop as loop
-import lease_locks.holding as holding
+import lease_locks.grants.observer as observer
 import lease_locks.memo.rows as memo_rows
-import lease_locks.observer as observer
+import lease_locks.session.holding as holding
 import s3heap_tender.cli.services as services
 import s3heap_tender.core as heap_core
 import s3heap_tender.heap_io as heap_io

@@ -141,17 +141,17 @@ def test_a_cancelled_join_leaves_nothing_behind(any_db: Any) -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await task
                 async with asyncio.timeout(DEADLINE):
-                    while remotes.sync._session._chores:  # noqa: ASYNC110 - the renewal thread's
+                    while remotes.sync.session.ledger.owed:  # noqa: ASYNC110 - the renewal thread's
                         await asyncio.sleep(0.005)
                 roles = [m.role for m in (await locks.list("a"))[0].maintainers]
                 assert roles == ["orchestrator", "remote"][: 1 + kept.held]
                 if kept.held:
                     kept.check()
-                    remotes.sync._session.unjoin(kept._lock, kept.token, kept._key)
+                    remotes.sync.session.unjoin(kept.part.lock, kept.token, kept.part.key)
                     async with asyncio.timeout(DEADLINE):
                         while kept.held:  # noqa: ASYNC110 - the renewal thread's
                             await asyncio.sleep(0.005)
-            assert [one.name for one in remotes.sync._session.leases()] == ["other"]
+            assert [one.name for one in remotes.sync.session.ledger.parts] == ["other"]
             lease.check()
 
     asyncio.run(use())

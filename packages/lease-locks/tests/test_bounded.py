@@ -24,19 +24,18 @@ from lease_locks import (
     LeaseManager,
     MemoizingPicklingRunner,
     OldHistories,
-    acquiring,
     samethread_shell,
 )
-from lease_locks import locks as locks_module
-from lease_locks.tokens import FencingToken
+from lease_locks.grants.info import lease_infos
+from lease_locks.grants.tokens import FencingToken
+from lease_locks.waiting import acquiring, threads
 
 DEADLINE = 60.0
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (acquiring, locks_module):
-        monkeypatch.setattr(module, "GRACE", 0.2)
+    monkeypatch.setattr(acquiring, "GRACE", 0.2)
 
 
 def test_the_registration_of_the_session_is_bounded_by_the_timeout(short: None) -> None:
@@ -55,7 +54,7 @@ def test_the_registration_of_the_session_is_bounded_by_the_timeout(short: None) 
 
 def test_a_thread_that_registers_for_ever_holds_up_no_other(short: None) -> None:
     locks = LeaseManager(open_database("memory:"), cluster="demo")
-    with locks._session._starting, pytest.raises(AcquireTimeout, match="another thread"):
+    with locks.session._starting, pytest.raises(AcquireTimeout, match="another thread"):
         locks.acquire("name", timeout=0.1)
     locks.close()
 
@@ -68,12 +67,12 @@ def test_a_wait_with_a_timeout_ends_wherever_the_database_stops_answering(
     db = Hanging(plain)
     with LeaseManager(plain, cluster="demo", ttl=600.0) as other, LeaseManager(db, cluster="demo", ttl=600.0) as locks:
         other.acquire("name")
-        run, run_committed = locks_module.run, locks_module.run_committed
+        run, run_committed = threads.run, threads.run_committed
         here = threading.get_ident()
         step = threading.local()
 
         def waits() -> bool:
-            return bool(run(plain, locks_module.lease_infos, locks.space, locks.space.lock("name"))[0].waiters)
+            return bool(run(plain, lease_infos, locks.space, locks.space.lock("name"))[0].waiters)
 
         def which(fn: Any) -> str:
             name = fn.__name__
@@ -90,8 +89,8 @@ def test_a_wait_with_a_timeout_ends_wherever_the_database_stops_answering(
 
             return call
 
-        monkeypatch.setattr(locks_module, "run", spied(run))
-        monkeypatch.setattr(locks_module, "run_committed", spied(run_committed))
+        monkeypatch.setattr(threads, "run", spied(run))
+        monkeypatch.setattr(threads, "run_committed", spied(run_committed))
         db.hangs = lambda: getattr(step, "hangs", False)
         hung: list[bool] = []
         create = db.create_transaction
@@ -131,7 +130,7 @@ def _acquire_on_a_loop(locks: LeaseManager) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("how", ["threads", "asyncio"])
 def test_a_waiter_whose_watches_are_refused_does_not_spin(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    from lease_locks import aio
+    from lease_locks.waiting import loops
 
     looks: list[int] = []
 
@@ -139,8 +138,8 @@ def test_a_waiter_whose_watches_are_refused_does_not_spin(monkeypatch: pytest.Mo
         looks.append(len(rows))
         return [Refused() for _ in rows]
 
-    monkeypatch.setattr(locks_module, "start_watches", refused)
-    monkeypatch.setattr(aio, "start_watches", refused)
+    monkeypatch.setattr(threads, "start_watches", refused)
+    monkeypatch.setattr(loops, "start_watches", refused)
     with LeaseManager("memory:", cluster="demo", ttl=60.0) as locks:
         locks.acquire("name")
         wait: Any = locks.acquire if how == "threads" else _acquire_on_a_loop(locks)
@@ -189,7 +188,7 @@ def test_releasing_leaving_a_block_and_closing_are_bounded_where_the_database_do
     plain = open_database("memory:")
     db = Hanging(plain)
     locks = LeaseManager(db, cluster="demo", ttl=600.0)
-    locks._session.patience = 0.3
+    locks.session.close_seconds = 0.3
     first, second = locks.acquire("first"), locks.acquire("second")
     for n in range(20):
         locks.acquire(f"more-{n}")

@@ -21,8 +21,8 @@ from fdb_schema import DatabaseUnreachableError
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
 from lease_locks.cli import app, leases, running
 from lease_locks.errors import MemoUriError
-from lease_locks.host import process_start
 from lease_locks.memo.functions import bind
+from lease_locks.session.host import process_start
 
 DEADLINE = 60.0
 Command = Callable[..., "tuple[int, str]"]

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from lease_locks.errors import CannotMaintainLock, LeaseStateError
-from lease_locks.holding import Holding, SessionCore
-from lease_locks.observer import FENCE, LONG_DEAD_SECONDS, UNCHANGED, Alive, Dead, Observer, Subject, Vital
-from lease_locks.records import SessionRecord
-from lease_locks.states import BELIEF_ROWS, Belief, Event, Grant, News, next_belief, next_grant
-from lease_locks.tokens import FencingToken
+from lease_locks.grants.observer import FENCE, LONG_DEAD_SECONDS, UNCHANGED, Alive, Dead, Observer, Subject, Vital
+from lease_locks.grants.records import SessionRecord
+from lease_locks.grants.states import BELIEF_ROWS, Belief, Event, Grant, News, next_belief, next_grant
+from lease_locks.grants.tokens import FencingToken
+from lease_locks.session.holding import Holding, SessionCore
 
 
 def test_every_belief_and_news_has_a_row_and_nothing_leaves_lost_or_released() -> None:

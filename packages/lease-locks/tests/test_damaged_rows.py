@@ -18,11 +18,11 @@ from lease_locks.clearing import AbandonedLeases
 from lease_locks.cli import app
 from lease_locks.duties import DutyReport, duty_reports
 from lease_locks.errors import DamagedRowError
+from lease_locks.grants.records import HolderRecord
+from lease_locks.grants.space import stamp_part
 from lease_locks.memo.functions import bind
 from lease_locks.memo.pruning import prune
 from lease_locks.metrics import lease_metrics
-from lease_locks.records import HolderRecord
-from lease_locks.space import stamp_part
 
 DEADLINE = 60.0
 STAMP = b"\x00" * 9 + b"\x01"
@@ -112,7 +112,7 @@ def test_sessions_are_listed_past_any_number_of_rows_that_can_not_be_read(any_db
 
         run(first.db, write)
         found = {sid: heartbeat for sid, _, heartbeat in first.sessions()}
-        assert set(found) == {first._session.sid, second._session.sid}
+        assert set(found) == {first.session.sid, second.session.sid}
         assert all(found.values())
 
 
@@ -126,20 +126,20 @@ def test_a_time_that_no_calendar_has_ends_no_listing(any_db: Any) -> None:
 def test_a_damaged_row_of_its_session_keeps_nobody_from_what_a_dead_holder_held(any_db: Any) -> None:
     with LeaseManager(any_db) as locks, LeaseManager(any_db, ttl=0.3) as other:
         other.acquire("a")
-        sid = other._session.sid
+        sid = other.session.sid
         put(any_db, locks.space.session(sid), b"\xc1")
         assert locks.try_acquire("a") is None
         assert AbandonedLeases(locks).clear() == 0
         with pytest.raises(DamagedRowError, match=sid.hex()):
             run(any_db, locks.session_dead, sid)
-        other._session.abandon()
+        other.session.abandon()
         assert locks.acquire("a", timeout=DEADLINE).held
 
 
 def test_a_heartbeat_that_is_cut_off_is_no_old_one(any_db: Any) -> None:
     with LeaseManager(any_db) as locks, LeaseManager(any_db) as other:
         other.acquire("a")
-        put(any_db, locks.space.heartbeat(other._session.sid), b"\x07")
+        put(any_db, locks.space.heartbeat(other.session.sid), b"\x07")
         assert locks.try_acquire("a") is None
 
 
@@ -148,7 +148,7 @@ def test_a_line_of_a_history_that_can_not_be_read_costs_a_session_none_of_its_le
         forced, kept = locks.acquire("a"), locks.acquire("b")
         put(any_db, locks.space.lock("a").events + stamp_part(STAMP), b"\xc1")
         other.force_release("a", reason="test")
-        locks._session.renew_now(DEADLINE)
+        locks.session.renew_now(DEADLINE)
         assert forced.lost_reason == "forced"
         kept.check()
         assert [event.kind for event in locks.history("a")] == ["unreadable", "acquired", "forced"]

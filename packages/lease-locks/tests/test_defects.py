@@ -15,8 +15,9 @@ import pytest
 
 from fdb_schema import fdb_error_code, open_database
 from lease_locks import AcquireTimeout, LeaseLost, LeaseManager
-from lease_locks import transitions as t
-from lease_locks.clocks import SystemClocks
+from lease_locks.grants import transitions as t
+from lease_locks.session.clocks import SystemClocks
+from lease_locks.waiting.claims import claim_of
 
 DEADLINE = 60.0
 
@@ -68,12 +69,9 @@ class Unplugged:
 
 def silence(manager: LeaseManager) -> None:
     """End a manager's threads without a word to the database, as a power cut would."""
-    session = manager._session
-    with session.mutex:
-        session._stopping = True
-        session.mutex.notify_all()
-    for thread in session._threads:
-        thread.join(DEADLINE)
+    session = manager.session
+    session.upkeep.stop()
+    session.upkeep.join(DEADLINE)
 
 
 @pytest.fixture
@@ -85,16 +83,16 @@ def memory_db() -> Any:
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every session ran on another host: processes can't be looked at."""
-    monkeypatch.setattr("lease_locks.session.process_gone", lambda record: False)
-    monkeypatch.setattr("lease_locks.locks.process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.session.context.process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.waiting.pausing.process_gone", lambda record: False)
 
 
 def test_defect_a_stalled_writer_makes_two_holders(any_db: Any) -> None:
     with LeaseManager(any_db) as a, LeaseManager(any_db) as b:
-        a._session.start()
-        claim = a._claim(None, "exclusive", 1, True, None, None)
+        a.session.start()
+        claim = claim_of(a.session)
         stalled = any_db.create_transaction()
-        granted = t.acquire(stalled, a.space, a.space.lock("n"), claim, a._session.observer)
+        granted = t.acquire(stalled, a.space, a.space.lock("n"), claim, a.session.observer)
         assert isinstance(granted, t.Granted), "as far as the stalled writer has read, the name is free"
         lease = b.acquire("n", timeout=0)
         with pytest.raises(Exception) as failed:
@@ -111,14 +109,14 @@ def test_an_enqueue_that_lands_late_leaves_no_place_beside_the_grant(any_db: Any
     """Found by the simulation: such a place stood in front of everybody for as long as its process lived."""
     with LeaseManager(any_db) as a, LeaseManager(any_db) as b:
         lease = b.acquire("n")
-        a._session.start()
+        a.session.start()
         lock = a.space.lock("n")
-        claim = a._claim(None, "exclusive", 1, True, None, None)
+        claim = claim_of(a.session)
         late, granting = any_db.create_transaction(), any_db.create_transaction()
-        queued = t.acquire(late, a.space, lock, claim, a._session.observer)
+        queued = t.acquire(late, a.space, lock, claim, a.session.observer)
         assert isinstance(queued, t.Waiting)
         lease.release()
-        assert isinstance(t.acquire(granting, a.space, lock, claim, a._session.observer), t.Granted)
+        assert isinstance(t.acquire(granting, a.space, lock, claim, a.session.observer), t.Granted)
         first, second = (late, granting) if late_first else (granting, late)
         first.commit().wait()
         with pytest.raises(Exception) as failed:
@@ -136,7 +134,7 @@ def test_defect_an_expired_holder_renews_or_releases_over_its_successor(memory_d
         clocks.jump(10.0)
         with pytest.raises(LeaseLost):
             lease.maintain()
-        a._session.renew_now(5.0)
+        a.session.renew_now(5.0)
         with pytest.raises(LeaseLost):
             lease.check()
         with pytest.raises(LeaseLost):

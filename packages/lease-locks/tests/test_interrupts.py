@@ -69,7 +69,7 @@ def test_interrupted_checks_stop_no_renewal(locks: LeaseManager) -> None:
     interrupt(lease.check, 300, 2e-4)
     in_a_thread(lease.check)
     renewed: list[float] = []
-    holding = lease._holding
+    holding = lease.part.holding
     first = holding.deadline
     eventually(lambda: holding.deadline > first or renewed.append(0), "it is renewed")
     assert lease.held
@@ -92,7 +92,7 @@ def test_interrupted_acquisitions_and_releases_leave_nothing_behind(locks: Lease
     interrupt(use, 100, 5e-3)
     in_a_thread(kept.check)
     eventually(lambda: [info.name for info in locks.list()] == ["kept"], "what was acquired is given back")
-    eventually(lambda: [lease.name for lease in locks._session.leases()] == ["kept"], "nothing else is renewed")
+    eventually(lambda: [lease.name for lease in locks.session.ledger.parts] == ["kept"], "nothing else is renewed")
     locks.acquire("name", timeout=DEADLINE).release()
     assert kept.held
 

@@ -20,15 +20,15 @@ from lease_locks import (
     LeaseManager,
     LockReleased,
     LockWasStolenError,
-    ending,
-    transitions,
 )
-from lease_locks import rows as lease_rows
-from lease_locks.clocks import SystemClocks
-from lease_locks.observer import Dead
-from lease_locks.space import HISTORY_EVENTS
-from lease_locks.tokens import FencingToken
-from lease_locks.transitions import trim_history
+from lease_locks.grants import ending, transitions
+from lease_locks.grants import rows as lease_rows
+from lease_locks.grants.observer import Dead
+from lease_locks.grants.space import HISTORY_EVENTS
+from lease_locks.grants.tokens import FencingToken
+from lease_locks.grants.transitions import trim_history
+from lease_locks.session.clocks import SystemClocks
+from lease_locks.waiting.claims import claim_of
 
 
 def wait_for_waiters(locks: LeaseManager, name: str, count: int) -> None:
@@ -497,12 +497,12 @@ def test_tokens_grow_where_versions_went_back(locks: LeaseManager) -> None:
 def test_one_transaction_renews_any_number_of_leases(any_db: Any) -> None:
     with LeaseManager(any_db, ttl=60.0) as locks:
         leases = [locks.acquire(f"n{i}") for i in range(200)]
-        session = locks._session
+        session = locks.session
         before = any_db.get(locks.space.heartbeat(session.sid))
-        deadlines = [lease._holding.deadline for lease in leases]
+        deadlines = [lease.part.holding.deadline for lease in leases]
         leases[0].maintain()
         assert any_db.get(locks.space.heartbeat(session.sid)) != before
-        assert all(lease._holding.deadline > old for lease, old in zip(leases, deadlines, strict=True))
+        assert all(lease.part.holding.deadline > old for lease, old in zip(leases, deadlines, strict=True))
 
 
 def test_a_forked_child_neither_renews_nor_releases(locks: LeaseManager) -> None:
@@ -597,8 +597,8 @@ def test_the_deadline_is_evaluated_at_the_call_and_not_by_a_timer(any_db: Any) -
 
 
 def test_a_suspend_counts_for_the_holder_and_not_for_the_observer(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lease_locks.session.process_gone", lambda record: False)
-    monkeypatch.setattr("lease_locks.locks.process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.session.context.process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.waiting.pausing.process_gone", lambda record: False)
     mine, theirs = Clocks(), Clocks()
     with (
         LeaseManager(any_db, cluster="demo", ttl=600.0, clocks=mine) as a,
@@ -626,13 +626,11 @@ def test_maintain_renews_now(any_db: Any) -> None:
 def test_the_holders_stored_ttl_counts_whatever_the_observers_is(
     any_db: Any, monkeypatch: pytest.MonkeyPatch, holders: float, observers: float
 ) -> None:
-    monkeypatch.setattr("lease_locks.session.process_gone", lambda record: False)
-    monkeypatch.setattr("lease_locks.locks.process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.session.context.process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.waiting.pausing.process_gone", lambda record: False)
     dead = LeaseManager(any_db, cluster="demo", ttl=1000.0)
     dead.acquire("a", ttl=holders)
-    with dead._session.mutex:
-        dead._session._stopping = True
-        dead._session.mutex.notify_all()
+    dead.session.upkeep.stop()
     with LeaseManager(any_db, cluster="demo", ttl=observers) as b:
         if holders < 1:
             b.acquire("a", timeout=DEADLINE)
@@ -650,11 +648,11 @@ def test_an_unfair_acquirer_overtakes_and_takes_no_place(locks: LeaseManager, ot
         locks.acquire("a", timeout=0.05, fair=False)
     wait_for_waiters(locks, "a", 1)
     # Free, and the waiter not awake yet: in the transaction that frees it, as nothing else could be faster.
-    claim = locks._claim(None, "exclusive", 1, False, None, None)
+    claim = claim_of(locks.session, fair=False)
 
     def swap(tr: Any) -> Any:
-        tr.clear(lease._lock.holder(lease.token))
-        return transitions.acquire(tr, locks.space, lease._lock, claim, locks._session.observer)
+        tr.clear(lease.part.lock.holder(lease.token))
+        return transitions.acquire(tr, locks.space, lease.part.lock, claim, locks.session.observer)
 
     assert isinstance(run(locks.db, swap, strategy="off"), transitions.Granted)
     locks.force_release("a", reason="the test is over")
@@ -663,12 +661,12 @@ def test_an_unfair_acquirer_overtakes_and_takes_no_place(locks: LeaseManager, ot
 
 
 def test_a_retry_after_an_unknown_commit_finds_its_own_grant(locks: LeaseManager) -> None:
-    locks._session.start()
+    locks.session.start()
     lock = locks.space.lock("a")
-    claim = locks._claim(None, "exclusive", 1, True, None, None)
+    claim = claim_of(locks.session)
 
     def attempt(tr: Any) -> Any:
-        return transitions.acquire(tr, locks.space, lock, claim, locks._session.observer)
+        return transitions.acquire(tr, locks.space, lock, claim, locks.session.observer)
 
     first = run(locks.db, attempt, strategy="off")
     assert first.token is None, "known when it committed"
@@ -684,11 +682,11 @@ def test_a_sign_of_life_in_between_aborts_a_takeover(
     locks: LeaseManager, other: LeaseManager, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
     lease = locks.acquire("a")
-    other._session.start()
-    monkeypatch.setattr(other._session.observer, "judge", lambda *_: Dead("as far as it has seen"))
-    claim = other._claim(None, "exclusive", 1, True, None, None)
+    other.session.start()
+    monkeypatch.setattr(other.session.observer, "judge", lambda *_: Dead("as far as it has seen"))
+    claim = claim_of(other.session)
     late = locks.db.create_transaction()
-    found = transitions.acquire(late, other.space, lease._lock, claim, other._session.observer)
+    found = transitions.acquire(late, other.space, lease.part.lock, claim, other.session.observer)
     assert isinstance(found, transitions.Granted)
     if sign == "heartbeat":
         lease.maintain()
@@ -755,9 +753,9 @@ def test_every_reason_of_a_loss_is_told(any_db: Any, other: LeaseManager) -> Non
             lease = leases[kind]
 
             def end(tr: Any, lease: Any = lease, early: bool = early) -> None:
-                judged = ending.judge_grants(tr, locks.space, lease._lock, other._session.observer)
+                judged = ending.judge_grants(tr, locks.space, lease.part.lock, other.session.observer)
                 dead = [ending.Found(grant, subject, Dead("test", early)) for grant, subject, _ in judged]
-                ending.take_over(tr, locks.space, lease._lock, dead, b"", "me", 0)
+                ending.take_over(tr, locks.space, lease.part.lock, dead, b"", "me", 0)
 
             run(any_db, end, strategy="off")
         for kind in ("forced", "stolen", "expired"):

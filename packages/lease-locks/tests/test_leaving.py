@@ -15,9 +15,13 @@ import pytest
 from lease_processes import DEADLINE, children, eventually
 
 from idempotent_txn import run
-from lease_locks import MAINTAIN_LOCKS, LeaseManager, MemoizingPicklingRunner, ending, run_remote
-from lease_locks.acquiring import acquiring
+from lease_locks import MAINTAIN_LOCKS, LeaseManager, MemoizingPicklingRunner, run_remote
+from lease_locks.grants import ending
+from lease_locks.grants.states import Belief
 from lease_locks.memo.functions import bind
+from lease_locks.waiting import threads
+from lease_locks.waiting.acquiring import acquiring
+from lease_locks.waiting.claims import claim_of
 
 
 class Remotes:
@@ -211,10 +215,10 @@ def test_an_orchestrator_that_lost_its_belief_leaves_the_lock_to_the_running_rem
                 if len(os.listdir(marks)) < 1:
                     return False
                 if how == "cut off":
-                    for lease in first._session.leases():  # as after a suspend: its clock went on, it renewed nothing
-                        lease._holding.deadline = 0.0
-                        assert not lease.held
-                return first._session.leases() == []
+                    for part in first.session.ledger.parts:  # as after a suspend: its clock went on, it renewed nothing
+                        part.holding.deadline = 0.0
+                        assert first.session.ledger.look(part) is Belief.LOST
+                return first.session.ledger.parts == []
 
             runner.when = lost
             with pytest.raises(KeyboardInterrupt):
@@ -238,14 +242,14 @@ def test_an_orchestrator_that_lost_its_belief_leaves_the_lock_to_the_running_rem
 def test_a_remote_that_loses_the_lease_ends_it_only_where_its_holder_has_left_it(
     locks: LeaseManager, other: LeaseManager, left: bool
 ) -> None:
-    claim = locks._claim(None, "exclusive", 1, True, None, {}, maintained=left)
-    lock, session = locks.space.lock("a"), locks._session
+    claim = claim_of(locks.session, meta={}, maintained=left)
+    lock, session = locks.space.lock("a"), locks.session
     session.start()
-    lease: Any = locks._claimed(lock, claim, acquiring(session, lock, claim, None))
+    lease: Any = threads.claimed(session, lock, claim, acquiring(session, lock, claim, None))
     remote = other.join("a", lease.writer_id)
     if left:
         run(locks.db, ending.leave, locks.space, lock, lease.token, session.sid, session.by, "lost", 0)
-    remote._holding.deadline = 0.0  # cut off
+    remote.part.holding.deadline = 0.0  # cut off
     eventually(lambda: remote.lost.is_set(), "the remote knows")
     eventually(lambda: (info := other.read("a")) is None or not info.maintainers, "and has left")
     assert (other.read("a") is None) == left

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from fdb_schema import MainspringError, fdb_error_code, open_database
-from lease_locks import Duties, Duty, LeaseLost, LeaseManager, MemoizingPicklingRunner, aio, samethread_shell
-from lease_locks import transitions as t
-from lease_locks.acquiring import Transact, acquiring
-from lease_locks.clocks import SystemClocks
+from lease_locks import Duties, Duty, LeaseLost, LeaseManager, MemoizingPicklingRunner, samethread_shell
 from lease_locks.duties import DutyReport
+from lease_locks.grants import transitions as t
+from lease_locks.grants.rows import read_name, read_queue
 from lease_locks.memo.functions import bind
 from lease_locks.memo.runner import RequiredResultNotFound
-from lease_locks.rows import read_name, read_queue
+from lease_locks.session.clocks import SystemClocks
+from lease_locks.waiting.acquiring import Transact, acquiring
+from lease_locks.waiting.claims import claim_of
+from lease_locks.waiting.loops import in_thread
 
 DEADLINE = 60.0
 
@@ -41,8 +43,8 @@ def test_a_place_taken_by_an_unknown_commit_is_given_back_with_the_result(locks:
     lock = locks.space.lock("name")
     locks.acquire("name")
     results: list[str] = []
-    claim = locks._claim(None, "exclusive", 1, True, None, None)
-    steps = acquiring(locks._session, lock, claim, None, look=lambda _: results[0] if results else None)
+    claim = claim_of(locks.session)
+    steps = acquiring(locks.session, lock, claim, None, look=lambda _: results[0] if results else None)
     step = next(steps)
     assert isinstance(step, Transact)
     # The first attempt takes a place and commits, but the client isn't told so; meanwhile the result comes.
@@ -59,9 +61,9 @@ def test_a_place_taken_by_an_unknown_commit_is_given_back_with_the_result(locks:
 @pytest.mark.parametrize("fair", [True, False])
 def test_a_first_grant_in_flight_does_not_slip_past_the_withdrawal(locks: LeaseManager, fair: bool) -> None:
     lock, space = locks.space.lock("name"), locks.space
-    claim = locks._claim(None, "exclusive", 1, fair, None, None)
+    claim = claim_of(locks.session, fair=fair)
     late, withdrawal = locks.db.create_transaction(), locks.db.create_transaction()
-    assert isinstance(t.acquire(late, space, lock, claim, locks._session.observer, first=True), t.Granted)
+    assert isinstance(t.acquire(late, space, lock, claim, locks.session.observer, first=True), t.Granted)
     t.withdraw(withdrawal, space, lock, claim)
     late.commit().wait()
     with pytest.raises(Exception) as refused:
@@ -91,8 +93,8 @@ def test_a_callback_that_blocks_costs_no_other_lease() -> None:
         try:
             other.force_release("forced", reason="test")
             assert called.wait(DEADLINE)
-            renewed = locks._session._renew
-            locks._session._renew = lambda **options: (renewed(**options), renewals.set())  # type: ignore[method-assign, func-returns-value]
+            renewed = locks.session.upkeep.renew
+            locks.session.upkeep.renew = lambda **options: (renewed(**options), renewals.set())  # type: ignore[method-assign, func-returns-value]
             assert renewals.wait(DEADLINE), "the heartbeat stopped while a callback ran"
             assert kept.held
         finally:
@@ -193,11 +195,11 @@ def test_blocks_that_require_results_may_end_in_any_order(locks: LeaseManager) -
 
 
 def test_a_forked_child_does_not_wait_for_the_threads_of_its_parents_pool() -> None:
-    assert asyncio.run(aio._in_thread(lambda: 1)) == 1
+    assert asyncio.run(in_thread(lambda: 1)) == 1
     pid = os.fork()
     if pid == 0:
         try:
-            os._exit(asyncio.run(asyncio.wait_for(aio._in_thread(lambda: 7), DEADLINE)))
+            os._exit(asyncio.run(asyncio.wait_for(in_thread(lambda: 7), DEADLINE)))
         finally:
             os._exit(1)
     until = time.monotonic() + DEADLINE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lease_processes import DEADLINE, children
 
-import lease_locks.locks
+import lease_locks.waiting.pausing
 from lease_locks import LeaseManager
 
 HOLD = """
@@ -77,8 +77,8 @@ def test_a_killed_holder_of_another_host_is_succeeded_after_its_ttl_and_never_be
     shared_url: str, shared_db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Another host's processes can't be looked at.
-    monkeypatch.setattr("lease_locks.session.process_gone", lambda record: False)
-    monkeypatch.setattr(lease_locks.locks, "process_gone", lambda record: False)
+    monkeypatch.setattr("lease_locks.session.context.process_gone", lambda record: False)
+    monkeypatch.setattr(lease_locks.waiting.pausing, "process_gone", lambda record: False)
     ttl = 4.0
     with children(HOLD, url=shared_url, args=(str(ttl),)) as [holder], LeaseManager(shared_db, ttl=ttl) as locks:
         holder.hear()

@@ -17,11 +17,14 @@ from lease_processes import DEADLINE, children, eventually
 
 from fdb_schema import fdb_error_code, open_database
 from idempotent_txn import TransactionTimedOut, run
-from lease_locks import AsyncLeaseManager, LeaseError, LeaseLost, LeaseManager, ending, joining, sessions, transitions
-from lease_locks.holding import Holding, SessionCore
+from lease_locks import AsyncLeaseManager, LeaseError, LeaseLost, LeaseManager
+from lease_locks.grants import ending, joining, transitions
+from lease_locks.grants.records import MaintainerRecord
+from lease_locks.grants.rows import read_name
 from lease_locks.locks import _let_go
-from lease_locks.records import MaintainerRecord
-from lease_locks.rows import read_name
+from lease_locks.session import sessions
+from lease_locks.session.holding import Holding, SessionCore
+from lease_locks.waiting.claims import claim_of
 
 
 def transactions(db: Any) -> tuple[Any, list[str]]:
@@ -86,8 +89,8 @@ def test_a_part_of_the_same_session_learns_that_the_lease_was_released(
 def test_a_grant_that_ends_before_its_lease_is_kept_is_noticed(locks: LeaseManager, other: LeaseManager) -> None:
     """The heartbeat that reads the news comes between the grant's commit and the acquirer's taking note of it."""
     locks.acquire("first")
-    locks._session.renew_now(DEADLINE)
-    session = locks._session
+    locks.session.renew_now(DEADLINE)
+    session = locks.session
     adopt = session.adopt
 
     def stopped(*args: Any) -> None:
@@ -117,9 +120,9 @@ def test_what_was_acquired_during_a_heartbeat_is_looked_at_by_the_next() -> None
 
 def test_a_heartbeat_and_the_end_of_a_grant_conflict(locks: LeaseManager, other: LeaseManager) -> None:
     lease = locks.acquire("n")
-    session = locks._session
+    session = locks.session
     late = locks.db.create_transaction()
-    held = {1: (lease._lock, lease.token)}
+    held = {1: (lease.part.lock, lease.token)}
     sessions.renew(late, locks.space, session.sid, session.record, session.revocation, held, 0)
     other.force_release("n", reason="in between")
     with pytest.raises(Exception) as failed:
@@ -129,9 +132,9 @@ def test_a_heartbeat_and_the_end_of_a_grant_conflict(locks: LeaseManager, other:
 
 def test_a_join_and_a_release_conflict(locks: LeaseManager, other: LeaseManager) -> None:
     lease = locks.acquire("n")
-    other._session.start()
+    other.session.start()
     late = locks.db.create_transaction()
-    joining.join(late, lease._lock, lease.token, other._session.sid, MaintainerRecord("remote"), "me")
+    joining.join(late, lease.part.lock, lease.token, other.session.sid, MaintainerRecord("remote"), "me")
     lease.release()
     with pytest.raises(Exception) as failed:
         late.commit().wait()
@@ -142,20 +145,20 @@ def test_a_session_that_ends_while_it_is_told_leaves_no_row(locks: LeaseManager,
     gone = LeaseManager(any_db, cluster="demo")
     lease = gone.acquire("n")
     late = any_db.create_transaction()
-    ending.force(late, locks.space, lease._lock, b"", "me", "a slow person", 0)
+    ending.force(late, locks.space, lease.part.lock, b"", "me", "a slow person", 0)
     gone.close()
     with pytest.raises(Exception) as failed:
         late.commit().wait()
     assert fdb_error_code(failed.value) == 1020
-    assert any_db.get(locks.space.revocation(gone._session.sid)) is None
+    assert any_db.get(locks.space.revocation(gone.session.sid)) is None
 
 
 def test_a_join_that_ran_twice_is_one_event(locks: LeaseManager, other: LeaseManager) -> None:
     lease = locks.acquire("n")
-    other._session.start()
+    other.session.start()
     record = MaintainerRecord("remote", 17, "host", 4)
     for _ in range(2):  # the first one's commit was reported as unknown
-        run(locks.db, joining.join, lease._lock, lease.token, other._session.sid, record, "me", strategy="off")
+        run(locks.db, joining.join, lease.part.lock, lease.token, other.session.sid, record, "me", strategy="off")
     assert [e.kind for e in locks.history("n")] == ["acquired", "joined"]
 
 
@@ -182,7 +185,7 @@ def test_closing_releases_the_rest_where_one_lease_was_stolen(any_db: Any, other
     stolen = locks.acquire("a")
     locks.acquire("b")
     # Stolen, and not noticed yet: the rows are gone and a successor holds the name.
-    run(any_db, lambda tr: tr.clear_range(stolen._lock.holders, stolen._lock.queue))
+    run(any_db, lambda tr: tr.clear_range(stolen.part.lock.holders, stolen.part.lock.queue))
     successor = other.acquire("a")
     told = False
     try:
@@ -192,14 +195,14 @@ def test_closing_releases_the_rest_where_one_lease_was_stolen(any_db: Any, other
     assert told or stolen.lost.is_set(), "told now, or before by the thread that renews, where that was late"
     assert other.try_acquire("b") is not None
     successor.maintain()
-    assert [sid for sid, _, _ in other.sessions()] == [other._session.sid]
+    assert [sid for sid, _, _ in other.sessions()] == [other.session.sid]
 
 
 def test_a_block_that_fails_is_not_covered_up_by_a_lost_lease(any_db: Any, other: LeaseManager) -> None:
     def use() -> None:
         with LeaseManager(any_db, cluster="demo") as locks:
             stolen = locks.acquire("a")
-            run(any_db, lambda tr: tr.clear_range(stolen._lock.holders, stolen._lock.queue))
+            run(any_db, lambda tr: tr.clear_range(stolen.part.lock.holders, stolen.part.lock.queue))
             other.acquire("a")
             raise ZeroDivisionError
 
@@ -209,7 +212,7 @@ def test_a_block_that_fails_is_not_covered_up_by_a_lost_lease(any_db: Any, other
 
 def test_leases_of_a_dropped_manager_are_lost_in_time_and_leave_no_thread(any_db: Any) -> None:
     lease = LeaseManager(any_db, cluster="demo", ttl=1.0).acquire("n")
-    threads = list(lease._session._threads)
+    threads = list(lease._session.upkeep._threads)
     gc.collect()
     assert lease.lost.wait(DEADLINE), "nobody renews it, and it says so"
     assert lease.lost_reason == "unreachable"
@@ -244,7 +247,7 @@ locks = LeaseManager(sys.argv[1])
 lease = locks.acquire("n")
 held = threading.Event()
 def hold():
-    with locks._session.mutex:
+    with locks.session.ledger.mutex:
         held.set()
         threading.Event().wait()
 threading.Thread(target=hold, daemon=True).start()
@@ -266,10 +269,10 @@ os._exit(0)
 def test_letting_go_of_a_manager_in_a_forked_child_does_nothing(
     locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(locks._session), "forked", True)
-    _let_go(locks._session)
+    monkeypatch.setattr(type(locks.session), "forked", True)
+    _let_go(locks.session)
     monkeypatch.undo()
-    assert not locks._session._abandoned
+    assert not locks.session.upkeep._abandoned
 
 
 # --- debts
@@ -283,8 +286,8 @@ def test_a_chore_that_never_succeeds_does_not_stop_the_heartbeat(locks: LeaseMan
         asked.append(tr)
         raise KeyError("a defect of this package")
 
-    locks._session.owe(poison)
-    eventually(lambda: bool(asked) and not locks._session._chores, "it is tried, and given up")
+    locks.session.owe(poison)
+    eventually(lambda: bool(asked) and not locks.session.ledger.owed, "it is tried, and given up")
     time.sleep(2.5)
     lease.check()
 
@@ -304,7 +307,7 @@ def test_a_release_that_failed_is_not_called_repeated_until_it_is_done(any_db: A
                     raise OSError("the network is down")
                 return db.create_transaction()
 
-        locks._session.db = Unplugged()
+        locks.session.db = Unplugged()
         failing.set()
         for _ in range(2):
             with pytest.raises(OSError, match="network"):
@@ -322,7 +325,7 @@ def test_maintain_says_lost_when_the_database_kept_silent_until_the_deadline(loc
         time.sleep(timeout + 0.01)
         raise TransactionTimedOut("no answer")
 
-    locks._session._renew = silent  # type: ignore[method-assign]
+    locks.session.upkeep.renew = silent  # type: ignore[method-assign]
     with pytest.raises(LeaseLost) as failed:
         lease.maintain()
     assert failed.value.reason == "unreachable"
@@ -331,7 +334,7 @@ def test_maintain_says_lost_when_the_database_kept_silent_until_the_deadline(loc
 def test_a_try_that_fails_only_reads(any_db: Any, other: LeaseManager) -> None:
     db, made = transactions(any_db)
     with LeaseManager(db, cluster="demo") as locks:
-        locks._session.start()
+        locks.session.start()
         lease = other.acquire("n")
         before = any_db.get(locks.space.lock("n").pointers), len(locks.history("n"))
         del made[:]
@@ -392,7 +395,7 @@ def test_a_thread_with_the_number_of_an_ended_one_does_not_get_its_lease(locks: 
 def test_a_cancellation_that_comes_when_it_is_granted_gives_the_lease_back(any_db: Any) -> None:
     async def use() -> None:
         async with AsyncLeaseManager(any_db) as locks:
-            session = locks.sync._session
+            session = locks.sync.session
             adopt, granted, go_on = session.adopt, threading.Event(), threading.Event()
 
             def stopped(*args: Any) -> None:
@@ -410,7 +413,7 @@ def test_a_cancellation_that_comes_when_it_is_granted_gives_the_lease_back(any_d
             with pytest.raises(asyncio.CancelledError):
                 await task
             session.adopt = adopt  # type: ignore[method-assign]
-            assert session.leases() == []
+            assert session.ledger.parts == []
             assert await locks.read("a") is None
 
     asyncio.run(use())
@@ -424,8 +427,8 @@ def test_an_idle_session_that_was_cleared_is_written_again_with_its_next_lease(
 ) -> None:
     """A janitor can't tell a session without leases from a dead one. Without its rows nobody could tell it of an end."""
     with LeaseManager(any_db, cluster="demo", ttl=600.0) as locks:
-        session = locks._session
-        eventually(lambda: session._watch is not None, "it watches its row")
+        session = locks.session
+        eventually(lambda: session.upkeep._watch is not None, "it watches its row")
         run(any_db, sessions.clear_session, locks.space, session.sid)
         lease = locks.acquire("n")
         eventually(lambda: session.sid in [sid for sid, _, _ in other.sessions()], "its rows are back")
@@ -437,7 +440,7 @@ def test_an_idle_session_that_was_cleared_is_written_again_with_its_next_lease(
 @pytest.mark.parametrize("kept", [True, False], ids=["after it was kept", "before it was kept"])
 def test_an_interrupted_join_leaves_nothing_behind(locks: LeaseManager, other: LeaseManager, kept: bool) -> None:
     lease, _ = locks.acquire("n"), other.acquire("other")
-    session = other._session
+    session = other.session
     adopt = session.adopt
 
     def interrupted(*args: Any) -> None:
@@ -448,16 +451,16 @@ def test_an_interrupted_join_leaves_nothing_behind(locks: LeaseManager, other: L
     session.adopt = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         other.join("n", lease.writer_id)
-    eventually(lambda: not session._chores, "it owes nothing")
+    eventually(lambda: not session.ledger.owed, "it owes nothing")
     info = locks.read("n")
     assert info is not None
     assert [m.role for m in info.maintainers] == ["orchestrator"]
-    assert [one.name for one in session.leases()] == ["other"]
+    assert [one.name for one in session.ledger.parts] == ["other"]
 
 
 @pytest.mark.parametrize("late_first", [True, False], ids=["lands while it is given up", "lands afterwards"])
 def test_a_grant_that_lands_late_leaves_nothing_behind(locks: LeaseManager, late_first: bool) -> None:
-    claim, lock, session = locks._claim(None, "exclusive", 1, True, None, None), locks.space.lock("n"), locks._session
+    claim, lock, session = claim_of(locks.session), locks.space.lock("n"), locks.session
     late, giving_up = locks.db.create_transaction(), locks.db.create_transaction()
     granted = transitions.acquire(late, locks.space, lock, claim, session.observer, first=True)  # which reads no place
     assert isinstance(granted, transitions.Granted)
@@ -471,11 +474,11 @@ def test_a_grant_that_lands_late_leaves_nothing_behind(locks: LeaseManager, late
 
 def test_a_join_that_lands_after_it_was_given_up_fails(locks: LeaseManager, other: LeaseManager) -> None:
     lease = locks.acquire("n")
-    other._session.start()
+    other.session.start()
     lock, late = locks.space.lock("n"), locks.db.create_transaction()
-    joining.join(late, lock, lease.token, other._session.sid, MaintainerRecord(), "late")
-    other._session.unjoin(lock, lease.token, b"key")
-    eventually(lambda: not other._session._chores, "it owes nothing")
+    joining.join(late, lock, lease.token, other.session.sid, MaintainerRecord(), "late")
+    other.session.unjoin(lock, lease.token, b"key")
+    eventually(lambda: not other.session.ledger.owed, "it owes nothing")
     with pytest.raises(Exception) as failed:
         late.commit().wait()
     assert fdb_error_code(failed.value) == 1020
@@ -510,11 +513,11 @@ def test_bad_options_are_named_and_leave_nothing(locks: LeaseManager, options: d
 
 
 def test_what_is_shorter_than_a_millisecond_is_stored_as_one(locks: LeaseManager) -> None:
-    claim = locks._claim(0.0004, "exclusive", 1, True, 0.0004, None)
+    claim = claim_of(locks.session, ttl=0.0004, max_hold=0.0004)
     lock = locks.space.lock("n")
 
     def body(tr: Any) -> Any:
-        transitions.acquire(tr, locks.space, lock, claim, locks._session.observer)
+        transitions.acquire(tr, locks.space, lock, claim, locks.session.observer)
 
     run(locks.db, body)
     (grant,) = run(locks.db, read_name, lock).grants

@@ -389,7 +389,7 @@ from silent_database import Hanging
 class Manager(running.LeaseManager):
     def __init__(self, db, cluster, ttl):
         super().__init__(Hanging(open_database(db)), cluster, ttl)
-        self._session.patience = 0.3
+        self.session.close_seconds = 0.3
 running.LeaseManager = Manager
 run = running._Supervision.run
 def ended(self):
@@ -398,7 +398,7 @@ def ended(self):
     return code
 running._Supervision.run = ended
 """
-CLOSING = "self._lease._session._stopping"
+CLOSING = "self._lease._session.upkeep.stopping"
 
 
 @pytest.mark.parametrize(("when", "code"), [("True", 5), ("True", 127), (CLOSING, 5)])

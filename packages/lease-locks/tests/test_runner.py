@@ -30,8 +30,9 @@ from lease_locks import (
     samethread_shell,
     subprocess_shell,
 )
+from lease_locks.grants.tokens import FencingToken
 from lease_locks.memo.functions import bind
-from lease_locks.tokens import FencingToken
+from lease_locks.waiting import threads
 
 
 @pytest.fixture
@@ -646,28 +647,29 @@ def test_shells_run_the_remote_where_they_say(shared_locks: LeaseManager) -> Non
 def test_defect_a_remote_that_starts_late_is_alive_by_its_join(any_db: Any) -> None:
     with LeaseManager(any_db, ttl=1.0) as locks, LeaseManager(any_db, ttl=1.0) as other:
         claim_lost = locks.acquire("a")
-        locks._session._core.drop(claim_lost._key)  # its orchestrator died silently: nobody renews
-        locks._session._leases.pop(claim_lost._key)
+        locks.session.ledger.drop_key(claim_lost.part.key)  # its orchestrator died silently: nobody renews
         remote = other.join("a", claim_lost.writer_id)
         with pytest.raises(TimeoutError):
             locks.acquire("a", timeout=2.5)
         remote.check()
 
 
-def test_defect_a_result_published_between_look_and_acquire_is_not_computed_again(any_db: Any, marks: Path) -> None:
+def test_defect_a_result_published_between_look_and_acquire_is_not_computed_again(
+    any_db: Any, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LeaseManager(any_db, cluster="demo") as locks:
         runner = runner_of(locks)
-        original = locks._drive
+        original = threads.drive
         once: list[bool] = []
 
-        def drive(steps: Any) -> Any:
+        def drive(db: Any, steps: Any) -> Any:
             if not once:
                 once.append(True)
                 with LeaseManager(any_db, cluster="demo") as other:
                     assert runner_of(other).call(functions.square, 3, str(marks)) == 9
-            return original(steps)
+            return original(db, steps)
 
-        locks._drive = drive  # type: ignore[method-assign]
+        monkeypatch.setattr(threads, "drive", drive)
         assert runner.call(functions.square, 3, str(marks)) == 9
         assert executions(marks) == 1
 

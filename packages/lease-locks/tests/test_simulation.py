@@ -16,10 +16,11 @@ from lease_simulation import invocations
 from lease_simulation.holders import simulate
 from lease_simulation.invocations import simulate_invocations
 
-from lease_locks import ending, holding, joining, observer, transitions
-from lease_locks.holding import Holding
-from lease_locks.observer import Observer
-from lease_locks.states import News
+from lease_locks.grants import ending, joining, observer, transitions
+from lease_locks.grants.observer import Observer
+from lease_locks.grants.states import News
+from lease_locks.session import holding
+from lease_locks.session.holding import Holding
 
 
 @pytest.mark.parametrize("seed", seed_params(200))

@@ -58,9 +58,9 @@ def test_an_upload_under_way_is_pinned_by_the_session_whose_end_lets_it_be_colle
         runner_of(locks).call(functions.length, b"x" * 300_000)
     (pin,) = blob_rows(locks, "pin")
     name = locks.space.cluster.blobs.unpack(bytes(pin.key))[2]
-    assert name == LEASE_PIN + locks._session.sid
-    assert locks.db[locks.space.session(locks._session.sid)]
-    assert locks.space.cluster["lease"].pack(("s", locks._session.sid)) == locks.space.session(locks._session.sid)
+    assert name == LEASE_PIN + locks.session.sid
+    assert locks.db[locks.space.session(locks.session.sid)]
+    assert locks.space.cluster["lease"].pack(("s", locks.session.sid)) == locks.space.session(locks.session.sid)
 
 
 def test_a_result_that_is_forgotten_while_it_is_read_is_computed_again(

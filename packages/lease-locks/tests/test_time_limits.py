@@ -130,7 +130,7 @@ def test_a_function_of_this_thread_is_not_ended_and_its_value_counts() -> None:
         runner = runner_of(locks, samethread_shell, max_hold=2.0)
 
         def slow(x: int) -> int:
-            for lease in locks._session.leases():
+            for lease in locks.session.ledger.parts:
                 assert lease.lost.wait(DEADLINE)
             return x
 
@@ -143,7 +143,7 @@ def test_a_limit_too_short_to_begin_is_an_error_not_another_try() -> None:
 
     def shell(args: Any) -> None:
         shells.append(args)
-        held = list(locks._session.leases())
+        held = list(locks.session.ledger.parts)
         for lease in held:
             assert lease.lost.wait(DEADLINE)
             while locks.read(lease.name) is not None:  # until then a remote may still join the grant, and be in time

@@ -15,7 +15,8 @@ from lease_locks.errors import (
     LockWasStolenError,
     MemoUriError,
 )
-from lease_locks.info import LeaseEvent, LeaseInfo, Maintainer, Waiter
+from lease_locks.grants.info import LeaseEvent, LeaseInfo, Maintainer, Waiter
+from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.canonical import MemoKeyError
@@ -26,7 +27,6 @@ from lease_locks.memo.pruning import OldMemos, Pruned, prune
 from lease_locks.memo.remote import main as run_remote
 from lease_locks.memo.runner import MemoFuture, MemoizingPicklingRunner, RequiredResultNotFound, Unmemoized
 from lease_locks.memo.shells import DetachedSubprocessShell, Shell, detached_shell, samethread_shell, subprocess_shell
-from lease_locks.tokens import FencingToken
 
 __all__ = [
     "MAINTAIN_LOCKS",

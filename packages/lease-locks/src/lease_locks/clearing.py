@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from fdb_schema import read_version
 from idempotent_txn import run
-from lease_locks.ending import Found, judge_grants, take_over
 from lease_locks.errors import DamagedRowError
+from lease_locks.grants.ending import Found, judge_grants, take_over
+from lease_locks.grants.observer import VERSIONS_PER_SECOND, Dead
+from lease_locks.grants.rows import read_name
+from lease_locks.grants.tokens import FencingToken
 from lease_locks.locks import LeaseManager
-from lease_locks.observer import VERSIONS_PER_SECOND, Dead
-from lease_locks.rows import read_name
-from lease_locks.session import IDEMPOTENT
-from lease_locks.tokens import FencingToken
+from lease_locks.session.upkeep import IDEMPOTENT
 
 ABANDONED_SECONDS: Final = 3_600.0
 HISTORY_SECONDS: Final = 7 * 86_400.0
@@ -69,7 +69,7 @@ class AbandonedLeases:
         return dead
 
     def _end(self, tr: Any, name: str, token: FencingToken) -> bool:
-        session = self._locks._session
+        session = self._locks.session
         dead = [found for found in self._found(tr, name) if found.grant.token == token]
         lock = self._locks.space.lock(name)
         take_over(tr, self._locks.space, lock, dead, session.sid, session.by, session.clocks.wall_us())
@@ -77,7 +77,7 @@ class AbandonedLeases:
 
     def _found(self, tr: Any, name: str) -> list[Found]:
         locks = self._locks
-        judged = judge_grants(tr, locks.space, locks.space.lock(name), locks._session.observer)
+        judged = judge_grants(tr, locks.space, locks.space.lock(name), locks.session.observer)
         return [Found(grant, subject, v) for grant, subject, v in judged if isinstance(v, Dead)]
 
 

@@ -22,7 +22,7 @@ from idempotent_txn import run
 from lease_locks.errors import AcquireTimeout
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
-from lease_locks.session import IDEMPOTENT
+from lease_locks.session.upkeep import IDEMPOTENT
 
 log = logging.getLogger("lease_locks.duties")
 PREFIX: Final = "duty/"
@@ -115,7 +115,7 @@ class Duties:
             rounds += 1
             if done or failure or failures or time.monotonic() - noted >= NOTE_SECONDS:
                 noted = time.monotonic()
-                news = _Round(self._locks._session.by, rounds, done, failure)
+                news = _Round(self._locks.session.by, rounds, done, failure)
                 failures = run(self._locks.db, _note, self._locks.space.cluster, duty.name, news)
                 rounds = 0
             if done:

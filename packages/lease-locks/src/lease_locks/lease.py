@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-from lease_locks.errors import LeaseLost
-from lease_locks.holding import Holding
-from lease_locks.joining import guard
-from lease_locks.space import LockKeys
-from lease_locks.states import Belief
-from lease_locks.tokens import FencingToken
+from lease_locks.grants.errors import LeaseLost
+from lease_locks.grants.joining import guard
+from lease_locks.grants.states import Belief
+from lease_locks.session.part import HOLDER, Part
+from lease_locks.session.session import Session
 
-if TYPE_CHECKING:
-    from lease_locks.session import Session
-
-
-HOLDER: Final = "orchestrator"
-"""The role of who acquired the lease; any other is that of a remote which joined it."""
+__all__ = ["HOLDER", "Lease"]
 
 
 class Lease:
@@ -28,50 +22,17 @@ class Lease:
     at the moment they are asked, after any stop or suspend of this process.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_callbacks",
-        "_depth",
-        "_holding",
-        "_key",
-        "_leave",
-        "_lingers",
-        "_lock",
-        "_owner",
-        "_session",
-        "lost",
-        "mode",
-        "name",
-        "role",
-        "token",
-        "ttl",
-    )
+    __slots__ = ("__weakref__", "_session", "lost", "mode", "name", "part", "role", "token", "ttl")
 
-    def __init__(
-        self,
-        session: Session,
-        lock: LockKeys,
-        token: FencingToken,
-        holding: Holding,
-        key: bytes,
-        mode: str,
-        role: str,
-    ) -> None:
+    def __init__(self, session: Session, part: Part) -> None:
         self._session = session
-        self._lock = lock
-        self._holding = holding
-        self._key = key
-        self._depth = 1
-        self._owner: Any = None  # the thread or task that acquired it, and may do so again
-        self._lingers = False  # once lost, its row stays until its user has ended what it protects
-        self._leave: Callable[[Any], Any] | None = None  # the transaction that ends the row of a lost one that lingers
-        self._callbacks: list[Callable[[Lease], Any]] = []
-        self.name = lock.name
-        self.token = token  # fencing token: orderable, int(), .hex
-        self.ttl = holding.ttl  # seconds
-        self.mode = mode  # "exclusive" or "shared"
-        self.role = role  # "orchestrator", or what it joined as
-        self.lost = threading.Event()
+        self.part = part  # what the session keeps of it
+        self.name = part.name
+        self.token = part.token  # fencing token: orderable, int(), .hex
+        self.ttl = part.holding.ttl  # seconds
+        self.mode = part.mode  # "exclusive" or "shared"
+        self.role = part.role  # "orchestrator", or what it joined as
+        self.lost = part.lost
 
     @property
     def writer_id(self) -> str:
@@ -81,23 +42,23 @@ class Lease:
     @property
     def lost_reason(self) -> str | None:
         """expired, stolen, forced, unreachable or max_hold; None while it isn't lost."""
-        self._session.look(self)
-        return self._holding.reason
+        self._session.ledger.look(self.part)
+        return self.part.holding.reason
 
     @property
     def held(self) -> bool:
         """Whether this process may believe, now, that it holds the lease."""
-        return self._session.look(self) is Belief.HELD
+        return self._session.ledger.look(self.part) is Belief.HELD
 
     def check(self) -> None:
         """Raises `LeaseLost` unless the lease is held now."""
-        state = self._session.look(self)
+        state = self._session.ledger.look(self.part)
         if state is not Belief.HELD:
             raise self._not_held(state)
 
     def remaining(self) -> float:
         """Seconds that this process may still believe without another renewal; 0 where it may not."""
-        return self._session.remaining(self)
+        return self._session.ledger.remaining(self.part)
 
     def maintain(self) -> None:
         """Renew now. Raises `LeaseLost` where the lease is gone."""
@@ -116,11 +77,11 @@ class Lease:
         `TransactionTimedOut` where the database doesn't answer within `timeout` seconds (None: 10): the lease is not held any more then,
         and is free as soon as the database answers, or expires.
         """
-        if self._depth > 1:
-            self._session.assert_not_forked()
-            self._depth -= 1
+        self._session.assert_not_forked()
+        if self.part.depth > 1:
+            self.part.depth -= 1
             return True
-        return self._session.release(self, timeout)
+        return self._session.release(self.part, timeout)
 
     def guard(self, tr: Any) -> None:
         """Make `tr`, the caller's own transaction, fail to commit if the lease is no longer held.
@@ -128,21 +89,21 @@ class Lease:
         One read of the holder's row; renewals never conflict with it. Raises `LeaseLost` where it is lost already.
         """
         self.check()
-        guard(tr, self._lock, self.token)
+        guard(tr, self.part.lock, self.token)
 
     def on_lost(self, callback: Callable[[Lease], Any]) -> None:
         """Call `callback(lease)` once when the lease is lost, in a thread of its own; where it is lost already, here and now."""
         self._session.assert_not_forked()
-        with self._session.mutex:
+        with self._session.ledger.mutex:
             if not self.lost.is_set():
-                self._callbacks.append(callback)
+                self.part.on_lost.append(lambda: callback(self))
                 return
         callback(self)
 
     def _not_held(self, state: Belief) -> LeaseLost:
         if state is Belief.RELEASED:
             return LeaseLost(f"lease {self.name!r} (token {self.token.hex}) was released: acquire it again", "released")
-        reason = self._holding.reason or "stolen"
+        reason = self.part.holding.reason or "stolen"
         return LeaseLost(f"lease {self.name!r} (token {self.token.hex}) is lost: {_MEANING[reason]}", reason)
 
     def __enter__(self) -> Lease:
@@ -155,8 +116,8 @@ class Lease:
             if not self.release():
                 raise LeaseLost(
                     f"lease {self.name!r} (token {self.token.hex}) ended before its block did "
-                    f"({self._holding.reason or 'ended'}): what the block did may have met another holder",
-                    self._holding.reason or "expired",
+                    f"({self.part.holding.reason or 'ended'}): what the block did may have met another holder",
+                    self.part.holding.reason or "expired",
                 )
         except Exception:
             if error is None:
@@ -168,7 +129,16 @@ class Lease:
         )
 
     def __repr__(self) -> str:
-        return f"<Lease {self.name!r} token={self.token.hex} {self.role} {self._holding.state}>"
+        return f"<Lease {self.name!r} token={self.token.hex} {self.role} {self.part.holding.state}>"
+
+
+def in_hand(session: Session, part: Part) -> Lease:
+    """The lease over what the session keeps: the one that is in hand already, where it still is."""
+    lease = None if part.handle is None else part.handle()
+    if lease is None:
+        lease = Lease(session, part)
+        part.handle = weakref.ref(lease)
+    return lease
 
 
 _MEANING = {

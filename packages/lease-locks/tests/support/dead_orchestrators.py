@@ -17,7 +17,7 @@ NO_PID = 2**22 + 1  # above the kernel's limit
 def leave_pending(locks: LeaseManager, shell: Any, function: Any, *args: Any) -> None:
     """Start a call with `shell`, and end its orchestrator without a word once the remote's handle is stored."""
     other = LeaseManager(locks.db, cluster=locks.cluster)
-    session = other._session
+    session = other.session
     session.record = replace(session.record, pid=NO_PID)
     runner = MemoizingPicklingRunner(other, shell=shell, pipeline_id="demo")
     threading.Thread(target=runner.call, args=(function, *args), daemon=True).start()
@@ -32,8 +32,6 @@ def leave_pending(locks: LeaseManager, shell: Any, function: Any, *args: Any) ->
         waited.wait(0.01)
     else:
         raise AssertionError("no handle within 60 s")
-    with session.mutex:
-        session._stopping = True
-        session.mutex.notify_all()
+    session.upkeep.stop()
     # The remote runs in this process: by a manager that lives, since a stopped one maintains nothing.
     runner._in_process = IN_PROCESS[runner._in_process_id] = InProcess(locks)

@@ -31,7 +31,7 @@ from fdb_schema import ClusterSpace, open_database, url_of
 from idempotent_txn import run
 from idempotent_txn.cleaner import id_status
 from lease_locks import LeaseEvent, LeaseInfo, LeaseManager
-from lease_locks.info import SERVICES
+from lease_locks.grants.info import SERVICES
 from mainspring_dashboard.lists.describing import DESCRIBED, described
 from mainspring_dashboard.survey import Survey
 

@@ -19,7 +19,7 @@ from futures_worker.client.diagnosis import clusters
 from futures_worker.commands.listing import with_busy
 from idempotent_txn import id_status, run
 from lease_locks import LeaseManager, duty_reports
-from lease_locks.info import SERVICES
+from lease_locks.grants.info import SERVICES
 from mainspring.advice import placed
 from mainspring.existing import open_existing
 from s3heap_tender import SysDb, metrics

@@ -28,17 +28,19 @@ from fdb_schema.cli import (
 )
 from fdb_schema.figures import ago, counted, cut, short_ids, told
 from idempotent_txn import TransactionTimedOut, run
-from lease_locks.acquiring import GRACE, Pause, local, unanswered
 from lease_locks.cli.opening import act_on, look_into
-from lease_locks.ending import judge_grants
 from lease_locks.errors import AcquireTimeout, DamagedRowError, LeaseNotFoundError
-from lease_locks.info import SERVICES, LeaseEvent, LeaseInfo, history, lease_infos, wall_time
-from lease_locks.locks import LeaseManager, limit
-from lease_locks.observer import Alive, Dead, Subject
-from lease_locks.rows import HeldGrant
-from lease_locks.session import IDEMPOTENT
-from lease_locks.tokens import STAMP_BYTES
-from lease_locks.transitions import PRESENT
+from lease_locks.grants.ending import judge_grants
+from lease_locks.grants.info import SERVICES, LeaseEvent, LeaseInfo, history, lease_infos, wall_time
+from lease_locks.grants.observer import Alive, Dead, Subject
+from lease_locks.grants.rows import HeldGrant
+from lease_locks.grants.tokens import STAMP_BYTES
+from lease_locks.grants.transitions import PRESENT
+from lease_locks.locks import LeaseManager
+from lease_locks.session.upkeep import IDEMPOTENT
+from lease_locks.waiting.acquiring import GRACE, Pause, local, unanswered
+from lease_locks.waiting.claims import limit
+from lease_locks.waiting.threads import pause
 
 
 def _complete(db: str | None, cluster: str, beginning: str) -> Iterator[str]:
@@ -236,7 +238,7 @@ def _history(locks: LeaseManager, name: str, until: float | None) -> list[LeaseE
 def _judged(
     locks: LeaseManager, name: str, timeout: float | None = None
 ) -> list[tuple[HeldGrant, Subject, Alive | Dead]]:
-    lock, observer = locks.space.lock(name), locks._session.observer
+    lock, observer = locks.space.lock(name), locks.session.observer
     return run(locks.db, judge_grants, locks.space, lock, observer, strategy=IDEMPOTENT, timeout=timeout)
 
 
@@ -265,8 +267,8 @@ def wait(
                     return
                 raise AcquireTimeout(f"lease {name!r} is still held after {timeout:g} s by {infos[0].describe()}")
             rows = tuple((grant.key, PRESENT) for grant, _, _ in held)
-            subjects = local(locks._session, tuple(subject for _, subject, _ in held))
-            locks._pause(Pause(rows, min(left, _REREAD_SECONDS, *living), subjects))
+            subjects = local(locks.session, tuple(subject for _, subject, _ in held))
+            pause(locks.db, Pause(rows, min(left, _REREAD_SECONDS, *living), subjects))
     except TransactionTimedOut as error:
         raise unanswered(name, timeout or 0.0, error) from error
 

@@ -26,7 +26,7 @@ from fdb_schema.cli import (
 from fdb_schema.figures import counted, cut, short_ids
 from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
-from lease_locks.info import wall_time
+from lease_locks.grants.info import wall_time
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.pruning import prune
 from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri

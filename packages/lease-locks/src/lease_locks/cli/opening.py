@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fdb_schema import open_database
+from lease_locks.grants.space import LeaseSpace
 from lease_locks.locks import LeaseManager
-from lease_locks.space import LeaseSpace
 
 ANSWER_SECONDS: Final = 10.0
 """For which a transaction of a command waits; then the database is unreachable."""

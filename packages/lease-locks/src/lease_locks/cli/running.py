@@ -21,11 +21,13 @@ from fdb_schema.logs import redacted
 from lease_locks.cli import keeper
 from lease_locks.cli.keeper import boottime, say
 from lease_locks.errors import AcquireTimeout
-from lease_locks.host import MARK, mark, process_start
+from lease_locks.grants.observer import FENCE, OVERHOLD, UNCHANGED
 from lease_locks.lease import Lease
-from lease_locks.locks import MOST_SECONDS, LeaseManager
-from lease_locks.observer import FENCE, OVERHOLD, UNCHANGED
-from lease_locks.session import of_database
+from lease_locks.locks import LeaseManager
+from lease_locks.session.host import MARK, mark, process_start
+from lease_locks.session.session import Session
+from lease_locks.session.upkeep import of_database
+from lease_locks.waiting.claims import MOST_SECONDS
 
 _GRACE_SECONDS: Final = 5.0
 _ORDERS_PER_TTL: Final = 10
@@ -90,7 +92,7 @@ def run_under(
     locks = LeaseManager(db, cluster, ttl)
     with _kept(command) as kept:
         # Only when both processes are gone may another take over at once: each kills the command where the other ended.
-        session = locks._session
+        session = locks.session
         session.record = replace(session.record, helpers=(kept.helper,))
         with _bounded(kept), _closed(locks):
             try:
@@ -106,13 +108,13 @@ def run_under(
                 )
             except AcquireTimeout as error:
                 fail(str(error), conflict_exit_code)
-            lease._lingers = True  # nobody gets it while the command still ends
+            lease.part.lingers = True  # nobody gets it while the command still ends
             code = _Supervision(lease, kept, grace, max_hold).run()
             if not lease.held:
-                if lease._leave is not None:
-                    session.owe(lease._leave)
+                if lease.part.leave is not None:
+                    session.owe(lease.part.leave)
                 fail(f"lease {name!r} was lost ({lease.lost_reason}), {command[0]!r} was stopped", lost_exit_code)
-            _give_back(lease)
+            _give_back(session, lease)
     if kept.failed:
         missing = kept.failed in (errno.ENOENT, errno.ENOTDIR)
         fail(f"{command[0]!r} can't be run: {os.strerror(kept.failed)}", 127 if missing else 126)
@@ -121,15 +123,15 @@ def run_under(
     raise typer.Exit(code)
 
 
-def _give_back(lease: Lease) -> None:
+def _give_back(session: Session, lease: Lease) -> None:
     """Release the lease; where the database doesn't answer, say what becomes of it."""
-    lease._session.ends = True  # what is owed then, nobody pays
+    session.exiting = True  # what is owed then, nobody pays
     try:
         lease.release()
     except Exception as error:
         if not of_database(error):
             raise
-        lease._session.patience = _PATIENCE_AFTERWARDS
+        session.close_seconds = _PATIENCE_AFTERWARDS
         text = f"warning: lease {lease.name!r} wasn't given back, it runs out by itself after about {lease.ttl:g} s: {error}"
         print(printable(redacted(text)), file=sys.stderr)
 

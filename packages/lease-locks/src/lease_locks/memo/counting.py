@@ -39,7 +39,7 @@ class Counting:
         self._counts: Counter[tuple[Memo, str]] = Counter()
         self._mutex = threading.Lock()
         self._flushing = threading.Lock()
-        self._started_us = locks._session.clocks.wall_us()
+        self._started_us = locks.session.clocks.wall_us()
         self._thread: threading.Thread | None = None
         atexit.register(_at_exit, weakref.ref(self))
         locks.before_close(self)
@@ -69,7 +69,7 @@ class Counting:
 
     def _write(self, tr: Any, page: dict[tuple[Memo, str], int]) -> None:
         command = " ".join(sys.argv[:1])[-200:]
-        record = RunRecord(self._started_us, self._locks._session.by, command, read_version(tr))
+        record = RunRecord(self._started_us, self._locks.session.by, command, read_version(tr))
         tr.set(self._rows.run_key(self.run_id), record.encode())
         for (memo, kind), count in page.items():
             self._rows.count(tr, self.run_id, memo, kind, count)
@@ -93,5 +93,5 @@ def _flush_later(reference: weakref.ref[Counting]) -> None:
 
 def _at_exit(reference: weakref.ref[Counting]) -> None:
     counting = reference()
-    if counting is not None and not counting._locks._session.forked:
+    if counting is not None and not counting._locks.session.forked:
         counting.close()

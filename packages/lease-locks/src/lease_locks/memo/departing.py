@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from idempotent_txn import run
-from lease_locks import ending
+from lease_locks.grants import ending
+from lease_locks.grants.rows import read_grant
+from lease_locks.grants.states import Event, Grant, next_grant
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.rows import AttemptRecord, MemoKeys
-from lease_locks.rows import read_grant
-from lease_locks.session import IDEMPOTENT
-from lease_locks.states import Event, Grant, next_grant
+from lease_locks.session.upkeep import IDEMPOTENT
 
 log = logging.getLogger("lease_locks")
 
@@ -48,14 +48,16 @@ class Departures:
 
     def leave(self, keys: MemoKeys, lease: Lease) -> bool:
         """Stop maintaining `lease`; True where the lock stays with a remote, False where it is released."""
-        session, holding = self._locks._session, lease._holding
+        session, holding = self._locks.session, lease.part.holding
         if session.forked:
             return False
         if holding.left:
             return True
         # Whatever this process believes of its own part: a remote that joined keeps the lock by its own heartbeats.
         lock = self._locks.space.lock(lease.name)
-        session.ended_elsewhere(lease, freed=False)  # before the transaction: a remote in this process keeps its part
+        session.ended_elsewhere(
+            lease.part, freed=False
+        )  # before the transaction: a remote in this process keeps its part
 
         def depart(tr: Any) -> bool:
             grant = read_grant(tr, lock, lease.token)

@@ -12,9 +12,11 @@ from typing import Any, Final
 from fdb_schema.processes import signal_name
 from idempotent_txn import run
 from lease_locks.errors import LeaseError, LeaseLost
-from lease_locks.joining import unadopt
+from lease_locks.grants.joining import unadopt
+from lease_locks.grants.rows import read_grant
+from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
-from lease_locks.locks import REFUSED_LOOK_SECONDS, LeaseManager, watch_rang
+from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
 from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
@@ -37,9 +39,8 @@ from lease_locks.memo.rows import (
     store,
 )
 from lease_locks.memo.shells import Shell
-from lease_locks.rows import read_grant
-from lease_locks.session import IDEMPOTENT
-from lease_locks.tokens import FencingToken
+from lease_locks.session.upkeep import IDEMPOTENT
+from lease_locks.waiting.pausing import REFUSED_LOOK_SECONDS, watch_rang
 
 log = logging.getLogger("lease_locks")
 
@@ -112,7 +113,7 @@ class Orchestrator:
         return getattr(self.shell, "__name__", None) or type(self.shell).__name__
 
     def _invoke(self, call: functions.Call, keys: MemoKeys, lease: Lease) -> Future[Any] | None:
-        session = self.locks._session
+        session = self.locks.session
         wall = session.clocks.wall_us()
         payload = store(session, call.dump(), f"the arguments of {call.memo}")
         invocation = InvocationRecord(payload, call.shown(), wall, session.by)
@@ -206,7 +207,7 @@ class Orchestrator:
 
         def runs(tr: Any) -> bool:
             grant = read_grant(tr, lock, lease.token, snapshot=True)
-            joined = [] if grant is None else [sid for sid, _ in grant.joins if sid != locks._session.sid]
+            joined = [] if grant is None else [sid for sid, _ in grant.joins if sid != locks.session.sid]
             return any(locks.session_dead(tr, sid) is None for sid in joined)
 
         def work() -> None:
@@ -227,7 +228,7 @@ class Orchestrator:
         Raises `InvocationTimedOut` at the end of the lease's `max_hold`.
         """
         if future is None:
-            self._note(keys, lease, shell_exit_us=self.locks._session.clocks.wall_us())
+            self._note(keys, lease, shell_exit_us=self.locks.session.clocks.wall_us())
             return None
         changed = threading.Event()
         future.add_done_callback(lambda _: changed.set())
@@ -273,7 +274,7 @@ class Orchestrator:
 
     def _note_exit(self, keys: MemoKeys, lease: Lease) -> None:
         try:
-            self._note(keys, lease, shell_exit_us=self.locks._session.clocks.wall_us())
+            self._note(keys, lease, shell_exit_us=self.locks.session.clocks.wall_us())
         except Exception as error:
             log.debug("the exit of the Shell of %s was not recorded: %s", keys.memo, error)
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from fdb_schema import clear_many, read_version
 from idempotent_txn import run
+from lease_locks.grants.observer import VERSIONS_PER_SECOND
+from lease_locks.grants.rows import read_name
+from lease_locks.grants.tokens import STAMP_BYTES
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.rows import Memo, MemoKeys, MemoRows, collect, invalidate, payload_of
-from lease_locks.observer import VERSIONS_PER_SECOND
-from lease_locks.rows import read_name
-from lease_locks.session import IDEMPOTENT
-from lease_locks.tokens import STAMP_BYTES
+from lease_locks.session.upkeep import IDEMPOTENT
 
 _PAGE: Final = 500
 

@@ -19,6 +19,7 @@ from fdb_schema import MainspringError, fdb_error_code
 from fdb_schema.errors import EXIT_FAILED, EXIT_LOCK_STOLEN, EXIT_OK, EXIT_USAGE
 from idempotent_txn import run
 from lease_locks.errors import CannotMaintainLock, LockWasStolenError
+from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager, reach
 from lease_locks.memo import functions
@@ -39,8 +40,8 @@ from lease_locks.memo.rows import (
     publish,
     store,
 )
-from lease_locks.session import IDEMPOTENT
-from lease_locks.tokens import FencingToken
+from lease_locks.session.upkeep import IDEMPOTENT
+from lease_locks.waiting.remotes import join
 
 log = logging.getLogger("lease_locks")
 
@@ -106,7 +107,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.Call | None = None) -> int:
-    session = locks._session
+    session = locks.session
     keys = MemoRows(locks.space).keys(memo)
     try:
         lease = _join(locks, keys, token)
@@ -148,7 +149,7 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.C
         freed = True
         return EXIT_OK
     finally:
-        session.ended_elsewhere(lease, freed=freed)
+        session.ended_elsewhere(lease.part, freed=freed)
 
 
 def _circumstance(error: BaseException) -> bool:
@@ -158,14 +159,13 @@ def _circumstance(error: BaseException) -> bool:
 
 
 def _join(locks: LeaseManager, keys: MemoKeys, token: FencingToken) -> Lease:
-    session = locks._session
+    session = locks.session
     wall = session.clocks.wall_us()
 
     def started(tr: Any, grant: Any) -> None:
         change_attempt(tr, keys, token, state=STARTED, started_us=wall, remote=session.by)
 
-    locks._session.start()
-    return locks._join(keys.memo.lock_name, token, "remote", started)
+    return join(session, keys.memo.lock_name, token, "remote", started)
 
 
 def _refused(locks: LeaseManager, keys: MemoKeys, token: FencingToken, why: str) -> None:
@@ -174,7 +174,7 @@ def _refused(locks: LeaseManager, keys: MemoKeys, token: FencingToken, why: str)
     def stolen(tr: Any) -> None:
         found = tr.get(keys.attempt(bytes(token)))
         if found.present() and change_attempt(tr, keys, token).state == PENDING:
-            change_attempt(tr, keys, token, state=STOLEN, ended_us=locks._session.clocks.wall_us(), note=why[:400])
+            change_attempt(tr, keys, token, state=STOLEN, ended_us=locks.session.clocks.wall_us(), note=why[:400])
 
     run(locks.db, stolen, strategy=IDEMPOTENT)
 
@@ -184,7 +184,7 @@ def failure_outcome(locks: LeaseManager, token: FencingToken, error: BaseExcepti
     data, name, text = functions.dump_failure(error)
     if not isinstance(error, Exception):
         data = b""  # carried as text: an interrupted remote must not interrupt those who wait for it
-    session = locks._session
+    session = locks.session
     return OutcomeRecord(
         Payload(len(data), data), bytes(token), session.clocks.wall_us(), session.by, error=name, traceback=text
     )
@@ -199,7 +199,7 @@ def _publish(
     *,
     memoize: bool = True,
 ) -> None:
-    session = locks._session
+    session = locks.session
     lock = locks.space.lock(keys.memo.lock_name)
     wall = session.clocks.wall_us()
     run(locks.db, publish, session, keys, lock, lease.token, attempt, outcome, wall, memoize, strategy=IDEMPOTENT)

@@ -38,13 +38,14 @@ from fdb_schema import (
     unpin_blob,
 )
 from idempotent_txn import run
-from lease_locks.ending import release
 from lease_locks.errors import DamagedRowError, MemoUriError
-from lease_locks.joining import guard
-from lease_locks.rows import read_grant
-from lease_locks.session import IDEMPOTENT, Session
-from lease_locks.space import LeaseSpace, LockKeys, stamped_value
-from lease_locks.tokens import FencingToken
+from lease_locks.grants.ending import release
+from lease_locks.grants.joining import guard
+from lease_locks.grants.rows import read_grant
+from lease_locks.grants.space import LeaseSpace, LockKeys, stamped_value
+from lease_locks.grants.tokens import FencingToken
+from lease_locks.session.session import Session
+from lease_locks.session.upkeep import IDEMPOTENT
 
 FORMAT: Final = 1
 INLINE_BYTES: Final = 16_384

@@ -17,11 +17,13 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from fdb_schema import BlobMissingError, check_name
 from idempotent_txn import run
-from lease_locks.acquiring import acquiring
-from lease_locks.ending import force
 from lease_locks.errors import LeaseError
+from lease_locks.grants.ending import force
+from lease_locks.grants.rows import read_name
+from lease_locks.grants.space import stamped_value
+from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
-from lease_locks.locks import LeaseManager, check_seconds
+from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
@@ -46,10 +48,10 @@ from lease_locks.memo.rows import (
 )
 from lease_locks.memo.shells import Shell, subprocess_shell
 from lease_locks.memo.wrapping import memoizing
-from lease_locks.rows import read_name
-from lease_locks.session import IDEMPOTENT
-from lease_locks.space import stamped_value
-from lease_locks.tokens import FencingToken
+from lease_locks.session.upkeep import IDEMPOTENT
+from lease_locks.waiting import threads
+from lease_locks.waiting.acquiring import acquiring
+from lease_locks.waiting.claims import check_seconds, claim_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -218,7 +220,7 @@ class MemoizingPicklingRunner(Orchestrator):
 
     def _cancel(self, memo: Memo) -> bool:
         locks, keys = self.locks, self.rows.keys(memo)
-        lock, session = locks.space.lock(memo.lock_name), locks._session
+        lock, session = locks.space.lock(memo.lock_name), locks.session
         wall = session.clocks.wall_us()
 
         def cancelled(tr: Any) -> list[str]:
@@ -271,7 +273,7 @@ class MemoizingPicklingRunner(Orchestrator):
         if isinstance(found, _Found):
             return False
         lease, _ = found
-        session, what = self.locks._session, f"the injected result of {call.memo}"
+        session, what = self.locks.session, f"the injected result of {call.memo}"
         try:
             payload = store(session, functions.dump_value(value, what), what)
             outcome = OutcomeRecord(payload, bytes(lease.token), session.clocks.wall_us(), session.by, injected=True)
@@ -348,12 +350,12 @@ class MemoizingPicklingRunner(Orchestrator):
                 waited_for.append(holders[0].token)
             return None
 
-        claim = locks._claim(
-            None, "exclusive", 1, True, max_hold, {"memo": call.memo.uri}, maintained=MAINTAIN_LOCKS(), adopt=True
+        claim = claim_of(
+            locks.session, max_hold=max_hold, meta={"memo": call.memo.uri}, maintained=MAINTAIN_LOCKS(), adopt=True
         )
-        locks._session.start()
-        steps = acquiring(locks._session, lock, claim, None, look=look, also_watch=lambda: ((keys.wake, wake),))
-        found: Any = locks._claimed(lock, claim, steps)
+        locks.session.start()
+        steps = acquiring(locks.session, lock, claim, None, look=look, also_watch=lambda: ((keys.wake, wake),))
+        found: Any = threads.claimed(locks.session, lock, claim, steps)
         return found  # type: ignore[no-any-return]
 
     # --- outcomes

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from fdb_schema.private_files import private_opener
-from lease_locks.host import boot_id, process_start
+from lease_locks.session.host import boot_id, process_start
 
 Shell = Callable[[Sequence[str]], "Future[Any] | None"]
 _LOOK_SECONDS: Final = 0.05

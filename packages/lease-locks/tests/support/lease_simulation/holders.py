@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lease_locks import ending, joining
-from lease_locks import transitions as t
 from lease_locks.errors import LeaseLost
-from lease_locks.holding import Holding, SessionCore
-from lease_locks.records import WaiterRecord
-from lease_locks.rows import read_grant
-from lease_locks.sessions import clear_if_dead, register, renew
-from lease_locks.space import LeaseSpace, LockKeys
-from lease_locks.states import Belief, News
-from lease_locks.tokens import FencingToken
+from lease_locks.grants import ending, joining
+from lease_locks.grants import transitions as t
+from lease_locks.grants.records import WaiterRecord
+from lease_locks.grants.rows import read_grant
+from lease_locks.grants.space import LeaseSpace, LockKeys
+from lease_locks.grants.states import Belief, News
+from lease_locks.grants.tokens import FencingToken
+from lease_locks.session.holding import Holding, SessionCore
+from lease_locks.session.sessions import clear_if_dead, register, renew
 from lease_simulation.store import Transaction
 from lease_simulation.world import Actor, Attempt, Conflict, Process, Sleep, Unreachable, Watch, World
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from lease_locks import ending, joining
-from lease_locks import transitions as t
 from lease_locks.errors import LeaseLost, LockWasStolenError
-from lease_locks.holding import Holding, SessionCore
+from lease_locks.grants import ending, joining
+from lease_locks.grants import transitions as t
+from lease_locks.grants.records import MaintainerRecord
+from lease_locks.grants.states import News
+from lease_locks.grants.tokens import FencingToken
 from lease_locks.memo.rows import (
     FAILED,
     PENDING,
@@ -25,9 +27,7 @@ from lease_locks.memo.rows import (
     invoke,
     publish,
 )
-from lease_locks.records import MaintainerRecord
-from lease_locks.states import News
-from lease_locks.tokens import FencingToken
+from lease_locks.session.holding import Holding, SessionCore
 from lease_simulation.holders import SPACE, Held, Model, Session, renewer, run
 from lease_simulation.store import Transaction
 from lease_simulation.world import Actor, Process, Sleep, Unreachable, Watch, World

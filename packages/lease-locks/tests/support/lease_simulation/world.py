@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lease_locks.observer import Observer
-from lease_locks.records import SessionRecord
+from lease_locks.grants.observer import Observer
+from lease_locks.grants.records import SessionRecord
 from lease_simulation.store import Store, Transaction
 
 _LOOK_SECONDS = 4.0

@@ -12,7 +12,7 @@ from fdb_datamodel import TERMINAL, ActorStatus, Counted, FutureState, list_acto
 from fdb_schema import ClusterSpace
 from idempotent_txn import run
 from lease_locks import LeaseInfo, LeaseManager
-from lease_locks.info import heartbeat_time
+from lease_locks.grants.info import heartbeat_time
 from mainspring_dashboard.lists.kept import Kept
 from mainspring_dashboard.lists.renewed import Renewed
 

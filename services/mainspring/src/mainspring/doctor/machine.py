@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import fdb_datamodel.space
-import lease_locks.space
+import lease_locks.grants.space
 from fdb_schema import ClusterSpace, get_many, unpack
 from idempotent_txn import run
 from mainspring.doctor.findings import Finding, ok, problem, warning
@@ -24,7 +24,7 @@ MAP_SHARE: Final = 0.9
 _BINDINGS: Final = (7, 3), (9, 0)
 _FORMATS: Final = (
     ("futures", fdb_datamodel.space.FORMAT),
-    ("lease", lease_locks.space.FORMAT),
+    ("lease", lease_locks.grants.space.FORMAT),
     (SUBSPACE, HEAP_FORMAT),
 )
 

@@ -24,8 +24,8 @@ from typing import Any, Final
 from fdb import tuple as fdb_tuple
 
 from fdb_schema import ClusterSpace, check_name
-from lease_locks.errors import DamagedRowError
-from lease_locks.tokens import FencingToken
+from lease_locks.grants.errors import DamagedRowError
+from lease_locks.grants.tokens import FencingToken
 
 FORMAT: Final = 1
 HISTORY_EVENTS: Final = 64

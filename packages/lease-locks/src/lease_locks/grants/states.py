@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from lease_locks.errors import LeaseStateError
+from lease_locks.grants.errors import LeaseStateError
 
 
 class Grant(StrEnum):

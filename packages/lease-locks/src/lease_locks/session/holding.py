@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from lease_locks.observer import FENCE
-from lease_locks.states import Belief, News, next_belief
+from lease_locks.grants.observer import FENCE
+from lease_locks.grants.states import Belief, News, next_belief
 
 RENEW_EVERY: Final = 1 / 3  # of the shortest ttl
 RENEW_JITTER: Final = 0.1

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from lease_locks.ending import how_ended, write_event
-from lease_locks.errors import CannotMaintainLock, LeaseLost, LockReleased, LockWasStolenError
-from lease_locks.observer import VERSIONS_PER_SECOND
-from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord
-from lease_locks.rows import HeldGrant, decoded, read_grant, read_name
-from lease_locks.space import LockKeys, stamped_value
-from lease_locks.states import Event, Grant, next_grant
-from lease_locks.tokens import STAMP_BYTES, FencingToken
+from lease_locks.grants.ending import how_ended, write_event
+from lease_locks.grants.errors import CannotMaintainLock, LeaseLost, LockReleased, LockWasStolenError
+from lease_locks.grants.observer import VERSIONS_PER_SECOND
+from lease_locks.grants.records import EventRecord, HolderRecord, MaintainerRecord
+from lease_locks.grants.rows import HeldGrant, decoded, read_grant, read_name
+from lease_locks.grants.space import LockKeys, stamped_value
+from lease_locks.grants.states import Event, Grant, next_grant
+from lease_locks.grants.tokens import STAMP_BYTES, FencingToken
 
 _NOTHING: Final = 1e-6  # seconds: over at once, and not the 0.0 of "no limit"
 

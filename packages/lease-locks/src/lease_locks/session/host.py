@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from fdb_schema import boot_id, identity, pid_namespace, process_start
-from lease_locks.records import SessionRecord
+from lease_locks.grants.records import SessionRecord
 
 MARK = "MAINSPRING_LEASE_KEEPER"
 """In the environment of all that comes of a helper: its `mark`, after those of the helpers that it came of itself."""

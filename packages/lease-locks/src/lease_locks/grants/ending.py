@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fdb_schema import add_read_conflict_keys, read_range, read_version
-from lease_locks.errors import DamagedRowError
-from lease_locks.observer import Alive, Dead, Observer, Subject
-from lease_locks.records import EventRecord
-from lease_locks.rows import (
+from lease_locks.grants.errors import DamagedRowError
+from lease_locks.grants.observer import Alive, Dead, Observer, Subject
+from lease_locks.grants.records import EventRecord
+from lease_locks.grants.rows import (
     Damaged,
     HeldGrant,
     grant_subject,
@@ -24,9 +24,9 @@ from lease_locks.rows import (
     read_name,
     read_queue,
 )
-from lease_locks.space import LeaseSpace, LockKeys, stamped_key, stamped_value
-from lease_locks.states import Event, Grant, next_grant
-from lease_locks.tokens import FencingToken
+from lease_locks.grants.space import LeaseSpace, LockKeys, stamped_key, stamped_value
+from lease_locks.grants.states import Event, Grant, next_grant
+from lease_locks.grants.tokens import FencingToken
 
 _ONE = (1).to_bytes(8, "little")
 

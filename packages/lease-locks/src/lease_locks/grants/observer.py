@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lease_locks.records import SessionRecord
+from lease_locks.grants.records import SessionRecord
 
 FENCE: Final = 0.8
 UNCHANGED: Final = 1.1

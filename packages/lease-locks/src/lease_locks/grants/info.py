@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from fdb_schema import NameInvalidError, get_many, read_range
-from lease_locks.errors import DamagedRowError
-from lease_locks.records import HolderRecord
-from lease_locks.rows import Damaged, HeldGrant, read_events, read_grants, read_maintainer, read_queue
-from lease_locks.space import LeaseSpace, LockKeys
-from lease_locks.tokens import STAMP_BYTES, FencingToken
+from lease_locks.grants.errors import DamagedRowError
+from lease_locks.grants.records import HolderRecord
+from lease_locks.grants.rows import Damaged, HeldGrant, read_events, read_grants, read_maintainer, read_queue
+from lease_locks.grants.space import LeaseSpace, LockKeys
+from lease_locks.grants.tokens import STAMP_BYTES, FencingToken
 
 
 def wall_time(us: int) -> datetime:

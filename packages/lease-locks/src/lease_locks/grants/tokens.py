@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lease_locks.errors import CannotMaintainLock
+from lease_locks.grants.errors import CannotMaintainLock
 
 STAMP_BYTES = 10
 _EPOCH_BYTES = 4

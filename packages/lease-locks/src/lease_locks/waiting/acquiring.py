@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from idempotent_txn import Outcome, TransactionTimedOut
-from lease_locks import transitions
 from lease_locks.errors import AcquireTimeout
-from lease_locks.holding import Holding
-from lease_locks.info import lease_infos
-from lease_locks.lease import HOLDER, Lease
-from lease_locks.observer import Subject
-from lease_locks.rows import read_name
-from lease_locks.session import Session
-from lease_locks.space import LockKeys
-from lease_locks.tokens import FencingToken
-from lease_locks.transitions import PRESENT, Claim, Granted, Waiting
+from lease_locks.grants import transitions
+from lease_locks.grants.info import lease_infos
+from lease_locks.grants.observer import Subject
+from lease_locks.grants.rows import read_name
+from lease_locks.grants.space import LockKeys
+from lease_locks.grants.tokens import FencingToken
+from lease_locks.grants.transitions import PRESENT, Claim, Granted, Waiting
+from lease_locks.lease import in_hand
+from lease_locks.session.holding import Holding
+from lease_locks.session.part import HOLDER, Part
+from lease_locks.session.session import Session
 
 GRACE: Final = 2.0
 """Seconds that a last look may take after the deadline of the wait."""
@@ -105,9 +106,10 @@ def acquiring(
             if isinstance(found, Granted):
                 token = yield from _token(found, outcome, lock, claim, timeout)
                 holding = Holding(claim.ttl, started, max_hold=claim.max_hold, maintained=claim.maintained)
-                lease = Lease(session, lock, token, holding, claim.owner, claim.mode, HOLDER)
-                session.adopt(lease, claim.owner, holding, known)
+                part = Part(claim.owner, lock, token, claim.mode, HOLDER, holding)
+                session.adopt(part, known)
                 done = True
+                lease = in_hand(session, part)
                 return lease if look is None else (lease, found.adopts)
             if not isinstance(found, Waiting):
                 done = True
@@ -146,6 +148,14 @@ def local(session: Session, subjects: tuple[Subject, ...]) -> tuple[Subject, ...
             for v in s.vitals
         )
     )
+
+
+def start_within(session: Session, name: str, timeout: float | None) -> None:
+    """Start the session for an acquisition of `name`. Raises `AcquireTimeout`."""
+    try:
+        session.start(None if timeout is None else timeout + GRACE)
+    except TransactionTimedOut as error:
+        raise unanswered(name, timeout or 0.0, error) from error
 
 
 def unanswered(name: str, timeout: float, error: Exception) -> AcquireTimeout:

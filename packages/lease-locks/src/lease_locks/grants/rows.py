@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fdb_schema import Record, RecordError, get_many, read_range
-from lease_locks.errors import CannotMaintainLock, DamagedRowError
-from lease_locks.observer import Subject, Vital
-from lease_locks.records import EventRecord, HolderRecord, MaintainerRecord, SessionRecord, WaiterRecord
-from lease_locks.space import HISTORY_EVENTS, LeaseSpace, LockKeys
-from lease_locks.tokens import STAMP_BYTES, FencingToken
+from lease_locks.grants.errors import CannotMaintainLock, DamagedRowError
+from lease_locks.grants.observer import Subject, Vital
+from lease_locks.grants.records import EventRecord, HolderRecord, MaintainerRecord, SessionRecord, WaiterRecord
+from lease_locks.grants.space import HISTORY_EVENTS, LeaseSpace, LockKeys
+from lease_locks.grants.tokens import STAMP_BYTES, FencingToken
 
 _FIRST_PAGE = 64
 _R = TypeVar("_R", bound=Record)

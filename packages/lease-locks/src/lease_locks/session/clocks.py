@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from lease_locks.host import boottime
+from lease_locks.session.host import boottime
 
 
 class Clocks(Protocol):

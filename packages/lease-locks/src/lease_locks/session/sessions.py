@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdb_schema import DatabaseUrlError, RecordError, check_format, cluster_identity, get_many, read_range, read_version
-from lease_locks.ending import how_ended
-from lease_locks.errors import DamagedRowError
-from lease_locks.observer import Dead, Observer
-from lease_locks.records import SessionRecord
-from lease_locks.rows import Damaged, session_subject
-from lease_locks.space import FORMAT, LeaseSpace, LockKeys, stamped_value
-from lease_locks.tokens import FencingToken
+from lease_locks.grants.ending import how_ended
+from lease_locks.grants.errors import DamagedRowError
+from lease_locks.grants.observer import Dead, Observer
+from lease_locks.grants.records import SessionRecord
+from lease_locks.grants.rows import Damaged, session_subject
+from lease_locks.grants.space import FORMAT, LeaseSpace, LockKeys, stamped_value
+from lease_locks.grants.tokens import FencingToken
 
 
 def register(tr: Any, space: LeaseSpace, sid: bytes, record: SessionRecord, origin: bytes | None = None) -> bytes:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fdb_schema import add_read_conflict_keys, read_version
-from lease_locks.ending import Found, release, take_over, write_event
-from lease_locks.observer import Alive, Dead, Observer, Subject
-from lease_locks.records import EventRecord, HolderRecord, WaiterRecord
-from lease_locks.rows import (
+from lease_locks.grants.ending import Found, release, take_over, write_event
+from lease_locks.grants.observer import Alive, Dead, Observer, Subject
+from lease_locks.grants.records import EventRecord, HolderRecord, WaiterRecord
+from lease_locks.grants.rows import (
     HeldGrant,
     Place,
     grant_subject,
@@ -23,9 +23,9 @@ from lease_locks.rows import (
     read_ahead,
     read_name,
 )
-from lease_locks.space import HISTORY_EVENTS, LeaseSpace, LockKeys, stamped_key, stamped_value
-from lease_locks.states import Event, Grant, next_grant
-from lease_locks.tokens import STAMP_BYTES, FencingToken
+from lease_locks.grants.space import HISTORY_EVENTS, LeaseSpace, LockKeys, stamped_key, stamped_value
+from lease_locks.grants.states import Event, Grant, next_grant
+from lease_locks.grants.tokens import STAMP_BYTES, FencingToken
 
 TRIM_ONE_IN = 16  # a grant out of so many trims its name's history
 PRESENT = b""  # in `Waiting.watch`: the row is there, with whatever value

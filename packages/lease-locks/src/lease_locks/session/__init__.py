@@ -1,0 +1,1 @@
+"""What keeps a process's leases alive, and ends its belief in them in time."""
