@@ -28,7 +28,7 @@ from fdb_schema.cli import (
     say,
 )
 from fdb_schema.figures import short_ids, size, timestamp, timestamp_us, told
-from fdb_schema.logs import LogFormat, LogLevel, configure_logging
+from fdb_schema.logs import LogFormat, LogLevel, configure_logging, log_to_stderr
 
 SECRET = 'to"k\\en and\tmore/ü'
 
@@ -56,6 +56,18 @@ def test_what_commands_a_terminal_is_in_no_log(form: LogFormat) -> None:
     if form is LogFormat.json:
         line = json.loads(stream.getvalue())
         assert (line["message"], line["name\u202e"]) == (said, said)
+
+
+def test_a_program_that_is_no_service_logs_nothing_else_either(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "root", logging.RootLogger(logging.WARNING))
+    monkeypatch.setattr(logging.Logger, "root", logging.root)
+    log_to_stderr()
+    logging.getLogger().warning("%s", f"\x1b[2J \u202e {SECRET}\n2026-01-01 00:00:00 INFO forged")
+    said = capsys.readouterr().err
+    assert "\\x1b[2J \\u202e ***\n  2026" in said
+    assert printable(said) == said
 
 
 def test_what_commands_a_terminal_is_escaped_in_json_and_stays_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:

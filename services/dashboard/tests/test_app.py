@@ -376,7 +376,9 @@ def test_tasks_of_the_heap_are_listed_told_and_paused(acting: TestClient, lab: A
         ({"origin": "null"}, b'{"action": "cancel"}', 403, "may not act here"),
         ({"origin": "http://evil.example"}, b'{"action": "cancel"}', 403, "may not act here"),
         ({}, b'{"action": "explode"}', 400, "use one of cancel, retry"),
+        ({"origin": "http://[10.0.0.7"}, b'{"action": "cancel"}', 403, "may not act here"),
         ({}, b"[]", 400, "JSON object"),
+        ({}, b"[" * 4_096, 400, "JSON object"),
         ({}, b"x" * 5_000, 413, "4096 bytes"),
     ],
 )

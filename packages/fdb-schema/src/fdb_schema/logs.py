@@ -114,8 +114,8 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """A record as a line for people."""
 
-    def __init__(self, service: str) -> None:
-        super().__init__(f"%(asctime)s %(levelname)s {service} %(name)s pid=%(process)d %(message)s")
+    def __init__(self, service: str = "") -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {service and service + ' '}%(name)s pid=%(process)d %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Lines of a message but the first are indented: what others named, or sent, can't look like a record of its own."""
@@ -134,5 +134,17 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.value.upper())
+    _quieten()
+
+
+def log_to_stderr() -> None:
+    """The same, as text, for a program that is no service, and where nothing else has been set up."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    _quieten()
+
+
+def _quieten() -> None:
     for name in _QUIET:
-        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -26,6 +26,7 @@ from fdb_datamodel import (
 )
 from fdb_schema import database_url, open_database, url_of
 from fdb_schema.figures import counted
+from fdb_schema.logs import log_to_stderr
 from fdb_schema.metrics import MetricsServer
 from futures_worker.errors import AddressUnknownError
 from futures_worker.handshake import OBJECTS, Identity
@@ -236,9 +237,7 @@ class WorkerService:
 
 def serve(config: WorkerConfig, *, as_json: bool = False) -> None:
     """Runs a worker in this process: one ready line on standard output, SIGTERM and SIGINT drain, again: at once."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s pid=%(process)d %(message)s"
-    )
+    log_to_stderr()
     sys.setswitchinterval(0.001)  # housekeeping must not hold the loop up for 5 ms
     config = replace(config, files=config.files or raise_file_limit())  # a waiting task costs the worker three
     service: WorkerService | None = None

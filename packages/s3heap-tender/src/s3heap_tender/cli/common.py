@@ -6,7 +6,6 @@ import inspect
 import logging
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,6 +31,7 @@ from fdb_schema.cli import (
 )
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.figures import ago, cut, short_ids, told
+from fdb_schema.logs import log_to_stderr
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.describing import STILL
 from s3heap_tender.errors import StoreUnavailableError, TaskNotFoundError
@@ -271,13 +271,6 @@ def stop_on_signals() -> threading.Event:
         signal.signal(number, lambda *_: stop.set())
     log_to_stderr()
     return stop
-
-
-def log_to_stderr() -> None:
-    """Logs to standard error, where nothing else has been set up."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    logging.getLogger("botocore").setLevel(logging.WARNING)
-    logging.getLogger("aiobotocore").setLevel(logging.WARNING)
 
 
 def task_row(task: Task, moments: Moments) -> dict[str, Any]:
