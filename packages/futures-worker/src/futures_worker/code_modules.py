@@ -18,12 +18,13 @@ class _Modules:
     """Which modules go by value, and which by reference are followed by their files. Both change while a process runs.
 
     By value goes what every module defines that the import system of Python didn't load, since its name means nothing to
-    another process; cloudpickle is told of them; and what the user has registered with cloudpickle.
+    another process, as a script's doesn't in a process of multiprocessing (`__mp_main__`); cloudpickle is told of them; and
+    what the user has registered with cloudpickle.
     """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._count = 0
+        self._looked_at: tuple[int, str] | None = None  # how many there were, and which was the newest
         self.by_value: set[str] = set()
         self.markers: tuple[bytes, ...] = (b"__main__",)  # the former's names, as in a pickle that refers to them
         self.followed: set[str] = set()  # loaded from files outside the installation
@@ -31,7 +32,9 @@ class _Modules:
     def refresh(self) -> None:
         """Look for modules and registrations that are new since the last call."""
         registered = cloudpickle.list_registry_pickle_by_value()
-        if len(sys.modules) != self._count:
+        there = len(sys.modules), next(reversed(sys.modules))
+        if there != self._looked_at:
+            self._looked_at = there
             self._look_at_modules()
             registered = cloudpickle.list_registry_pickle_by_value()
         if registered != self.by_value:
@@ -47,14 +50,13 @@ class _Modules:
         return False
 
     def _look_at_modules(self) -> None:
-        self._count = len(sys.modules)
         for name, module in list(sys.modules.items()):
             if name in self._seen or module is None:
                 continue
             self._seen.add(name)
             if name == "__main__":
                 continue
-            if made_outside_the_import_system(module):
+            if name == "__mp_main__" or made_outside_the_import_system(module):
                 cloudpickle.register_pickle_by_value(module)
             elif local_file(name) is not None:
                 self.followed.add(name)

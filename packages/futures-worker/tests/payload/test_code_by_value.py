@@ -80,6 +80,12 @@ def test_a_module_registered_by_value_after_the_first_try_goes_by_value_with_arg
     assert cache.dump(module.f).digest == by_reference.digest
 
 
+def test_a_script_goes_by_value_in_a_process_of_multiprocessing_too(make_module: Callable[..., ModuleType]) -> None:
+    module = make_module("__mp_main__", "class C:\n    x = 7\ndef f(c): return c.x + 3\n")
+    args, result = payload.dump_args((module.C(),), {})[0], payload.dump_result(module.C()).to_bytes()
+    assert elsewhere(payload.CodeCache().dump(module.f).data, args, result) == "10 7"
+
+
 def test_registering_a_package_counts_for_its_modules(make_module: Callable[..., ModuleType]) -> None:
     package = make_module("mine_package.__init__", "")
     sys.modules["mine_package"] = package = importlib.import_module("mine_package")
