@@ -53,13 +53,13 @@ class _Modules:
         for name, module in list(sys.modules.items()):
             if name in self._seen or module is None:
                 continue
-            self._seen.add(name)
             if name == "__main__":
-                continue
-            if name == "__mp_main__" or made_outside_the_import_system(module):
+                pass
+            elif name == "__mp_main__" or made_outside_the_import_system(module):
                 cloudpickle.register_pickle_by_value(module)
             elif local_file(name) is not None:
                 self.followed.add(name)
+            self._seen.add(name)
 
 
 def made_outside_the_import_system(module: types.ModuleType) -> bool:
