@@ -730,6 +730,16 @@ def test_when_a_link_fails_those_behind_it_go_back_uncharged() -> None:
     assert d.core.tasks == {}
 
 
+@pytest.mark.parametrize("awaits", [[], [claim(1).id]], ids=["readers", "a future"])
+def test_what_waits_for_readers_is_followed_by_nothing_in_hand(awaits: list[bytes]) -> None:
+    d = quick()
+    d.claim(*chain(2, 2))
+    blocks = [messages.BLOCKED, d.seq_of(2), [d.seq_of(3)], awaits]
+    ended = outcomes(d.say(ChildSaid(0, [blocks])))
+    assert [(o.event, o.claim.id) for o in ended] == ([] if awaits else [("relinquish_claim", claim(3).id)])
+    assert (claim(3).id in d.core.tasks) == bool(awaits)
+
+
 def test_a_stored_result_is_brought_to_what_was_claimed_behind_it() -> None:
     d = quick()
     d.claim(*chain(2, 2))

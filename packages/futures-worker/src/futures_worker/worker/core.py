@@ -245,6 +245,8 @@ class WorkerCore(ClaimedTasks):
             self.out.append(TakeBack(child.number))
         if child.queue:
             self.used[0] -= child.queue[0].cpu
+            if not awaits:
+                self.release_follower(child.queue[0])
         self._bring_forward(child.awaits)
         self.wants_claim = True
 

@@ -156,8 +156,7 @@ class WorkerState:
             self.count(task, -1)
         if task.parcels:
             self.out.append(ForgetTask(task))
-        if task.follower is not None:
-            self._orphan(task.follower)
+        self.release_follower(task)
 
     # --- chains: tasks claimed ahead, behind another task of this worker
 
@@ -202,6 +201,13 @@ class WorkerState:
             task.preparing, task.large = True, False
             self.preparing += 1
             self.out.append(PrepareInputs([task]))
+
+    def release_follower(self, task: Task) -> None:
+        """What was claimed behind the task goes back: nothing comes of the task, or it waits for readers of what it yields,
+        and goes on if it is seen in the database that something depends on it.
+        """
+        if task.follower is not None:
+            self._orphan(task.follower)
 
     def _orphan(self, task: Task) -> None:
         """What it was claimed behind ended without a result: it goes back, and with it what is behind it."""
