@@ -281,3 +281,45 @@ with LeaseManager(sys.argv[1]) as locks:
 def test_classes_that_libraries_made_are_the_same_in_every_process(tmp_path: Path, shared_url: str) -> None:
     script = written(tmp_path, OF_LIBRARIES)
     assert [run(script, shared_url) for _ in range(2)] == ["True True", "False True"]
+
+
+NAMED_AS_TEXT = """
+from __future__ import annotations
+import sys, typing
+from dataclasses import dataclass
+from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell, subprocess_shell
+from lease_locks.memo.functions import bind
+
+@dataclass
+class Part:
+    size: int
+    def __post_init__(self):
+        self.size *= FACTOR
+
+@dataclass
+class Whole:
+    parts: list["Part"]
+    whole: Whole | None = None
+
+def made(x: Part) -> int:
+    hints = typing.get_type_hints(Whole, vars(sys.modules["__main__"]))
+    return typing.get_args(hints["parts"])[0](x).size
+
+def key(x):
+    return bind("default", made, (x,), {}).memo.digest
+
+with LeaseManager(sys.argv[1]) as locks:
+    runner = MemoizingPicklingRunner(locks, shell=samethread_shell)
+    found = runner.call(made, 1)
+    same = MemoizingPicklingRunner(locks, shell=subprocess_shell).call(key, 1) == key(1)
+    class Part:
+        size = 70
+        def __init__(self, x): pass
+    print(found, same, runner.call(made, 1))
+"""
+
+
+def test_what_annotations_name_as_text_counts_in_every_process(tmp_path: Path, shared_url: str) -> None:
+    """As all annotations do under `from __future__ import annotations`."""
+    found = [run(written(tmp_path, NAMED_AS_TEXT.replace("FACTOR", factor)), shared_url) for factor in "232"]
+    assert found == ["2 True 70", "3 True 70", "2 True 70"]

@@ -1,6 +1,7 @@
 """What cloudpickle leaves out of functions and classes that go by value, put back, for picklers that are made from its own.
 
 - A function comes with the globals that the bodies of classes within it use.
+- Functions and classes come with the classes that their annotations name as text (`from __future__ import annotations`).
 - Functions that share a variable (`nonlocal`) share it in the copy, too.
 - What a class's body made comes in its order, with its `__slots__`, its annotations and its qualified name.
 - To make a class anew calls no `__init_subclass__` and no metaclass that goes by value itself: what those did is part of what is
@@ -14,6 +15,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dis
 import enum
@@ -37,12 +39,15 @@ DISPATCHER_ATTRIBUTES: Final = frozenset(vars(_DISPATCHING)) - {"__wrapped__"}
 """What `singledispatch` gives a function: what can be asked of it, and its cache."""
 ANNOTATING: Final = frozenset({"__annotate_func__", "__annotate__", "__annotations_cache__"})
 """Where a class has its annotations from Python 3.14 on: what makes them, and what that made."""
+LENT: Final = "__named_as_text__"
+"""Where a copy of a class has what its annotations name as text: the script that they are of is another process's."""
 _FILE_NAME: Final = 10  # of the arguments of `types.CodeType`
 CACHED_FUNCTION: Final = type(functools.lru_cache(print))
 _PARAMETERS: Final = frozenset(vars(typing)[name] for name in ("ParamSpec", "TypeVarTuple") if hasattr(typing, name))
 _NAMED: Final = {CACHED_FUNCTION, typing.NewType, getattr(typing, "TypeAliasType", None), *_PARAMETERS}
 _OF_ENUMERATIONS: Final = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
-_SCRIPTS: Final = frozenset({None, "__main__", "__mp_main__"})
+SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
+_SCRIPTS: Final = SCRIPTS | {None}
 _making = threading.RLock()
 
 
@@ -63,8 +68,9 @@ def has_id(obj: Any) -> bool:
 
 
 def whole_names(function: types.FunctionType) -> None:
-    """Before cloudpickle looks which globals a function uses: it passes over those of the bodies of classes within it."""
-    found = names_of_class_bodies(function.__code__)
+    """Before cloudpickle looks which globals a function uses: it passes over those of the bodies of classes within it, and what
+    annotations name as text."""
+    found = *names_of_class_bodies(function.__code__), *named_as_text(function)
     names_of = getattr(cloudpickle.cloudpickle, "_extract_code_globals", None)
     if found and names_of is not None:
         names_of(function.__code__).update(dict.fromkeys(found))  # the one that it keeps for this code
@@ -103,6 +109,37 @@ def annotations_of(thing: types.FunctionType | type) -> dict[str, Any]:
             return library.get_annotations(thing, format=library.Format.STRING)  # type: ignore[no-any-return]
         except Exception:
             return {}
+
+
+def named_as_text(thing: types.FunctionType | type) -> dict[str, type]:
+    """The classes that annotations of a script's function or class name as text, in the order of the names: whoever evaluates
+    them finds these."""
+    space: Any = vars(thing).get(LENT) if isinstance(thing, type) else thing.__globals__
+    if space is None:
+        space = vars(sys.modules.get(thing.__module__, types)) if thing.__module__ in SCRIPTS else {}
+    names = {name for part in annotations_of(thing).values() for text in _texts(part) for name in _names_in(text)}
+    return {name: space[name] for name in sorted(names) if isinstance(space.get(name), type)}
+
+
+def _texts(annotation: Any) -> Iterator[str]:
+    if isinstance(annotation, str):
+        yield annotation
+    elif isinstance(annotation, typing.ForwardRef):
+        yield annotation.__forward_arg__
+    elif isinstance(parts := getattr(annotation, "__args__", None), tuple):  # list["Inner"]
+        for part in parts:
+            yield from _texts(part)
+
+
+@functools.lru_cache(maxsize=4_096)
+def _names_in(text: str) -> frozenset[str]:
+    try:
+        found = list(ast.walk(ast.parse(text.strip(), mode="eval")))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a text that is no expression
+        return frozenset()
+    within = [node.value for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    names = {node.id for node in found if isinstance(node, ast.Name)}
+    return frozenset(names.union(*map(_names_in, within)))
 
 
 class Cells:
@@ -188,6 +225,8 @@ def whole_class(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     if not ANNOTATING.isdisjoint(vars(kind)):
         members = {name: value for name, value in members.items() if name not in ANNOTATING}
         members["__annotations__"] = annotations_of(kind)
+    if lent := named_as_text(kind):
+        members = {**members, LENT: lent}
     place = {name: at for at, name in enumerate(vars(kind))}
     in_order = dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
     return _make, (make, args), (in_order, more), *rest

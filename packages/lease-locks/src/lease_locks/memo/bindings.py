@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fdb_schema.whole_copies import DISPATCHER_ATTRIBUTES, is_dispatching
+from fdb_schema.whole_copies import DISPATCHER_ATTRIBUTES, SCRIPTS, is_dispatching, named_as_text
 
-SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
 _ABSENT: Final = object()
 _REGISTERED: Final = vars(abc)["_get_dump"]  # as cloudpickle has it; Python names nothing public that says it
 
@@ -58,7 +57,7 @@ def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     module = space.get("__name__")
     there = vars(sys.modules.get(module or "", types))
     if module in SCRIPTS or there is not space:
-        for name in _names(function.__code__).globals:
+        for name in sorted({*_names(function.__code__).globals, *named_as_text(function)}):
             # In a remote a nested function of a module has globals of its own, with what the module holds in them.
             if name in space and (module in SCRIPTS or there.get(name, space) is not space[name]):
                 yield name, space[name]
@@ -105,6 +104,9 @@ class Bindings:
         things = list(things)
         self._token = abc.get_cache_token()  # changes with every registration anywhere
         self._registered = [(_mark(kind), registered_with(kind)) for kind in things if isinstance(kind, abc.ABCMeta)]
+        self._named = [
+            (_mark(kind), _marks(named)) for kind in things if isinstance(kind, type) and (named := named_as_text(kind))
+        ]
         functions = [thing for thing in things if type(thing) is types.FunctionType]
         state: set[tuple[int, str]] = set()  # (of whose globals, name) and (cell, "")
         for function in functions:
@@ -123,6 +125,11 @@ class Bindings:
                 if kind is None or registered_with(kind) != registered:
                     return False
             self._token = token
+        for mark, named in self._named:
+            kind = mark()
+            now = {} if kind is None else named_as_text(kind)
+            if now.keys() != named.keys() or not all(_is(named[name], value) for name, value in now.items()):
+                return False
         return all(seen.stands() for seen in self._seen)
 
 
@@ -141,7 +148,7 @@ class _Seen:
         self.cells = [(at, _mark(value)) for at, (cell, (_, value)) in values if (id(cell), "") not in state]
         told = dict(_globals(function))
         space = function.__globals__
-        names = (name for name in _names(self.code).globals if name in told or name not in space)
+        names = (*told, *(name for name in _names(self.code).globals if name not in space))
         self.globals = [(name, _mark(space.get(name, _ABSENT))) for name in names if (id(space), name) not in state]
 
     def stands(self) -> bool:
@@ -175,6 +182,10 @@ def _mark(value: Any) -> Callable[[], Any]:
         return weakref.ref(value)
     except TypeError:
         return _Same(value)
+
+
+def _marks(named: dict[str, type]) -> dict[str, Callable[[], Any]]:
+    return {name: _mark(value) for name, value in named.items()}
 
 
 class _Same:

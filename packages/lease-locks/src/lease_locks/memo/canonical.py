@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from typing import Any, Final
 
-from fdb_schema.whole_copies import ANNOTATING, annotations_of
+from fdb_schema.whole_copies import ANNOTATING, LENT, annotations_of, named_as_text
 from lease_locks.errors import LeaseError
 from lease_locks.memo.bindings import SCRIPTS, Bindings, around, registered_with
 from lease_locks.memo.wrapping import plain
@@ -54,6 +54,7 @@ _CODE_PARTS: Final = (
 _CLASS_NOISE: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
     | {"__slotnames__"}  # made when an instance is first pickled
+    | {LENT}  # what it holds is told itself
     | ANNOTATING  # the annotations are told themselves
     # What pydantic makes of a model's fields and methods, which are told: it names the class by its place in memory.
     | {"__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__"}
@@ -444,6 +445,9 @@ class _Encoder:
         for name, value in body_of(kind):
             self.sized(b"=", name.encode())
             self._put_or_own(kind, name, value)
+        for name, named in named_as_text(kind).items():
+            self.sized(b"n", name.encode())
+            self.put(named)
 
     def descriptor(self, value: Any) -> None:
         self.put((type(value), *(getattr(value, part, None) for part in DESCRIPTOR_PARTS)))
