@@ -277,6 +277,10 @@ def _make_enum(
     made.__qualname__ = qualname
     for temporary in ("__init__", "__new_member__"):
         type.__delattr__(made, temporary)
+    for inherited in ("_new_member_", "_use_args_"):  # those of its own come with its state
+        type.__setattr__(
+            made, inherited, next(vars(one)[inherited] for one in made.__mro__[1:] if inherited in vars(one))
+        )
     for key, member in members.items():
         vars(made.__members__[key]).update(member.own)
     with _making:
