@@ -37,9 +37,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from typing import Any, Final
 
-from fdb_schema.whole_copies import ANNOTATING, LENT, annotations_of, named_as_text
+from fdb_schema.whole_copies import ANNOTATING, LENT, SCRIPTS, annotations_of, named_as_text
 from lease_locks.errors import LeaseError
-from lease_locks.memo.bindings import SCRIPTS, Bindings, around, registered_with
+from lease_locks.memo.bindings import Bindings, around, registered_with
 from lease_locks.memo.wrapping import plain
 
 log = logging.getLogger("lease_locks")

@@ -20,8 +20,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from fdb_schema.whole_copies import Cells, empty_cell, whole_class, whole_code, whole_named, whole_names
-from lease_locks.memo.bindings import SCRIPTS
+from fdb_schema.whole_copies import SCRIPTS, Cells, empty_cell, whole_class, whole_code, whole_named, whole_names
 from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, body_of, canonical, module_of
 
 _PROTOCOL: Final = 5
