@@ -27,7 +27,7 @@ from typing import Any
 
 from fdb_schema import open_database
 from idempotent_txn import Batcher, id_status, run, run_committed
-from idempotent_txn.keyspace import PREFIX
+from idempotent_txn.ids.keyspace import PREFIX
 
 SEED = {"baseline": 1.00, "row": 0.70, "combined": 0.99}
 TARGETS = {"combined": 0.98, "lanes": 0.85, "batcher": 2.0}

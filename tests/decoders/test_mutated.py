@@ -44,7 +44,7 @@ from futures_worker.handshake import (
 )
 from futures_worker.sealing import Half, Halves, Records
 from futures_worker.worker import messages
-from idempotent_txn import rows
+from idempotent_txn.ids import rows
 from lease_locks import CannotMaintainLock
 from lease_locks.grants.tokens import FencingToken
 from lease_locks.memo.rows import Memo

@@ -49,10 +49,10 @@ import futures_worker.worker.eager as eager
 import futures_worker.worker.memory as memory
 import futures_worker.worker.planning as planning
 import futures_worker.worker.streaming as streaming
-import idempotent_txn.backoff as backoff
-import idempotent_txn.batcher as batcher
+import idempotent_txn.attempts.backoff as backoff
+import idempotent_txn.batching.batcher as batcher
 import idempotent_txn.cleaner as cleaner
-import idempotent_txn.identity as identity
+import idempotent_txn.ids.identity as identity
 import idempotent_txn.lanes as lanes
 import idempotent_txn.loop as loop
 import lease_locks.grants.observer as observer

@@ -30,7 +30,7 @@ class Gate:
     """Holds the first commit of a database until others are queued behind it."""
 
     def __init__(self, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
-        from idempotent_txn import batcher as module
+        from idempotent_txn.batching import batcher as module
 
         self.batcher = batcher
         self.groups: list[int] = []
@@ -234,7 +234,7 @@ def test_a_lost_group_takes_effect_exactly_once(
             name = next(_names)
         batcher.run(put, b"effect/%08d" % name)
 
-    from idempotent_txn import batcher as module
+    from idempotent_txn.batching import batcher as module
 
     held = module.replay
 
@@ -257,7 +257,7 @@ def test_a_lost_group_takes_effect_exactly_once(
 def test_a_group_that_is_refused_as_a_whole_falls_apart_into_its_members(
     any_db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from idempotent_txn import batcher as module
+    from idempotent_txn.batching import batcher as module
 
     batcher = Batcher(any_db)
     gate = Gate(batcher, monkeypatch)
@@ -279,7 +279,7 @@ def test_a_group_that_is_refused_as_a_whole_falls_apart_into_its_members(
 
 
 def test_a_fatal_outcome_reaches_every_member(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from idempotent_txn import batcher as module
+    from idempotent_txn.batching import batcher as module
 
     batcher = Batcher(any_db)
     gate = Gate(batcher, monkeypatch)
@@ -310,8 +310,8 @@ def test_a_fatal_outcome_reaches_every_member(any_db: Any, monkeypatch: pytest.M
 
 def test_the_main_thread_commits_for_nobody_else(any_db: Any) -> None:
     """Only there an interruption can strike between a commit and its report."""
-    from idempotent_txn.batcher import _Member
-    from idempotent_txn.recording import Recording
+    from idempotent_txn.batching.batcher import _Member
+    from idempotent_txn.batching.recording import Recording
 
     batcher = Batcher(any_db)
     batcher._queue.extend(_Member(Recording()) for _ in range(3))
@@ -345,7 +345,7 @@ def test_an_interruption_takes_a_member_out_of_the_queue(any_db: Any, monkeypatc
     gate = Gate(batcher, monkeypatch)
     threads = in_threads(1, lambda n: (batcher.run(put, b"effect/a"), None)[1])
     assert gate.entered.wait(60)
-    monkeypatch.setattr("idempotent_txn.batcher._closed_gate", lambda: InterruptedGate(lambda: None))
+    monkeypatch.setattr("idempotent_txn.batching.batcher._closed_gate", lambda: InterruptedGate(lambda: None))
     with pytest.raises(KeyboardInterrupt):
         batcher.run(put, b"effect/b")
     assert not batcher._queue
@@ -372,7 +372,7 @@ def test_an_interruption_of_a_member_in_flight_comes_after_its_commit(
         while batcher._queue:
             pause.wait(0.001)
 
-    monkeypatch.setattr("idempotent_txn.batcher._closed_gate", lambda: InterruptedGate(once_taken))
+    monkeypatch.setattr("idempotent_txn.batching.batcher._closed_gate", lambda: InterruptedGate(once_taken))
     with pytest.raises(KeyboardInterrupt) as caught:
         batcher.run(put, b"effect/b")
     assert caught.value.__notes__ == ["The transaction that was interrupted had committed."]
@@ -421,7 +421,7 @@ def test_mistakes_of_a_body_are_told_by_the_engine(any_db: Any) -> None:
 
 
 def test_a_transaction_larger_than_a_member_may_be_commits_alone(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from idempotent_txn import batcher as module
+    from idempotent_txn.batching import batcher as module
 
     def refused(tr: Any, recordings: Any) -> None:
         raise AssertionError("it was not to be in a group")

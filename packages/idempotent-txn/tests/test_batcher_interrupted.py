@@ -14,10 +14,10 @@ import pytest
 from support.interrupting import Interruption, arrivals, raised
 
 from idempotent_txn import Batcher
-from idempotent_txn import batcher as module
-from idempotent_txn.recording import replay
+from idempotent_txn.batching import batcher as module
+from idempotent_txn.batching.recording import replay
 
-FILES = ("idempotent_txn/batcher.py", "idempotent_txn/merging.py")
+FILES = ("idempotent_txn/batching/batcher.py", "idempotent_txn/batching/merging.py")
 PATIENCE = 60
 
 

@@ -10,8 +10,8 @@ import pytest
 from fdb_schema import prefix_end, read_range
 from idempotent_txn import Cleaned, Cleaner, CommitUnknownResultFatal, NotCommitted, commit_result, id_status, run
 from idempotent_txn.cleaner import VERSIONS_PER_SECOND
-from idempotent_txn.keyspace import EXPIRED_VERSION, ROWS
-from idempotent_txn.rows import decode_expired_version, decode_row, row_key, row_value
+from idempotent_txn.ids.keyspace import EXPIRED_VERSION, ROWS
+from idempotent_txn.ids.rows import decode_expired_version, decode_row, row_key, row_value
 
 
 def put_rows(db: Any, versions: list[int], timestamp: int = 0) -> None:

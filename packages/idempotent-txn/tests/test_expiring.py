@@ -17,9 +17,9 @@ from idempotent_txn import (
     results,
     run,
 )
-from idempotent_txn.lookup import NATIVE
-from idempotent_txn.repeat import until_committed
-from idempotent_txn.rows import encode_expired_version
+from idempotent_txn.attempts.repeat import until_committed
+from idempotent_txn.ids.lookup import NATIVE
+from idempotent_txn.ids.rows import encode_expired_version
 from idempotent_txn.session import session_of
 
 

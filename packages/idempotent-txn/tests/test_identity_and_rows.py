@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from idempotent_txn import CommitResult, Committed, IdempotencyId, IdempotencyIdError, NotCommitted
-from idempotent_txn.identity import SHORT_PREFIX, native_form, public_form, random_id
-from idempotent_txn.keyspace import NATIVE_ROWS, ROWS
-from idempotent_txn.rows import (
+from idempotent_txn.ids.identity import SHORT_PREFIX, native_form, public_form, random_id
+from idempotent_txn.ids.keyspace import NATIVE_ROWS, ROWS
+from idempotent_txn.ids.rows import (
     IdRow,
     RowError,
     decode_expired_version,

@@ -19,7 +19,7 @@ from conftest import seed_params
 from support.interrupting import Interruption, arrivals
 
 from idempotent_txn import Batcher, run, run_committed
-from idempotent_txn.keyspace import ROWS
+from idempotent_txn.ids.keyspace import ROWS
 from idempotent_txn.lanes import Lanes
 from idempotent_txn.session import session_of
 

@@ -23,7 +23,7 @@ from idempotent_txn import (
     run,
     use_client_id,
 )
-from idempotent_txn.keyspace import CLIENTS, LANES, PREFIX
+from idempotent_txn.ids.keyspace import CLIENTS, LANES, PREFIX
 from idempotent_txn.lanes import Lane, Lanes
 from idempotent_txn.session import session_of
 

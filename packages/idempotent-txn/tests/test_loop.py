@@ -22,7 +22,7 @@ from idempotent_txn import (
     run_committed,
     transactional,
 )
-from idempotent_txn.backoff import FIRST_PAUSE, LONGEST_PAUSE, pause_before
+from idempotent_txn.attempts.backoff import FIRST_PAUSE, LONGEST_PAUSE, pause_before
 
 STRATEGIES: list[Any] = [None, "native", "lanes", "ids", "off"]
 
@@ -299,7 +299,7 @@ def test_a_default_transaction_is_native_where_it_is_offered(any_db: Any) -> Non
 
 
 def test_a_database_without_native_ids_gets_lanes(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from idempotent_txn import native
+    from idempotent_txn.ids import native
     from idempotent_txn.session import session_of
 
     monkeypatch.setattr(native, "is_offered", lambda db: False)
@@ -326,7 +326,7 @@ def bodies_that_write() -> list[Callable[[Any], None]]:
 
 @pytest.mark.parametrize("index", range(8))
 def test_every_way_to_write_is_noticed(any_db: Any, index: int) -> None:
-    from idempotent_txn.tracking import has_written, track_writes
+    from idempotent_txn.attempts.tracking import has_written, track_writes
 
     tr = any_db.create_transaction()
     track_writes(tr)

@@ -14,8 +14,8 @@ from conftest import seed_params
 from fdb_embedded import Faults
 from fdb_schema import clear_many, set_many
 from idempotent_txn import Batcher, run
-from idempotent_txn.merging import CONFLICTING_KEYS, READ_CONFLICTS, Group, overlap, ranges_of
-from idempotent_txn.recording import Recording, record_beside
+from idempotent_txn.batching.merging import CONFLICTING_KEYS, READ_CONFLICTS, Group, overlap, ranges_of
+from idempotent_txn.batching.recording import Recording, record_beside
 
 
 def add_one(tr: Any, key: bytes) -> int:
@@ -39,7 +39,7 @@ class Held:
     """A batcher with a commit in flight, so that what comes now shares the next one."""
 
     def __init__(self, db: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        from idempotent_txn import batcher as module
+        from idempotent_txn.batching import batcher as module
 
         self.batcher = Batcher(db, **options)
         self.groups: list[int] = []
@@ -229,7 +229,7 @@ def test_an_exception_after_a_read_is_its_callers_alone(any_db: Any, monkeypatch
 
 
 def test_alone_a_transaction_that_reads_is_not_taken_apart(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from idempotent_txn import batcher as module
+    from idempotent_txn.batching import batcher as module
 
     def refused(_: Any) -> Any:
         raise AssertionError("nobody else was there")
@@ -244,7 +244,7 @@ def test_alone_a_transaction_that_reads_is_not_taken_apart(any_db: Any, monkeypa
 def test_a_lost_group_of_readers_takes_effect_exactly_once(
     injected: Any, monkeypatch: pytest.MonkeyPatch, strategy: Any, fate: Any
 ) -> None:
-    from idempotent_txn import batcher as module
+    from idempotent_txn.batching import batcher as module
 
     held = Held(injected, monkeypatch, strategy=strategy)
     replay = module.replay
@@ -264,7 +264,7 @@ def test_a_lost_group_of_readers_takes_effect_exactly_once(
 
 
 def test_lanes_do_not_pile_up_under_groups_that_read(any_db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from idempotent_txn.keyspace import LANES
+    from idempotent_txn.ids.keyspace import LANES
 
     batcher = Batcher(any_db, strategy="lanes")
     batcher._under_way.add(object())  # as though others were under way: nobody runs alone

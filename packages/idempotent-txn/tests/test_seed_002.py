@@ -24,9 +24,9 @@ from idempotent_txn import (
     run_committed,
     transactional,
 )
-from idempotent_txn.keyspace import EXPIRED_VERSION, NATIVE_EXPIRED_VERSION, NATIVE_ROWS, NATIVE_ROWS_END
-from idempotent_txn.lookup import NATIVE, fence
-from idempotent_txn.rows import decode_row, encode_expired_version
+from idempotent_txn.ids.keyspace import EXPIRED_VERSION, NATIVE_EXPIRED_VERSION, NATIVE_ROWS, NATIVE_ROWS_END
+from idempotent_txn.ids.lookup import NATIVE, fence
+from idempotent_txn.ids.rows import decode_row, encode_expired_version
 
 EXPLICIT = ["native", "ids"]
 ID = IdempotencyId(b"order-17")

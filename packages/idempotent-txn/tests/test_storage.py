@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from idempotent_txn import Cleaner, IdempotencyId, expire_idempotency_id, id_status, run
-from idempotent_txn.keyspace import NATIVE_ROWS, NATIVE_ROWS_END, PREFIX
+from idempotent_txn.ids.keyspace import NATIVE_ROWS, NATIVE_ROWS_END, PREFIX
 
 SECONDS_ON_THE_LOG = 10
 """For so long the engine's log keeps the ids of answered commits; then they end."""

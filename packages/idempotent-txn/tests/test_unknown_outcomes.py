@@ -268,7 +268,7 @@ def test_native_ids_by_foundationdbs_two_options(injected: Any, monkeypatch: pyt
 
 
 def test_an_engine_that_refuses_the_option_offers_no_native_ids(injected: Any) -> None:
-    from idempotent_txn.native import is_offered
+    from idempotent_txn.ids.native import is_offered
 
     class Refusing:
         def create_transaction(self) -> Any:
@@ -286,7 +286,7 @@ def test_an_engine_that_refuses_the_option_offers_no_native_ids(injected: Any) -
 
 def test_the_resolution_itself_survives_errors_of_every_kind(injected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own commits and reads get lost, too."""
-    from idempotent_txn import repeat
+    from idempotent_txn.attempts import repeat
 
     real = repeat.sleep_before
     failures = [1021, 1007, 1031, 1020, 1039]

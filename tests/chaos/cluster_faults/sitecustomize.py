@@ -4,6 +4,6 @@ One fault that the client injects no cluster has: 1021 before the commit has a r
 for the id from version 0 and gives up with 1022, upon which a process may only stop.
 """
 
-from idempotent_txn import native
+from idempotent_txn.ids import native
 
 native.is_offered = lambda db: False

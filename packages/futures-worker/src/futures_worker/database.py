@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from fdb_schema import DatabaseUnreachableError, fdb_error_code
 from idempotent_txn import TransactionTimedOut, run
-from idempotent_txn.strategy import StrategyName
+from idempotent_txn.attempts.strategy import StrategyName
 
 T = TypeVar("T")
 

@@ -1,6 +1,7 @@
 """FoundationDB transactions that are safe to retry: no caller ever sees commit_unknown_result."""
 
-from idempotent_txn.batcher import Batcher
+from idempotent_txn.attempts.outcome import CommitResult, Committed, NotCommitted, Outcome
+from idempotent_txn.batching.batcher import Batcher
 from idempotent_txn.cleaner import Cleaned, Cleaner, IdStatus, id_status
 from idempotent_txn.errors import (
     BodyError,
@@ -11,9 +12,8 @@ from idempotent_txn.errors import (
     StrategyError,
     TransactionTimedOut,
 )
-from idempotent_txn.identity import IdempotencyId
+from idempotent_txn.ids.identity import IdempotencyId
 from idempotent_txn.loop import run, run_committed, transactional
-from idempotent_txn.outcome import CommitResult, Committed, NotCommitted, Outcome
 from idempotent_txn.results import commit_result, expire_idempotency_id, find_commit
 from idempotent_txn.session import use_client_id
 

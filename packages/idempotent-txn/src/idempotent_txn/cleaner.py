@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from fdb_schema import prefix_end, read_range, read_version
 from fdb_schema.database import as_database
-from idempotent_txn.identity import public_form
-from idempotent_txn.keyspace import CLIENTS, LANES
-from idempotent_txn.lookup import NATIVE, USER_SPACE, IdStore
-from idempotent_txn.repeat import until_committed, until_read
-from idempotent_txn.rows import IdRow, RowError, decode_expired_version, decode_row, encode_expired_version
+from idempotent_txn.attempts.repeat import until_committed, until_read
+from idempotent_txn.ids.identity import public_form
+from idempotent_txn.ids.keyspace import CLIENTS, LANES
+from idempotent_txn.ids.lookup import NATIVE, USER_SPACE, IdStore
+from idempotent_txn.ids.rows import IdRow, RowError, decode_expired_version, decode_row, encode_expired_version
 from idempotent_txn.session import session_of
 
 VERSIONS_PER_SECOND: Final = 1_000_000

@@ -26,10 +26,10 @@ from fdb_schema.cli import (
 )
 from fdb_schema.errors import EXIT_NOT_FOUND
 from fdb_schema.figures import ago, counted, timestamp
+from idempotent_txn.attempts.outcome import Committed
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS, Cleaner, IdStatus, id_status, kept_ids
 from idempotent_txn.errors import IdempotencyIdError
-from idempotent_txn.identity import IdempotencyId
-from idempotent_txn.outcome import Committed
+from idempotent_txn.ids.identity import IdempotencyId
 from idempotent_txn.results import commit_result, expire_idempotency_id, find_commit
 
 app = command_app("idempotent-txn", "Idempotency ids of transactions: what is kept, the fate of one, making room.")

@@ -23,12 +23,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
+from idempotent_txn.attempts.outcome import Committed
+from idempotent_txn.attempts.repeat import until_committed
+from idempotent_txn.attempts.strategy import StrategyName
+from idempotent_txn.attempts.tracking import chose_read_version, has_written, read_version_since, track_writes
 from idempotent_txn.errors import ClientFenced, CommitUnknownResultFatal, IdempotencyIdError, StrategyError
-from idempotent_txn.keyspace import CLIENTS, LANES
-from idempotent_txn.outcome import Committed
-from idempotent_txn.repeat import until_committed
-from idempotent_txn.strategy import StrategyName
-from idempotent_txn.tracking import chose_read_version, has_written, read_version_since, track_writes
+from idempotent_txn.ids.keyspace import CLIENTS, LANES
 
 CLIENT_ID_BYTES: Final = 8
 INCARNATION_BYTES: Final = 8

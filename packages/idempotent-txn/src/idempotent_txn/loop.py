@@ -9,28 +9,28 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from fdb_schema import fdb_error_code, read_version
-from idempotent_txn.backoff import sleep_before
-from idempotent_txn.classification import (
+from idempotent_txn.attempts.backoff import sleep_before
+from idempotent_txn.attempts.classification import (
     CANCELLATIONS,
     RESOLVED_THEN_RETRIED,
     RETRYABLE_IN_BODY,
     RETRYABLE_NOT_COMMITTED,
     SERVER_PACED,
 )
-from idempotent_txn.deadline import arm, deadline_after
-from idempotent_txn.errors import BodyError, TransactionTimedOut
-from idempotent_txn.guarding import (
+from idempotent_txn.attempts.deadline import arm, deadline_after
+from idempotent_txn.attempts.guarding import (
     GUARDED_IDS,
     guard,
     guarded_class,
     refuse_unfinished,
     restarted,
 )
-from idempotent_txn.identity import checked_id
-from idempotent_txn.outcome import Committed, Outcome
+from idempotent_txn.attempts.outcome import Committed, Outcome
+from idempotent_txn.attempts.settle import despite_interruptions, is_no_chance, note_outcome, settle_commit
+from idempotent_txn.attempts.strategy import Strategy, StrategyName
+from idempotent_txn.errors import BodyError, TransactionTimedOut
+from idempotent_txn.ids.identity import checked_id
 from idempotent_txn.session import session_of
-from idempotent_txn.settle import despite_interruptions, is_no_chance, note_outcome, settle_commit
-from idempotent_txn.strategy import Strategy, StrategyName
 
 P = ParamSpec("P")
 T = TypeVar("T")

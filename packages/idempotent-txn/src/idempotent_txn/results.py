@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fdb_schema import read_range
+from idempotent_txn.attempts.outcome import CommitResult, NotCommitted
+from idempotent_txn.attempts.repeat import until_committed, until_read
 from idempotent_txn.errors import CommitUnknownResultFatal
-from idempotent_txn.identity import checked_id
-from idempotent_txn.lookup import PAGE_ROWS, IdStore, fence, look_up
-from idempotent_txn.outcome import CommitResult, NotCommitted
-from idempotent_txn.repeat import until_committed, until_read
-from idempotent_txn.rows import without_id
+from idempotent_txn.ids.identity import checked_id
+from idempotent_txn.ids.lookup import PAGE_ROWS, IdStore, fence, look_up
+from idempotent_txn.ids.rows import without_id
 from idempotent_txn.session import session_of
 
 

@@ -7,12 +7,12 @@ import threading
 from collections import OrderedDict
 from typing import Any, Final
 
-from idempotent_txn import native
+from idempotent_txn.attempts.strategy import STRATEGIES, Off, Strategy, StrategyName
 from idempotent_txn.errors import IdempotencyIdError, StrategyError
+from idempotent_txn.ids import native
+from idempotent_txn.ids.lookup import NATIVE, USER_SPACE, IdStore
+from idempotent_txn.ids.stored import StoredIds
 from idempotent_txn.lanes import Lanes
-from idempotent_txn.lookup import NATIVE, USER_SPACE, IdStore
-from idempotent_txn.stored import StoredIds
-from idempotent_txn.strategy import STRATEGIES, Off, Strategy, StrategyName
 
 _ATTRIBUTE: Final = "_idempotent_txn_session"
 REMEMBERED_COMMITS: Final = 10_000

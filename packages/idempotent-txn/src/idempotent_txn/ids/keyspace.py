@@ -6,7 +6,7 @@ collide with nobody's keys. Whoever clears it loses the outcome of transactions 
     P l client(8) lane(2, BE)     → seq(8, LE) incarnation(8) [versionstamp(10)]       the lane's last commit
     P c client(8)                 → incarnation(8) versionstamp(10)                    the client lives, as of that version
     P s id                        → nothing: the key is only in conflict ranges        attempts with one id exclude each other
-    P i version(8, BE) index(2)   → rows of the strategy `ids` (`idempotent_txn.rows`)
+    P i version(8, BE) index(2)   → rows of the strategy `ids` (`idempotent_txn.ids.rows`)
     P x                           → version(8, LE): ids of commits up to here may be gone (strategy `ids`)
     P e id                        → nothing: an explicit id's row may go (strategy `ids`)
 

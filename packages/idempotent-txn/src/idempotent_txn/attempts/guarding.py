@@ -11,7 +11,7 @@ import time
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NoReturn
 
-from idempotent_txn.deadline import arm
+from idempotent_txn.attempts.deadline import arm
 from idempotent_txn.errors import BodyError
 
 IDEMPOTENCY_ID: Final = 504

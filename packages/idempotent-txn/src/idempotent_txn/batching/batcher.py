@@ -16,15 +16,15 @@ from weakref import WeakSet
 
 from fdb_schema import fdb_error_code, read_version
 from fdb_schema.database import as_database
-from idempotent_txn.classification import RETRYABLE_IN_BODY
+from idempotent_txn.attempts.classification import RETRYABLE_IN_BODY
+from idempotent_txn.attempts.guarding import refuse_unfinished
+from idempotent_txn.attempts.settle import had_committed, note_outcome
+from idempotent_txn.attempts.strategy import StrategyName
+from idempotent_txn.batching.merging import READ_CONFLICTS, Group, ranges_of
+from idempotent_txn.batching.recording import NeedsTransaction, Recording, record_beside, recording_transaction, replay
 from idempotent_txn.errors import CommitUnknownResultFatal
-from idempotent_txn.guarding import refuse_unfinished
+from idempotent_txn.ids.native import was_acknowledged
 from idempotent_txn.loop import run
-from idempotent_txn.merging import READ_CONFLICTS, Group, ranges_of
-from idempotent_txn.native import was_acknowledged
-from idempotent_txn.recording import NeedsTransaction, Recording, record_beside, recording_transaction, replay
-from idempotent_txn.settle import had_committed, note_outcome
-from idempotent_txn.strategy import StrategyName
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from idempotent_txn.outcome import Committed
+from idempotent_txn.attempts.outcome import Committed
 
 PROTOCOL_VERSION: Final = 0x0FDB00B073000000
 """FoundationDB 7.3's, whose format this is."""

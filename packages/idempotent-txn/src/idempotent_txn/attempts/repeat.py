@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fdb_schema import fdb_error_code
-from idempotent_txn.backoff import sleep_before
-from idempotent_txn.classification import RESOLVED_THEN_RETRIED, RETRYABLE_IN_BODY
-from idempotent_txn.deadline import arm
+from idempotent_txn.attempts.backoff import sleep_before
+from idempotent_txn.attempts.classification import RESOLVED_THEN_RETRIED, RETRYABLE_IN_BODY
+from idempotent_txn.attempts.deadline import arm
 
 T = TypeVar("T")
 

@@ -14,14 +14,14 @@ from itertools import islice
 from typing import Any, Final
 
 from fdb_schema import add_read_conflict_keys, fdb_error_code
-from idempotent_txn.floor import VersionFloor
-from idempotent_txn.identity import random_id
-from idempotent_txn.keyspace import CONFLICTS, ROWS
-from idempotent_txn.lookup import USER_SPACE, fence, look_up
-from idempotent_txn.outcome import Committed
-from idempotent_txn.rows import row_value
-from idempotent_txn.strategy import StrategyName
-from idempotent_txn.tracking import has_written, track_writes
+from idempotent_txn.attempts.outcome import Committed
+from idempotent_txn.attempts.strategy import StrategyName
+from idempotent_txn.attempts.tracking import has_written, track_writes
+from idempotent_txn.ids.floor import VersionFloor
+from idempotent_txn.ids.identity import random_id
+from idempotent_txn.ids.keyspace import CONFLICTS, ROWS
+from idempotent_txn.ids.lookup import USER_SPACE, fence, look_up
+from idempotent_txn.ids.rows import row_value
 
 CLEARED_PER_COMMIT: Final = 4
 MOST_DUE: Final = 100_000

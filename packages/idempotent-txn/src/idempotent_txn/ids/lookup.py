@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fdb_schema import read_range
+from idempotent_txn.attempts.outcome import Committed
+from idempotent_txn.attempts.repeat import until_committed, until_read
 from idempotent_txn.errors import CommitUnknownResultFatal
-from idempotent_txn.identity import native_form
-from idempotent_txn.keyspace import (
+from idempotent_txn.ids.identity import native_form
+from idempotent_txn.ids.keyspace import (
     CONFLICTS,
     EXPIRED_VERSION,
     NATIVE_CONFLICTS,
@@ -17,9 +19,7 @@ from idempotent_txn.keyspace import (
     NATIVE_ROWS,
     ROWS,
 )
-from idempotent_txn.outcome import Committed
-from idempotent_txn.repeat import until_committed, until_read
-from idempotent_txn.rows import decode_expired_version, decode_row
+from idempotent_txn.ids.rows import decode_expired_version, decode_row
 
 PAGE_ROWS: Final = 5_000
 
@@ -30,7 +30,7 @@ class IdStore:
 
     what: str
     rows: bytes
-    """Prefix of the rows (`idempotent_txn.rows`)."""
+    """Prefix of the rows (`idempotent_txn.ids.rows`)."""
     conflicts: bytes
     """Prefix of the keys on which attempts with one id conflict."""
     expired_version: bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol
 
-from idempotent_txn.outcome import Committed
+from idempotent_txn.attempts.outcome import Committed
 
 StrategyName = Literal["native", "lanes", "ids", "off"]
 STRATEGIES: tuple[StrategyName, ...] = ("native", "lanes", "ids", "off")

@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import Any, Final, NoReturn
 
 from fdb_schema import clear_many, prefix_end, set_many
-from idempotent_txn.tracking import VALUED
+from idempotent_txn.attempts.tracking import VALUED
 
 MAX_KEY_BYTES: Final = 10_000
 MAX_VALUE_BYTES: Final = 100_000

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from fdb_schema import fdb_error_code
 from fdb_schema.errors import COMMIT_UNKNOWN_RESULT_FATAL
-from idempotent_txn.classification import is_not_committed
+from idempotent_txn.attempts.classification import is_not_committed
+from idempotent_txn.attempts.outcome import Committed
+from idempotent_txn.attempts.strategy import Strategy
 from idempotent_txn.errors import CommitUnknownResultFatal
-from idempotent_txn.outcome import Committed
-from idempotent_txn.strategy import Strategy
 
 HAD_COMMITTED: Final = "The transaction that was interrupted had committed."
 DID_NOT_COMMIT: Final = "The transaction that was interrupted did not commit, and can't any more."

@@ -16,13 +16,13 @@ from time import monotonic
 from typing import Any, Final
 
 from fdb_schema import fdb_error_code
+from idempotent_txn.attempts.guarding import AUTOMATIC_IDEMPOTENCY, IDEMPOTENCY_ID
+from idempotent_txn.attempts.outcome import Committed
+from idempotent_txn.attempts.strategy import StrategyName
 from idempotent_txn.errors import CommitUnknownResultFatal
-from idempotent_txn.floor import VersionFloor
-from idempotent_txn.guarding import AUTOMATIC_IDEMPOTENCY, IDEMPOTENCY_ID
-from idempotent_txn.identity import native_form, random_id, random_ids
-from idempotent_txn.lookup import NATIVE, fence, look_up
-from idempotent_txn.outcome import Committed
-from idempotent_txn.strategy import StrategyName
+from idempotent_txn.ids.floor import VersionFloor
+from idempotent_txn.ids.identity import native_form, random_id, random_ids
+from idempotent_txn.ids.lookup import NATIVE, fence, look_up
 
 _Attempt = tuple[bytes, int, Any, bool]
 """The token of an attempt: its id, a version from before it began, its transaction, whether the id ends with the commit."""

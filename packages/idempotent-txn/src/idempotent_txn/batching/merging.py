@@ -1,7 +1,7 @@
 """Commits of transactions that read, merged with others: each function's reads are validated, and it falls out alone.
 
 The body of such a transaction runs in one of its own, which is never committed: it gives the values, the read version and
-the read conflict ranges, while the writes are recorded (`idempotent_txn.recording`). The transaction of the group takes the
+the read conflict ranges, while the writes are recorded (`idempotent_txn.batching.recording`). The transaction of the group takes the
 oldest read version and the read conflict ranges of all members, and replays their writes in order.
 
     read since by a member, written by an earlier member of the group   → the member is left out
@@ -19,8 +19,8 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from idempotent_txn.recording import Recording
-from idempotent_txn.tracking import note_read_version_since
+from idempotent_txn.attempts.tracking import note_read_version_since
+from idempotent_txn.batching.recording import Recording
 
 READ_CONFLICTS: Final = b"\xff\xff/transaction/read_conflict_range/"
 CONFLICTING_KEYS: Final = b"\xff\xff/transaction/conflicting_keys/"

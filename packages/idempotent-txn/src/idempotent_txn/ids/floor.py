@@ -11,7 +11,7 @@ import time
 from typing import Any, Final
 
 from fdb_schema import read_version
-from idempotent_txn.repeat import until_read
+from idempotent_txn.attempts.repeat import until_read
 
 FLOOR_SECONDS: Final = 0.25
 

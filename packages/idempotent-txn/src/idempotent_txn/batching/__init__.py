@@ -1,0 +1,1 @@
+"""Several bodies in one commit, by recording what each does. Nothing else of the package imports it."""
