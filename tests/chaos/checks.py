@@ -13,7 +13,7 @@ from chaos import tasks
 from chaos.client import lengths
 from chaos.kinds import own_rows
 from fdb_datamodel import Collector, FutureInfo, FutureState, list_workers, validate
-from fdb_datamodel.ids import show_id
+from fdb_datamodel.rows.ids import show_id
 from fdb_schema import ClusterClock, read_range
 from fdb_schema.keyspace import prefix_end
 from futures_worker import Client, FutureDeletedError

@@ -25,7 +25,7 @@ import msgpack
 import pytest
 
 import fdb_datamodel as dm
-from fdb_datamodel import codec
+from fdb_datamodel.rows import codec
 from fdb_embedded import archive, conflict, formats, idempotency, journal, keys
 from fdb_embedded.errors import EmbeddedError
 from fdb_schema import RecordError

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 import fdb_datamodel.collector as collector
-import fdb_datamodel.placement as placement
+import fdb_datamodel.lifecycle.placement as placement
 import fdb_datamodel.transitions.output as stored_output
 import fdb_datamodel.transitions.sessions as sessions
 import fdb_embedded.durability as durability

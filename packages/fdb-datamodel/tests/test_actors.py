@@ -8,9 +8,10 @@ import pytest
 from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
-from fdb_datamodel import FutureSpec, actors, codec
+from fdb_datamodel import FutureSpec, actors
 from fdb_datamodel.actors import ActorHost, CallOutcome
-from fdb_datamodel.space import ARGS, OPTIONS, encode_id, layout_of
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.space import ARGS, OPTIONS, encode_id, layout_of
 
 
 def start(lab: Lab, port: int = 1, max_restarts: int = 0, name: str = "") -> tuple[dm.WorkerId, ActorHost]:

@@ -10,11 +10,12 @@ import pytest
 from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
-from fdb_datamodel import Capacity, FutureState, Requirements, codec, quarantine_future, run_apart
-from fdb_datamodel.attempts import backoff_seconds
-from fdb_datamodel.changes import Changes
+from fdb_datamodel import Capacity, FutureState, Requirements, quarantine_future, run_apart
+from fdb_datamodel.lifecycle.attempts import backoff_seconds
 from fdb_datamodel.quarantine import DAMAGED
-from fdb_datamodel.space import (
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.space import (
     ARGS,
     CLAIM,
     CODE,
@@ -228,7 +229,7 @@ def test_a_damaged_entry_of_the_pool_counts_as_its_key_says(broken_lab: Lab) -> 
 
 def test_every_mutation_of_every_row_is_read_or_is_a_record_error() -> None:
     """What each decoder makes of bytes that were flipped, cut, lengthened or swapped."""
-    from fdb_datamodel import codec
+    from fdb_datamodel.rows import codec
 
     worker = dm.WorkerId("10.0.0.1", 4000, b"i" * 16)
     result = dm.FutureResult(None, 5, "name", worker, b"t" * 10, 7)

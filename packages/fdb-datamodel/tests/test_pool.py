@@ -12,7 +12,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, Requirements
-from fdb_datamodel.requirements import format_size, parse_size, round_up
+from fdb_datamodel.rows.requirements import format_size, parse_size, round_up
 from fdb_schema import fdb_error_code
 
 
@@ -153,7 +153,8 @@ def test_random_backlogs_give_all_that_fits_and_nothing_else(seed: int) -> None:
 
 def _reads(lab: Lab, capacity: Capacity, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """How many range reads, and rows read, a claim takes."""
-    from fdb_datamodel import changes, pool
+    from fdb_datamodel.lifecycle import pool
+    from fdb_datamodel.rows import changes
 
     seen = [0, 0]
     for module in (changes, pool):

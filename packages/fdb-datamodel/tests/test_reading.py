@@ -7,8 +7,8 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import FutureState, Locality, Requirements
-from fdb_datamodel.ids import show_id
-from fdb_datamodel.troubles import what_failed
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.views.troubles import what_failed
 
 
 def test_every_future_appears_once_in_pages(lab: Lab) -> None:

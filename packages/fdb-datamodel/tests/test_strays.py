@@ -11,15 +11,15 @@ from fdb import tuple as fdb_tuple
 
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, FutureResult, FutureState, Requirements, streams
-from fdb_datamodel.changes import Changes
-from fdb_datamodel.elements import decode_id, decode_int, encode_id, split_id
 from fdb_datamodel.errors import StrayKeyError
-from fdb_datamodel.forms import is_known
-from fdb_datamodel.ids import show_id
-from fdb_datamodel.pages import read_futures
-from fdb_datamodel.pool import scan_pool
-from fdb_datamodel.reading import ids_beginning
-from fdb_datamodel.space import EDGE, FUTURE, SESSION, SUBSPACES, layout_of
+from fdb_datamodel.lifecycle.pool import scan_pool
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id, split_id
+from fdb_datamodel.rows.forms import is_known
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.pages import read_futures
+from fdb_datamodel.rows.space import EDGE, FUTURE, SESSION, SUBSPACES, layout_of
+from fdb_datamodel.views.reading import ids_beginning
 from fdb_schema import put_blob
 from idempotent_txn import run
 

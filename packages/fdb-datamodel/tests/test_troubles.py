@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fdb_datamodel import Failure, FutureInfo, FutureState
-from fdb_datamodel.troubles import find_troubles
+from fdb_datamodel.views.troubles import find_troubles
 
 
 def _failed(name: str, reason: str, at: int) -> FutureInfo:

@@ -8,10 +8,11 @@ import pytest
 from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
-from fdb_datamodel import INVARIANTS, Failure, FutureResult, Locality, Requirements, codec
-from fdb_datamodel import space as keys
-from fdb_datamodel.ids import show_id
-from fdb_datamodel.space import Layout, encode_id
+from fdb_datamodel import INVARIANTS, Failure, FutureResult, Locality, Requirements
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows import space as keys
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.space import Layout, encode_id
 
 
 class Healthy:

@@ -1,11 +1,7 @@
 """The data model of durable distributed futures on FoundationDB: states, indices, transitions, invariants."""
 
-from fdb_schema import ClusterSpace
-
-from .actor_listing import ActorStatus, list_actors
-from .census import Counted, census_page, recount
-from .collector import GRACE_SECONDS, PASS_SECONDS, TOMBSTONE_SECONDS, Collected, Collector, collect
-from .errors import (
+from fdb_datamodel.collector import GRACE_SECONDS, PASS_SECONDS, TOMBSTONE_SECONDS, Collected, Collector, collect
+from fdb_datamodel.errors import (
     AddressInUseError,
     ClaimLostError,
     DamagedFutureError,
@@ -15,12 +11,10 @@ from .errors import (
     UnknownFutureError,
     WorkerFencedError,
 )
-from .ids import as_id, id_for_key, new_future_id, new_future_ids
-from .invariants import INVARIANTS
-from .liveness import Observer
-from .quarantine import quarantine_future, run_apart, set_apart
-from .reading import describe_future, get_future_state, get_future_states, list_downstreams, list_futures
-from .records import (
+from fdb_datamodel.liveness import Observer
+from fdb_datamodel.quarantine import quarantine_future, run_apart, set_apart
+from fdb_datamodel.rows.ids import as_id, id_for_key, new_future_id, new_future_ids
+from fdb_datamodel.rows.records import (
     NO_SESSION,
     Backoff,
     Claim,
@@ -40,13 +34,13 @@ from .records import (
     WorkerInfo,
     WorkerStatus,
 )
-from .requirements import Capacity, Requirements, Shape, index_shape, parse_size
-from .states import TERMINAL, TRANSITIONS, FutureState, Transition
-from .transitions.advance import Progress, advance, how_late
-from .transitions.assign import assign_future, reassign_future
-from .transitions.claim import claim_future, claim_futures, claim_of, claims_of
-from .transitions.code_use import session_referrer
-from .transitions.finish import (
+from fdb_datamodel.rows.requirements import Capacity, Requirements, Shape, index_shape, parse_size
+from fdb_datamodel.rows.states import TERMINAL, TRANSITIONS, FutureState, Transition
+from fdb_datamodel.transitions.advance import Progress, advance, how_late
+from fdb_datamodel.transitions.assign import assign_future, reassign_future
+from fdb_datamodel.transitions.claim import claim_future, claim_futures, claim_of, claims_of
+from fdb_datamodel.transitions.code_use import session_referrer
+from fdb_datamodel.transitions.finish import (
     cancel_future,
     children_of,
     fail_future,
@@ -56,9 +50,16 @@ from .transitions.finish import (
     relinquish_claim,
     see_turn,
 )
-from .transitions.mailbox import clear_mailbox, pool_bell, read_mailbox, ring_session, session_bell, subscribe
-from .transitions.output import OUTPUT_KEPT, read_output, write_output
-from .transitions.results import (
+from fdb_datamodel.transitions.mailbox import (
+    clear_mailbox,
+    pool_bell,
+    read_mailbox,
+    ring_session,
+    session_bell,
+    subscribe,
+)
+from fdb_datamodel.transitions.output import OUTPUT_KEPT, read_output, write_output
+from fdb_datamodel.transitions.results import (
     clone_result,
     delete_future,
     drop_copy,
@@ -71,7 +72,7 @@ from .transitions.results import (
     resubmit_future,
     transfer_result,
 )
-from .transitions.sessions import (
+from fdb_datamodel.transitions.sessions import (
     SESSION_BEAT_SECONDS,
     SESSION_TTL_SECONDS,
     SessionSighting,
@@ -83,9 +84,16 @@ from .transitions.sessions import (
     session_lives,
     session_sightings,
 )
-from .transitions.submit import get_code, put_code, refer_to_code, submit_claimed, submit_future, submit_futures
-from .transitions.waits import begin_wait, end_wait
-from .transitions.workers import (
+from fdb_datamodel.transitions.submit import (
+    get_code,
+    put_code,
+    refer_to_code,
+    submit_claimed,
+    submit_future,
+    submit_futures,
+)
+from fdb_datamodel.transitions.waits import begin_wait, end_wait
+from fdb_datamodel.transitions.workers import (
     WorkerSighting,
     anything_to_reap,
     declare_dead,
@@ -100,7 +108,18 @@ from .transitions.workers import (
     sightings,
     unregister_worker,
 )
-from .validate import validate
+from fdb_datamodel.validate import validate
+from fdb_datamodel.views.actor_listing import ActorStatus, list_actors
+from fdb_datamodel.views.census import Counted, census_page, recount
+from fdb_datamodel.views.invariants import INVARIANTS
+from fdb_datamodel.views.reading import (
+    describe_future,
+    get_future_state,
+    get_future_states,
+    list_downstreams,
+    list_futures,
+)
+from fdb_schema import ClusterSpace
 
 __all__ = [
     "GRACE_SECONDS",

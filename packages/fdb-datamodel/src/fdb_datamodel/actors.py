@@ -12,17 +12,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fdb_schema import ClusterSpace, RecordError, Transaction
-
-from . import codec
-from .changes import Changes, Ended, FutureRows
-from .elements import decode_id, encode_id, is_id
-from .endings import fail_for_good, finish
-from .errors import ClaimLostError, DamagedFutureError
-from .ids import show_id
-from .placement import clear_edges
-from .records import Failure, FutureResult, FutureSpec, MailEntry, WorkerId
-from .space import (
+from fdb_datamodel.errors import ClaimLostError, DamagedFutureError
+from fdb_datamodel.lifecycle.endings import fail_for_good, finish
+from fdb_datamodel.lifecycle.placement import clear_edges
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.elements import decode_id, encode_id, is_id
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Failure, FutureResult, FutureSpec, MailEntry, WorkerId
+from fdb_datamodel.rows.space import (
     ALLOW_RECONSTRUCTION,
     CLAIM,
     CODE,
@@ -34,7 +32,8 @@ from .space import (
     NUM_ATTEMPTS,
     OPTIONS,
 )
-from .transitions.submit import submit_futures
+from fdb_datamodel.transitions.submit import submit_futures
+from fdb_schema import ClusterSpace, RecordError, Transaction
 
 CALLS_PER_PAGE = 100
 _ONE = codec.pack(1)

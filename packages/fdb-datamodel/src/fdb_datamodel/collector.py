@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fdb_datamodel.liveness import Observer
+from fdb_datamodel.quarantine import run_apart
+from fdb_datamodel.transitions import collect as steps
+from fdb_datamodel.transitions.sessions import (
+    SESSION_TTL_SECONDS,
+    SessionSighting,
+    declare_session_dead,
+    session_sightings,
+)
+from fdb_datamodel.transitions.workers import list_forgotten, reap
 from fdb_schema import ClusterSpace, Database
 from fdb_schema.database import as_database
 from idempotent_txn import run
-
-from .liveness import Observer
-from .quarantine import run_apart
-from .transitions import collect as steps
-from .transitions.sessions import SESSION_TTL_SECONDS, SessionSighting, declare_session_dead, session_sightings
-from .transitions.workers import list_forgotten, reap
 
 GRACE_SECONDS = 3600.0
 TOMBSTONE_SECONDS = 86_400.0

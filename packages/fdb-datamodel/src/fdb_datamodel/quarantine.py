@@ -11,17 +11,16 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from fdb_datamodel.errors import DamagedFutureError
+from fdb_datamodel.lifecycle.endings import fail_for_good, finish, write_failure
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import decode_id
+from fdb_datamodel.rows.ids import as_id, show_id
+from fdb_datamodel.rows.records import NO_SESSION, Failure
+from fdb_datamodel.rows.space import CLAIM, CODE, FAILURE, LATEST_RESULT
 from fdb_schema import ClusterSpace, Transaction
 from idempotent_txn import run
-
-from . import codec
-from .changes import Changes, FutureRows
-from .elements import decode_id
-from .endings import fail_for_good, finish, write_failure
-from .errors import DamagedFutureError
-from .ids import as_id, show_id
-from .records import NO_SESSION, Failure
-from .space import CLAIM, CODE, FAILURE, LATEST_RESULT
 
 MOST_AT_ONCE: Final = 1000
 """Damaged futures that one call fails before it gives up."""

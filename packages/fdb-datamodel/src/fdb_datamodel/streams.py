@@ -17,18 +17,17 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from fdb_datamodel.errors import ClaimLostError
+from fdb_datamodel.lifecycle.copies import reconstruct
+from fdb_datamodel.lifecycle.endings import finish
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import decode_id, encode_id
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import NO_SESSION, FutureResult, WorkerId
+from fdb_datamodel.rows.space import EDGE, stream_number
+from fdb_datamodel.rows.states import FutureState
 from fdb_schema import ClusterSpace, RecordError, Transaction
-
-from . import codec
-from .changes import Changes, FutureRows
-from .copies import reconstruct
-from .elements import decode_id, encode_id
-from .endings import finish
-from .errors import ClaimLostError
-from .ids import show_id
-from .records import NO_SESSION, FutureResult, WorkerId
-from .space import EDGE, stream_number
-from .states import FutureState
 
 MOST_FREED = 1000  # stored items that holders are told of by one transaction; they find the others by themselves
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.forms import is_known
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.pages import after_future, read_futures
+from fdb_datamodel.rows.records import Violation
+from fdb_datamodel.rows.space import SUBSPACES, span
+from fdb_datamodel.views import invariants
 from fdb_schema import ClusterSpace, Database, Transaction
 from fdb_schema.database import as_database
 from idempotent_txn import run
-
-from . import invariants
-from .changes import Changes
-from .elements import encode_id
-from .forms import is_known
-from .ids import show_id
-from .pages import after_future, read_futures
-from .records import Violation
-from .space import SUBSPACES, span
 
 _PAGE_ROWS = 400
 

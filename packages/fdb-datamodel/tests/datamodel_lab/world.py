@@ -33,7 +33,7 @@ from fdb_datamodel import (
     WorkerId,
     WorkerSighting,
 )
-from fdb_datamodel.ids import show_id
+from fdb_datamodel.rows.ids import show_id
 from fdb_schema import ClockReading, MainspringError, fdb_error_code
 
 SESSIONS = (b"a" * 16, b"b" * 16)

@@ -16,7 +16,8 @@ import msgpack
 import pytest
 from support.interrupting import arrivals
 
-from fdb_datamodel import FutureResult, actors, codec, new_future_id
+from fdb_datamodel import FutureResult, actors, new_future_id
+from fdb_datamodel.rows import codec
 from futures_worker import Client
 from futures_worker.client import actor_link, calls
 from futures_worker.client.actor_call import Call

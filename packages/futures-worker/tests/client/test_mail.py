@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fdb_datamodel import codec
-from fdb_datamodel.space import encode_id, layout_of
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.space import encode_id, layout_of
 from fdb_schema import open_database
 from futures_worker import Client, UpstreamDependencyFailedException
 from idempotent_txn import run

@@ -28,8 +28,8 @@ from fdb_datamodel import (
     streams,
     submit_futures,
 )
-from fdb_datamodel.elements import encode_id
-from fdb_datamodel.space import layout_of
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.space import layout_of
 from fdb_schema import ClusterSpace, open_database, read_range
 from futures_worker import Client, FutureDeletedError
 from futures_worker.client import session as client_session

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fdb_datamodel.space import ARGS, CODE, encode_id, layout_of
+from fdb_datamodel.rows.space import ARGS, CODE, encode_id, layout_of
 from futures_worker import FutureFailedError, store_secret
 from idempotent_txn import run
 

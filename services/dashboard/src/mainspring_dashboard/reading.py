@@ -25,8 +25,8 @@ from fdb_datamodel import (
     read_output,
     recount,
 )
-from fdb_datamodel.reading import with_reason
-from fdb_datamodel.troubles import STUCK
+from fdb_datamodel.views.reading import with_reason
+from fdb_datamodel.views.troubles import STUCK
 from fdb_schema import ClusterSpace, open_database, url_of
 from idempotent_txn import run
 from idempotent_txn.cleaner import id_status

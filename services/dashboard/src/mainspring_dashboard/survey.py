@@ -8,8 +8,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_datamodel import list_futures, list_workers
-from fdb_datamodel.reading import with_reason
-from fdb_datamodel.troubles import TroubleKind, Troubles
+from fdb_datamodel.views.reading import with_reason
+from fdb_datamodel.views.troubles import TroubleKind, Troubles
 from fdb_schema import ClusterSpace
 from idempotent_txn import run
 from mainspring_dashboard.lists.describing import DESCRIBED, described

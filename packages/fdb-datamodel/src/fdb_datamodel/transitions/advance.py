@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fdb_datamodel.errors import StrayKeyError
+from fdb_datamodel.lifecycle.endings import enqueue_or_fail, fail_for_good, finish, timed_out
+from fdb_datamodel.lifecycle.placement import set_timer
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.elements import decode_id
+from fdb_datamodel.rows.forms import check_key
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Failure
+from fdb_datamodel.rows.requirements import Requirements
+from fdb_datamodel.rows.space import DUE, LATE, layout_of, span
+from fdb_datamodel.transitions.assign import is_unclaimed, relocate
+from fdb_datamodel.transitions.workers import list_workers
 from fdb_schema import ClusterSpace, Transaction, read_range
-
-from .. import codec
-from ..changes import Changes, Ended, FutureRows
-from ..elements import decode_id
-from ..endings import enqueue_or_fail, fail_for_good, finish, timed_out
-from ..errors import StrayKeyError
-from ..forms import check_key
-from ..ids import show_id
-from ..placement import set_timer
-from ..records import Failure
-from ..requirements import Requirements
-from ..space import DUE, LATE, layout_of, span
-from .assign import is_unclaimed, relocate
-from .workers import list_workers
 
 _UNSCHEDULABLE_RECHECK = 1.0  # seconds
 

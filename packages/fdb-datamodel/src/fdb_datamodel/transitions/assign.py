@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
+from fdb_datamodel.lifecycle.placement import dequeue
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.ids import as_id
+from fdb_datamodel.rows.records import Locality
+from fdb_datamodel.rows.space import REQUIREMENTS
 from fdb_schema import ClusterSpace, Transaction
-
-from .. import codec
-from ..changes import Changes, FutureRows
-from ..endings import enqueue_or_fail, finish
-from ..ids import as_id
-from ..placement import dequeue
-from ..records import Locality
-from ..space import REQUIREMENTS
 
 
 def assign_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, locality: Locality) -> bool:

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from uuid import UUID
 
+from fdb_datamodel.errors import DamagedFutureError, FutureStateError
+from fdb_datamodel.lifecycle.chains import claim_ahead
+from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
+from fdb_datamodel.lifecycle.placement import dequeue, index_keys, near_inputs
+from fdb_datamodel.lifecycle.pool import Entry, first_page, scan_pool
+from fdb_datamodel.lifecycle.starts import Chosen, affordable, read_rows, result_of, start
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import decode_id, encode_id
+from fdb_datamodel.rows.ids import as_id, show_id
+from fdb_datamodel.rows.records import Claim, Claims, WorkerId
+from fdb_datamodel.rows.requirements import Capacity, Shape
+from fdb_datamodel.rows.space import ARGS, CODE, LATEST_RESULT
 from fdb_schema import ClusterSpace, RecordError, Transaction, add_read_conflict_keys
-
-from .. import codec
-from ..chains import claim_ahead
-from ..changes import Changes, FutureRows
-from ..elements import decode_id, encode_id
-from ..endings import enqueue_or_fail, finish
-from ..errors import DamagedFutureError, FutureStateError
-from ..ids import as_id, show_id
-from ..placement import dequeue, index_keys, near_inputs
-from ..pool import Entry, first_page, scan_pool
-from ..records import Claim, Claims, WorkerId
-from ..requirements import Capacity, Shape
-from ..space import ARGS, CODE, LATEST_RESULT
-from ..starts import Chosen, affordable, read_rows, result_of, start
 
 
 def claim_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, worker: WorkerId) -> Claim:

@@ -11,6 +11,18 @@ from typing import NamedTuple
 
 from fdb.subspace_impl import Subspace
 
+from fdb_datamodel.errors import StrayKeyError
+from fdb_datamodel.lifecycle.endings import free_copy, stored_copies
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import decode_id, is_id, split_id
+from fdb_datamodel.rows.forms import is_known
+from fdb_datamodel.rows.pages import after_future, read_futures
+from fdb_datamodel.rows.records import NO_SESSION, CodeDigest
+from fdb_datamodel.rows.space import CODE, DELETED, FUTURE, SESSION, layout_of, span
+from fdb_datamodel.transitions.code_use import CODE_REFERRER, SESSION_PREFIX, UNUSED
+from fdb_datamodel.transitions.results import delete_future
+from fdb_datamodel.transitions.workers import sightings
 from fdb_schema import (
     LEASE_PIN,
     ClusterSpace,
@@ -21,19 +33,6 @@ from fdb_schema import (
     read_clock,
     read_range,
 )
-
-from .. import codec
-from ..changes import Changes, FutureRows
-from ..elements import decode_id, is_id, split_id
-from ..endings import free_copy, stored_copies
-from ..errors import StrayKeyError
-from ..forms import is_known
-from ..pages import after_future, read_futures
-from ..records import NO_SESSION, CodeDigest
-from ..space import CODE, DELETED, FUTURE, SESSION, layout_of, span
-from .code_use import CODE_REFERRER, SESSION_PREFIX, UNUSED
-from .results import delete_future
-from .workers import sightings
 
 _PAGE = 400
 _MICROSECONDS = 1_000_000

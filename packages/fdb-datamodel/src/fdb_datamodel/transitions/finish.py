@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from uuid import UUID
 
+from fdb_datamodel.errors import ClaimLostError, OversizeError
+from fdb_datamodel.lifecycle.attempts import end_attempt
+from fdb_datamodel.lifecycle.copies import miss_inputs
+from fdb_datamodel.lifecycle.endings import fail_for_good, finish, settle
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.elements import decode_id, encode_id, token_stamp
+from fdb_datamodel.rows.ids import as_id, show_id
+from fdb_datamodel.rows.records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome, WorkerId
+from fdb_datamodel.rows.requirements import Capacity
+from fdb_datamodel.rows.space import LATEST_RESULT, LISTENERS, Layout, layout_of
+from fdb_datamodel.rows.states import FutureState
+from fdb_datamodel.transitions.claim import first_reads, take
 from fdb_schema import ClusterSpace, Transaction, get_many
-
-from .. import codec
-from ..attempts import end_attempt
-from ..changes import Changes, Ended, FutureRows
-from ..copies import miss_inputs
-from ..elements import decode_id, encode_id, token_stamp
-from ..endings import fail_for_good, finish, settle
-from ..errors import ClaimLostError, OversizeError
-from ..ids import as_id, show_id
-from ..records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome, WorkerId
-from ..requirements import Capacity
-from ..space import LATEST_RESULT, LISTENERS, Layout, layout_of
-from ..states import FutureState
-from .claim import first_reads, take
 
 INLINE_RESULT_LIMIT = 90_000  # bytes
 

@@ -6,16 +6,15 @@ import contextlib
 from collections.abc import Sequence
 from sys import intern
 
+from fdb_datamodel.errors import UnknownFutureError
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.forms import is_known
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Failure, MailEntry
+from fdb_datamodel.rows.space import CLAIM, CODE, DELETED, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, layout_of
 from fdb_schema import ClusterSpace, RecordError, Transaction, read_range
-
-from .. import codec
-from ..changes import Changes
-from ..elements import encode_id
-from ..errors import UnknownFutureError
-from ..forms import is_known
-from ..ids import show_id
-from ..records import Failure, MailEntry
-from ..space import CLAIM, CODE, DELETED, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, layout_of
 
 _NAMES = (CODE, CLAIM, LATEST_RESULT, FAILURE, DELETED, EPOCH)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from uuid import UUID
 
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.elements import decode_int, encode_id
+from fdb_datamodel.rows.forms import is_known
+from fdb_datamodel.rows.ids import as_id
+from fdb_datamodel.rows.records import TaskOutput
+from fdb_datamodel.rows.space import CODE, layout_of
 from fdb_schema import ClusterSpace, RecordError, Transaction, read_range
-
-from .. import codec
-from ..elements import decode_int, encode_id
-from ..forms import is_known
-from ..ids import as_id
-from ..records import TaskOutput
-from ..space import CODE, layout_of
 
 OUTPUT_KEPT = 64_000
 """Bytes of an attempt's output that are kept, of its end."""

@@ -6,21 +6,29 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
+from fdb_datamodel.actors import forget_actor
+from fdb_datamodel.errors import FutureStateError, OversizeError
+from fdb_datamodel.lifecycle.copies import add_copy, find_copy, forget_copy, name_latest, reconstruct, recover
+from fdb_datamodel.lifecycle.copies import live_copies as _live_copies
+from fdb_datamodel.lifecycle.endings import finish, forget_results, stored_copies
+from fdb_datamodel.lifecycle.placement import withdraw
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.ids import as_id, show_id
+from fdb_datamodel.rows.records import NO_SESSION, CodeDigest, Failure, FutureResult, FutureSpec, WorkerId
+from fdb_datamodel.rows.space import (
+    ALLOW_RECONSTRUCTION,
+    CLAIM,
+    CODE,
+    DELETED,
+    LATEST_RESULT,
+    NUM_ATTEMPTS,
+    OPTIONS,
+    layout_of,
+)
+from fdb_datamodel.streams import clear_stream
 from fdb_schema import ClusterSpace, RecordError, Transaction, collect_blob, drop_reference, get_many, read_clock
-
-from .. import codec
-from ..actors import forget_actor
-from ..changes import Changes, Ended, FutureRows
-from ..copies import add_copy, find_copy, forget_copy, name_latest, reconstruct, recover
-from ..copies import live_copies as _live_copies
-from ..elements import encode_id
-from ..endings import finish, forget_results, stored_copies
-from ..errors import FutureStateError, OversizeError
-from ..ids import as_id, show_id
-from ..placement import withdraw
-from ..records import NO_SESSION, CodeDigest, Failure, FutureResult, FutureSpec, WorkerId
-from ..space import ALLOW_RECONSTRUCTION, CLAIM, CODE, DELETED, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS, layout_of
-from ..streams import clear_stream
 
 _NO_WORKER = WorkerId("", 0, bytes(16))  # who "claims" an inline put of a client
 

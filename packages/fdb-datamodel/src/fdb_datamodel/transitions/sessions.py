@@ -10,13 +10,12 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.elements import decode_id, encode_id
+from fdb_datamodel.rows.space import CODE, layout_of
+from fdb_datamodel.transitions.code_use import session_referrer
 from fdb_schema import ClusterSpace, RecordError, Transaction, drop_reference
-
-from .. import codec
-from ..changes import Changes
-from ..elements import decode_id, encode_id
-from ..space import CODE, layout_of
-from .code_use import session_referrer
 
 SESSION_BEAT_SECONDS = 5.0
 SESSION_TTL_SECONDS = 30.0

@@ -6,18 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from uuid import UUID
 
-from fdb_schema import ClusterSpace, Transaction, add_reference, get_blob, put_small_blob
-
-from .. import codec
-from ..changes import Changes, FutureRows
-from ..elements import encode_id
-from ..endings import enqueue_or_fail, finish, write_failure
-from ..errors import FutureDeletedError, FutureStateError, OversizeError, UnknownFutureError
-from ..ids import show_id
-from ..placement import add_edges, clear_edges, set_timer
-from ..records import Claim, CodeDigest, Failure, FutureSpec, Locality, WorkerId
-from ..requirements import Shape
-from ..space import (
+from fdb_datamodel.errors import FutureDeletedError, FutureStateError, OversizeError, UnknownFutureError
+from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish, write_failure
+from fdb_datamodel.lifecycle.placement import add_edges, clear_edges, set_timer
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Claim, CodeDigest, Failure, FutureSpec, Locality, WorkerId
+from fdb_datamodel.rows.requirements import Shape
+from fdb_datamodel.rows.space import (
     ALLOW_RECONSTRUCTION,
     ARGS,
     CLAIM,
@@ -29,7 +27,8 @@ from ..space import (
     OPTIONS,
     REQUIREMENTS,
 )
-from .code_use import CODE_REFERRER, use_code
+from fdb_datamodel.transitions.code_use import CODE_REFERRER, use_code
+from fdb_schema import ClusterSpace, Transaction, add_reference, get_blob, put_small_blob
 
 INLINE_LIMIT = 90_000  # bytes of a value; more goes to a blob
 MOST_DEPENDENCIES = 4_000  # their ids are one value, their edges one transaction

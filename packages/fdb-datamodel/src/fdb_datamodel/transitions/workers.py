@@ -8,20 +8,19 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fdb_datamodel.errors import AddressInUseError, DamagedFutureError, WorkerFencedError
+from fdb_datamodel.lifecycle.attempts import end_attempt
+from fdb_datamodel.lifecycle.endings import fail_for_good, finish
+from fdb_datamodel.lifecycle.placement import lost_pinned
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.elements import decode_id
+from fdb_datamodel.rows.forms import is_known
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
+from fdb_datamodel.rows.space import FORMAT, HEARTBEAT, INCARNATION, layout_of, span
+from fdb_datamodel.transitions.assign import is_unclaimed, relocate
 from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, read_range
-
-from .. import codec
-from ..attempts import end_attempt
-from ..changes import Changes
-from ..elements import decode_id
-from ..endings import fail_for_good, finish
-from ..errors import AddressInUseError, DamagedFutureError, WorkerFencedError
-from ..forms import is_known
-from ..ids import show_id
-from ..placement import lost_pinned
-from ..records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
-from ..space import FORMAT, HEARTBEAT, INCARNATION, layout_of, span
-from .assign import is_unclaimed, relocate
 
 _FIRST_BEAT = Heartbeat()
 

@@ -27,7 +27,7 @@ from fdb_datamodel import (
     submit_futures,
     subscribe,
 )
-from fdb_datamodel.ids import show_id
+from fdb_datamodel.rows.ids import show_id
 from fdb_schema import put_blob, unpin_blob
 from fdb_schema.errors import NOT_COMMITTED
 from futures_worker.client.intake import MAX_BATCH_BYTES

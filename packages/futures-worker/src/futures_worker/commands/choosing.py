@@ -14,7 +14,7 @@ from uuid import UUID
 import typer
 
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, WorkerStatus, list_futures, list_workers
-from fdb_datamodel.reading import ids_beginning, with_reason
+from fdb_datamodel.views.reading import ids_beginning, with_reason
 from fdb_schema.cli import completing, fail, seconds_of
 from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from fdb_schema.figures import ago, cut

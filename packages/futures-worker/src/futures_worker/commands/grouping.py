@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from fdb_datamodel import FutureState
-from fdb_datamodel.troubles import find_troubles
+from fdb_datamodel.views.troubles import find_troubles
 from fdb_schema.cli import (
     DEFAULT_CLUSTER,
     ClusterOption,

@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from fdb_datamodel.errors import StrayKeyError
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import decode_id, encode_id, split_id
+from fdb_datamodel.rows.ids import as_id, show_id
+from fdb_datamodel.rows.pages import after_future, read_futures
+from fdb_datamodel.rows.records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
+from fdb_datamodel.rows.requirements import Requirements
+from fdb_datamodel.rows.space import ARGS, CLAIM, CODE, DELETED, DUE, FAILURE, LATEST_RESULT
+from fdb_datamodel.rows.states import FutureState
+from fdb_datamodel.transitions.workers import list_workers
 from fdb_schema import ClusterSpace, RecordError, Transaction
-
-from . import codec
-from .changes import Changes, FutureRows
-from .elements import decode_id, encode_id, split_id
-from .errors import StrayKeyError
-from .ids import as_id, show_id
-from .pages import after_future, read_futures
-from .records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
-from .requirements import Requirements
-from .space import ARGS, CLAIM, CODE, DELETED, DUE, FAILURE, LATEST_RESULT
-from .states import FutureState
-from .transitions.workers import list_workers
 
 _PAGE_ROWS = 2000
 _TOMBSTONES = 200  # looked at for the beginning of an id

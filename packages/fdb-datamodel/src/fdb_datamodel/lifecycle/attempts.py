@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from . import codec
-from .changes import Changes, FutureRows
-from .endings import fail_for_good, place, timed_out
-from .placement import release_claim, set_timer
-from .records import SHORTAGE, Failure
-from .requirements import Requirements
-from .space import DUE, LATE, LATEST_EXCEPTION, REQUIREMENTS, UNCHARGED
-from .states import FutureState
+from fdb_datamodel.lifecycle.endings import fail_for_good, place, timed_out
+from fdb_datamodel.lifecycle.placement import release_claim, set_timer
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.records import SHORTAGE, Failure
+from fdb_datamodel.rows.requirements import Requirements
+from fdb_datamodel.rows.space import DUE, LATE, LATEST_EXCEPTION, REQUIREMENTS, UNCHARGED
+from fdb_datamodel.rows.states import FutureState
 
 #: Reasons that no retry can mend.
 PERMANENT_REASONS = frozenset({"unpickle", "result-pickle", "oversize"})

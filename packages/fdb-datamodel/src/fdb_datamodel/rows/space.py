@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from fdb import tuple as fdb_tuple
 
+from fdb_datamodel.rows.elements import encode_id, token_stamp
+from fdb_datamodel.rows.records import WorkerId
+from fdb_datamodel.rows.requirements import Shape, round_up
 from fdb_schema import ClusterSpace, prefix_end
-
-from .elements import encode_id, token_stamp
-from .records import WorkerId
-from .requirements import Shape, round_up
 
 
 class KeyDoc(NamedTuple):

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
+from fdb_datamodel.errors import DamagedFutureError
+from fdb_datamodel.lifecycle.endings import place
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.records import Claim, FutureResult, WorkerId
+from fdb_datamodel.rows.requirements import Capacity, Shape
+from fdb_datamodel.rows.space import ARGS, CLAIM, CODE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, NUM_ATTEMPTS, OPTIONS
 from fdb_schema import RecordError
-
-from . import codec
-from .changes import Changes, FutureRows
-from .elements import encode_id
-from .endings import place
-from .errors import DamagedFutureError
-from .records import Claim, FutureResult, WorkerId
-from .requirements import Capacity, Shape
-from .space import ARGS, CLAIM, CODE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, NUM_ATTEMPTS, OPTIONS
 
 _ROWS_PER_FUTURE = 12  # more than a future has; bounds the one read that covers a dense batch
 _NO_LIMIT = float("inf")

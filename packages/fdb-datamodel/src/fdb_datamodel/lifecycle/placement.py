@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
+from fdb_datamodel.errors import DamagedFutureError
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Failure, Locality, WorkerId
+from fdb_datamodel.rows.space import (
+    ARGS,
+    CLAIM,
+    CODE,
+    DELETED,
+    DUE,
+    EPOCH,
+    FAILURE,
+    LATEST_RESULT,
+    LISTENERS,
+    REQUIREMENTS,
+)
 from fdb_schema import RecordError, read_clock
-
-from . import codec
-from .changes import Changes, FutureRows
-from .elements import encode_id
-from .errors import DamagedFutureError
-from .ids import show_id
-from .records import Failure, Locality, WorkerId
-from .space import ARGS, CLAIM, CODE, DELETED, DUE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, REQUIREMENTS
 
 _MICROSECONDS = 1_000_000
 WORTH_A_WAIT = 1 << 20  # bytes of inputs with one worker

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fdb_datamodel.errors import StrayKeyError
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import decode_id, split_id
 from fdb_schema import read_range
-
-from .changes import Changes, FutureRows
-from .elements import decode_id, split_id
-from .errors import StrayKeyError
 
 
 class FuturesPage(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from .records import Failure, FutureInfo
-from .states import FutureState
+from fdb_datamodel.rows.records import Failure, FutureInfo
+from fdb_datamodel.rows.states import FutureState
 
 UPSTREAM = "upstream"
 CANCELLED = "cancelled"

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from . import codec
-from .changes import Changes, FutureRows
-from .elements import decode_id, decode_int, encode_id, split_id
-from .ids import show_id
-from .placement import index_keys
-from .records import Violation, WorkerId
-from .space import CLAIM, CODE, DELETED, DUE, EDGE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, SESSION
+from fdb_datamodel.lifecycle.placement import index_keys
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id, split_id
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Violation, WorkerId
+from fdb_datamodel.rows.space import CLAIM, CODE, DELETED, DUE, EDGE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, SESSION
 
 INVARIANTS: Final[Mapping[str, str]] = {
     "known-keys": "every key is one of the reference's table, every value a record of its kind",

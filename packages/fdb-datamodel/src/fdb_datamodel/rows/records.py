@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from .ids import as_id, new_future_id
-from .requirements import NOTHING, Requirements, Shape
-from .states import FutureState
+from fdb_datamodel.rows.ids import as_id, new_future_id
+from fdb_datamodel.rows.requirements import NOTHING, Requirements, Shape
+from fdb_datamodel.rows.states import FutureState
 
 NO_SESSION = bytes(16)
 SHORTAGE = "shortage"  # the reason of a failure that says what the host of a worker was short of

@@ -15,9 +15,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from fdb_schema import RecordError
-
-from .records import (
+from fdb_datamodel.rows.records import (
     Backoff,
     CodeDigest,
     Failure,
@@ -28,7 +26,8 @@ from .records import (
     WorkerId,
     WorkerInfo,
 )
-from .requirements import Requirements, Shape
+from fdb_datamodel.rows.requirements import Requirements, Shape
+from fdb_schema import RecordError
 
 pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fdb_datamodel.actors import ActorPlace, find_actor
+from fdb_datamodel.errors import FutureDeletedError, StrayKeyError, UnknownFutureError
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.elements import decode_id, encode_id, split_id
+from fdb_datamodel.rows.records import FutureInfo
+from fdb_datamodel.rows.space import EDGE, PLACE
+from fdb_datamodel.views.reading import describe_future
 from fdb_schema import ClusterSpace, RecordError, Transaction, read_range
-
-from . import codec
-from .actors import ActorPlace, find_actor
-from .changes import Changes
-from .elements import decode_id, encode_id, split_id
-from .errors import FutureDeletedError, StrayKeyError, UnknownFutureError
-from .reading import describe_future
-from .records import FutureInfo
-from .space import EDGE, PLACE
 
 MOST_WAITING = 100
 _ROWS_OF_ACTOR = 2

@@ -12,15 +12,14 @@ import contextlib
 import random
 from typing import NamedTuple
 
+from fdb_datamodel.errors import StrayKeyError
+from fdb_datamodel.lifecycle.starts import Chosen
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id
+from fdb_datamodel.rows.requirements import Capacity, Requirements, Shape
+from fdb_datamodel.rows.space import rounded
 from fdb_schema import RecordError, read_range
-
-from . import codec
-from .changes import Changes
-from .elements import decode_id, decode_int, encode_id
-from .errors import StrayKeyError
-from .requirements import Capacity, Requirements, Shape
-from .space import rounded
-from .starts import Chosen
 
 _READS = 256  # seeks of one scan at most
 _PROBE = 4  # rows read where it isn't known whether they fit

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fdb_datamodel.lifecycle.starts import Chosen, start
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import decode_id, encode_id, is_id
+from fdb_datamodel.rows.records import Claim, WorkerId
+from fdb_datamodel.rows.requirements import Capacity, Shape
+from fdb_datamodel.rows.space import EDGE
 from fdb_schema import add_read_conflict_keys, read_range
-
-from .changes import Changes, FutureRows
-from .elements import decode_id, encode_id, is_id
-from .records import Claim, WorkerId
-from .requirements import Capacity, Shape
-from .space import EDGE
-from .starts import Chosen, start
 
 
 def claim_ahead(ch: Changes, worker: WorkerId, claims: Sequence[Claim], free: Shape, capacity: Capacity) -> list[Claim]:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
+from fdb_datamodel.lifecycle.placement import add_edges, clear_edges, enqueue, upstream_failure, withdraw
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.elements import decode_id, is_id
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Failure, FutureResult
+from fdb_datamodel.rows.space import CLAIM, DUE, EDGE, FAILURE, LATEST_EXCEPTION, LATEST_RESULT, LISTENERS, SESSION
 from fdb_schema import RecordError
-
-from . import codec
-from .changes import Changes, Ended, FutureRows
-from .elements import decode_id, is_id
-from .ids import show_id
-from .placement import add_edges, clear_edges, enqueue, upstream_failure, withdraw
-from .records import Failure, FutureResult
-from .space import CLAIM, DUE, EDGE, FAILURE, LATEST_EXCEPTION, LATEST_RESULT, LISTENERS, SESSION
 
 EDGES_PER_UPSTREAM = 256
 EDGES_PER_TRANSACTION = 1024

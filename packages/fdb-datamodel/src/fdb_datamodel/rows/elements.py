@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .errors import StrayKeyError
+from fdb_datamodel.errors import StrayKeyError
 
 _ZERO: Final = 0x14  # the code of an integer is this and the count of its bytes, less for negative ones
 _MOST_BYTES: Final = 8

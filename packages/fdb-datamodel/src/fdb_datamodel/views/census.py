@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from sys import intern
 from typing import NamedTuple
 
+from fdb_datamodel.errors import DamagedFutureError
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.pages import after_future, read_futures
+from fdb_datamodel.rows.records import NO_SESSION
+from fdb_datamodel.rows.space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS
+from fdb_datamodel.rows.states import FutureState
 from fdb_schema import ClusterSpace, Transaction
-
-from .changes import Changes, FutureRows
-from .elements import encode_id
-from .errors import DamagedFutureError
-from .pages import after_future, read_futures
-from .records import NO_SESSION
-from .space import ARGS, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS
-from .states import FutureState
 
 _ROWS_OF_ANY_FUTURE = 64  # more than a future can have: a page always holds a whole one
 _NAMES = (CODE, ARGS, FAILURE, CLAIM, LATEST_RESULT, DUE, OPTIONS, NUM_ATTEMPTS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .errors import StrayKeyError
-from .space import KEYS, TIMER_KINDS, Layout
+from fdb_datamodel.errors import StrayKeyError
+from fdb_datamodel.rows.space import KEYS, TIMER_KINDS, Layout
 
 _ID = rb"\x01(?:[^\x00]|\x00\xff){16}\x00"
 _TEXT = rb"\x02(?:[^\x00]|\x00\xff)*\x00"

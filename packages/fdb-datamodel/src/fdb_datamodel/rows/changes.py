@@ -10,25 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from fdb_schema import (
-    ClusterSpace,
-    RecordError,
-    Transaction,
-    clear_many,
-    get_many,
-    read_ahead,
-    read_range,
-    read_version,
-    set_many,
-)
-
-from . import codec
-from .elements import encode_id, is_id
-from .errors import DamagedFutureError, FutureDeletedError, UnknownFutureError, WorkerFencedError
-from .ids import show_id
-from .records import NO_SESSION, Failure, FutureResult, Locality, WorkerId
-from .requirements import Shape
-from .space import (
+from fdb_datamodel.errors import DamagedFutureError, FutureDeletedError, UnknownFutureError, WorkerFencedError
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.elements import encode_id, is_id
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import NO_SESSION, Failure, FutureResult, Locality, WorkerId
+from fdb_datamodel.rows.requirements import Shape
+from fdb_datamodel.rows.space import (
     ALLOW_RECONSTRUCTION,
     ARGS,
     CLAIM,
@@ -47,6 +35,17 @@ from .space import (
     UNCHARGED,
     Layout,
     layout_of,
+)
+from fdb_schema import (
+    ClusterSpace,
+    RecordError,
+    Transaction,
+    clear_many,
+    get_many,
+    read_ahead,
+    read_range,
+    read_version,
+    set_many,
 )
 
 _ONE = (1).to_bytes(8, "little")
