@@ -92,6 +92,7 @@ def dashboard(
     config = uvicorn.Config(
         create_app(reading, token=shown, heap=heap, doctor=Doctor(reading.db, cluster), actions=actions),
         access_log=False,
+        log_config=None,  # its records are logged as ours, which escape what strangers send
         log_level="warning",
         timeout_graceful_shutdown=5,
         **limits(),
