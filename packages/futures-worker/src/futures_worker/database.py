@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -12,8 +13,13 @@ from idempotent_txn.attempts.strategy import StrategyName
 
 T = TypeVar("T")
 
+log = logging.getLogger("futures_worker")
+
 _LATE: Final = 0.5  # seconds past a deadline that a process which runs doesn't take to notice it
 _TRIES: Final = 3
+
+REFUSED_SECONDS: Final = 0.2
+"""Between two attempts of `run_patiently`."""
 
 FILE_NOT_FOUND: Final = 1511
 """The code of a database that is there no more: nothing mends that in this process."""
@@ -53,6 +59,21 @@ def ask(
             if why is None:
                 raise
             raise DatabaseUnreachableError(f"the database refuses ({error}): {why}") from error
+
+
+def run_patiently(db: Any, fn: Callable[..., T], *args: Any, strategy: StrategyName | None = None, **kwargs: Any) -> T:
+    """`idempotent_txn.run`, again for as long as the database refuses: of a task's process, which has worked for what it writes."""
+    told = False
+    while True:
+        try:
+            return run(db, fn, *args, strategy=strategy, **kwargs)
+        except Exception as error:
+            if not is_database_trouble(error):
+                raise
+            if not told:
+                log.warning("the database refuses (%s): what this task has done is kept, and tried again", error)
+            told = True
+        time.sleep(REFUSED_SECONDS)
 
 
 _DISK: Final = {

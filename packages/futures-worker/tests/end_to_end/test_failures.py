@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ from futures_worker import (
     UnknownFutureError,
     UpstreamDependencyFailedException,
     WorkerLostError,
+    current_client,
 )
+from futures_worker.client.context import worker_context
 
 WAIT = 60.0
 
@@ -369,3 +371,57 @@ def test_text_that_utf8_hasnt_costs_neither_the_child_nor_an_actor(shared_cluste
         with pytest.raises(ValueError, match="caf\udce9"):
             speaker.fails_in_half_a_surrogate_pair().result(WAIT)
     assert speaker.count().result(WAIT) == 2
+
+
+class FDBError(Exception):
+    code = 1510
+
+
+def let_the_disk_refuse(times: int = 1) -> None:
+    """The next transactions of this process can't be made, as where the database's disk is full."""
+    db = worker_context().db
+    create = db.create_transaction
+
+    def refused() -> Any:
+        nonlocal times
+        times -= 1
+        if times < 0:
+            return create()
+        raise FDBError("Disk i/o operation failed")
+
+    db.create_transaction = refused
+
+
+class OnFullDisk:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def call(self, refused: int = 0) -> int:
+        self.calls += 1
+        let_the_disk_refuse(refused)
+        return self.calls
+
+
+def with_a_future_inside() -> list[Any]:
+    inner = current_client().submit(abs, -3)
+    current_client().flush()
+    let_the_disk_refuse()
+    return [inner]
+
+
+def yield_on_full_disk() -> Iterator[int]:
+    yield 0
+    let_the_disk_refuse()
+    yield 1
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_no_call_of_an_actor_and_no_task(
+    shared_cluster: Callable[..., Any],
+) -> None:
+    client = shared_cluster().client()
+    actor = client.actor(OnFullDisk)
+    inside = client.submit(with_a_future_inside, max_retries=0)
+    stream = client.submit(yield_on_full_disk, max_retries=0)
+    assert client.gather([actor.call(2), actor.call()], timeout=WAIT) == [1, 2]
+    assert inside.result(WAIT)[0].result(WAIT) == 3
+    assert list(stream.result(WAIT)) == [0, 1]

@@ -30,6 +30,7 @@ import msgpack
 from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, run_apart, session_lives
 from futures_worker import wire
 from futures_worker.acceptor import Acceptor
+from futures_worker.database import run_patiently
 from futures_worker.errors import FutureFailedError, MainspringError, ObjectLostError, WireError
 from futures_worker.failure import text_of
 from futures_worker.handshake import ACTOR, Identity
@@ -181,7 +182,7 @@ class Server:
             has_place=self._has_place,
         )
         self._acceptor.start()
-        run(self._db, actors.place_host, self._space, self._host, ip, port)
+        run_patiently(self._db, actors.place_host, self._space, self._host, ip, port)
         while True:
             self._listen(0.0 if self._queue else LOOK_SECONDS)
             if time.monotonic() - self._looked > LOOK_SECONDS:
@@ -346,7 +347,7 @@ class Server:
 
     def _record(self, outcomes: list[actors.CallOutcome]) -> list[tuple[str, bytes]]:
         try:
-            return run(self._db, actors.finish_calls, self._space, self._host, outcomes, strategy="off")
+            return run_patiently(self._db, actors.finish_calls, self._space, self._host, outcomes, strategy="off")
         except ClaimLostError:
             raise
         except Exception as error:

@@ -26,6 +26,7 @@ from fdb_schema import tracing
 from fdb_schema.private_files import read_own
 from futures_worker import payload
 from futures_worker.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
+from futures_worker.database import run_patiently
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry, text_of
 from futures_worker.function_changes import carries_state
@@ -38,7 +39,6 @@ from futures_worker.worker.output import ChildOutput
 from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.shortage import HostShortError, out_of_memory, shortage_of
 from futures_worker.worker.surroundings import Surroundings
-from idempotent_txn import run
 
 MOST_FUNCTIONS = 1000
 """Functions kept loaded by a child; the one loaded first goes first."""
@@ -356,7 +356,7 @@ def _hold(result: payload.ResultPayload, outer: bytes) -> None:
     from futures_worker.client.context import worker_context
 
     context = worker_context()
-    run(context.db, hold_futures, context.space, result.contained_in(context.origin.identity), outer=outer)
+    run_patiently(context.db, hold_futures, context.space, result.contained_in(context.origin.identity), outer=outer)
 
 
 def run_child(tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:

@@ -14,12 +14,12 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from fdb_datamodel import GRACE_SECONDS, Failure, FutureResult, cancel_future, hold_futures, streams
+from futures_worker.database import run_patiently
 from futures_worker.errors import MainspringError
 from futures_worker.object_names import item_name
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
 from futures_worker.streams import MOST_AHEAD, StreamedItems
 from futures_worker.worker.task_context import TaskContext, current_task, waiting
-from idempotent_txn import run
 
 PER_TRANSACTION: Final = 50
 TRANSACTION_BYTES: Final = 300_000
@@ -61,7 +61,7 @@ class _ItemWriter:
         self._session = self._context()
         self._session.keeping.begin()
         self._task = task
-        self._begun = run(
+        self._begun = run_patiently(
             self._session.db, streams.begin_stream, self._session.space, task.id, task.attempt, self._session.id
         )
         self.made = self._begun.made
@@ -84,7 +84,7 @@ class _ItemWriter:
             return True
         if number >= self._looked_to:
             self._missing = set(
-                run(self._session.db, streams.lost_items, self._session.space, self._task.id, number, PAGE)
+                run_patiently(self._session.db, streams.lost_items, self._session.space, self._task.id, number, PAGE)
             )
             self._looked_to = number + PAGE
         return number in self._missing
@@ -94,7 +94,7 @@ class _ItemWriter:
         data = dump_result(value)
         if data.contained:  # they live as long as the stream
             contained = data.contained_in(self._context.origin.identity)
-            run(self._session.db, hold_futures, self._session.space, contained, outer=self._task.id)
+            run_patiently(self._session.db, hold_futures, self._session.space, contained, outer=self._task.id)
         if data.nbytes <= INLINE_RESULT_BYTES:
             inline = data.to_bytes()
             item = FutureResult(inline, len(inline))
@@ -135,7 +135,7 @@ class _ItemWriter:
                     if not batch and self._closing:
                         return
                 seen = self._session.signals_of(self._task.id)
-                taken, unbounded = run(
+                taken, unbounded = run_patiently(
                     self._session.db, streams.add_items, self._session.space, self._begun, batch, strategy="off"
                 )
                 with self._changed:
@@ -159,12 +159,14 @@ class _ItemWriter:
         if now < self._look_at:
             return
         self._look_at = now + READERS_SECONDS
-        readers = run(self._session.db, streams.readers_of, self._session.space, self._task.id, strategy="off")
+        readers = run_patiently(
+            self._session.db, streams.readers_of, self._session.space, self._task.id, strategy="off"
+        )
         if readers is streams.Readers.some:
             self._read_at = now
         elif now - self._read_at >= (LET_GO_SECONDS if readers is streams.Readers.let_go else GRACE_SECONDS):
             gone = Failure("cancelled", "its generator waits for a reader, and nobody is left to read what it yields")
-            run(self._session.db, cancel_future, self._session.space, self._task.id, gone)
+            run_patiently(self._session.db, cancel_future, self._session.space, self._task.id, gone)
 
     def _batch(self) -> list[tuple[int, FutureResult]]:
         batch: list[tuple[int, FutureResult]] = []
