@@ -30,8 +30,8 @@ from fdb_embedded import archive, conflict, formats, idempotency, journal, keys
 from fdb_embedded.errors import EmbeddedError
 from fdb_schema import RecordError
 from fdb_schema import records as schema_records
-from fdb_schema.configuration import ConfigurationError, read_configuration
 from fdb_schema.records import Record
+from fdb_schema.serving.configuration import ConfigurationError, read_configuration
 from futures_worker import line, object_names, store_secret
 from futures_worker.errors import WireError
 from futures_worker.failure import Failure

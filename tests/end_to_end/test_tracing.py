@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from support.upping import Up, wait_until
 
-from fdb_schema import open_database, tracing
-from fdb_schema.configuration import ConfigurationError
+from fdb_schema import open_database
+from fdb_schema.serving import tracing
+from fdb_schema.serving.configuration import ConfigurationError
 from s3heap_tender import SysDb
 
 WRITER = """
 import sys
-from fdb_schema import open_database, tracing
+from fdb_schema import open_database
+from fdb_schema.serving import tracing
 from idempotent_txn import run
 from mainspring.demo.pipeline_work import append, compressed
 from s3heap_tender import SysDb
@@ -87,7 +89,7 @@ def test_a_trace_goes_from_the_write_to_the_futures_of_its_run(traced: tuple[Up,
 
 
 SPEAKER = """
-from fdb_schema import tracing
+from fdb_schema.serving import tracing
 assert tracing.configure_tracing("speaker")
 with tracing.span("over http", answer=42):
     pass

@@ -15,7 +15,7 @@ import pytest
 import typer
 import yaml
 
-from fdb_schema.configuration import option_names, read_configuration
+from fdb_schema.serving.configuration import option_names, read_configuration
 from mainspring.cli import app
 from mainspring.settings import check_file
 

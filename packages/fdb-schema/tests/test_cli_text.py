@@ -27,8 +27,8 @@ from fdb_schema.cli import (
     run_app,
     say,
 )
-from fdb_schema.figures import short_ids, size, timestamp, timestamp_us, told
-from fdb_schema.logs import LogFormat, LogLevel, configure_logging, log_to_stderr
+from fdb_schema.serving.figures import short_ids, size, timestamp, timestamp_us, told
+from fdb_schema.serving.logs import LogFormat, LogLevel, configure_logging, log_to_stderr
 
 SECRET = 'to"k\\en and\tmore/ü'
 

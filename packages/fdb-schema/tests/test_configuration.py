@@ -14,9 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from fdb_schema.cli import ClusterOption, DbOption
-from fdb_schema.configuration import ConfigurationError, read_configuration, without_credentials
-from fdb_schema.logs import LogFormat, LogLevel, configure_logging
-from fdb_schema.service import service_app
+from fdb_schema.serving.configuration import ConfigurationError, read_configuration, without_credentials
+from fdb_schema.serving.logs import LogFormat, LogLevel, configure_logging
+from fdb_schema.serving.service import service_app
 
 SEEN: list[dict[str, Any]] = []
 

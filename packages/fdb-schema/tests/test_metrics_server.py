@@ -12,9 +12,9 @@ from http.client import HTTPConnection
 
 import pytest
 
-from fdb_schema import metrics
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.metrics import MOST_CONNECTIONS, Metric, MetricsAddressError, MetricsServer, host_name
+from fdb_schema.serving import metrics
+from fdb_schema.serving.metrics import MOST_CONNECTIONS, Metric, MetricsAddressError, MetricsServer, host_name
 
 
 def test_a_port_that_is_taken_is_a_usage_error_that_names_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fdb_schema.private_files import make_private_directory, private_opener
+from fdb_schema.serving.private_files import make_private_directory, private_opener
 
 
 @pytest.fixture(params=[0o000, 0o022])

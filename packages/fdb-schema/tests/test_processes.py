@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fdb_schema.processes import import_from_here, signal_name
+from fdb_schema.serving.processes import import_from_here, signal_name
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from rich.console import Console
 
 from fdb_schema.database import URL_VARIABLE
 from fdb_schema.errors import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, MainspringError, fdb_error_code
-from fdb_schema.figures import plain, told
-from fdb_schema.help import EPILOG, CommandApp
 from fdb_schema.keyspace import CLUSTER_VARIABLE, DEFAULT_CLUSTER
-from fdb_schema.logs import JSON_ESCAPES, printable, redacted
-from fdb_schema.tables import WHOLE, table_of
+from fdb_schema.serving.figures import plain, told
+from fdb_schema.serving.help import EPILOG, CommandApp
+from fdb_schema.serving.logs import JSON_ESCAPES, printable, redacted
+from fdb_schema.serving.tables import WHOLE, table_of
 
 DbOption = Annotated[
     str | None,

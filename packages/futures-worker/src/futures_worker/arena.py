@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from fdb_schema.private_files import check_own
+from fdb_schema.serving.private_files import check_own
 
 Buffer = bytes | bytearray | memoryview
 

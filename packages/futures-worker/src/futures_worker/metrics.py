@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fdb_datamodel import WorkerStatus, census_page, list_workers
 from fdb_schema import ClusterSpace
-from fdb_schema.metrics import Metric
+from fdb_schema.serving.metrics import Metric
 from idempotent_txn import run
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fdb_schema.private_files import check_own, make_private_directory, others_may_replace
+from fdb_schema.serving.private_files import check_own, make_private_directory, others_may_replace
 from futures_worker.arena import Buffer, FreeFiles, make_file, map_shared
 from futures_worker.errors import ObjectLostError, OversizeError
 

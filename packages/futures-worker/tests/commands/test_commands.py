@@ -22,7 +22,7 @@ from support.trace_format import check_schema
 
 import fdb_datamodel as dm
 from fdb_schema import ClusterSpace, open_database
-from fdb_schema.metrics import Metric, MetricsServer, render
+from fdb_schema.serving.metrics import Metric, MetricsServer, render
 from futures_worker.cli import main
 from futures_worker.commands import output as output_command
 from futures_worker.commands import timeline as timeline_command

@@ -15,7 +15,7 @@ import pytest
 
 from fdb_datamodel import Claim, Claims, Failure, Outcome, WorkerId
 from fdb_schema import ClusterSpace
-from fdb_schema.logs import LogFormat, LogLevel, configure_logging
+from fdb_schema.serving.logs import LogFormat, LogLevel, configure_logging
 from futures_worker.worker.output import _NOTE, OutputKeeper
 from futures_worker.worker.task_log import MOST, tell_of_turn
 

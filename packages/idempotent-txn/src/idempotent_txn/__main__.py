@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fdb_schema.programs import start
+from fdb_schema.serving.programs import start
 
 
 def main() -> None:

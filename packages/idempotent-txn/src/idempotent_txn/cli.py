@@ -25,7 +25,7 @@ from fdb_schema.cli import (
     say,
 )
 from fdb_schema.errors import EXIT_NOT_FOUND
-from fdb_schema.figures import ago, counted, timestamp
+from fdb_schema.serving.figures import ago, counted, timestamp
 from idempotent_txn.attempts.outcome import Committed
 from idempotent_txn.cleaner import IDEMPOTENCY_IDS_MIN_AGE_SECONDS, Cleaner, IdStatus, id_status, kept_ids
 from idempotent_txn.errors import IdempotencyIdError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fdb_schema.metrics import Metric
+from fdb_schema.serving.metrics import Metric
 from lease_locks.duties import duty_reports
 from lease_locks.locks import LeaseManager
 

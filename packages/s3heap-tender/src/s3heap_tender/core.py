@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from fdb_schema.clock import ADVANCE_SECONDS
-from fdb_schema.figures import counted
+from fdb_schema.serving.figures import counted
 from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, TransitionError
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, Backoff, TaskRow

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fdb_schema import open_database
-from fdb_schema.private_files import private_opener
-from fdb_schema.processes import dying_with_parent
+from fdb_schema.serving.private_files import private_opener
+from fdb_schema.serving.processes import dying_with_parent
 from idempotent_txn import run
 from s3heap_tender import history
 from s3heap_tender.devserver import BUCKET, DevServer

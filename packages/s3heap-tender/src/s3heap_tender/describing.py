@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema.clock import ClockReading
-from fdb_schema.figures import counted
+from fdb_schema.serving.figures import counted
 from s3heap_tender import core, transitions
 from s3heap_tender.known import read_known
 from s3heap_tender.layout import Layout

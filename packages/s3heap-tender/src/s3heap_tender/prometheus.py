@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from fdb_schema.metrics import Metric
+from fdb_schema.serving.metrics import Metric
 from s3heap_tender.heap import Heap
 from s3heap_tender.inspection import metrics
 from s3heap_tender.scheduler import Scheduler

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError, tracing
+from fdb_schema import RecordError
+from fdb_schema.serving import tracing
 from s3heap_tender import outbox
 from s3heap_tender.errors import (
     ClaimLostError,

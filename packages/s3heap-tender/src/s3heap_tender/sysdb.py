@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError, get_many, tracing
+from fdb_schema import RecordError, get_many
 from fdb_schema.clock import ADVANCE_SECONDS
+from fdb_schema.serving import tracing
 from idempotent_txn import run_committed
 from s3heap_tender import core, failpoints, outbox, transitions
 from s3heap_tender.describing import Description, describe

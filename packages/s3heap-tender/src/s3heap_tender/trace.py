@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema.private_files import PRIVATE_FILE
+from fdb_schema.serving.private_files import PRIVATE_FILE
 from s3heap_tender.items import HeapItem
 from s3heap_tender.records import TaskRow
 from s3heap_tender.transitions import Step

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fdb_schema.metrics import host_name, is_loopback
+from fdb_schema.serving.metrics import host_name, is_loopback
 
 COOKIE: Final = "mainspring_token"
 _POLICY: Final = (

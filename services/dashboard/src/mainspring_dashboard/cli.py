@@ -11,8 +11,8 @@ import typer
 
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, run_app
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.metrics import is_loopback
-from fdb_schema.service import service_app
+from fdb_schema.serving.metrics import is_loopback
+from fdb_schema.serving.service import service_app
 from s3heap_tender.cli.common import EndpointOption
 
 DEFAULT_PORT = 8420

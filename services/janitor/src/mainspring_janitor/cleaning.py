@@ -14,7 +14,7 @@ from fdb_datamodel import Collector
 from fdb_datamodel.collector import GRACE_SECONDS
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, open_database
 from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption
-from fdb_schema.metrics import Metric, metrics_served
+from fdb_schema.serving.metrics import Metric, metrics_served
 from futures_worker.liveness import TTL_SECONDS, Caretaker
 from futures_worker.metrics import cluster_metrics
 from idempotent_txn import Cleaner

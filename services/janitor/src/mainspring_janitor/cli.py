@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from fdb_schema.cli import run_app
-from fdb_schema.service import service_app
+from fdb_schema.serving.service import service_app
 from mainspring_janitor.cleaning import clean
 
 app = service_app("mainspring-janitor", "janitor", clean)

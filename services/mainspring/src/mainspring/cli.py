@@ -10,9 +10,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from fdb_schema.cli import CommandApp, JsonOption, command_app, fail, print_rows, run_app
-from fdb_schema.configuration import CONFIG_VARIABLE
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.service import SERVICE, service_command
+from fdb_schema.serving.configuration import CONFIG_VARIABLE
+from fdb_schema.serving.service import SERVICE, service_command
 from futures_worker.cli import app as futures_app
 from futures_worker.cli import run as run_worker
 from futures_worker.commands.output import logs

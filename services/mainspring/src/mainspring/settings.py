@@ -8,7 +8,13 @@ from typing import Any
 
 import typer
 
-from fdb_schema.configuration import NO_SETTINGS, Configuration, option_names, read_configuration, without_credentials
+from fdb_schema.serving.configuration import (
+    NO_SETTINGS,
+    Configuration,
+    option_names,
+    read_configuration,
+    without_credentials,
+)
 
 
 def service_commands() -> dict[str, Any]:

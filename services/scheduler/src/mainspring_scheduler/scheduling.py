@@ -16,8 +16,8 @@ import typer
 from fdb_schema import DEFAULT_CLUSTER, MainspringError, open_database
 from fdb_schema.cli import ClusterOption, DbOption, MetricsAddressOption, MetricsPortOption, fail
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.metrics import metrics_served
-from fdb_schema.processes import import_from_here
+from fdb_schema.serving.metrics import metrics_served
+from fdb_schema.serving.processes import import_from_here
 from futures_worker import Client, WorkerPoolShell
 from lease_locks import LeaseManager, MemoizingPicklingRunner
 from s3heap_tender import (

@@ -8,7 +8,7 @@ from inspect import isgeneratorfunction
 from typing import Any
 
 from fdb_datamodel import CodeDigest, FutureSpec, id_for_key, new_future_id
-from fdb_schema import tracing
+from fdb_schema.serving import tracing
 from futures_worker.client import processes
 from futures_worker.client.context import ClientContext
 from futures_worker.client.future import Future, record_of

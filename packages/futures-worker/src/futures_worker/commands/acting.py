@@ -20,7 +20,7 @@ from fdb_datamodel import (
 )
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, DryRunOption, JsonOption, fail, print_json, say
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.figures import counted
+from fdb_schema.serving.figures import counted
 from futures_worker.commands.choosing import (
     IdsArgument,
     NameOption,

@@ -17,8 +17,8 @@ from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, WorkerStatus, l
 from fdb_datamodel.views.reading import ids_beginning, with_reason
 from fdb_schema.cli import completing, fail, seconds_of
 from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
-from fdb_schema.figures import ago, cut
-from fdb_schema.figures import short_ids as shortened
+from fdb_schema.serving.figures import ago, cut
+from fdb_schema.serving.figures import short_ids as shortened
 from futures_worker.commands.opening import look_into
 from idempotent_txn import run
 

@@ -21,7 +21,7 @@ from fdb_schema.cli import (
     print_rows,
     say,
 )
-from fdb_schema.figures import told
+from fdb_schema.serving.figures import told
 from futures_worker.commands.choosing import (
     PAGE,
     IdArgument,

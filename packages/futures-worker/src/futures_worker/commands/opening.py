@@ -10,8 +10,8 @@ from fdb_datamodel import ClusterSpace, FutureInfo, describe_future
 from fdb_schema import open_database, url_of
 from fdb_schema.cli import fail
 from fdb_schema.errors import EXIT_NOT_FOUND
-from fdb_schema.figures import size
-from fdb_schema.figures import timestamp_us as wall
+from fdb_schema.serving.figures import size
+from fdb_schema.serving.figures import timestamp_us as wall
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
 

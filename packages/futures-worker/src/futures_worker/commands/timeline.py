@@ -14,8 +14,8 @@ from rich.console import Console
 from fdb_datamodel import ClusterSpace, FutureInfo, FutureState, list_futures, list_workers
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, fail, in_terminal
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.figures import counted
-from fdb_schema.private_files import private_opener
+from fdb_schema.serving.figures import counted
+from fdb_schema.serving.private_files import private_opener
 from futures_worker.commands.opening import look_into
 from idempotent_txn import run
 

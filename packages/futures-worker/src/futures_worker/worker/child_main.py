@@ -22,8 +22,8 @@ from uuid import UUID
 import msgpack
 
 from fdb_datamodel import hold_futures
-from fdb_schema import tracing
-from fdb_schema.private_files import read_own
+from fdb_schema.serving import tracing
+from fdb_schema.serving.private_files import read_own
 from futures_worker import payload
 from futures_worker.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
 from futures_worker.database import run_patiently

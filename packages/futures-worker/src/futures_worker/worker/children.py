@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from fdb_schema.processes import signal_name
+from fdb_schema.serving.processes import signal_name
 from futures_worker.errors import MainspringError
 from futures_worker.worker.messages import MAX_PACKET, well_formed
 from futures_worker.worker.processes import environment_for_tasks

@@ -26,8 +26,8 @@ from uuid import UUID
 
 from fdb_datamodel import OUTPUT_KEPT, TaskOutput, write_output
 from fdb_schema import ClusterSpace
-from fdb_schema.logs import printable
-from fdb_schema.private_files import check_own, read_own
+from fdb_schema.serving.logs import printable
+from fdb_schema.serving.private_files import check_own, read_own
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")

@@ -25,9 +25,9 @@ from fdb_datamodel import (
     WorkerStatus,
 )
 from fdb_schema import database_url, open_database, url_of
-from fdb_schema.figures import counted
-from fdb_schema.logs import log_to_stderr
-from fdb_schema.metrics import MetricsServer
+from fdb_schema.serving.figures import counted
+from fdb_schema.serving.logs import log_to_stderr
+from fdb_schema.serving.metrics import MetricsServer
 from futures_worker.errors import AddressUnknownError
 from futures_worker.handshake import OBJECTS, Identity
 from futures_worker.liveness import TTL_SECONDS

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import msgpack
 
-from fdb_schema.processes import import_from_here
+from fdb_schema.serving.processes import import_from_here
 from futures_worker.code_modules import follows_files
 from futures_worker.store import remove_spill
 from futures_worker.worker.child_main import run_child

@@ -26,7 +26,7 @@ from fdb_schema.cli import (
     say,
     seconds_of,
 )
-from fdb_schema.figures import ago, counted, cut, short_ids, told
+from fdb_schema.serving.figures import ago, counted, cut, short_ids, told
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import AcquireTimeout, DamagedRowError, LeaseNotFoundError

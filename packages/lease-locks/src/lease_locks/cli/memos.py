@@ -23,7 +23,7 @@ from fdb_schema.cli import (
     print_rows,
     say,
 )
-from fdb_schema.figures import counted, cut, short_ids
+from fdb_schema.serving.figures import counted, cut, short_ids
 from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.grants.info import wall_time

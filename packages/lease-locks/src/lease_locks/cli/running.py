@@ -17,7 +17,7 @@ import typer
 
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, printable
 from fdb_schema.errors import EXIT_ACQUIRE_TIMED_OUT, EXIT_FAILED, EXIT_LOCK_STOLEN
-from fdb_schema.logs import redacted
+from fdb_schema.serving.logs import redacted
 from lease_locks.cli import keeper
 from lease_locks.cli.keeper import boottime, say
 from lease_locks.errors import AcquireTimeout

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, Final
 
-from fdb_schema.processes import signal_name
+from fdb_schema.serving.processes import signal_name
 from idempotent_txn import run
 from lease_locks.errors import LeaseError, LeaseLost
 from lease_locks.grants.joining import unadopt

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from fdb_schema.private_files import private_opener
+from fdb_schema.serving.private_files import private_opener
 from lease_locks.session.host import boot_id, process_start
 
 Shell = Callable[[Sequence[str]], "Future[Any] | None"]

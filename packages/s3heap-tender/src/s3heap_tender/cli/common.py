@@ -30,8 +30,8 @@ from fdb_schema.cli import (
     say,
 )
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.figures import ago, cut, short_ids, told
-from fdb_schema.logs import log_to_stderr
+from fdb_schema.serving.figures import ago, cut, short_ids, told
+from fdb_schema.serving.logs import log_to_stderr
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.describing import STILL
 from s3heap_tender.errors import StoreUnavailableError, TaskNotFoundError

@@ -20,7 +20,7 @@ from fdb_schema.cli import (
     say,
 )
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
-from fdb_schema.figures import short_ids, size, told
+from fdb_schema.serving.figures import short_ids, size, told
 from s3heap_tender import export as exporting
 from s3heap_tender import inspection
 from s3heap_tender.cli.common import app, heap_command, heap_reader, item_row, look_of, show_cell

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fdb_schema.figures import ago, timestamp
+from fdb_schema.serving.figures import ago, timestamp
 
 
 class Moments:

@@ -13,7 +13,7 @@ import typer
 
 from fdb_schema.cli import JsonOption, MetricsAddressOption, MetricsPortOption, fail, print_rows
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
-from fdb_schema.metrics import metrics_served
+from fdb_schema.serving.metrics import metrics_served
 from s3heap_tender import history
 from s3heap_tender.cli.common import PollOption, app, heap_maker, heap_service, stop_on_signals
 from s3heap_tender.heap import Heap

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from fdb_schema.private_files import PRIVATE_FILE, check_owner, make_private_directory, private_opener
+from fdb_schema.serving.private_files import PRIVATE_FILE, check_owner, make_private_directory, private_opener
 from s3heap_tender.errors import ConflictError, OutcomeUnknownError, StoreUnavailableError, StoreUrlError
 from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject, check_size
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from fdb_schema import MainspringError
-from fdb_schema.private_files import private_opener
+from fdb_schema.serving.private_files import private_opener
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0

@@ -27,8 +27,8 @@ from typing import Any, Final
 
 from fdb_datamodel import ClusterSpace, validate
 from fdb_schema import MainspringError, open_database
-from fdb_schema.private_files import private_opener
-from fdb_schema.processes import dying_with_parent
+from fdb_schema.serving.private_files import private_opener
+from fdb_schema.serving.processes import dying_with_parent
 from idempotent_txn import run
 from mainspring.demo.complexity import analyse_file, merge_reports, python_files
 from mainspring.demo.pipeline_work import append, chain, compressed, runs_of

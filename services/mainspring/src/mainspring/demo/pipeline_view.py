@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fdb_schema.figures import counted
+from fdb_schema.serving.figures import counted
 from mainspring.demo.pipeline import Pipeline, PipelineOutcome, PipelineSettings, run_pipeline
 
 EVENTS: Final = 6

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from fdb_datamodel import ClusterSpace, FutureInfo, Violation, describe_future, validate
 from fdb_schema import open_database
-from fdb_schema.figures import counted
+from fdb_schema.serving.figures import counted
 from futures_worker import Client, Future, as_completed
 from idempotent_txn import run
 from mainspring.demo.cluster import LocalCluster

@@ -7,7 +7,7 @@ from typing import Final
 from uuid import UUID
 
 from fdb_datamodel import FutureInfo, FutureState, Requirements, WorkerId
-from fdb_schema.figures import counted
+from fdb_schema.serving.figures import counted
 from lease_locks import LeaseInfo
 from mainspring.doctor.findings import Finding, Level, ok, problem, warning
 from mainspring.doctor.observing import TENDERS, Observation

@@ -15,7 +15,7 @@ from fdb_datamodel import parse_size
 from fdb_schema import DEFAULT_CLUSTER, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, fail, hanging, print_json, printable, say
 from fdb_schema.errors import EXIT_FAILED, EXIT_USAGE
-from fdb_schema.figures import counted
+from fdb_schema.serving.figures import counted
 from mainspring.advice import placed
 from mainspring.doctor.examining import examine
 from mainspring.doctor.findings import Finding, Level

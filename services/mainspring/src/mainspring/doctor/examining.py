@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fdb_datamodel import FutureDeletedError, FutureInfo, UnknownFutureError, describe_future, validate
 from fdb_schema import ClusterSpace, MainspringError, database_url, fdb_error_code, url_of
-from fdb_schema.figures import counted
+from fdb_schema.serving.figures import counted
 from idempotent_txn import id_status, run
 from mainspring.doctor import cluster as checks
 from mainspring.doctor.findings import Finding, ok, problem, warning

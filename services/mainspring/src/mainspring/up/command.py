@@ -18,10 +18,10 @@ from rich.console import Console
 
 from fdb_schema import ClusterSpace, MainspringError, database_url, open_database
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, fail, printable
-from fdb_schema.configuration import CONFIG_VARIABLE, configured_path
 from fdb_schema.errors import EXIT_USAGE
-from fdb_schema.logs import LogFormat, LogLevel
-from fdb_schema.private_files import make_private_directory, others_may_write, private_opener
+from fdb_schema.serving.configuration import CONFIG_VARIABLE, configured_path
+from fdb_schema.serving.logs import LogFormat, LogLevel
+from fdb_schema.serving.private_files import make_private_directory, others_may_write, private_opener
 from mainspring.settings import check_file
 from mainspring.up.heaps import DEFAULT, absolute, own_heap
 from mainspring.up.others import waiting_elsewhere
@@ -186,7 +186,7 @@ def _shareable(url: str) -> str:
 
 def _slots(given: int | None, share: int, config: Path | None) -> int | None:
     """`--slots` of the workers; None leaves them to the [worker] table of the file."""
-    from fdb_schema.configuration import read_configuration
+    from fdb_schema.serving.configuration import read_configuration
 
     if given is None and "MAINSPRING_WORKER_SLOTS" in os.environ:
         return None
@@ -197,7 +197,7 @@ def _slots(given: int | None, share: int, config: Path | None) -> int | None:
 
 def _own(context: typer.Context, config: Path | None) -> dict[str, dict[str, Any]]:
     """What single services are told by their own tables or variables, of what `up` tells all unless it was given itself."""
-    from fdb_schema.configuration import read_configuration
+    from fdb_schema.serving.configuration import read_configuration
 
     sources = {key: getattr(context.get_parameter_source(key), "name", "") for key in OWN}
     free = {key for key, source in sources.items() if source not in ("COMMANDLINE", "ENVIRONMENT")}

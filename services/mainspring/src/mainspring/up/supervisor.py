@@ -22,8 +22,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from fdb_schema.private_files import make_private_directory, private_opener
-from fdb_schema.processes import dying_with_parent, signal_name
+from fdb_schema.serving.private_files import make_private_directory, private_opener
+from fdb_schema.serving.processes import dying_with_parent, signal_name
 from mainspring.up.plan import ServiceSpec, Stage
 from mainspring.up.restarts import Restarts
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from fdb_schema.private_files import others_may_write
+from fdb_schema.serving.private_files import others_may_write
 
 _PR_SET_PDEATHSIG: Final = 1
 

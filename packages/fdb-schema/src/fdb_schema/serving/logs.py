@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, TextIO
 from urllib.parse import quote
 
-from fdb_schema.configuration import without_credentials
+from fdb_schema.serving.configuration import without_credentials
 
 SECRET_VARIABLES: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "MAINSPRING_DASHBOARD_TOKEN")
 _SHORTEST_SECRET: Final = 6
@@ -47,7 +47,7 @@ JSON_ESCAPES: Final = _Escapes(lambda code: json.dumps(chr(code))[1:-1] if code 
 """For `str.translate` of a document of JSON: the same characters, which only its strings hold, as JSON escapes them."""
 
 trace_fields: Callable[[], dict[str, str]] = dict
-"""What identifies the trace that the running code is part of; `fdb_schema.tracing` puts its own here."""
+"""What identifies the trace that the running code is part of; `fdb_schema.serving.tracing` puts its own here."""
 
 
 def printable(text: str) -> str:

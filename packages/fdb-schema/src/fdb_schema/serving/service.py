@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, get_type_hints
 import typer
 
 from fdb_schema.cli import CommandApp, version_option
-from fdb_schema.configuration import CONFIG_VARIABLE, apply_configuration, read_configuration
-from fdb_schema.help import NamedCommand
-from fdb_schema.logs import LogFormat, LogLevel, configure_logging
-from fdb_schema.tracing import VARIABLE, configure_tracing
+from fdb_schema.serving.configuration import CONFIG_VARIABLE, apply_configuration, read_configuration
+from fdb_schema.serving.help import NamedCommand
+from fdb_schema.serving.logs import LogFormat, LogLevel, configure_logging
+from fdb_schema.serving.tracing import VARIABLE, configure_tracing
 
 _PANEL = "Configuration and logs"
 

@@ -53,7 +53,7 @@ def configure_tracing(service: str, endpoint: str | None = None) -> bool:
     provider.add_span_processor(processor(exporter))
     os.environ[VARIABLE] = endpoint
     _provider, _tracer = provider, provider.get_tracer("mainspring")
-    setattr(importlib.import_module("fdb_schema.logs"), "trace_fields", _log_fields)  # noqa: B010 - loaded only now
+    setattr(importlib.import_module("fdb_schema.serving.logs"), "trace_fields", _log_fields)  # noqa: B010 - loaded only now
     return True
 
 

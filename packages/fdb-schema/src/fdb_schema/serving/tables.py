@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from fdb_schema.figures import told
-from fdb_schema.logs import printable
+from fdb_schema.serving.figures import told
+from fdb_schema.serving.logs import printable
 
 _GAP: Final = 2
 _INDENT: Final = 4  # of what flows and stands under its row
