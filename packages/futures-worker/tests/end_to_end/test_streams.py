@@ -172,6 +172,17 @@ def test_many_items_results_and_dependents(shared_cluster: Callable[..., Any]) -
     demo.check()
 
 
+def test_all_who_want_the_whole_result_read_it(shared_cluster: Callable[..., Any]) -> None:
+    with shared_cluster(workers=1).client() as client:
+        generators = client.map(count, [250, 0, 250])
+        assert list(map(len, client.gather(generators, timeout=WAIT))) == [250, 0, 250]
+        (failed,) = client.gather([client.submit(broken, 250, max_retries=0)], errors="return", timeout=WAIT)
+        assert repr(failed) == "ValueError('broken in the middle')"
+        with client.executor() as executor:
+            assert len(executor.submit(count, 250).result(WAIT)) == 250
+            assert repr(executor.submit(broken, 250).exception(WAIT)) == repr(failed)
+
+
 def test_nobody_reading_holds_the_generator_up(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
     demo = shared_cluster(workers=1)
     path = tmp_path / "yielded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures as cf
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from futures_worker.client.context import ClientContext
-from futures_worker.client.future import Future, failure_of, known_in_its_session
+from futures_worker.client.future import Future, failure_of, known_in_its_session, record_of
 from futures_worker.client.options import SubmitOptions
 from futures_worker.client.submitting import submit
 
@@ -47,6 +48,12 @@ class ExecutorFuture(cf.Future[T]):
         session.callbacks.watch(self, troubled)
         self.add_done_callback(session.callbacks.unwatch)
         self.durable.add_done_callback(self.ended)
+        if record_of(self.durable).streams:  # a generator waits for a reader before it ends
+            threading.Thread(target=self._read, name="mainspring-stream-reader", daemon=True).start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BaseException):  # `ended` tells of it
+            self.durable.result()
 
     def _note_cancelled(self) -> None:
         """It is cancelled, and those who wait for several are told: once, whichever thread comes first."""

@@ -118,6 +118,7 @@ def gather(
     if errors not in ("raise", "return"):
         raise ValueError(f'errors is "raise" or "return", found {errors!r}')
     failed: list[Future[Any]] = []
+    left = _read_yielded(futures, timeout)
     with _Group(set(futures), all_of_them=True) as group, _Progress(len(group.remaining), shown=progress) as bar:
 
         def enough() -> bool:
@@ -127,7 +128,7 @@ def gather(
             bar.show(len(group.remaining))
             return bool(failed) or not group.remaining
 
-        all_done = group.wait(enough, timeout)
+        all_done = group.wait(enough, left)
         if failed:
             failed[0].result()
         if not all_done:
@@ -137,9 +138,20 @@ def gather(
     return [_result_or_error(future) for future in futures]
 
 
-def _result_or_error(future: Future[Any]) -> Any:
+def _read_yielded(futures: Iterable[Future[Any]], timeout: float | None) -> float | None:
+    """Take what generators yield, which else wait for a reader before they end; the seconds that are left. Raises TimeoutError."""
+    end = None if timeout is None else time.monotonic() + timeout
+    for future in futures:
+        if record_of(future).streams:
+            found = _result_or_error(future, None if end is None else max(0.0, end - time.monotonic()))
+            if isinstance(found, TimeoutError) and not future.done():
+                raise found
+    return None if end is None else max(0.0, end - time.monotonic())
+
+
+def _result_or_error(future: Future[Any], timeout: float | None = None) -> Any:
     try:
-        return future.result()
+        return future.result(timeout)
     except BaseException as error:
         if isinstance(error, Exception) or error is failure_of(future):
             return error  # also what the task ended with by sys.exit()
