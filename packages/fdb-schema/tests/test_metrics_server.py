@@ -139,6 +139,28 @@ def test_who_asks_while_figures_can_not_be_had_is_told_so(
         server.close()
 
 
+@pytest.mark.parametrize("sent", [b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 10_000, b"GET /metr", b""])
+def test_a_request_without_end_costs_a_connection_for_a_while_and_no_memory(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "PATIENCE", 0.2)
+    server = MetricsServer(list)
+    try:
+        with socket.create_connection(server.address, 30) as one, contextlib.suppress(ConnectionError):
+            one.sendall(sent)
+            one.settimeout(0.05)
+            for _ in range(100):  # byte by byte it gets no more time
+                with contextlib.suppress(TimeoutError):
+                    assert not one.recv(1)
+                    break
+                one.sendall(b"x")
+            else:
+                pytest.fail("it still has its place")
+        assert answered(server)
+    finally:
+        server.close()
+
+
 def test_a_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     server = MetricsServer(list)
     accept = socket.socket.accept

@@ -9,6 +9,7 @@ process, where several workers may run in one (tests do), and counters of its ow
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import logging
 import re
@@ -29,7 +30,9 @@ MOST_CONNECTIONS: Final = 64
 MOST_THREADS: Final = 2 * MOST_CONNECTIONS
 """Of connections, with those whose place another took while figures were collected for them."""
 PATIENCE: Final = 10.0
-"""Seconds that a peer may be silent, and that it waits while figures are collected for others."""
+"""Seconds that a peer has for its request, and for reading a piece of the answer; and that it waits while figures are collected for others."""
+MOST_HEAD: Final = 16 << 10
+"""Bytes of a request."""
 SHORT_PAUSE: Final = 0.05
 """Seconds until a process that was short of descriptors or memory takes the next connection."""
 _HOST: Final = re.compile(r"(?:\[([^][]*)\]|([^][:]+))(?::\d*)?")
@@ -162,6 +165,19 @@ class _Page:
             self._turn.release()
 
 
+def _head(peer: socket.socket) -> bytes:
+    """A whole request without a body; b"" where the peer leaves or sends too much. Raises TimeoutError."""
+    until = time.monotonic() + PATIENCE
+    head = b""
+    while b"\r\n\r\n" not in head:
+        peer.settimeout(max(0.001, until - time.monotonic()))
+        piece = peer.recv(MOST_HEAD - len(head))
+        if not piece:
+            return b""
+        head += piece
+    return head
+
+
 class MetricsServer:
     """Answers GET /metrics with what `collect` gives, and GET /healthz; in threads of its own, until `close`."""
 
@@ -176,6 +192,11 @@ class MetricsServer:
 
         class Handler(BaseHTTPRequestHandler):
             timeout = PATIENCE
+
+            def setup(self) -> None:
+                super().setup()
+                self.rfile = io.BytesIO(_head(self.connection))
+                self.connection.settimeout(PATIENCE)
 
             def do_GET(self) -> None:
                 host = self.headers.get("Host")  # whoever sends none is no browser
