@@ -1,6 +1,6 @@
 """A disk that remembers: every write, flush and renaming of a run in order, and what a crash at any point may leave of them.
 
-It stands in for `fdb_embedded.disk`. The rules are those that POSIX gives and no more:
+It stands in for `fdb_embedded.storage.disk`. The rules are those that POSIX gives and no more:
 
 - what was written to a file is on disk once a flush that began later has returned; before that, any part of it may be: each sector by itself;
 - a name that was made, changed or removed is so on disk once a flush of its directory that began later has returned; before
@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fdb_embedded import disk, shared, slots
+from fdb_embedded.sharing import shared, slots
+from fdb_embedded.storage import disk
 
 SECTOR = 512
 

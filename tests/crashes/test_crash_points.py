@@ -21,9 +21,9 @@ import pytest
 from tests.crashes.recorder import RecordingDisk
 
 import fdb_embedded
-from fdb_embedded import checking, disk, durability, journal
-from fdb_embedded.scan import scan
-from fdb_embedded.versions import last_version
+from fdb_embedded.pure.scan import scan
+from fdb_embedded.pure.versions import last_version
+from fdb_embedded.storage import checking, disk, durability, journal
 
 POINTS = int(os.environ.get("MAINSPRING_CRASH_POINTS") or 180)
 PER_RUN = 60  # crash points of one recorded run

@@ -26,8 +26,10 @@ import pytest
 
 import fdb_datamodel as dm
 from fdb_datamodel.rows import codec
-from fdb_embedded import archive, conflict, formats, idempotency, journal, keys
 from fdb_embedded.errors import EmbeddedError
+from fdb_embedded.pure import conflict, idempotency, keys
+from fdb_embedded.storage import formats, journal
+from fdb_embedded.tools import archive
 from fdb_schema import RecordError
 from fdb_schema import records as schema_records
 from fdb_schema.records import Record

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fdb_embedded
-from fdb_embedded import durability as durable
+from fdb_embedded.storage import durability as durable
 
 LARGEST = 100 << 20  # bytes of the data file
 ENGINE = os.path.dirname(fdb_embedded.__file__)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fdb_embedded.durability import CHECKPOINT_BYTES
+from fdb_embedded.storage.durability import CHECKPOINT_BYTES
 
 SECONDS = float(os.environ.get("MAINSPRING_CHURN_SECONDS", "8"))
 ROWS, BYTES, PACE = 2000, 500, 150  # rows replaced for ever, of up to so many bytes; transactions a second

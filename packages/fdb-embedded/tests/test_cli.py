@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import fdb_embedded
-from fdb_embedded.cli import app
+from fdb_embedded.tools.cli import app
 
 runner = CliRunner()
 
@@ -142,7 +142,7 @@ def test_a_damaged_dump_is_refused(filled: Path, tmp_path: Path, cut: str) -> No
 def test_of_a_cut_dump_a_file_sets_nothing_and_a_pipe_says_what_it_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fdb_embedded.archive, "BATCH_BYTES", 2)
+    monkeypatch.setattr(fdb_embedded.tools.archive, "BATCH_BYTES", 2)
     lines = ['{"fdb_embedded_dump": 1, "version": 1}', '{"k": "YQ==", "v": "YQ=="}', '{"k": "Yg==", "v": "Yg=="}']
     (tmp_path / "dump").write_text("\n".join(lines))
     path = tmp_path / "db"

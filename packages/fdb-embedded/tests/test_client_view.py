@@ -13,9 +13,9 @@ import pytest
 from conftest import seed_params
 
 import fdb_embedded
-from fdb_embedded import atomics
-from fdb_embedded.known import EMPTY, UNKNOWN, VALUE, Known
-from fdb_embedded.write_map import CLEARED, DEPENDENT, INDEPENDENT, UNMODIFIED, Segment, WriteMap, value_over
+from fdb_embedded.pure import atomics
+from fdb_embedded.pure.known import EMPTY, UNKNOWN, VALUE, Known
+from fdb_embedded.pure.write_map import CLEARED, DEPENDENT, INDEPENDENT, UNMODIFIED, Segment, WriteMap, value_over
 
 KEYS = [bytes([letter]) + tail for letter in b"abcde" for tail in (b"", b"\x00", b"\x00\x00", b"x")]
 STAMPED = b"\x00" * 10 + struct.pack("<i", 0)

@@ -13,16 +13,16 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded import EngineClosed
-from fdb_embedded import commit as commit_module
+from fdb_embedded.engine import commit as commit_module
 from fdb_embedded.errors import Code
-from fdb_embedded.waiting import GivenUp, at_most
+from fdb_embedded.sharing.waiting import GivenUp, at_most
 
 
 def test_a_commit_that_another_thread_is_writing_is_finished_before_the_files_are_closed(tmp_path: Path) -> None:
     script = """
 import sys, threading
 import fdb_embedded
-from fdb_embedded import commit
+from fdb_embedded.engine import commit
 
 db = fdb_embedded.open(sys.argv[1])
 writing, closing = threading.Event(), threading.Event()

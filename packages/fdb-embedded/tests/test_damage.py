@@ -15,7 +15,7 @@ import lmdb
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, seal
+from fdb_embedded.storage import durability, seal
 
 ROWS = [(b"row%05d" % number, b"value %d" % number * 5) for number in range(3000)]
 

@@ -17,7 +17,9 @@ import lmdb
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, handles, idempotency, journal, versions
+from fdb_embedded.pure import idempotency, versions
+from fdb_embedded.storage import durability, journal
+from fdb_embedded.transaction import handles
 
 
 def power_loss(directory: Path, image: Path, journal_bytes: int | None = None, torn: bool = False) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import Faults, idempotency
+from fdb_embedded import Faults
+from fdb_embedded.pure import idempotency
 
 IDS, END = b"\xff\x02/idmp/", b"\xff\x02/idmp0"
 

@@ -17,8 +17,9 @@ import pytest
 from support.interrupting import arrivals
 
 import fdb_embedded
-from fdb_embedded import commit, conflict, request
-from fdb_embedded.shared import SharedPage
+from fdb_embedded.engine import commit, request
+from fdb_embedded.pure import conflict
+from fdb_embedded.sharing.shared import SharedPage
 
 WAIT = 60.0
 

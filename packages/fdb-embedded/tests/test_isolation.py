@@ -14,9 +14,9 @@ import fdb
 import pytest
 
 import fdb_embedded
-from fdb_embedded import handles
-from fdb_embedded.conflict import log_begin
-from fdb_embedded.versions import last_version
+from fdb_embedded.pure.conflict import log_begin
+from fdb_embedded.pure.versions import last_version
+from fdb_embedded.transaction import handles
 
 
 class _Stale:
@@ -175,7 +175,7 @@ def test_a_grown_map_shows_no_later_write_that_had_no_conflict_under_an_open_sna
 SLOW = """
 import sys
 import fdb_embedded
-from fdb_embedded import disk
+from fdb_embedded.storage import disk
 db = fdb_embedded.open(sys.argv[1], durability="fsync")
 flush = disk.flush
 def slow(fd):
@@ -312,7 +312,7 @@ def test_the_log_goes_back_to_the_newest_commit_of_a_time_of_silence() -> None:
 STOPPED = """
 import os, signal, sys
 import fdb_embedded
-from fdb_embedded import disk
+from fdb_embedded.storage import disk
 db = fdb_embedded.open(sys.argv[1], durability="fsync")
 flush = disk.flush
 def flush_and_stop(fd):

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import disk, durability, journal
-from fdb_embedded.journal import Changes
-from fdb_embedded.versions import last_version
+from fdb_embedded.pure.versions import last_version
+from fdb_embedded.storage import disk, durability, journal
+from fdb_embedded.storage.journal import Changes
 
 
 def after_power_loss(directory: Path, image: Path, *, page: bool = False) -> Path:

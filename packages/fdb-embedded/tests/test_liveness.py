@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, journal, snapshot
+from fdb_embedded.engine import snapshot
+from fdb_embedded.storage import durability, journal
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import locality
+from fdb_embedded.transaction import locality
 
 ROWS = 10_000
 

@@ -22,8 +22,10 @@ import pytest
 from conftest import seed_params
 
 import fdb_embedded
-from fdb_embedded import archive, checking, checkpoints, durability, formats, keys, maintenance
-from fdb_embedded.scan import scan
+from fdb_embedded.pure import keys
+from fdb_embedded.pure.scan import scan
+from fdb_embedded.storage import checking, checkpoints, durability, formats
+from fdb_embedded.tools import archive, maintenance
 
 STEMS = [b"a" * size for size in (505, 510, 511, 512, 700, 1009, 1010, 1011, 1100)]
 SPANS = [b"", b"\x00", b"a", b"ab", b"b", b"\xff", b"\xff\xff"]

@@ -13,14 +13,17 @@ import lmdb
 import pytest
 
 import fdb_embedded
-from fdb_embedded import atomics, conflict, housekeeping, idempotency, journal, text
-from fdb_embedded.conflict import ConflictWindow, covers, merge_ranges, pack_record, unpack_record
+from fdb_embedded.engine import housekeeping
 from fdb_embedded.errors import Code, describe, predicate
-from fdb_embedded.journal import Changes
-from fdb_embedded.keys import LOG_END, log_key
-from fdb_embedded.options import PLAIN
-from fdb_embedded.overlay import Overlay, Stack
-from fdb_embedded.ranges import difference
+from fdb_embedded.pure import atomics, conflict, idempotency
+from fdb_embedded.pure.conflict import ConflictWindow, covers, merge_ranges, pack_record, unpack_record
+from fdb_embedded.pure.keys import LOG_END, log_key
+from fdb_embedded.pure.overlay import Overlay, Stack
+from fdb_embedded.pure.ranges import difference
+from fdb_embedded.storage import journal
+from fdb_embedded.storage.journal import Changes
+from fdb_embedded.tools import text
+from fdb_embedded.transaction.options import PLAIN
 
 SEEDS = int(os.environ.get("MAINSPRING_SEEDS", "200"))
 KEYS = [bytes([97 + n]) for n in range(12)]

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, handles, maintenance, private
 from fdb_embedded.errors import PathUnusable
+from fdb_embedded.sharing import private
+from fdb_embedded.storage import durability
+from fdb_embedded.tools import maintenance
+from fdb_embedded.transaction import handles
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, files, seal
-from fdb_embedded.store import Store
+from fdb_embedded.storage import durability, files, seal
+from fdb_embedded.storage.store import Store
 
 KILLS = int(os.environ.get("MAINSPRING_KILLS", "12"))
 
@@ -112,7 +112,7 @@ def test_sigkill_at_any_instant_loses_nothing_acknowledged_and_blocks_nobody(
             assert own[name] >= count, f"seed {seed}: process {name} lost commits"
             rows = db.get_range(b"row" + name.encode(), b"row" + name.encode() + b"\xff")
             assert len([row for row in rows if len(row.key) == 11 + len(name)]) == min(50, own[name]), f"seed {seed}"
-    from fdb_embedded import maintenance
+    from fdb_embedded.tools import maintenance
 
     assert maintenance.check(db.dpointer.engine)["problems"] == []
     fdb_embedded.close(db)
@@ -166,7 +166,7 @@ sys.stdin.readline()
 def test_more_processes_than_the_table_of_readers_holds_are_told_so_until_one_ends(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fdb_embedded import files
+    from fdb_embedded.storage import files
 
     monkeypatch.setattr(files, "MAX_READERS", 4)
     monkeypatch.setattr(files, "LOCK_BYTES", 0)
@@ -182,7 +182,7 @@ def test_more_processes_than_the_table_of_readers_holds_are_told_so_until_one_en
 
 
 def test_one_process_may_have_thousands_of_snapshots_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fdb_embedded import housekeeping
+    from fdb_embedded.engine import housekeeping
 
     monkeypatch.setattr(housekeeping, "MAX_AGE", 600.0)  # however slow the machine
     db = fdb_embedded.open(":memory:")
@@ -450,7 +450,7 @@ def test_faults_kill_before_and_after_commits() -> None:
 FEW_FILES = """
 import os, resource, sys
 import fdb_embedded
-from fdb_embedded import readers
+from fdb_embedded.storage import readers
 
 fdb_embedded.load()
 readers.layout()

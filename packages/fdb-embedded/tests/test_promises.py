@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import commit, promises, request, state, transaction
+from fdb_embedded.engine import commit, promises, request
+from fdb_embedded.transaction import state, transaction
 
 WAIT = 60.0
 HAND_OVERS: set[Any] = {

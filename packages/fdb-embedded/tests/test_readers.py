@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import housekeeping, locks, readers
+from fdb_embedded.engine import housekeeping
+from fdb_embedded.sharing import locks
+from fdb_embedded.storage import readers
 
 ROWS = 2000
 
@@ -87,7 +89,7 @@ def test_the_copy_of_an_open_directory_changes_nothing_for_who_watches(tmp_path:
 READ = """
 import os, sys
 import fdb_embedded
-from fdb_embedded import housekeeping
+from fdb_embedded.engine import housekeeping
 housekeeping.MAX_AGE = 600
 db = fdb_embedded.open(sys.argv[1])
 snap = db.dpointer.engine.snapshot()
@@ -149,7 +151,7 @@ def test_what_a_killed_process_read_is_free_though_a_child_that_it_forked_lives_
     parent = """
 import os, signal, sys
 import fdb_embedded
-from fdb_embedded import housekeeping
+from fdb_embedded.engine import housekeeping
 housekeeping.MAX_AGE = 600
 db = fdb_embedded.open(sys.argv[1])
 snap = db.dpointer.engine.snapshot()

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import locks, shared
-from fdb_embedded.engine import Engine
+from fdb_embedded.engine.engine import Engine
+from fdb_embedded.sharing import locks, shared
 
 SEEDS = min(100, int(os.environ.get("MAINSPRING_SEEDS") or 1))
 STOPS = 40

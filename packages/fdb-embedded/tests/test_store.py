@@ -16,7 +16,11 @@ import msgpack
 import pytest
 
 import fdb_embedded
-from fdb_embedded import files, formats, handles, keys, slots, status
+from fdb_embedded.engine import status
+from fdb_embedded.pure import keys
+from fdb_embedded.sharing import slots
+from fdb_embedded.storage import files, formats
+from fdb_embedded.transaction import handles
 
 
 def small(path: Path, map_size: int = 1 << 20) -> Any:
@@ -165,7 +169,8 @@ def test_every_process_follows_a_grown_map(tmp_path: Path) -> None:
     code = """
 import sys
 import tempfile
-from fdb_embedded import handles, load
+from fdb_embedded.transaction import handles
+from fdb_embedded import load
 handle = handles.open_database(sys.argv[1], 730, map_size=1 << 20)
 db = load().impl.Database(handle)
 for number in range(int(sys.argv[2]), 60, 2):
@@ -191,7 +196,8 @@ def test_maintenance_follows_a_map_that_another_process_has_grown(tmp_path: Path
     engine = db.dpointer.engine
     code = """
 import sys
-from fdb_embedded import handles, load
+from fdb_embedded.transaction import handles
+from fdb_embedded import load
 db = load().impl.Database(handles.open_database(sys.argv[1], 730, map_size=1 << 20))
 for number in range(10):
     tr = db.create_transaction()
@@ -213,7 +219,7 @@ for number in range(10):
 READ_WHAT_ENDS = """
 import math, sys, threading, time
 import fdb_embedded
-from fdb_embedded import handles
+from fdb_embedded.transaction import handles
 fdb = fdb_embedded.load()
 db = fdb.impl.Database(handles.open_database(sys.argv[1], 730, map_size=1 << 20))
 rows = [(b"row%08d" % number, bytes(300)) for number in range(1000)]
@@ -341,7 +347,7 @@ fdb = fdb_embedded.load()
 db = fdb_embedded.open(sys.argv[1])
 db[b"kept"] = b"v"
 engine = db.dpointer.engine
-from fdb_embedded import files
+from fdb_embedded.storage import files
 def full(fd, offset, length):
     raise OSError(28, "No space left on device")
 files.allocate = full
@@ -667,7 +673,7 @@ def test_a_database_whose_directory_was_removed_can_be_closed(tmp_path: Path) ->
 def test_a_database_whose_directory_is_gone_says_so_and_is_not_retried(
     tmp_path: Path, again: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fdb_embedded.engine.THERE_SECONDS", 0.0)
+    monkeypatch.setattr("fdb_embedded.engine.engine.THERE_SECONDS", 0.0)
     db = fdb_embedded.open(tmp_path / "db")
     db[b"k"] = b"v"
     (tmp_path / "db").rename(tmp_path / "away")
@@ -689,7 +695,7 @@ def test_a_database_whose_directory_is_gone_says_so_and_is_not_retried(
 def test_who_only_writes_is_told_that_the_directory_is_gone(
     tmp_path: Path, durability: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fdb_embedded.engine.THERE_SECONDS", 0.0)
+    monkeypatch.setattr("fdb_embedded.engine.engine.THERE_SECONDS", 0.0)
     db = fdb_embedded.open(tmp_path / "db", durability=durability)
     tr = db.create_transaction()
     tr[b"k"] = b"there"
@@ -713,8 +719,8 @@ def test_who_only_writes_is_told_that_the_directory_is_gone(
 def test_who_waits_for_a_watch_is_told_that_the_directory_is_gone(
     tmp_path: Path, called_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fdb_embedded.engine.THERE_SECONDS", 0.0)
-    monkeypatch.setattr("fdb_embedded.watches.POLL", 0.01)
+    monkeypatch.setattr("fdb_embedded.engine.engine.THERE_SECONDS", 0.0)
+    monkeypatch.setattr("fdb_embedded.engine.watches.POLL", 0.01)
     db = fdb_embedded.open(tmp_path / "db")
     tr = db.create_transaction()
     watch = tr.watch(b"k")

@@ -138,9 +138,9 @@ def test_the_commit_of_an_id_that_began_before_its_fence_ended_is_kept_out(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its validation begins with what was committed when it was handed over, not with the clock."""
-    from fdb_embedded import idempotency
-    from fdb_embedded.overlay import Overlay
-    from fdb_embedded.request import Commit
+    from fdb_embedded.engine.request import Commit
+    from fdb_embedded.pure import idempotency
+    from fdb_embedded.pure.overlay import Overlay
 
     commit(db)
     engine = db.dpointer.engine

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import durability, engine, files, locks, shared, waiting
-from fdb_embedded.engine import Engine
+from fdb_embedded.engine import engine
+from fdb_embedded.engine.engine import Engine
 from fdb_embedded.errors import Code
+from fdb_embedded.sharing import locks, shared, waiting
+from fdb_embedded.storage import durability, files
 
 WAIT = 60.0
 

@@ -20,9 +20,12 @@ import msgpack
 import pytest
 
 import fdb_embedded
-from fdb_embedded import formats, interest, keys, shared, slots, versions, watches
-from fdb_embedded.interest import Interest, Prefixes, may_hold, place_of
-from fdb_embedded.shared import SharedPage
+from fdb_embedded.engine import watches
+from fdb_embedded.pure import keys, versions
+from fdb_embedded.sharing import interest, shared, slots
+from fdb_embedded.sharing.interest import Interest, Prefixes, may_hold, place_of
+from fdb_embedded.sharing.shared import SharedPage
+from fdb_embedded.storage import formats
 
 WAIT = 60.0
 
@@ -70,7 +73,9 @@ def fires(watch: Any) -> bool:
 COUNTING = """
 import sys, threading
 import fdb_embedded
-from fdb_embedded import keys, slots, watches
+from fdb_embedded.pure import keys
+from fdb_embedded.sharing import slots
+from fdb_embedded.engine import watches
 
 def counted(db, ask, tell):
     '''Ten thousand watches, one of them called back; says what was done since the last question.'''
@@ -400,7 +405,7 @@ def test_a_stopped_process_delays_nobody_and_misses_nothing(db: Any, start: Call
 
 KILLED_COMMITTER = """
 import os, signal, sys, fdb_embedded
-from fdb_embedded.slots import Slots
+from fdb_embedded.sharing.slots import Slots
 db = fdb_embedded.open(sys.argv[1])
 Slots.tell = lambda *_: os.kill(os.getpid(), getattr(signal, sys.argv[2]))
 db[b"k"] = b"1"

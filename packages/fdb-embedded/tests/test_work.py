@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded import archive, durability, maintenance
-from fdb_embedded.engine import Engine
+from fdb_embedded.engine.engine import Engine
+from fdb_embedded.storage import durability
+from fdb_embedded.tools import archive, maintenance
 
 SIZE = 120
 FEW = 2000

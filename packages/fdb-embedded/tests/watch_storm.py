@@ -20,7 +20,8 @@ import time
 from typing import Any
 
 import fdb_embedded
-from fdb_embedded import interest, slots, watches
+from fdb_embedded.engine import watches
+from fdb_embedded.sharing import interest, slots
 
 HOT = [b"hot/%02d" % n for n in range(24)]
 COLD = [b"cold/%04d" % n for n in range(300)]

@@ -127,7 +127,7 @@ def test_a_bodys_own_timeout_that_ends_a_commit_in_flight_doubles_nothing(any_db
 def test_a_commit_that_times_out_after_its_write_is_found_with_its_versionstamp(
     memory_db: Any, monkeypatch: pytest.MonkeyPatch, strategy: Any
 ) -> None:
-    from fdb_embedded.request import Commit
+    from fdb_embedded.engine.request import Commit
 
     run(memory_db, lambda tr: tr.set(b"warm", b"x"), strategy=strategy)
     real, timed_out, attempts = Commit.succeed, [], 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .aio import aio
-from .binding import load
+from .binding.loading import load
 from .errors import (
     DamagedDatabase,
     EmbeddedError,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import handles
-from .binding import DEFAULT_API_VERSION, DEFAULT_PATH, default_name, load
+from .binding.loading import DEFAULT_API_VERSION, DEFAULT_PATH, default_name, load
 from .errors import InvalidOption
 from .faults import Faults
+from .transaction import handles
 
 DURABILITIES = ("process", "fsync", "memory")
 

@@ -468,7 +468,7 @@ def test_the_process_that_forks_children_imports_nothing_of_the_working_director
 
 
 def test_what_every_child_would_find_out_is_known_before_it_is_forked() -> None:
-    from fdb_embedded import readers
+    from fdb_embedded.storage import readers
     from futures_worker.worker.template import load_engine
 
     readers.layout.cache_clear()

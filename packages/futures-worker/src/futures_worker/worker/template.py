@@ -51,7 +51,7 @@ def load_engine(url: str) -> None:
     with contextlib.suppress(Exception):  # a child that opens the database meets the same error, and tells
         if url.startswith("embedded:"):
             importlib.import_module("fdb_embedded").load()
-            importlib.import_module("fdb_embedded.readers").layout()  # found by trying
+            importlib.import_module("fdb_embedded.storage.readers").layout()  # found by trying
         else:
             importlib.import_module("fdb")
         importlib.import_module("futures_worker.client.client")

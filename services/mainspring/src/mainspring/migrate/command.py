@@ -71,6 +71,6 @@ def _rows_of(source: Any) -> int | None:
     engine = getattr(getattr(source, "dpointer", None), "engine", None)
     if engine is None:
         return None
-    from fdb_embedded.status import measure
+    from fdb_embedded.engine.status import measure
 
     return int(measure(engine)["rows"])
