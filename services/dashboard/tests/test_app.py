@@ -270,7 +270,7 @@ def test_the_stream_brings_samples_and_ends_with_the_application(cluster: Cluste
         live = app.state.live
 
         async def first() -> bytes:
-            from mainspring_dashboard.app import _events
+            from mainspring_dashboard.api import _events
 
             async for event in _events(live):
                 return event
@@ -282,7 +282,7 @@ def test_the_stream_brings_samples_and_ends_with_the_application(cluster: Cluste
 
 
 def test_only_so_many_streams_are_open_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mainspring_dashboard.app.MOST_STREAMS", 0)
+    monkeypatch.setattr("mainspring_dashboard.api.MOST_STREAMS", 0)
     answer = client.get("/api/stream")
     assert (answer.status_code, answer.json()["error"][:23]) == (503, "0 pages are open alread")
 

@@ -6,7 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -86,35 +87,11 @@ def clean(
     stop = stop_on_signals()
     with ExitStack() as stack:
         database = open_database(db)
-        space = ClusterSpace(cluster)
         locks = stack.enter_context(LeaseManager(database, cluster))
-        caretaker = Caretaker(database, space)
-        cleaner = Cleaner(database, ids_min_age)
-        abandoned = AbandonedLeases(locks, leases_after)
-        histories = OldHistories(locks)
-
-        collector = Collector(database, space, grace=grace)
-
-        def garbage() -> int:
-            found = collector.whole_pass() if once else collector.tick()
-            return sum(getattr(found, field.name) for field in dataclasses.fields(found))
-
-        def ids() -> int:
-            cleaned = cleaner.run_once()
-            return cleaned.rows + cleaned.clients
-
-        duties = [
-            Duty("workers", min(every, TTL_SECONDS / LOOKS_PER_TTL), lambda: len(caretaker.look(time.monotonic()))),
-            Duty("sessions", every, locks.clear_dead_sessions),
-            Duty("garbage", min(every, COLLECT_SECONDS), garbage),
-            Duty("leases", every, lambda: abandoned.clear() + histories.clear()),
-            Duty("ids", every, ids),
-            Duty("runs", max(every, RUNS_EVERY), OldMemos(locks, runs_after, pipeline=RUNS_PIPELINE).clear),
-        ]
-        if memos_after is not None or memo_bytes is not None:
-            duties.append(Duty("memos", max(every, MEMO_SECONDS), OldMemos(locks, memos_after, memo_bytes).clear))
+        kept = Kept(ids_min_age, leases_after, memos_after, memo_bytes, runs_after, grace)
+        duties = duties_of(database, cluster, locks, kept, every, once=once)
         figures: list[Callable[[], list[Metric]]] = [
-            lambda: cluster_metrics(database, space),
+            lambda: cluster_metrics(database, ClusterSpace(cluster)),
             lambda: lease_metrics(locks),
         ]
         if store is not None:
@@ -137,3 +114,44 @@ def clean(
             metrics_served(lambda: [metric for each in figures for metric in each()], metrics_address, metrics_port)
         )
         Duties(locks, duties).run(stop)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """For how many seconds what is no longer needed is kept; see the options of `clean`."""
+
+    ids: float
+    leases: float
+    memos: float | None  # None: for ever
+    memo_bytes: int | None  # None: any number
+    runs: float
+    futures: float
+
+
+def duties_of(database: Any, cluster: str, locks: LeaseManager, kept: Kept, every: float, *, once: bool) -> list[Duty]:
+    """What is done for every cluster, each `every` seconds or so; `once`: the only round, which looks at everything."""
+    space = ClusterSpace(cluster)
+    caretaker = Caretaker(database, space)
+    cleaner = Cleaner(database, kept.ids)
+    abandoned, histories = AbandonedLeases(locks, kept.leases), OldHistories(locks)
+    collector = Collector(database, space, grace=kept.futures)
+
+    def garbage() -> int:
+        found = collector.whole_pass() if once else collector.tick()
+        return sum(getattr(found, field.name) for field in dataclasses.fields(found))
+
+    def ids() -> int:
+        cleaned = cleaner.run_once()
+        return cleaned.rows + cleaned.clients
+
+    duties = [
+        Duty("workers", min(every, TTL_SECONDS / LOOKS_PER_TTL), lambda: len(caretaker.look(time.monotonic()))),
+        Duty("sessions", every, locks.clear_dead_sessions),
+        Duty("garbage", min(every, COLLECT_SECONDS), garbage),
+        Duty("leases", every, lambda: abandoned.clear() + histories.clear()),
+        Duty("ids", every, ids),
+        Duty("runs", max(every, RUNS_EVERY), OldMemos(locks, kept.runs, pipeline=RUNS_PIPELINE).clear),
+    ]
+    if kept.memos is not None or kept.memo_bytes is not None:
+        duties.append(Duty("memos", max(every, MEMO_SECONDS), OldMemos(locks, kept.memos, kept.memo_bytes).clear))
+    return duties

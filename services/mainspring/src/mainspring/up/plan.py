@@ -67,63 +67,67 @@ _VARIABLES: Final = {"MAINSPRING_LOG_FORMAT": "log_format", "MAINSPRING_LOG_LEVE
 
 def services(settings: UpSettings) -> list[ServiceSpec]:
     """Every process of the cluster, in the order of starting."""
-    shared = {
-        "MAINSPRING_DB": settings.url,
-        "MAINSPRING_CLUSTER": settings.cluster,
-        "MAINSPRING_HEAP": settings.store,
-        "MAINSPRING_LOG_FORMAT": settings.log_format,
-        "MAINSPRING_LOG_LEVEL": settings.log_level,
-    }
-    if settings.endpoint_url is not None:
-        shared["AWS_ENDPOINT_URL"] = settings.endpoint_url
-    if settings.otlp_endpoint is not None:
-        shared["MAINSPRING_OTLP_ENDPOINT"] = settings.otlp_endpoint
-    found: list[ServiceSpec] = []
+    plan = _Plan(settings)
+    slots = () if settings.slots is None else ("--slots", str(settings.slots))
+    spill = ("--spill", str(settings.state / "spill" / "{name}"))
+    chosen = () if settings.run is None else ("--run", settings.run)
+    if settings.s3_port is not None:
+        plan.add_store(settings.s3_port)
+    grace, patience = plan.graceful("worker")
+    plan.add("worker", settings.workers, Stage.workers, *slots, *spill, *grace, says_ready=True, grace=patience)
+    plan.add("tender", settings.tenders, Stage.keepers)
+    plan.add("janitor", settings.janitors, Stage.keepers, grace=20)
+    grace, patience = plan.graceful("scheduler")
+    plan.add("scheduler", settings.schedulers, Stage.schedulers, *chosen, *grace, grace=patience)
+    if settings.dashboard:
+        at = () if settings.dashboard_port is None else ("--port", str(settings.dashboard_port))
+        plan.add("dashboard", 1, Stage.dashboard, *at, says_ready=True)
+    return plan.specs
+
+
+class _Plan:
+    """The processes of one cluster, added in the order of starting."""
+
+    def __init__(self, settings: UpSettings) -> None:
+        self.specs: list[ServiceSpec] = []
+        self._settings = settings
+        self._environment = {
+            "MAINSPRING_DB": settings.url,
+            "MAINSPRING_CLUSTER": settings.cluster,
+            "MAINSPRING_HEAP": settings.store,
+            "MAINSPRING_LOG_FORMAT": settings.log_format,
+            "MAINSPRING_LOG_LEVEL": settings.log_level,
+        }
+        if settings.endpoint_url is not None:
+            self._environment["AWS_ENDPOINT_URL"] = settings.endpoint_url
+        if settings.otlp_endpoint is not None:
+            self._environment["MAINSPRING_OTLP_ENDPOINT"] = settings.otlp_endpoint
 
     def add(
-        kind: str, count: int, stage: Stage, *arguments: str, says_ready: bool = False, grace: float | None = None
+        self, kind: str, count: int, stage: Stage, *arguments: str, says_ready: bool = False, grace: float | None = None
     ) -> None:
-        told = settings.own.get(kind, {})
-        environment = {name: value for name, value in shared.items() if _VARIABLES.get(name) not in told}
+        """`count` processes of a service; "{name}" in their arguments is the name of each."""
+        told = self._settings.own.get(kind, {})
+        environment = {name: value for name, value in self._environment.items() if _VARIABLES.get(name) not in told}
         for number in range(1, count + 1):
             name = kind if count == 1 else f"{kind}-{number}"
             own = [argument.replace("{name}", name) for argument in arguments]
             command = [sys.executable, "-P", "-m", f"mainspring_{kind}", *own]
             # The database, cluster and heap of `up` hold for all, whatever the file says; the file's tables for the rest.
-            if settings.config is not None:
-                command += ["--config", str(settings.config)]
-            found.append(ServiceSpec(name, tuple(command), stage, environment, says_ready, grace or settings.grace + 5))
+            if self._settings.config is not None:
+                command += ["--config", str(self._settings.config)]
+            patience = grace or self._settings.grace + 5
+            self.specs.append(ServiceSpec(name, tuple(command), stage, environment, says_ready, patience))
 
-    if settings.s3_port is not None:
-        data = str(settings.state / "s3")
-        command = (
-            sys.executable,
-            "-P",
-            "-m",
-            "s3heap_tender.devserver",
-            "--dir",
-            data,
-            "--port",
-            str(settings.s3_port),
-        )
-        found.append(ServiceSpec("s3", command, Stage.store, {}, says_ready=True))
-    slots = () if settings.slots is None else ("--slots", str(settings.slots))
-    spill = ("--spill", str(settings.state / "spill" / "{name}"))
+    def add_store(self, port: int) -> None:
+        """A development S3 server."""
+        where = ("--dir", str(self._settings.state / "s3"), "--port", str(port))
+        command = (sys.executable, "-P", "-m", "s3heap_tender.devserver", *where)
+        self.specs.append(ServiceSpec("s3", command, Stage.store, {}, says_ready=True))
 
-    def graceful(kind: str) -> tuple[tuple[str, ...], float]:
-        told = settings.own.get(kind, {}).get("grace")
+    def graceful(self, kind: str) -> tuple[tuple[str, ...], float]:
+        """The grace that a service is told, where its own settings don't say one; and for how long its end is waited for."""
+        told = self._settings.own.get(kind, {}).get("grace")
         if told is None:
-            return ("--grace", f"{settings.grace:g}"), settings.grace + 5
+            return ("--grace", f"{self._settings.grace:g}"), self._settings.grace + 5
         return (), float(told) + 5
-
-    grace, patience = graceful("worker")
-    add("worker", settings.workers, Stage.workers, *slots, *spill, *grace, says_ready=True, grace=patience)
-    add("tender", settings.tenders, Stage.keepers)
-    add("janitor", settings.janitors, Stage.keepers, grace=20)
-    chosen = () if settings.run is None else ("--run", settings.run)
-    grace, patience = graceful("scheduler")
-    add("scheduler", settings.schedulers, Stage.schedulers, *chosen, *grace, grace=patience)
-    if settings.dashboard:
-        at = () if settings.dashboard_port is None else ("--port", str(settings.dashboard_port))
-        add("dashboard", 1, Stage.dashboard, *at, says_ready=True)
-    return found
