@@ -72,12 +72,14 @@ def test_private_names_of_others_are_seen_and_ones_own_are_not(house: ModuleType
 
 
 def test_sizes_are_counted(house: ModuleType) -> None:
-    long = "def f():\n" + "    x = 1\n" * 60
-    fits = "def f():\n" + "    x = 1\n" * 59
+    long = "def f(\n    a,\n):\n" + "    x = 1\n" * 61
+    fits = "def f(\n    a,\n):\n" + "    x = 1\n" * 60
     known = tree(house, lease_locks__long=long * 7, lease_locks__fits=fits)
     found = [(p.rule, p.text) for p in house.sizes(known)]
-    assert found[0] == ("module", "lease_locks.long: 427 lines")
+    assert found[0] == ("module", "lease_locks.long: 448 lines")
     assert [rule for rule, _ in found[1:]] == ["function"] * 7
+    tangled = "def f(x):\n" + "    if x: pass\n" * 15 + "    def g(): return [y for y in x if y]\n"
+    assert [p.text for p in house.sizes(tree(house, lease_locks__t=tangled))] == ["lease_locks.t:1 f: 16"]
     many = tree(house, **{f"lease_locks__m{n}": "" for n in range(17)})
     assert [p.text for p in house.sizes(many)] == ["packages/lease_locks: 17 modules"]
 
