@@ -101,6 +101,18 @@ def test_given_back_after_its_upstream_failed_it_fails_or_waits_for_the_retry(la
     valid(lab)
 
 
+def test_what_took_the_result_of_one_that_was_cancelled_meanwhile_comes_to_nothing(lab: Lab) -> None:
+    worker = lab.worker()
+    specs = submit_chain(lab, 4)
+    claims = lab(dm.claim_futures, worker, AHEAD, 1)
+    lab(dm.cancel_future, specs[1].id)
+    outcomes = [dm.Outcome.realized(claim, b"v") for claim in claims]
+    for _ in range(2):  # also where a commit's outcome isn't known
+        assert set(lab(dm.finish_turn, worker, outcomes, AHEAD, 0).stale) == {spec.id for spec in specs[1:]}
+        assert states(lab, specs) == ["realized", "failed", "failed", "failed"]
+    valid(lab)
+
+
 def test_a_dead_workers_chain_is_placed_link_by_link(lab: Lab) -> None:
     worker = lab.worker()
     specs = submit_chain(lab, 4)

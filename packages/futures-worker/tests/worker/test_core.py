@@ -779,6 +779,20 @@ def test_a_cancelled_link_takes_those_behind_it_out_of_hand() -> None:
     assert set(d.core.tasks) == {claim(2).id}
 
 
+def test_what_took_the_result_of_one_that_was_decided_elsewhere_goes_back() -> None:
+    d = quick()
+    d.claim(*chain(2, 4))
+    child, seqs = d.child_of(2), [d.seq_of(n) for n in range(2, 6)]
+    d.result(child, seqs[0])
+    (turn,) = d.only(RunTurn, d.say(after=planning.LINGER))
+    d.result(child, seqs[1])
+    decided = Claims()
+    decided.stale = (claim(2).id,)
+    ended = outcomes(d.say(TurnEnded(decided, turn), after=planning.LINGER))
+    ended += outcomes([*d.result(child, seqs[2]), *d.result(child, seqs[3]), *d.say(after=planning.LINGER)])
+    assert {(o.event, o.claim.id) for o in ended} == {("relinquish_claim", claim(n).id) for n in (3, 4, 5)}
+
+
 def test_a_claim_whose_upstream_is_not_in_hand_goes_the_way_of_lost_inputs() -> None:
     d = quick()
     d.hold_inputs = True

@@ -36,7 +36,8 @@ def finish_turn(
     """One turn of a worker, one transaction: write outcomes, settle edges, mail waiters, claim up to `limit` futures.
 
     Futures unblocked by an outcome are claimed first if they fit. `capacity` is what is free after the outcomes. Outcomes
-    whose claim was lost are dropped and named in `.stale`. With `limit` 0 nothing is claimed.
+    whose claim was lost are dropped and named in `.stale`, and so is what took the result of such a one, which goes back.
+    With `limit` 0 nothing is claimed.
 
     `seen`: rows that this same transaction has read already, by `see_turn`.
 
@@ -162,7 +163,10 @@ def _realize(
     results: Sequence[tuple[Claim, FutureResult | bytes | None]],
     seen: Mapping[bytes, bytes | None] = MappingProxyType({}),
 ) -> list[bytes]:
-    """Read the fence and write the results of claims that are held; the ids of the others."""
+    """Read the fence and write the results of claims that are held; the ids of the others.
+
+    What took the result of one of these goes back: that came to nothing, as where it was cancelled after it had run.
+    """
     keys = ch.keys
     futures, stored = keys.futures, keys.results
     held = keys.claim_rows(worker.ip, worker.port)
@@ -178,10 +182,9 @@ def _realize(
     for at, (claim, result) in enumerate(results):
         future_id, token, e = claim.id, claim.token, encoded[at]
         row = rows[at + 1]
-        if row is None or row[3:13] != token:
-            again = ch.load(future_id)
-            found = again.result
-            if not again.realized or found is None or found.token != token:
+        held_still = row is not None and row[3:13] == token
+        if not held_still or (stale and not set(stale).isdisjoint(claim.dependencies)):
+            if _dropped(ch, claim, held_still):
                 stale.append(future_id)
             writes = ch.writes
             continue
@@ -209,6 +212,16 @@ def _realize(
         if rows[at + 1 + count] is not None:
             ch.ended.append(Ended(future_id, e, "realized", value, claim.epoch))
     return stale
+
+
+def _dropped(ch: Changes, claim: Claim, held: bool) -> bool:
+    """A claim that is lost, or that goes back: whether its result is of no use. Not if a run before has recorded it."""
+    f = ch.load(claim.id)
+    if held:
+        _end(ch, f, Outcome.relinquished(claim, "its input came to nothing", started=True))
+        return True
+    found = f.result
+    return not f.realized or found is None or found.token != claim.token
 
 
 def _realize_keys(keys: Layout, worker: WorkerId, encoded: Sequence[bytes]) -> list[bytes]:

@@ -16,7 +16,7 @@ from futures_worker.worker.instructions import (
     TurnEnded,
 )
 from futures_worker.worker.planning import MOST_IN_HAND, learn_from_turn
-from futures_worker.worker.state import WorkerState
+from futures_worker.worker.state import INPUT_GONE, WorkerState
 from futures_worker.worker.tasks import Task
 
 EMPTY_RINGS = 3
@@ -134,11 +134,26 @@ class ClaimedTasks(WorkerState):
         return tasks
 
     def _forget_stale(self, event: TurnEnded) -> None:
-        """Somebody else decided these futures: results of ours that were stored for them are of no use."""
+        """Somebody else decided these futures: results of ours that were stored for them are of no use, nor is what took them."""
         stale = set(event.claims.stale)
         for outcome in event.turn.outcomes:
-            if outcome.claim.id in stale and isinstance(outcome.result, FutureResult) and outcome.result.name:
-                self.out.append(DropObject(outcome.result.name))
+            if outcome.claim.id in stale:
+                self._drop_result(outcome)
+        for at, outcome in enumerate(self.outcomes):
+            if outcome.event == "realize_future" and not stale.isdisjoint(outcome.claim.dependencies):
+                self._drop_result(outcome)
+                self.outcomes[at] = Outcome.relinquished(outcome.claim, INPUT_GONE, started=True)
+                stale.add(outcome.claim.id)
+        for task in list(self.tasks.values()):
+            if task.behind is None and not task.orphaned and not stale.isdisjoint(task.claim.dependencies):
+                task.orphaned = True
+                if task in self.ready:
+                    self.ready.remove(task)
+                    self.let_go(task)
+
+    def _drop_result(self, outcome: Outcome) -> None:
+        if isinstance(outcome.result, FutureResult) and outcome.result.name:
+            self.out.append(DropObject(outcome.result.name))
 
     def _prepared(self, task: Task) -> bool:
         """The inputs of a task are settled; False if nobody waits for them any more."""

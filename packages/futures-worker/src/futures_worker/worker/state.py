@@ -11,6 +11,7 @@ from futures_worker.worker.instructions import ForgetTask, Instruction, KillChil
 from futures_worker.worker.messages import PARCEL_BYTES
 from futures_worker.worker.tasks import Child, ChildState, Pace, Task
 
+INPUT_GONE = "its input came to nothing"
 SHORT_PAUSE, SHORT_MOST = 0.5, 30.0
 """Seconds that a worker claims nothing after its host was short of something: the first time, and at most."""
 
@@ -221,7 +222,7 @@ class WorkerState:
         if task.cancelled:
             self.close(task)
         else:
-            self.give_back(task, "its input came to nothing")
+            self.give_back(task, INPUT_GONE)
 
     def return_tasks(self, child: Child, seqs: Iterable[int]) -> None:
         """Tasks a child has not begun: first in line for another one."""
