@@ -37,12 +37,12 @@ from typing import Any
 from fdb_schema import open_database
 from idempotent_txn import run
 from s3heap_tender import Heap, HeapItem, HeapStore, Scheduler, SysDb, Tender
+from s3heap_tender.claims.sessions import LocalSessions
 from s3heap_tender.devserver import BUCKET, DevServer
-from s3heap_tender.items import RECORD_BYTES, ObjectHeader, encode_object
-from s3heap_tender.naming import ObjectName
-from s3heap_tender.sessions import LocalSessions
-from s3heap_tender.settings import new_row
-from s3heap_tender.states import State
+from s3heap_tender.rows.items import RECORD_BYTES, ObjectHeader, encode_object
+from s3heap_tender.rows.naming import ObjectName
+from s3heap_tender.rows.settings import new_row
+from s3heap_tender.rows.states import State
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.stores.opening import CLIENTS
 

@@ -29,11 +29,11 @@ from fdb_schema import ClusterSpace, open_database
 from fdb_schema.clock import ClockReading
 from idempotent_txn import run
 from s3heap_tender import Heap, Scheduler, SysDb, Tender
-from s3heap_tender import transitions as t
-from s3heap_tender.ownership import Everything
-from s3heap_tender.records import TaskRow, item_of
-from s3heap_tender.sessions import LocalSessions
-from s3heap_tender.settings import new_row
+from s3heap_tender.claims import transitions as t
+from s3heap_tender.claims.sessions import LocalSessions
+from s3heap_tender.rows.records import TaskRow, item_of
+from s3heap_tender.rows.settings import new_row
+from s3heap_tender.runs.ownership import Everything
 from s3heap_tender.stores.memory import MemoryStore
 
 SHARDS: Final = 16

@@ -51,8 +51,8 @@ from lease_locks import CannotMaintainLock
 from lease_locks.grants.tokens import FencingToken
 from lease_locks.memo.rows import Memo
 from s3heap_tender.errors import CorruptObjectError, NewerFormatError
-from s3heap_tender.items import HeapItem, ObjectHeader, decode_object, encode_object
-from s3heap_tender.naming import ObjectName
+from s3heap_tender.rows.items import HeapItem, ObjectHeader, decode_object, encode_object
+from s3heap_tender.rows.naming import ObjectName
 
 SEED = int(os.environ.get("MAINSPRING_DECODER_SEED", "1"))
 MUTATIONS = int(os.environ.get("MAINSPRING_DECODER_MUTATIONS", "400"))
@@ -72,7 +72,7 @@ for module in (
     "lease_locks.memo.rows",
     "lease_locks.grants.records",
     "lease_locks.duties",
-    "s3heap_tender.records",
+    "s3heap_tender.rows.records",
 ):
     importlib.import_module(module)
 

@@ -10,7 +10,7 @@ from typing import Any
 from fdb_schema import open_database
 from idempotent_txn import run
 from s3heap_tender import Heap, HeapStore, Scheduler, SysDb, Tender, futures_trigger
-from s3heap_tender.sessions import LocalSessions
+from s3heap_tender.claims.sessions import LocalSessions
 
 DEADLINE = 60.0
 

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from s3heap_tender.states import ROW_OF, Cell, Column, State, cell_name, move_between
+from s3heap_tender.rows.states import ROW_OF, Cell, Column, State, cell_name, move_between
 
 S, R, W = State.SCHEDULED, State.RUNNING, State.WAITING
 GONE = "gone"

@@ -22,8 +22,8 @@ from s3heap_tender import (
 )
 from s3heap_tender import heap as heap_module
 from s3heap_tender.inspection import quarantined
-from s3heap_tender.items import ObjectHeader, decode_object, encode_object
-from s3heap_tender.naming import ObjectName
+from s3heap_tender.rows.items import ObjectHeader, decode_object, encode_object
+from s3heap_tender.rows.naming import ObjectName
 from s3heap_tender.stores import StoredObject, port
 
 
@@ -356,7 +356,7 @@ def test_a_wall_clock_that_is_wrong_changes_nothing(quick: Any, seconds: float, 
 
     from fdb_schema import ClusterClock
     from s3heap_tender import SysDb
-    from s3heap_tender.sessions import LocalSessions
+    from s3heap_tender.claims.sessions import LocalSessions
 
     real = time.time
     clock = ClusterClock(quick.sysdb.space, wall=lambda: real() + seconds)
@@ -368,7 +368,7 @@ def test_a_wall_clock_that_is_wrong_changes_nothing(quick: Any, seconds: float, 
 
 
 def test_a_stalled_push_below_the_boundary_is_made_again(quick: Any) -> None:
-    from s3heap_tender import outbox, tending
+    from s3heap_tender.claims import outbox, tending
 
     task = quick.sysdb.create_task("p", "t", cadence=0)
     shard = quick.sysdb.layout.shard_of(task.id)

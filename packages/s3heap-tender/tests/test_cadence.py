@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from fdb_schema import ClusterClock, ClusterSpace, open_database
-from s3heap_tender import ClaimLostError, ClaimRefusedError, SysDb, failpoints, running
-from s3heap_tender.core import TICK
-from s3heap_tender.sessions import LocalSessions
+from s3heap_tender import ClaimLostError, ClaimRefusedError, SysDb, failpoints
+from s3heap_tender.claims.sessions import LocalSessions
+from s3heap_tender.rows.core import TICK
+from s3heap_tender.runs import running
 
 
 def slow(bench: Any, seconds: dict[str, list[float]]) -> None:

@@ -18,25 +18,15 @@ import pytest
 import idempotent_txn
 from fdb_schema import ClusterClock, NewerFormatError, check_format, open_database, pack
 from lease_locks import LeaseManager
-from s3heap_tender import (
-    Backoff,
-    ClaimRefusedError,
-    Heap,
-    HeapItem,
-    Scheduler,
-    SysDb,
-    Tender,
-    core,
-    outbox,
-    prune_untended,
-    tending,
-)
-from s3heap_tender.keys import FORMAT, SUBSPACE
-from s3heap_tender.ownership import LeasedShards
-from s3heap_tender.records import OVERLAPS
-from s3heap_tender.sessions import LocalSessions
-from s3heap_tender.settings import new_row
-from s3heap_tender.states import State
+from s3heap_tender import Backoff, ClaimRefusedError, Heap, HeapItem, Scheduler, SysDb, Tender, prune_untended
+from s3heap_tender.claims import outbox, tending
+from s3heap_tender.claims.sessions import LocalSessions
+from s3heap_tender.rows import core
+from s3heap_tender.rows.keys import FORMAT, SUBSPACE
+from s3heap_tender.rows.records import OVERLAPS
+from s3heap_tender.rows.settings import new_row
+from s3heap_tender.rows.states import State
+from s3heap_tender.runs.ownership import LeasedShards
 from s3heap_tender.stores.memory import MemoryStore
 
 MINUTE = 60.0

@@ -161,7 +161,7 @@ def test_a_finish_conflicts_with_a_write_below_the_end_that_it_did_not_see(bench
     task = bench.sysdb.create_task("p", "t", cadence=0)
     bench.sysdb.mark_dirty("p", 100)
     claim = bench.sysdb.claim(task)
-    from s3heap_tender import transitions
+    from s3heap_tender.claims import transitions
 
     tries = 0
 
@@ -276,6 +276,6 @@ def test_a_claim_that_cannot_be_settled_is_given_up_and_its_run_made_again(
     with pytest.raises(RecordError):
         scheduler.turn()
     monkeypatch.setattr(quick.sysdb, "finish", finish)
-    monkeypatch.setattr("s3heap_tender.running.GIVEN_UP_SECONDS", 0.0)
+    monkeypatch.setattr("s3heap_tender.runs.running.GIVEN_UP_SECONDS", 0.0)
     assert scheduler.turn().finished == 1
     assert quick.sysdb.get(task.id).state == "waiting"

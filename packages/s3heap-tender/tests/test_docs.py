@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import s3heap_tender
-from s3heap_tender import keys, picture
+from s3heap_tender import picture
+from s3heap_tender.rows import keys
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "s3heap-tender"
 

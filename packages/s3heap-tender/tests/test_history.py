@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from s3heap_tender import SysDb, history
-from s3heap_tender.sessions import LocalSessions
+from s3heap_tender.claims.sessions import LocalSessions
 from s3heap_tender.trace import Trace
 
 Line = dict[str, Any]

@@ -19,12 +19,13 @@ import pytest
 from fdb_schema import open_database
 from fdb_schema.clock import ClockReading
 from idempotent_txn import run as run_transaction
-from s3heap_tender import Heap, HeapStore, SysDb, Tender, export_parquet, fsck, metrics, outbox
+from s3heap_tender import Heap, HeapStore, SysDb, Tender, export_parquet, fsck, metrics
+from s3heap_tender.claims import outbox
+from s3heap_tender.claims.sessions import LocalSessions
 from s3heap_tender.cli import common, main
 from s3heap_tender.cli.moments import Moments
 from s3heap_tender.export import ExportError
 from s3heap_tender.inspection import next_due
-from s3heap_tender.sessions import LocalSessions
 
 
 def why(bench: Any, id: Any) -> str:

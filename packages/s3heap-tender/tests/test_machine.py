@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from fdb_schema import open_database
 from s3heap_tender import ClaimLostError, ClaimRefusedError, TransitionError, history
-from s3heap_tender.outbox import Verdict
+from s3heap_tender.claims.outbox import Verdict
 
 EXAMPLES = int(os.environ.get("MAINSPRING_SEEDS") or 200)
 PARTITIONS = ("p", "q")
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def sysdb_session(bench: Any, id: uuid.UUID) -> str:
-    from s3heap_tender import transitions
+    from s3heap_tender.claims import transitions
 
     row = bench.sysdb.read(lambda tr, at: transitions.load_existing(tr, at, id))
     return str(row.session)

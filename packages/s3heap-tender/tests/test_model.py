@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from s3heap_tender.states import CELLS, MOVES, NEVER, OPERATIONS, cell_name, move_between, why_not
+from s3heap_tender.rows.states import CELLS, MOVES, NEVER, OPERATIONS, cell_name, move_between, why_not
 
 model: Any = sys.modules["s3heap_tender_tests_model"]
 Bounds = model.Bounds

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from fdb_schema import open_database
-from s3heap_tender import core, failpoints, history, outbox, transitions
+from s3heap_tender import failpoints, history
+from s3heap_tender.claims import outbox, transitions
 from s3heap_tender.errors import ClaimLostError
-from s3heap_tender.heap_io import HeapIO
+from s3heap_tender.objects.heap_io import HeapIO
+from s3heap_tender.rows import core
 
 MOST_SEEDS = 60
 Patch = pytest.MonkeyPatch

@@ -20,27 +20,18 @@ import typer
 import idempotent_txn
 from fdb_schema import open_database
 from lease_locks import LeaseManager
-from s3heap_tender import (
-    Backoff,
-    HeapStore,
-    Scheduler,
-    StoreUnavailableError,
-    core,
-    fsck,
-    metrics,
-    outbox,
-    prune_untended,
-    transitions,
-)
+from s3heap_tender import Backoff, HeapStore, Scheduler, StoreUnavailableError, fsck, metrics, prune_untended
 from s3heap_tender import tender as tender_module
+from s3heap_tender.claims import outbox, transitions
+from s3heap_tender.claims.sessions import LeaseSessions
 from s3heap_tender.cli import common as cli_common
 from s3heap_tender.errors import StrayKeyError
 from s3heap_tender.inspection import next_due
-from s3heap_tender.items import ObjectHeader, encode_object
-from s3heap_tender.naming import ObjectName
-from s3heap_tender.records import TaskRow
-from s3heap_tender.sessions import LeaseSessions
-from s3heap_tender.settings import partition_id
+from s3heap_tender.rows import core
+from s3heap_tender.rows.items import ObjectHeader, encode_object
+from s3heap_tender.rows.naming import ObjectName
+from s3heap_tender.rows.records import TaskRow
+from s3heap_tender.rows.settings import partition_id
 from s3heap_tender.stores.memory import MemoryStore
 
 
@@ -443,7 +434,7 @@ def test_a_back_off_that_is_no_number_is_refused_and_wedges_no_row_that_has_it()
 
 
 def core_row(initial: float) -> Any:
-    from s3heap_tender.settings import new_row
+    from s3heap_tender.rows.settings import new_row
 
     return new_row("p", "t", 1.0, 1, None, 0, initial, 5, "skip", "once", b"")
 

@@ -24,14 +24,14 @@ from s3heap_tender import (
     memoized_trigger,
     metrics,
     run_is_cancelled,
-    running,
     subprocess_trigger,
 )
 from s3heap_tender.cli.common import task_row
 from s3heap_tender.cli.moments import Moments
-from s3heap_tender.run_context import enter_run
+from s3heap_tender.runs import running
+from s3heap_tender.runs.run_context import enter_run
+from s3heap_tender.runs.triggers import TriggerError
 from s3heap_tender.stores.bucket import BucketStore
-from s3heap_tender.triggers import TriggerError
 
 
 def until(condition: Any, what: str) -> None:

@@ -21,8 +21,8 @@ from s3heap_tender import (
     prune_untended,
     tender,
 )
-from s3heap_tender.heap_io import PATIENCE_SECONDS
-from s3heap_tender.ownership import LeasedShards
+from s3heap_tender.objects.heap_io import PATIENCE_SECONDS
+from s3heap_tender.runs.ownership import LeasedShards
 from s3heap_tender.stores.memory import MemoryStore
 
 

@@ -31,8 +31,8 @@ from s3heap_tender import (
     run_key,
     subprocess_trigger,
 )
-from s3heap_tender.ownership import LeasedShards
-from s3heap_tender.sessions import LeaseSessions
+from s3heap_tender.claims.sessions import LeaseSessions
+from s3heap_tender.runs.ownership import LeasedShards
 from s3heap_tender.trace import Trace
 
 DEADLINE = 60.0

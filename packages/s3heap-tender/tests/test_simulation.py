@@ -12,7 +12,7 @@ from conftest import seed_params
 
 import fdb_embedded
 from fdb_schema import open_database
-from s3heap_tender import core
+from s3heap_tender.rows import core
 
 DATABASE_FAULTS = {
     "not_committed": 0.05,

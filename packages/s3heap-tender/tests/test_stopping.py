@@ -10,7 +10,7 @@ import pytest
 
 from fdb_schema import open_database
 from s3heap_tender import Heap, HeapStore, RunStoppedError, Scheduler, SysDb
-from s3heap_tender.sessions import LocalSessions
+from s3heap_tender.claims.sessions import LocalSessions
 
 
 def by_the_clock(bench: Any, trigger: Any) -> Scheduler:

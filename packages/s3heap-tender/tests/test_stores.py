@@ -49,7 +49,7 @@ def test_a_heap_in_a_directory_needs_no_sdk() -> None:
     program = (
         "import sys\n"
         "for name in ('aioboto3', 'aiobotocore', 'boto3', 'botocore', 'obstore'): sys.modules[name] = None\n"
-        "import s3heap_tender, s3heap_tender.cli, s3heap_tender.tending, s3heap_tender.devserver\n"
+        "import s3heap_tender, s3heap_tender.cli, s3heap_tender.claims.tending, s3heap_tender.devserver\n"
         "s3heap_tender.HeapStore('memory:x').close()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

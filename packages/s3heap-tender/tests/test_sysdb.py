@@ -440,7 +440,7 @@ def test_jitter_spreads_runs_the_same_way_each_time(quick: Any) -> None:
 
 
 def test_a_partition_of_many_tasks_is_swept_in_pages(quick: Any) -> None:
-    from s3heap_tender import tending
+    from s3heap_tender.claims import tending
 
     for number in range(2 * tending.SWEEP_TASKS + 7):
         quick.sysdb.finish(quick.sysdb.claim(quick.sysdb.create_task("p", f"t{number}", cadence=0)))
@@ -451,7 +451,7 @@ def test_a_partition_of_many_tasks_is_swept_in_pages(quick: Any) -> None:
 
 
 def test_many_partitions_of_several_tasks_are_swept_in_transactions_of_a_bounded_size(quick: Any) -> None:
-    from s3heap_tender import tending
+    from s3heap_tender.claims import tending
 
     steps: list[int] = []
     commit = quick.sysdb.commit

@@ -9,7 +9,8 @@ import msgpack
 import pytest
 
 import idempotent_txn
-from s3heap_tender import ClaimRefusedError, TaskNotFoundError, Tender, UnknownItemError, fsck, outbox
+from s3heap_tender import ClaimRefusedError, TaskNotFoundError, Tender, UnknownItemError, fsck
+from s3heap_tender.claims import outbox
 from s3heap_tender.stores import StoredObject
 from s3heap_tender.trace import Trace
 

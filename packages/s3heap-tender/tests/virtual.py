@@ -10,7 +10,7 @@ import idempotent_txn
 from fdb_schema import ClusterSpace
 from fdb_schema.clock import ClockReading
 from s3heap_tender import Heap, HeapStore, Scheduler, SysDb, Task, Tender, history
-from s3heap_tender.sessions import LocalSessions
+from s3heap_tender.claims.sessions import LocalSessions
 from s3heap_tender.trace import Trace
 
 

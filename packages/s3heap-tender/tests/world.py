@@ -33,11 +33,11 @@ from s3heap_tender import (
     TransitionError,
     failpoints,
     history,
-    transitions,
 )
+from s3heap_tender.claims import transitions
+from s3heap_tender.claims.sessions import LocalSessions
 from s3heap_tender.errors import SimulatedCrash
-from s3heap_tender.keys import HeapKeys
-from s3heap_tender.sessions import LocalSessions
+from s3heap_tender.rows.keys import HeapKeys
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.trace import Trace
 

@@ -1,6 +1,6 @@
 """Tasks triggered by writes, no faster than a cadence: a heap on S3 and a sysdb on FoundationDB."""
 
-from s3heap_tender.describing import Description
+from s3heap_tender.claims.describing import Description
 from s3heap_tender.errors import (
     ClaimLostError,
     ClaimRefusedError,
@@ -22,18 +22,14 @@ from s3heap_tender.errors import (
 )
 from s3heap_tender.export import ExportError, export_parquet
 from s3heap_tender.heap import Heap
-from s3heap_tender.heap_values import Bucket, PruneStats, Summary
 from s3heap_tender.inspection import Findings, Metrics, fsck, metrics
-from s3heap_tender.items import HeapItem
-from s3heap_tender.output import keep_output
-from s3heap_tender.records import Backoff, Claim, DeadLetter, ReadUpTo, Task
-from s3heap_tender.run_context import run_is_cancelled
-from s3heap_tender.running import Trigger
-from s3heap_tender.scheduler import Scheduler
-from s3heap_tender.stores import HeapStore
-from s3heap_tender.sysdb import SysDb
-from s3heap_tender.tender import Tender
-from s3heap_tender.triggers import (
+from s3heap_tender.objects.heap_values import Bucket, PruneStats, Summary
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.output import keep_output
+from s3heap_tender.rows.records import Backoff, Claim, DeadLetter, ReadUpTo, Task
+from s3heap_tender.runs.run_context import run_is_cancelled
+from s3heap_tender.runs.running import Trigger
+from s3heap_tender.runs.triggers import (
     RUNS_PIPELINE,
     TriggerError,
     futures_trigger,
@@ -41,7 +37,11 @@ from s3heap_tender.triggers import (
     run_key,
     subprocess_trigger,
 )
-from s3heap_tender.untended import prune_untended
+from s3heap_tender.runs.untended import prune_untended
+from s3heap_tender.scheduler import Scheduler
+from s3heap_tender.stores import HeapStore
+from s3heap_tender.sysdb import SysDb
+from s3heap_tender.tender import Tender
 
 __all__ = [
     "RUNS_PIPELINE",

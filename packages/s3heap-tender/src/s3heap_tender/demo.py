@@ -30,7 +30,7 @@ from idempotent_txn import run
 from s3heap_tender import history
 from s3heap_tender.devserver import BUCKET, DevServer
 from s3heap_tender.heap import Heap
-from s3heap_tender.records import Task
+from s3heap_tender.rows.records import Task
 from s3heap_tender.scheduler import Scheduler
 from s3heap_tender.stores import HeapStore
 from s3heap_tender.sysdb import SysDb

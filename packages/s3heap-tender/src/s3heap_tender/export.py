@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from s3heap_tender.errors import HeapTenderError
 from s3heap_tender.heap import Heap
-from s3heap_tender.heap_io import Content
-from s3heap_tender.items import HeapItem
+from s3heap_tender.objects.heap_io import Content
+from s3heap_tender.rows.items import HeapItem
 
 EXPORT_VERSION: Final = 1
 

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from fdb_schema import NewerFormatError
-from s3heap_tender import index, outbox, tending
+from s3heap_tender.claims import index, outbox, tending
+from s3heap_tender.claims.outbox import Verdict
 from s3heap_tender.errors import (
     ConflictError,
     CorruptObjectError,
@@ -24,16 +25,15 @@ from s3heap_tender.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from s3heap_tender.heap_io import Content, HeapIO, decoded
-from s3heap_tender.heap_values import Bucket, PruneStats, Summary
-from s3heap_tender.items import RECORD_BYTES, HeapItem, due_of
-from s3heap_tender.meta import open_meta
-from s3heap_tender.naming import LAST_BUCKET, META_KEY, PROBE_PREFIX, QUARANTINE_PREFIX, ObjectName, shard_prefix
-from s3heap_tender.outbox import Verdict
-from s3heap_tender.records import Task
+from s3heap_tender.objects.heap_io import Content, HeapIO, decoded
+from s3heap_tender.objects.heap_values import Bucket, PruneStats, Summary
+from s3heap_tender.objects.meta import open_meta
+from s3heap_tender.objects.writer import LINGER_SECONDS, MAX_OBJECT_ITEMS, ShardWriter
+from s3heap_tender.rows.items import RECORD_BYTES, HeapItem, due_of
+from s3heap_tender.rows.naming import LAST_BUCKET, META_KEY, PROBE_PREFIX, QUARANTINE_PREFIX, ObjectName, shard_prefix
+from s3heap_tender.rows.records import Task
 from s3heap_tender.stores.port import MOST_BYTES, ObjectStore, StoredObject
 from s3heap_tender.sysdb import SysDb
-from s3heap_tender.writer import LINGER_SECONDS, MAX_OBJECT_ITEMS, ShardWriter
 
 T = TypeVar("T")
 U = TypeVar("U")

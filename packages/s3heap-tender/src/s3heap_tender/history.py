@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from s3heap_tender.states import (
+from s3heap_tender.rows.states import (
     NEW_GENERATION,
     OPERATIONS,
     ROW_OF,

@@ -9,14 +9,15 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema import RecordError, unpack
-from s3heap_tender import core, index, outbox
+from s3heap_tender.claims import index, outbox
+from s3heap_tender.claims.sysdb_base import SysDbBase
 from s3heap_tender.heap import Heap
-from s3heap_tender.heap_values import PruneStats
-from s3heap_tender.items import HeapItem, due_of
-from s3heap_tender.known import read_known
-from s3heap_tender.records import MICROSECONDS, Task, TaskRow, task_of
-from s3heap_tender.states import State
-from s3heap_tender.sysdb_base import SysDbBase
+from s3heap_tender.objects.heap_values import PruneStats
+from s3heap_tender.rows import core
+from s3heap_tender.rows.items import HeapItem, due_of
+from s3heap_tender.rows.known import read_known
+from s3heap_tender.rows.records import MICROSECONDS, Task, TaskRow, task_of
+from s3heap_tender.rows.states import State
 from s3heap_tender.tender import reconcile_shard
 
 _PAGE: Final = 1000

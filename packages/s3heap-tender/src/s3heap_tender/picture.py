@@ -10,7 +10,7 @@ import sys
 from html import escape
 from typing import Final
 
-from s3heap_tender.states import CELLS, MOVES, NEVER, Cell, Column, Move, Row, cell_name
+from s3heap_tender.rows.states import CELLS, MOVES, NEVER, Cell, Column, Move, Row, cell_name
 
 _WIDTH, _HEIGHT = 980, 640
 _BOX_W, _BOX_H = 190, 84

@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Final
 
 from fdb_schema.serving.metrics import Metric
+from s3heap_tender.claims.sysdb_base import SysDbBase
 from s3heap_tender.heap import Heap
 from s3heap_tender.inspection import metrics
 from s3heap_tender.scheduler import Scheduler
-from s3heap_tender.sysdb_base import SysDbBase
 from s3heap_tender.tender import Tender
 
 _GAUGES: Final = {

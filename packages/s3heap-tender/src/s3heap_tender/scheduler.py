@@ -13,19 +13,20 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema import RecordError
-from s3heap_tender import core, index, outbox, tending
-from s3heap_tender.bells import Bells
+from s3heap_tender.claims import index, outbox, tending
 from s3heap_tender.errors import (
     StoreError,
     is_waited_out,
 )
 from s3heap_tender.heap import Heap
-from s3heap_tender.heap_io import due_records
-from s3heap_tender.items import HeapItem
-from s3heap_tender.ownership import Ownership, leased_sharing
-from s3heap_tender.records import MICROSECONDS, TaskRow, item_of
-from s3heap_tender.running import Runs, ScheduleReport, Trigger
-from s3heap_tender.states import State
+from s3heap_tender.objects.heap_io import due_records
+from s3heap_tender.rows import core
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.records import MICROSECONDS, TaskRow, item_of
+from s3heap_tender.rows.states import State
+from s3heap_tender.runs.bells import Bells
+from s3heap_tender.runs.ownership import Ownership, leased_sharing
+from s3heap_tender.runs.running import Runs, ScheduleReport, Trigger
 from s3heap_tender.sysdb import SysDb
 from s3heap_tender.tender import IDLE_SECONDS
 

@@ -13,15 +13,19 @@ from fdb_schema import RecordError, get_many
 from fdb_schema.clock import ADVANCE_SECONDS
 from fdb_schema.serving import tracing
 from idempotent_txn import run_committed
-from s3heap_tender import core, failpoints, outbox, transitions
-from s3heap_tender.describing import Description, describe
+from s3heap_tender import failpoints
+from s3heap_tender.claims import outbox, transitions
+from s3heap_tender.claims.describing import Description, describe
+from s3heap_tender.claims.sysdb_base import SysDbBase
+from s3heap_tender.claims.transitions import Step
 from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, TaskNotFoundError, UnknownItemError
-from s3heap_tender.held import held_by
-from s3heap_tender.items import HeapItem
-from s3heap_tender.known import read_known
-from s3heap_tender.layout import Layout
-from s3heap_tender.output import storable, text_of
-from s3heap_tender.records import (
+from s3heap_tender.rows import core
+from s3heap_tender.rows.held import held_by
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.known import read_known
+from s3heap_tender.rows.layout import Layout
+from s3heap_tender.rows.output import storable, text_of
+from s3heap_tender.rows.records import (
     MICROSECONDS,
     Backoff,
     Claim,
@@ -33,9 +37,7 @@ from s3heap_tender.records import (
     dead_letter_of,
     task_of,
 )
-from s3heap_tender.settings import new_row, partition_id
-from s3heap_tender.sysdb_base import SysDbBase
-from s3heap_tender.transitions import Step
+from s3heap_tender.rows.settings import new_row, partition_id
 
 log = logging.getLogger("s3heap_tender.sysdb")
 _PAGE: Final = 1000

@@ -15,17 +15,17 @@ from typing import Final
 from uuid import UUID
 
 from fdb_schema import NewerFormatError, RecordError
-from s3heap_tender import index, outbox, tending
-from s3heap_tender.bells import Bells
+from s3heap_tender.claims import index, outbox, tending
 from s3heap_tender.errors import DuplicateWriterError, HeapTenderError, StoreError, is_waited_out
 from s3heap_tender.heap import MOST_UNANSWERED, Heap
-from s3heap_tender.heap_values import PruneStats
-from s3heap_tender.items import HeapItem
-from s3heap_tender.layout import Layout
-from s3heap_tender.naming import shard_prefix
-from s3heap_tender.ownership import Everything, Ownership, leased_ownership
-from s3heap_tender.records import MICROSECONDS, Dirty, Intent, TaskRow, Tombstone, item_of
-from s3heap_tender.states import State
+from s3heap_tender.objects.heap_values import PruneStats
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.layout import Layout
+from s3heap_tender.rows.naming import shard_prefix
+from s3heap_tender.rows.records import MICROSECONDS, Dirty, Intent, TaskRow, Tombstone, item_of
+from s3heap_tender.rows.states import State
+from s3heap_tender.runs.bells import Bells
+from s3heap_tender.runs.ownership import Everything, Ownership, leased_ownership
 from s3heap_tender.sysdb import SysDb
 
 log = logging.getLogger("s3heap_tender.tender")

@@ -16,9 +16,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema.serving.private_files import PRIVATE_FILE
-from s3heap_tender.items import HeapItem
-from s3heap_tender.records import TaskRow
-from s3heap_tender.transitions import Step
+from s3heap_tender.claims.transitions import Step
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.records import TaskRow
 
 log = logging.getLogger("s3heap_tender.trace")
 VARIABLE: Final = "MAINSPRING_TRACE"

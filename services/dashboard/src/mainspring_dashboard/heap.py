@@ -13,7 +13,7 @@ from fdb_schema import ClusterSpace, MainspringError
 from idempotent_txn import run
 from s3heap_tender import Heap, HeapStore, Metrics, SysDb, Task, TaskNotFoundError, metrics
 from s3heap_tender.inspection import next_due
-from s3heap_tender.keys import HeapKeys
+from s3heap_tender.rows.keys import HeapKeys
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from lease_locks.grants.info import SERVICES
 from mainspring.advice import placed
 from mainspring.existing import open_existing
 from s3heap_tender import SysDb, metrics
-from s3heap_tender.keys import HeapKeys
+from s3heap_tender.rows.keys import HeapKeys
 
 COUNTED = 200_000
 DUTIES = "duty/"

@@ -32,13 +32,13 @@ from fdb_schema.cli import (
 from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.serving.figures import ago, cut, short_ids, told
 from fdb_schema.serving.logs import log_to_stderr
+from s3heap_tender.claims.describing import STILL
 from s3heap_tender.cli.moments import Moments
-from s3heap_tender.describing import STILL
 from s3heap_tender.errors import StoreUnavailableError, TaskNotFoundError
 from s3heap_tender.heap import Heap
-from s3heap_tender.items import HeapItem
-from s3heap_tender.records import Task
-from s3heap_tender.states import State
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.records import Task
+from s3heap_tender.rows.states import State
 from s3heap_tender.stores import HeapStore
 from s3heap_tender.stores.opening import CLIENTS
 from s3heap_tender.sysdb import SysDb

@@ -18,9 +18,9 @@ from s3heap_tender import history
 from s3heap_tender.cli.common import PollOption, app, heap_maker, heap_service, stop_on_signals
 from s3heap_tender.heap import Heap
 from s3heap_tender.prometheus import scheduler_metrics, tender_metrics
+from s3heap_tender.runs.triggers import subprocess_trigger
 from s3heap_tender.scheduler import Scheduler
 from s3heap_tender.tender import KEEP_TOMBSTONES, Tender
-from s3heap_tender.triggers import subprocess_trigger
 
 log = logging.getLogger("s3heap_tender")
 

@@ -28,6 +28,7 @@ from fdb_schema.cli import (
 )
 from fdb_schema.errors import EXIT_USAGE
 from s3heap_tender import inspection
+from s3heap_tender.claims.describing import Description
 from s3heap_tender.cli.common import (
     TaskArgument,
     app,
@@ -39,9 +40,8 @@ from s3heap_tender.cli.common import (
     task_row,
 )
 from s3heap_tender.cli.moments import Moments
-from s3heap_tender.describing import Description
-from s3heap_tender.records import CATCH_UPS, OVERLAPS, Task
-from s3heap_tender.states import State
+from s3heap_tender.rows.records import CATCH_UPS, OVERLAPS, Task
+from s3heap_tender.rows.states import State
 from s3heap_tender.sysdb import SysDb
 
 _WATCH_SECONDS: Final = 0.25

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from s3heap_tender.errors import ConflictError, StoreUnavailableError, StoreUrlError, UnconditionalStoreError
-from s3heap_tender.naming import PROBE_PREFIX
+from s3heap_tender.rows.naming import PROBE_PREFIX
 from s3heap_tender.stores.file import FileStore
 from s3heap_tender.stores.memory import MemoryStore
 from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject, list_from

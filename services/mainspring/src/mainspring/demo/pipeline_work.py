@@ -21,7 +21,8 @@ from futures_worker import current_client
 from futures_worker.worker.task_context import current_task
 from idempotent_txn import run
 from mainspring.demo.complexity import Report, analyse_source
-from s3heap_tender import ReadUpTo, SysDb, transitions
+from s3heap_tender import ReadUpTo, SysDb
+from s3heap_tender.claims import transitions
 
 PAGE: Final = 50
 LARGEST: Final = 60_000

@@ -16,8 +16,8 @@ from fdb_schema import ClusterSpace, get_many, unpack
 from idempotent_txn import run
 from mainspring.doctor.findings import Finding, ok, problem, warning
 from mainspring.existing import database_path
-from s3heap_tender.keys import FORMAT as HEAP_FORMAT
-from s3heap_tender.keys import SUBSPACE
+from s3heap_tender.rows.keys import FORMAT as HEAP_FORMAT
+from s3heap_tender.rows.keys import SUBSPACE
 
 SLOW_COMMIT: Final = 1.0
 MAP_SHARE: Final = 0.9

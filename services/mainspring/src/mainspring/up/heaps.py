@@ -8,7 +8,7 @@ from typing import Any
 from fdb_schema.cli import fail
 from fdb_schema.errors import EXIT_USAGE
 from s3heap_tender import HeapStore, SysDb
-from s3heap_tender.meta import check_place, known_heaps, owner_of
+from s3heap_tender.objects.meta import check_place, known_heaps, owner_of
 
 DEFAULT = "file:./heap"
 

@@ -12,11 +12,11 @@ from uuid import UUID
 import msgpack
 
 from fdb_schema import NewerFormatError
+from s3heap_tender.claims.sysdb_base import SysDbBase
 from s3heap_tender.errors import ConflictError, HeapMismatchError
-from s3heap_tender.known import read_known
-from s3heap_tender.naming import META_KEY
+from s3heap_tender.rows.known import read_known
+from s3heap_tender.rows.naming import META_KEY
 from s3heap_tender.stores.port import ObjectStore, StoredObject
-from s3heap_tender.sysdb_base import SysDbBase
 
 META_FORMAT: Final = 1
 BUCKET_SECONDS: Final = 60

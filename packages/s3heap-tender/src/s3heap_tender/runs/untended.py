@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from fdb_schema import RecordError
-from s3heap_tender import index
+from s3heap_tender.claims import index
 from s3heap_tender.heap import Heap
-from s3heap_tender.ownership import SHARD_LEASE
+from s3heap_tender.runs.ownership import SHARD_LEASE
 
 
 def prune_untended(heap: Heap, locks: Any) -> int:

@@ -7,12 +7,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema import RecordError, read_ahead
-from s3heap_tender import index, outbox, transitions
-from s3heap_tender.items import HeapItem
-from s3heap_tender.layout import Layout
-from s3heap_tender.records import Dirty, Intent, TaskRow, Tombstone
-from s3heap_tender.sysdb_base import SysDbBase
-from s3heap_tender.transitions import Step, Swept
+from s3heap_tender.claims import index, outbox, transitions
+from s3heap_tender.claims.sysdb_base import SysDbBase
+from s3heap_tender.claims.transitions import Step, Swept
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.layout import Layout
+from s3heap_tender.rows.records import Dirty, Intent, TaskRow, Tombstone
 
 SWEEP_TASKS: Final = 200
 SWEEP_PARTITIONS: Final = 50

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from s3heap_tender.records import ReadUpTo, Task
-from s3heap_tender.run_context import run_awaits, run_is_cancelled, run_over
-from s3heap_tender.running import Trigger
-from s3heap_tender.subprocesses import TriggerError, run_command
+from s3heap_tender.rows.records import ReadUpTo, Task
+from s3heap_tender.runs.run_context import run_awaits, run_is_cancelled, run_over
+from s3heap_tender.runs.running import Trigger
+from s3heap_tender.runs.subprocesses import TriggerError, run_command
 
 __all__ = ["RUNS_PIPELINE", "TriggerError", "futures_trigger", "memoized_trigger", "run_key", "subprocess_trigger"]
 

@@ -15,9 +15,9 @@ from uuid import UUID
 from fdb_schema.clock import ADVANCE_SECONDS
 from fdb_schema.serving.figures import counted
 from s3heap_tender.errors import ClaimLostError, ClaimRefusedError, TransitionError
-from s3heap_tender.items import HeapItem
-from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, Backoff, TaskRow
-from s3heap_tender.states import State
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.records import MICROSECONDS, NEVER_STARTED, Backoff, TaskRow
+from s3heap_tender.rows.states import State
 
 TICK: Final = int(ADVANCE_SECONDS * MICROSECONDS)
 MAX_PENDING: Final = 1000

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Final
 
 from s3heap_tender.errors import HeapTenderError, RunStoppedError
-from s3heap_tender.output import keep_output
+from s3heap_tender.rows.output import keep_output
 
 OUTPUT_BYTES: Final = 4000
 _CHUNK: Final = 65_536

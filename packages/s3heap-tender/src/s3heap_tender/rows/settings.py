@@ -7,8 +7,8 @@ from typing import Final
 from uuid import UUID
 
 from fdb_schema import OversizeError, RecordError, check_name
-from s3heap_tender.records import CATCH_UPS, MICROSECONDS, OVERLAPS, Backoff, TaskRow
-from s3heap_tender.states import State
+from s3heap_tender.rows.records import CATCH_UPS, MICROSECONDS, OVERLAPS, Backoff, TaskRow
+from s3heap_tender.rows.states import State
 
 MAX_PAYLOAD: Final = 64_000
 MAX_ROW: Final = 50_000  # of a new task: a value of the database has at most 100,000 bytes, and a row grows

@@ -13,15 +13,16 @@ from typing import Any
 from uuid import UUID
 
 from fdb_schema import RecordError, get_many, pack, read_clock
-from s3heap_tender import core, index
+from s3heap_tender.claims import index
 from s3heap_tender.errors import ClaimRefusedError, TaskExistsError, TaskNotFoundError
-from s3heap_tender.items import HeapItem
-from s3heap_tender.keys import stamped
-from s3heap_tender.known import read_known
-from s3heap_tender.layout import Layout
-from s3heap_tender.output import MAX_OUTPUT_TEXT
-from s3heap_tender.records import Claim, DeadLetterRow, Dirty, RunOutput, TaskRow, item_of, task_of
-from s3heap_tender.states import State, check_change
+from s3heap_tender.rows import core
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.keys import stamped
+from s3heap_tender.rows.known import read_known
+from s3heap_tender.rows.layout import Layout
+from s3heap_tender.rows.output import MAX_OUTPUT_TEXT
+from s3heap_tender.rows.records import Claim, DeadLetterRow, Dirty, RunOutput, TaskRow, item_of, task_of
+from s3heap_tender.rows.states import State, check_change
 
 
 @dataclass(frozen=True, slots=True)

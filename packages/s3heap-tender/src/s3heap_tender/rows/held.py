@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 from uuid import UUID
 
-from s3heap_tender.records import Claim
+from s3heap_tender.rows.records import Claim
 
 _LOCK: Final = threading.Lock()
 _SESSIONS: Final[dict[str, HeldClaims]] = {}

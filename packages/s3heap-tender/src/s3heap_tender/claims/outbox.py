@@ -9,13 +9,14 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_schema import RecordError, get_many, read_clock
-from s3heap_tender import core, index
-from s3heap_tender.items import HeapItem
-from s3heap_tender.keys import STAMP_BYTES
-from s3heap_tender.known import read_known
-from s3heap_tender.layout import Layout
-from s3heap_tender.records import MICROSECONDS, Dirty, Intent, TaskRow, Tombstone
-from s3heap_tender.transitions import read_counter
+from s3heap_tender.claims import index
+from s3heap_tender.claims.transitions import read_counter
+from s3heap_tender.rows import core
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.keys import STAMP_BYTES
+from s3heap_tender.rows.known import read_known
+from s3heap_tender.rows.layout import Layout
+from s3heap_tender.rows.records import MICROSECONDS, Dirty, Intent, TaskRow, Tombstone
 
 INTENT_BYTES: Final = 32 + STAMP_BYTES
 NO_PARTITION: Final = UUID(int=0)

@@ -9,12 +9,13 @@ from uuid import UUID
 
 from fdb_schema.clock import ClockReading
 from fdb_schema.serving.figures import counted
-from s3heap_tender import core, transitions
-from s3heap_tender.known import read_known
-from s3heap_tender.layout import Layout
-from s3heap_tender.records import MICROSECONDS, NEVER_STARTED, RunOutput, Task, TaskRow, task_of
-from s3heap_tender.states import State
-from s3heap_tender.sysdb_base import SysDbBase
+from s3heap_tender.claims import transitions
+from s3heap_tender.claims.sysdb_base import SysDbBase
+from s3heap_tender.rows import core
+from s3heap_tender.rows.known import read_known
+from s3heap_tender.rows.layout import Layout
+from s3heap_tender.rows.records import MICROSECONDS, NEVER_STARTED, RunOutput, Task, TaskRow, task_of
+from s3heap_tender.rows.states import State
 
 LATE_SECONDS: Final = 5.0
 STILL_SECONDS: Final = 15.0

@@ -9,8 +9,8 @@ from typing import Final
 
 from fdb_schema import NewerFormatError
 from s3heap_tender.errors import ConflictError, CorruptObjectError, DuplicateWriterError, StoreUnavailableError
-from s3heap_tender.heap_io import ATTEMPTS, Content, HeapIO
-from s3heap_tender.naming import MAX_PARTS, ObjectName, bucket_prefix
+from s3heap_tender.objects.heap_io import ATTEMPTS, Content, HeapIO
+from s3heap_tender.rows.naming import MAX_PARTS, ObjectName, bucket_prefix
 
 LINGER_SECONDS: Final = 0.02
 GROUP_ITEMS: Final = 500

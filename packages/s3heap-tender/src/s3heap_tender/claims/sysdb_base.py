@@ -14,13 +14,14 @@ from fdb_schema.clock import ADVANCE_SECONDS
 from fdb_schema.database import as_database
 from idempotent_txn import run, run_committed
 from lease_locks import LeaseManager
-from s3heap_tender import failpoints, held
-from s3heap_tender.keys import FORMAT, SUBSPACE, HeapKeys
-from s3heap_tender.layout import Layout
-from s3heap_tender.records import MICROSECONDS
-from s3heap_tender.sessions import LeaseSessions, Sessions
+from s3heap_tender import failpoints
+from s3heap_tender.claims.sessions import LeaseSessions, Sessions
+from s3heap_tender.claims.transitions import Step
+from s3heap_tender.rows import held
+from s3heap_tender.rows.keys import FORMAT, SUBSPACE, HeapKeys
+from s3heap_tender.rows.layout import Layout
+from s3heap_tender.rows.records import MICROSECONDS
 from s3heap_tender.trace import Trace
-from s3heap_tender.transitions import Step
 
 T = TypeVar("T")
 DEFAULT_SHARDS: Final = 16

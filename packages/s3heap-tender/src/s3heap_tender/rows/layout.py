@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from s3heap_tender.keys import HeapKeys
+from s3heap_tender.rows.keys import HeapKeys
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 
 from fdb_schema import RecordError
 from lease_locks import LeaseManager
+from s3heap_tender.claims.sysdb_base import SysDbBase
 from s3heap_tender.errors import is_waited_out
-from s3heap_tender.sysdb_base import SysDbBase
 
 log = logging.getLogger("s3heap_tender.ownership")
 

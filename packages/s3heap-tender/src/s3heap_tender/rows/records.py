@@ -7,8 +7,8 @@ from typing import Any, Final, Self
 from uuid import UUID
 
 from fdb_schema import Record, RecordError
-from s3heap_tender.items import HeapItem
-from s3heap_tender.states import State
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.states import State
 
 MICROSECONDS: Final = 1_000_000
 NEVER_STARTED: Final = -1

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fdb_schema import RecordError
 from fdb_schema.serving import tracing
-from s3heap_tender import outbox
+from s3heap_tender.claims import outbox
 from s3heap_tender.errors import (
     ClaimLostError,
     ClaimRefusedError,
@@ -22,11 +22,11 @@ from s3heap_tender.errors import (
     SimulatedCrash,
     is_outage,
 )
-from s3heap_tender.items import HeapItem
-from s3heap_tender.output import take_output, text_of
-from s3heap_tender.records import Claim, ReadUpTo, Task, TaskRow
-from s3heap_tender.run_context import enter_run
-from s3heap_tender.states import State
+from s3heap_tender.rows.items import HeapItem
+from s3heap_tender.rows.output import take_output, text_of
+from s3heap_tender.rows.records import Claim, ReadUpTo, Task, TaskRow
+from s3heap_tender.rows.states import State
+from s3heap_tender.runs.run_context import enter_run
 from s3heap_tender.sysdb import SysDb
 
 log = logging.getLogger("s3heap_tender.scheduler")

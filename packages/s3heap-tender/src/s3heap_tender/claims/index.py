@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from fdb_schema import clear_many, get_many, read_ahead, read_clock
-from s3heap_tender import core
-from s3heap_tender.keys import stamped
-from s3heap_tender.known import read_known
-from s3heap_tender.layout import Layout
-from s3heap_tender.records import TaskRow
-from s3heap_tender.states import State
+from s3heap_tender.rows import core
+from s3heap_tender.rows.keys import stamped
+from s3heap_tender.rows.known import read_known
+from s3heap_tender.rows.layout import Layout
+from s3heap_tender.rows.records import TaskRow
+from s3heap_tender.rows.states import State
 
 _T = TypeVar("_T")
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from s3heap_tender import failpoints
 from s3heap_tender.errors import ConflictError, CorruptObjectError, OutcomeUnknownError, StoreUnavailableError
-from s3heap_tender.items import HeapItem, ObjectHeader, decode_object, encode_object
-from s3heap_tender.naming import ObjectName
+from s3heap_tender.rows.items import HeapItem, ObjectHeader, decode_object, encode_object
+from s3heap_tender.rows.naming import ObjectName
 from s3heap_tender.stores.port import Listed, NotModified, ObjectStore, StoredObject, list_from
 from s3heap_tender.trace import Trace, items_view
 
