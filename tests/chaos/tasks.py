@@ -99,7 +99,7 @@ def nested(count: int, seconds: float, depth: int = 1, kind: str = "sure") -> in
 def wait_for_self() -> Any:
     """A cycle of waits, of one."""
     from futures_worker import current_client
-    from futures_worker.worker.task_context import current_task
+    from futures_worker.worker.child.task_context import current_task
 
     task = current_task()
     assert task is not None

@@ -34,17 +34,18 @@ from fdb_schema import RecordError
 from fdb_schema import records as schema_records
 from fdb_schema.records import Record
 from fdb_schema.serving.configuration import ConfigurationError, read_configuration
-from futures_worker import line, object_names, store_secret
 from futures_worker.errors import WireError
 from futures_worker.failure import Failure
-from futures_worker.handshake import (
+from futures_worker.objects import object_names, store_secret
+from futures_worker.ports import line
+from futures_worker.ports.handshake import (
     ClientHandshake,
     Destination,
     FixedSecret,
     Identity,
     ServerHandshake,
 )
-from futures_worker.sealing import Half, Halves, Records
+from futures_worker.ports.sealing import Half, Halves, Records
 from futures_worker.worker import messages
 from idempotent_txn.ids import rows
 from lease_locks import CannotMaintainLock

@@ -11,8 +11,8 @@ from fdb_schema.serving.metrics import Metric
 from idempotent_txn import run
 
 if TYPE_CHECKING:
-    from futures_worker.store import ObjectStore
-    from futures_worker.worker.core import WorkerCore
+    from futures_worker.objects.store import ObjectStore
+    from futures_worker.worker.deciding.core import WorkerCore
 
 
 def worker_metrics(core: WorkerCore, store: ObjectStore, cluster: str) -> list[Metric]:

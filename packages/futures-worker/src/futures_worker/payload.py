@@ -32,18 +32,8 @@ from uuid import UUID
 
 from fdb_schema import Origin
 from futures_worker import value_pickler
-from futures_worker.code_modules import followed, follows_files, refers_to_local_module
-from futures_worker.errors import OversizeError, ResultPickleError, WrongClusterError
-from futures_worker.failure import (
-    Failure,
-    RemoteTraceback,
-    dump_exception,
-    dump_retry_on,
-    load_exception,
-    may_retry,
-    text_of,
-)
-from futures_worker.function_code import (
+from futures_worker.code.code_modules import followed, follows_files, refers_to_local_module
+from futures_worker.code.function_code import (
     MAX_CODE_BYTES,
     PYTHON_VERSION,
     Code,
@@ -54,6 +44,16 @@ from futures_worker.function_code import (
     dump_code,
     load_code,
     unpickle_error,
+)
+from futures_worker.errors import OversizeError, ResultPickleError, WrongClusterError
+from futures_worker.failure import (
+    Failure,
+    RemoteTraceback,
+    dump_exception,
+    dump_retry_on,
+    load_exception,
+    may_retry,
+    text_of,
 )
 
 __all__ = [

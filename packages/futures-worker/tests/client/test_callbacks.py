@@ -12,7 +12,7 @@ import pytest
 
 from fdb_datamodel import UnknownFutureError
 from futures_worker import Client
-from futures_worker.client.callbacks import Callbacks
+from futures_worker.client.session.callbacks import Callbacks
 
 WAIT = 30.0
 

@@ -44,7 +44,7 @@ def faults(seed: int, rate: float) -> Any:
 
 @pytest.mark.parametrize("seed", seed_params(200))
 def test_seeded_faults(seed: int, thread_worker: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("futures_worker.client.reader.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("futures_worker.client.session.reader.LOOK_SECONDS", 0.05)
     rng = random.Random(seed)
     name = f"memory:client-faults-{seed}"
     quiet = fdb_embedded.open(name)

@@ -13,7 +13,7 @@ import pytest
 from fdb_datamodel import UnknownFutureError
 from fdb_schema import MainspringError
 from futures_worker import Client, as_completed, wait
-from futures_worker.client.callbacks import Callbacks
+from futures_worker.client.session.callbacks import Callbacks
 from futures_worker.client.shell import WorkerPoolShell
 
 WAIT = 30.0

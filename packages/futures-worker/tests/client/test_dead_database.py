@@ -41,7 +41,7 @@ class Unreliable:
 @pytest.fixture
 def unreliable(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
     monkeypatch.setattr("futures_worker.database.DATABASE_SECONDS", 1.0)
-    monkeypatch.setattr("futures_worker.client.reader.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("futures_worker.client.session.reader.LOOK_SECONDS", 0.05)
     return Unreliable()
 
 

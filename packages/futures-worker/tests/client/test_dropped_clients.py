@@ -14,7 +14,7 @@ import pytest
 from fdb_datamodel import session_sightings
 from fdb_schema import ClusterSpace
 from futures_worker import Client
-from futures_worker.client import processes
+from futures_worker.client.basis import processes
 from idempotent_txn import run
 
 WAIT = 30.0

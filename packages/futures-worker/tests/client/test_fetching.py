@@ -25,9 +25,9 @@ from fdb_schema import DatabaseUnreachableError, open_database
 from futures_worker import Client, NoWorkerError, ObjectLostError
 from futures_worker.database import ask
 from futures_worker.liveness import WorkerObserver
-from futures_worker.store import ObjectStore, WorkDirectory
-from futures_worker.store_secret import cluster_secret
-from futures_worker.store_server import StoreServer
+from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store_secret import cluster_secret
+from futures_worker.objects.store_server import StoreServer
 from idempotent_txn import run
 
 SPACE = ClusterSpace("test")
@@ -41,7 +41,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr("futures_worker.client.reader.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("futures_worker.client.session.reader.LOOK_SECONDS", 0.02)
     db = open_database(f"memory:{tmp_path}")
     with Client(db, "test") as client:
         yield client
@@ -112,11 +112,11 @@ def test_a_put_goes_on_to_another_worker_when_one_is_declared_dead_over_it(
         db, port = client._context.db, listener.getsockname()[1]
         live = run(db, register_worker, SPACE, WorkerId("127.0.0.1", port, new_incarnation()))
         fenced = WorkerId(live.ip, live.port, new_incarnation())
-        monkeypatch.setattr("futures_worker.client.objects._by_room", lambda db, space: [fenced, live])
+        monkeypatch.setattr("futures_worker.client.session.objects._by_room", lambda db, space: [fenced, live])
         future = client.put(b"x" * 100_000)
         assert future.result(timeout=60) == b"x" * 100_000
         assert len(store.names()) == 1
-        monkeypatch.setattr("futures_worker.client.objects._by_room", lambda db, space: [fenced])
+        monkeypatch.setattr("futures_worker.client.session.objects._by_room", lambda db, space: [fenced])
         with pytest.raises(NoWorkerError, match="declared dead"):
             client.put(b"y" * 100_000)
         assert len(store.names()) == 1
@@ -149,7 +149,7 @@ def test_a_move_that_may_be_recorded_when_it_is_cut_off_keeps_its_object(
             me = WorkerId("127.0.0.1", sock.getsockname()[1], new_incarnation())
             workers.append(run(client._context.db, register_worker, SPACE, me))
         source, target = workers
-        monkeypatch.setattr("futures_worker.client.objects._by_room", lambda db, space: [source])
+        monkeypatch.setattr("futures_worker.client.session.objects._by_room", lambda db, space: [source])
         future = client.put(b"x" * 100_000)
 
         def recorded_and_cut_off(*args: Any, **kwargs: Any) -> None:
@@ -157,7 +157,7 @@ def test_a_move_that_may_be_recorded_when_it_is_cut_off_keeps_its_object(
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr("futures_worker.client.objects.ask", recorded_and_cut_off)
+            patch.setattr("futures_worker.client.session.objects.ask", recorded_and_cut_off)
             with pytest.raises(error):
                 client.transfer(future, target)
         again = client.get_future(future.id)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from futures_worker.client import intake
-from futures_worker.client.intake import MAX_BATCH, MAX_BATCH_BYTES, Intake
+from futures_worker.client.basis import intake
+from futures_worker.client.basis.intake import MAX_BATCH, MAX_BATCH_BYTES, Intake
 
 
 class Item:
@@ -172,7 +172,7 @@ def test_a_closed_intake_has_no_thread_left(store: Store) -> None:
 
 def test_an_interrupt_while_a_batch_is_made_up_loses_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "futures_worker.client.intake.MAX_AGE", 1e9
+        "futures_worker.client.basis.intake.MAX_AGE", 1e9
     )  # only `flush` commits, however slow the machine is
 
     class Interrupting(Item):

@@ -19,14 +19,14 @@ from support.interrupting import arrivals
 from fdb_datamodel import FutureResult, actors, new_future_id
 from fdb_datamodel.rows import codec
 from futures_worker import Client
-from futures_worker.client import actor_link, calls
 from futures_worker.client.actor_call import Call
-from futures_worker.client.actor_link import ActorLink
-from futures_worker.client.calls import await_call
-from futures_worker.client.record import CallRecord
+from futures_worker.client.basis.record import CallRecord
+from futures_worker.client.session.actor_link import ActorLink
+from futures_worker.client.session.calls import await_call
+from futures_worker.client.session.session import actor_link, calls
 from futures_worker.payload import dump_result
-from futures_worker.sealing import Half, Halves, Records
-from futures_worker.wire import Connection
+from futures_worker.ports.sealing import Half, Halves, Records
+from futures_worker.ports.wire import Connection
 
 WAIT = 20.0
 

@@ -14,8 +14,8 @@ import pytest
 
 from fdb_datamodel.collector import Collector
 from futures_worker import Client, FutureDeletedError
-from futures_worker.client.intake import Intake
-from futures_worker.client.session import Session
+from futures_worker.client.basis.intake import Intake
+from futures_worker.client.session.session import Session
 
 WAIT = 60.0
 

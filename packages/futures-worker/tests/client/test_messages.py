@@ -22,7 +22,8 @@ from futures_worker import (
     submit_options,
     wait,
 )
-from futures_worker.client import diagnosis, session
+from futures_worker.client.basis import diagnosis
+from futures_worker.client.session.session import session
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -224,7 +225,7 @@ def test_options_can_be_defaults_of_a_client_and_of_a_function(any_db: Any) -> N
 def test_defaults_travel_with_a_pickled_client_and_a_function() -> None:
     import pickle
 
-    from futures_worker.client.options import options_of
+    from futures_worker.client.basis.options import options_of
     from futures_worker.payload import dump_code, load_code
 
     with Client("memory:", "test", max_retries=0) as client:

@@ -8,7 +8,7 @@ import pytest
 
 from fdb_datamodel import Backoff, Requirements
 from futures_worker import Client
-from futures_worker.client.options import DEFAULT_OPTIONS, OPTION_NAMES
+from futures_worker.client.basis.options import DEFAULT_OPTIONS, OPTION_NAMES
 from futures_worker.payload import may_retry
 
 

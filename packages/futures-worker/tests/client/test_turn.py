@@ -19,7 +19,7 @@ import futures_worker.client
 from fdb_datamodel import get_future_states
 from fdb_schema import ClusterSpace
 from futures_worker import Client
-from futures_worker.client.turn import Flag, Turn, Waiters
+from futures_worker.client.basis.turn import Flag, Turn, Waiters
 from idempotent_txn import run
 
 WAIT = 20.0

@@ -15,11 +15,10 @@ import pytest
 from fdb_datamodel import ClusterSpace
 from fdb_schema import open_database
 from futures_worker import Client, FutureTimeoutError, UnschedulableError
-from futures_worker.client import reader
-from futures_worker.client.reader import rest_between_looks
-from futures_worker.client.session import Session
-from futures_worker.worker import task_context
-from futures_worker.worker.task_context import TaskContext, waiting
+from futures_worker.client.session.reader import rest_between_looks
+from futures_worker.client.session.session import Session, reader
+from futures_worker.worker.child import task_context
+from futures_worker.worker.child.task_context import TaskContext, waiting
 
 
 @pytest.fixture

@@ -22,15 +22,16 @@ from support.upping import wait_until
 from fdb_datamodel import WorkerId, new_future_id, new_incarnation
 from fdb_datamodel.actors import find_actor
 from fdb_schema import DatabaseUnreachableError
-from futures_worker import ActorDiedError, ObjectLostError, wire
-from futures_worker.client import actor_link
-from futures_worker.client.actor_link import ActorLink
-from futures_worker.client.record import CallRecord
+from futures_worker import ActorDiedError, ObjectLostError
+from futures_worker.client.basis.record import CallRecord
+from futures_worker.client.session.actor_link import ActorLink
+from futures_worker.client.session.session import actor_link
 from futures_worker.database import ask
-from futures_worker.handshake import ACTOR, NoPlaceError
-from futures_worker.sealing import Half, Halves, Records
-from futures_worker.store_secret import ClusterSecrets
-from futures_worker.wire import Connection
+from futures_worker.objects.store_secret import ClusterSecrets
+from futures_worker.ports import wire
+from futures_worker.ports.handshake import ACTOR, NoPlaceError
+from futures_worker.ports.sealing import Half, Halves, Records
+from futures_worker.ports.wire import Connection
 from futures_worker.worker import actor_host
 
 WAIT = 60.0
@@ -127,7 +128,7 @@ def test_a_call_cut_off_while_the_database_is_in_trouble_still_ends(
 def test_connections_to_actors_that_are_no_more_are_closed(
     shared_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("futures_worker.client.calls.MOST_RESTING", 3)
+    monkeypatch.setattr("futures_worker.client.session.calls.MOST_RESTING", 3)
     demo = shared_cluster(workers=1)
     client = demo.client()
     reader = client._context().calls
@@ -141,7 +142,7 @@ def test_connections_to_actors_that_are_no_more_are_closed(
         assert isinstance(log.note(2).exception(WAIT), ActorDiedError)
     assert sum(link.fileno() >= 0 for link in reader._links.values()) <= 4
     assert living.note(0).result(WAIT) == 2
-    monkeypatch.setattr("futures_worker.client.calls.REST_SECONDS", 0.0)
+    monkeypatch.setattr("futures_worker.client.session.calls.REST_SECONDS", 0.0)
     reader._sweep(float("inf"))
     assert reader._links == {}
     assert living.note(0).result(WAIT) == 3, "connected anew"
@@ -342,7 +343,7 @@ def test_a_caller_for_whom_an_actor_has_no_place_waits_and_loses_no_call(cluster
 def test_a_client_that_asks_an_actor_nothing_gives_its_place_up(
     shared_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("futures_worker.client.calls.REST_SECONDS", 0.1)
+    monkeypatch.setattr("futures_worker.client.session.calls.REST_SECONDS", 0.1)
     client = shared_cluster(workers=1).client()
     log = client.actor(Log)
     assert log.note(1).result(WAIT) == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from futures_worker.worker.code_versions import LOOK_SECONDS
+from futures_worker.worker.child.code_versions import LOOK_SECONDS
 
 WAIT = 60.0
 Cluster = Callable[..., Any]

@@ -32,9 +32,9 @@ from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.space import layout_of
 from fdb_schema import ClusterSpace, open_database, read_range
 from futures_worker import Client, FutureDeletedError
-from futures_worker.client import session as client_session
-from futures_worker.object_names import copy_name, item_name, parse_name, put_name, result_name
-from futures_worker.store import ObjectStore, WorkDirectory
+from futures_worker.client.session.session import session as client_session
+from futures_worker.objects.object_names import copy_name, item_name, parse_name, put_name, result_name
+from futures_worker.objects.store import ObjectStore, WorkDirectory
 from futures_worker.worker.audit import StoreAudit
 from idempotent_txn import run
 
@@ -146,7 +146,7 @@ def test_futures_inside_a_result_live_as_long_as_it_does(cluster: Any) -> None:
 DIES = """
 import os, signal, sys
 from futures_worker import Client
-from futures_worker.client import objects
+from futures_worker.client.session.session import objects
 client = Client(sys.argv[1], sys.argv[2])
 futures = client.map(abs, range(50))
 client.gather(futures)
@@ -160,7 +160,7 @@ if sys.argv[3] == "put":
     objects.ask = ask
     client.put(bytes(100_000))
 elif sys.argv[3] == "upload":
-    from futures_worker.client import storing
+    from futures_worker.client.session.session import storing
     real_upload = storing.put_blob
     def put_blob(*args, **kwargs):
         real_upload(*args, **kwargs)
@@ -246,7 +246,7 @@ def test_a_client_that_was_stopped_past_its_ttl_goes_on(cluster: Any, tmp_path: 
 
 
 def test_a_client_that_never_waits_keeps_no_mail_and_no_handles(cluster: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("futures_worker.client.keeping.SESSION_BEAT_SECONDS", 0.2)
+    monkeypatch.setattr("futures_worker.client.basis.keeping.SESSION_BEAT_SECONDS", 0.2)
     demo = cluster(1, 2)
     with Client(demo.url, demo.name) as client:
         session = client._context()

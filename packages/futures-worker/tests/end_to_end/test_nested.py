@@ -10,7 +10,7 @@ import pytest
 
 from fdb_schema import ClusterSpace, open_database
 from futures_worker import DeadlockError, UpstreamDependencyFailedException, current_client, wait
-from futures_worker.worker.task_context import current_task
+from futures_worker.worker.child.task_context import current_task
 
 WAIT = 90.0
 Cluster = Callable[..., Any]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fdb_datamodel.rows.space import ARGS, CODE, encode_id, layout_of
-from futures_worker import FutureFailedError, store_secret
+from futures_worker import FutureFailedError
+from futures_worker.objects import store_secret
 from idempotent_txn import run
 
 WAIT = 90.0

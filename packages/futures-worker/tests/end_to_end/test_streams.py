@@ -31,7 +31,7 @@ from fdb_datamodel import (
 )
 from fdb_schema import ClusterSpace, open_database
 from futures_worker import Client
-from futures_worker.worker.streaming import _ItemWriter
+from futures_worker.worker.child.streaming import _ItemWriter
 from idempotent_txn import run
 
 WAIT = 60.0

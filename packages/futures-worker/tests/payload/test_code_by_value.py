@@ -17,7 +17,7 @@ import msgpack
 import pytest
 
 from futures_worker import payload, value_pickler
-from futures_worker.code_files import needed_files, version_of
+from futures_worker.code.code_files import needed_files, version_of
 from futures_worker.errors import ResultPickleError, TaskUnpickleError
 
 LOAD = (
@@ -31,8 +31,8 @@ def make_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     """Write a module outside the installation, import it, and forget it at the end."""
     made: list[str] = []
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("futures_worker.function_code.LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("futures_worker.code_files.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("futures_worker.code.function_code.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("futures_worker.code.code_files.LOOK_SECONDS", 0.0)
 
     def make(name: str, text: str) -> ModuleType:
         path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
@@ -207,7 +207,7 @@ def test_code_by_value_of_another_python_is_refused_with_both_names(monkeypatch:
         return 1
 
     monkeypatch.setattr(value_pickler, "PYTHON_MINOR", "3.99")
-    monkeypatch.setattr("futures_worker.function_code.PYTHON_VERSION", "3.99.1")
+    monkeypatch.setattr("futures_worker.code.function_code.PYTHON_VERSION", "3.99.1")
     code, args = payload.dump_code(function).data, payload.dump_args((function,), {})[0]
     result = payload.dump_result(function).to_bytes()
     by_reference = payload.dump_code(len).data
@@ -264,7 +264,7 @@ def test_what_a_classs_body_made_comes_in_its_order() -> None:
 
 
 def test_bytecode_without_a_mark_is_refused_by_the_version_in_the_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("futures_worker.function_code.PYTHON_VERSION", "3.99.1")
+    monkeypatch.setattr("futures_worker.code.function_code.PYTHON_VERSION", "3.99.1")
     monkeypatch.setattr(value_pickler, "dumps", lambda obj, needs: cloudpickle.dumps(obj))  # as an older release did
     code = payload.dump_code(lambda: 1).data
     monkeypatch.undo()

@@ -10,7 +10,7 @@ import contextlib, os, signal, threading
 import cloudpickle
 from fdb_schema import whole_copies
 from futures_worker import value_pickler
-from futures_worker.client import large_arguments
+from futures_worker.client.submits import large_arguments
 from futures_worker.payload import dump_code, load_code
 
 signal.alarm(60)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from futures_worker import payload, value_pickler
+from futures_worker.code.function_changes import carries_state
 from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
-from futures_worker.function_changes import carries_state
 
 
 class Reference:
@@ -113,7 +113,7 @@ def test_oversize_arguments_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "MAX_ARGS_BYTES", 1000)
     with pytest.raises(OversizeError, match=r"client\.put"):
         payload.dump_args((b"x" * 1001,), {})
-    monkeypatch.setattr("futures_worker.function_code.MAX_CODE_BYTES", 1000)
+    monkeypatch.setattr("futures_worker.code.function_code.MAX_CODE_BYTES", 1000)
     big = b"x" * 1001
     with pytest.raises(OversizeError, match="capturing"):
         payload.dump_call(lambda: big)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from futures_worker import acceptor as acceptor_module
-from futures_worker import wire
-from futures_worker.acceptor import Acceptor, source_of
 from futures_worker.errors import WireError
-from futures_worker.handshake import ClientHandshake
-from futures_worker.store_server import listen
+from futures_worker.objects.store_server import listen
+from futures_worker.ports import acceptor as acceptor_module
+from futures_worker.ports import wire
+from futures_worker.ports.acceptor import Acceptor, source_of
+from futures_worker.ports.handshake import ClientHandshake
 
 SECRET = b"s" * 32
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from futures_worker.arena import ArenaWriter, FreeFiles, make_file, map_shared
 from futures_worker.errors import ObjectLostError, OversizeError
+from futures_worker.objects.arena import ArenaWriter, FreeFiles, make_file, map_shared
+from futures_worker.objects.store import ObjectStore, WorkDirectory, memory_root
+from futures_worker.objects.store_client import ObjectFetcher
+from futures_worker.objects.store_server import StoreServer, listen
 from futures_worker.payload import dump_result, load_result
-from futures_worker.store import ObjectStore, WorkDirectory, memory_root
-from futures_worker.store_client import ObjectFetcher
-from futures_worker.store_server import StoreServer, listen
 
 SECRET = bytes(32)
 MIB = 1 << 20

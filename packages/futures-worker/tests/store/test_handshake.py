@@ -18,15 +18,16 @@ import pytest
 
 from fdb_datamodel import ClusterSpace
 from fdb_schema import RecordError, boot_id, open_database
-from futures_worker import store_secret, wire
 from futures_worker.cli import main
 from futures_worker.errors import AuthenticationError, ObjectLostError, WireError
-from futures_worker.handshake import ACTOR, OBJECTS, FixedSecret, Identity, MisdirectedError, secret_id
-from futures_worker.sealing import Half, Halves, Records
-from futures_worker.store import ObjectStore, WorkDirectory
-from futures_worker.store_client import ObjectAbsentError, ObjectFetcher
-from futures_worker.store_secret import ClusterSecrets, cluster_secret
-from futures_worker.store_server import StoreServer, listen
+from futures_worker.objects import store_secret
+from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store_client import ObjectAbsentError, ObjectFetcher
+from futures_worker.objects.store_secret import ClusterSecrets, cluster_secret
+from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.ports import wire
+from futures_worker.ports.handshake import ACTOR, OBJECTS, FixedSecret, Identity, MisdirectedError, secret_id
+from futures_worker.ports.sealing import Half, Halves, Records
 from idempotent_txn import run
 
 SECRET = b"s" * 32
@@ -313,7 +314,7 @@ class SimpleDestination:
         return self.dialled[1]
 
     def digest(self) -> bytes:
-        from futures_worker.handshake import Destination
+        from futures_worker.ports.handshake import Destination
 
         return Destination(OBJECTS, *self.place).digest()
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from futures_worker import store as store_module
-from futures_worker.arena import map_shared
 from futures_worker.errors import ObjectLostError, OversizeError
-from futures_worker.store import ObjectStore, WorkDirectory, remove_abandoned, write_file
+from futures_worker.objects import store as store_module
+from futures_worker.objects.arena import map_shared
+from futures_worker.objects.store import ObjectStore, WorkDirectory, remove_abandoned, write_file
 from futures_worker.worker.spill_watch import SpillWatch
 
 PATIENCE = 60.0
@@ -137,7 +137,7 @@ def test_a_mapping_outlives_the_deletion_of_its_object(store: ObjectStore) -> No
 
 def test_directories_of_dead_workers_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from futures_worker.store import WorkDirectory\n"
+        "import sys, time; from pathlib import Path; from futures_worker.objects.store import WorkDirectory\n"
         "d = WorkDirectory(Path(sys.argv[1]) / 'spill', Path(sys.argv[1]))\n"
         "(d.objects / 'x').write_bytes(b'x'); (d.spill / 'y').write_bytes(b'y')\n"
         "print(d.path, d.spill, flush=True); time.sleep(1000)\n"

@@ -16,12 +16,13 @@ import msgpack
 import pytest
 
 from fdb_schema import boot_id
-from futures_worker import store_client, wire
 from futures_worker.errors import AddressInUseError, AuthenticationError, ObjectLostError, OversizeError, WireError
-from futures_worker.sealing import HEADER, Half, Halves
-from futures_worker.store import ObjectStore, WorkDirectory
-from futures_worker.store_client import ObjectFetcher
-from futures_worker.store_server import StoreServer, listen
+from futures_worker.objects import store_client
+from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store_client import ObjectFetcher
+from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.ports import wire
+from futures_worker.ports.sealing import HEADER, Half, Halves
 
 SECRET = b"s" * 32
 CUT_OFF = {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN}
@@ -370,7 +371,7 @@ def test_a_body_that_comes_byte_by_byte_is_not_waited_for_longer_than_one_that_d
 
 def test_idle_connections_make_room_for_whoever_comes(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many clients as like may know a worker: what they keep open for later holds no place for good."""
-    monkeypatch.setattr("futures_worker.store_server.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("futures_worker.objects.store_server.MAX_CONNECTIONS", 3)
     server = StoreServer(listen("127.0.0.1", 0), SECRET, store, dict)
     where = server._sock.getsockname()
     server.start()
@@ -398,8 +399,8 @@ def test_bodies_that_somebody_holds_up_on_their_way_hold_no_place_for_good(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who is between two processes can let their connection live on, and nothing come through."""
-    monkeypatch.setattr("futures_worker.store_server.MAX_CONNECTIONS", 2)
-    monkeypatch.setattr("futures_worker.store_server.STALL_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr("futures_worker.objects.store_server.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("futures_worker.objects.store_server.STALL_SECONDS", 0.0, raising=False)
     store.add("thing", [b"data"])
     store.add("large", [bytes(64 << 20)])
     began, add = threading.Event(), store.add_stream
@@ -430,7 +431,7 @@ def test_bodies_that_somebody_holds_up_on_their_way_hold_no_place_for_good(
 def test_connections_to_workers_of_long_ago_are_closed(
     store: ObjectStore, fetcher: ObjectFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("futures_worker.store_client.MAX_IDLE_WORKERS", 2)
+    monkeypatch.setattr("futures_worker.objects.store_client.MAX_IDLE_WORKERS", 2)
     store.add("thing", [b"data"])
     servers = [StoreServer(listen("127.0.0.1", 0), SECRET, store, dict) for _ in range(6)]
     try:

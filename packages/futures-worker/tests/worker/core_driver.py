@@ -8,8 +8,8 @@ from typing import Any
 from fdb_datamodel import Claim, Claims, Outcome, Requirements, WorkerId
 from futures_worker import payload
 from futures_worker.worker import messages
-from futures_worker.worker.core import WorkerCore
-from futures_worker.worker.instructions import (
+from futures_worker.worker.deciding.core import WorkerCore
+from futures_worker.worker.deciding.instructions import (
     ChildSaid,
     ChildStarted,
     Event,
@@ -22,7 +22,7 @@ from futures_worker.worker.instructions import (
     SpawnChild,
     TurnEnded,
 )
-from futures_worker.worker.tasks import ChildState
+from futures_worker.worker.deciding.tasks import ChildState
 
 ME = WorkerId("127.0.0.1", 7000, b"i" * 16)
 SECOND = 1_000_000  # microseconds

@@ -24,13 +24,13 @@ from fdb_datamodel import (
     validate,
 )
 from fdb_schema import ClusterSpace, open_database
-from futures_worker import wire
-from futures_worker.store import ObjectStore, WorkDirectory
-from futures_worker.store_client import SPREAD_FROM, ObjectFetcher
-from futures_worker.store_server import StoreServer, listen
-from futures_worker.worker.inputs import Inputs
-from futures_worker.worker.instructions import InputsReady
-from futures_worker.worker.tasks import Task
+from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store_client import SPREAD_FROM, ObjectFetcher
+from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.ports import wire
+from futures_worker.worker.deciding.instructions import InputsReady
+from futures_worker.worker.deciding.tasks import Task
+from futures_worker.worker.running.inputs import Inputs
 from idempotent_txn import run
 
 SPACE = ClusterSpace("test")

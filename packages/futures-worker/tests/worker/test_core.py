@@ -12,11 +12,12 @@ from core_driver import ME, SECOND, Driver, answer_ring, claim, claims, failure,
 from fdb_datamodel import Claim, Claims, FutureResult, MailEntry, Requirements
 from futures_worker import payload
 from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
-from futures_worker.object_names import result_name
-from futures_worker.worker import messages, planning
-from futures_worker.worker.claimed import EMPTY_RINGS, MOST_PATIENCE
-from futures_worker.worker.core import RESPAWN_PAUSE, WorkerCore
-from futures_worker.worker.instructions import (
+from futures_worker.objects.object_names import result_name
+from futures_worker.worker import messages
+from futures_worker.worker.deciding import planning
+from futures_worker.worker.deciding.claimed import EMPTY_RINGS, MOST_PATIENCE
+from futures_worker.worker.deciding.core import RESPAWN_PAUSE, WorkerCore
+from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
     DrainAsked,
@@ -42,7 +43,7 @@ from futures_worker.worker.instructions import (
     TasksReturned,
     TurnEnded,
 )
-from futures_worker.worker.tasks import CHILD_TRANSITIONS, ChildState, Task
+from futures_worker.worker.deciding.tasks import CHILD_TRANSITIONS, ChildState, Task
 
 
 def test_it_forks_a_child_per_slot_and_asks_for_work_at_once() -> None:
@@ -439,7 +440,7 @@ def test_when_every_task_waits_what_they_wait_for_is_claimed_whatever_is_free() 
 
 
 def test_when_no_process_is_left_the_deepest_task_is_told_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("futures_worker.worker.planning.MOST_CHILDREN", 3)
+    monkeypatch.setattr("futures_worker.worker.deciding.planning.MOST_CHILDREN", 3)
     d = Driver(slots=1)
     d.start(claim(1))
     for depth in range(1, 3):

@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 
-from futures_worker.store import ObjectStore, WorkDirectory
-from futures_worker.worker.crew import Crew
-from futures_worker.worker.instructions import ChildEnded, ChildStarted, Event, KillChild, MemoryShort, SpawnChild
+from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.worker.deciding.instructions import (
+    ChildEnded,
+    ChildStarted,
+    Event,
+    KillChild,
+    MemoryShort,
+    SpawnChild,
+)
+from futures_worker.worker.running.crew import Crew
 
 PATIENCE = 60.0
 
@@ -71,7 +78,7 @@ def test_from_95_percent_on_the_process_that_holds_most_is_named(crew: Crew, mon
         crew.carry_out(SpawnChild(number))
         listen_until(crew, ChildStarted(number))
     held = {crew._children[1].pid: 700 << 20, crew._children[2].pid: 90 << 20}
-    monkeypatch.setattr("futures_worker.worker.crew.resident_bytes", held.__getitem__)
+    monkeypatch.setattr("futures_worker.worker.running.crew.resident_bytes", held.__getitem__)
     named = []
     for used in (0.94, 0.95):
         monkeypatch.setattr(crew._memory, "used_fraction", lambda used=used: used)
@@ -129,7 +136,7 @@ def test_a_template_that_does_not_come_up_is_replaced(crew: Crew, monkeypatch: p
     assert crew.carry_out(SpawnChild(1)) == []
     crew.look(events)
     assert crew._processes is second, "it has time to come up"
-    monkeypatch.setattr("futures_worker.worker.crew.START_TIMEOUT", 0.0)
+    monkeypatch.setattr("futures_worker.worker.running.crew.START_TIMEOUT", 0.0)
     crew.look(events)
     assert crew._processes is not second
     monkeypatch.undo()
@@ -160,7 +167,7 @@ def test_a_template_that_the_host_has_no_room_for_is_started_later(
     assert crew.carry_out(KillChild(2)) == [ChildEnded(2, "it was not begun")]
     crew.look(events)
     assert len(refused) == 2, "not at once"
-    monkeypatch.setattr("futures_worker.worker.crew.TEMPLATE_PAUSE", 0.0)
+    monkeypatch.setattr("futures_worker.worker.running.crew.TEMPLATE_PAUSE", 0.0)
     crew._start_at = 1.0
     while crew._start_at:
         assert len(os.listdir("/proc/self/fd")) <= open_before

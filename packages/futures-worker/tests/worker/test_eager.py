@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from futures_worker.worker.eager import HELD_UP, MOMENT, REST, WEIGH_AFTER, Eager, seconds_waited
+from futures_worker.worker.running.eager import HELD_UP, MOMENT, REST, WEIGH_AFTER, Eager, seconds_waited
 
 STEP = MOMENT / 10
 
@@ -107,7 +107,7 @@ def test_the_kernels_count_never_falls(monkeypatch: pytest.MonkeyPatch, tmp_path
         path.unlink(missing_ok=True)
         if text is not None:
             path.write_text(text)
-        monkeypatch.setattr("futures_worker.worker.eager._PRESSURE", str(path))
+        monkeypatch.setattr("futures_worker.worker.running.eager._PRESSURE", str(path))
         assert seconds_waited() is None
     path.write_text("some avg10=1.00 avg60=1.00 avg300=1.00 total=2500000\nfull avg10=0 total=7\n")
     assert seconds_waited() == 2.5

@@ -31,7 +31,7 @@ from fdb_schema.clock import ADVANCE_SECONDS, MICROSECONDS
 from futures_worker.liveness import TTL_SECONDS, Caretaker
 from futures_worker.worker.housekeeping import FOLLOW_SHARE, LATE_SECONDS, LOOKS_PER_TTL, Housekeeping
 from futures_worker.worker.registration import describe_self, join
-from futures_worker.worker.rhythm import HEARTBEAT_SECONDS, IDLE_REREAD_SECONDS, REREAD_SECONDS, Rhythm
+from futures_worker.worker.running.rhythm import HEARTBEAT_SECONDS, IDLE_REREAD_SECONDS, REREAD_SECONDS, Rhythm
 from idempotent_txn import run
 
 SPACE = ClusterSpace("test")

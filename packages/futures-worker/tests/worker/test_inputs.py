@@ -16,14 +16,14 @@ import pytest
 
 from fdb_datamodel import Claim, CodeDigest, FutureResult, WorkerId, put_code
 from fdb_schema import ClusterSpace
-from futures_worker.store import ObjectStore, WorkDirectory, write_file
-from futures_worker.store_client import ObjectFetcher
-from futures_worker.store_server import StoreServer, listen
-from futures_worker.worker import inputs as inputs_module
-from futures_worker.worker.inputs import Inputs
-from futures_worker.worker.instructions import Event, InputsBroken, InputsLost, InputsReady, InputsShort
+from futures_worker.objects.store import ObjectStore, WorkDirectory, write_file
+from futures_worker.objects.store_client import ObjectFetcher
+from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.worker.deciding.instructions import Event, InputsBroken, InputsLost, InputsReady, InputsShort
+from futures_worker.worker.deciding.tasks import Task
 from futures_worker.worker.messages import PARCEL_BYTES, code_on_disk
-from futures_worker.worker.tasks import Task
+from futures_worker.worker.running import inputs as inputs_module
+from futures_worker.worker.running.inputs import Inputs
 from idempotent_txn import run
 
 PATIENCE = 60.0

@@ -36,11 +36,11 @@ from fdb_datamodel import (
     submit_future,
     validate,
 )
-from futures_worker.worker import ledger as ledger_module
+from futures_worker.worker.deciding.instructions import RunTurn
 from futures_worker.worker.housekeeping import Housekeeping
-from futures_worker.worker.instructions import RunTurn
-from futures_worker.worker.ledger import Ledger
 from futures_worker.worker.registration import describe_self, join, leave
+from futures_worker.worker.running import ledger as ledger_module
+from futures_worker.worker.running.ledger import Ledger
 from idempotent_txn import run
 
 PATIENCE = 60.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from core_driver import Driver, answer_ring, claim, claims, outcomes, sent
 
 from fdb_datamodel import Claim, MailEntry
-from futures_worker.worker import messages, planning
-from futures_worker.worker.instructions import (
+from futures_worker.worker import messages
+from futures_worker.worker.deciding import planning
+from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
     DrainAsked,
@@ -20,7 +21,7 @@ from futures_worker.worker.instructions import (
     TasksReturned,
     TurnEnded,
 )
-from futures_worker.worker.tasks import HORIZON, Pace
+from futures_worker.worker.deciding.tasks import HORIZON, Pace
 
 QUICK, SLOW = b"quick", b"slow"
 

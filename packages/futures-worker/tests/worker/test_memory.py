@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from futures_worker.worker.memory import MemoryGauge, resident_bytes
+from futures_worker.worker.running.memory import MemoryGauge, resident_bytes
 
 
 def write(root: Path, files: dict[str, str]) -> None:

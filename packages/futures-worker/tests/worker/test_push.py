@@ -25,8 +25,8 @@ from fdb_datamodel import (
     validate,
 )
 from futures_worker.worker import messages
-from futures_worker.worker.core import WorkerCore
-from futures_worker.worker.instructions import (
+from futures_worker.worker.deciding.core import WorkerCore
+from futures_worker.worker.deciding.instructions import (
     ChildSaid,
     ChildStarted,
     Event,

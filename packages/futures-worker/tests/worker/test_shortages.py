@@ -25,13 +25,13 @@ from core_driver import Driver, claim, claims, failure, outcomes, sent
 
 from fdb_datamodel import Requirements, list_futures
 from futures_worker import Client, payload
-from futures_worker.arena import FreeFiles, map_shared
-from futures_worker.store import WorkDirectory, write_file
-from futures_worker.worker import inputs as inputs_module
-from futures_worker.worker import messages, planning
-from futures_worker.worker.children import ChildProcess, ChildProcesses
-from futures_worker.worker.core import LEAVE_SECONDS, REFUSED_PAUSE
-from futures_worker.worker.instructions import (
+from futures_worker.objects.arena import FreeFiles, map_shared
+from futures_worker.objects.store import WorkDirectory, write_file
+from futures_worker.worker import messages
+from futures_worker.worker.child.template import Template
+from futures_worker.worker.deciding import planning
+from futures_worker.worker.deciding.core import LEAVE_SECONDS, REFUSED_PAUSE
+from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
     DrainAsked,
@@ -45,9 +45,10 @@ from futures_worker.worker.instructions import (
     TurnEnded,
     TurnRefused,
 )
+from futures_worker.worker.deciding.state import SHORT_PAUSE
+from futures_worker.worker.running import inputs as inputs_module
+from futures_worker.worker.running.children import ChildProcess, ChildProcesses
 from futures_worker.worker.service import WorkerConfig, WorkerService
-from futures_worker.worker.state import SHORT_PAUSE
-from futures_worker.worker.template import Template
 from idempotent_txn import run
 
 PATIENCE = 60.0

@@ -17,7 +17,7 @@ from fdb_datamodel import Claim, Claims, Failure, Outcome, WorkerId
 from fdb_schema import ClusterSpace
 from fdb_schema.serving.logs import LogFormat, LogLevel, configure_logging
 from futures_worker.worker.output import _NOTE, OutputKeeper
-from futures_worker.worker.task_log import MOST, tell_of_turn
+from futures_worker.worker.running.task_log import MOST, tell_of_turn
 
 WORKER = WorkerId("10.0.0.7", 40001, b"w" * 16)
 

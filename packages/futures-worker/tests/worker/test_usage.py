@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from futures_worker.worker.usage import EVERY_SECONDS, Usage
+from futures_worker.worker.running.usage import EVERY_SECONDS, Usage
 
 BUSY = """
 data = bytearray(64 << 20)

@@ -33,8 +33,8 @@ from futures_worker import (
 )
 from futures_worker.cli import main
 from futures_worker.errors import AddressUnknownError
-from futures_worker.store_client import ObjectFetcher
-from futures_worker.store_secret import cluster_secret
+from futures_worker.objects.store_client import ObjectFetcher
+from futures_worker.objects.store_secret import cluster_secret
 from futures_worker.worker.service import advertised
 from idempotent_txn import run
 

@@ -15,7 +15,7 @@ from fdb_datamodel import FutureState, census_page, list_workers
 from fdb_schema import DEFAULT_CLUSTER, ClusterSpace, read_clock, url_of
 from fdb_schema.cli import ClusterOption, DbOption, JsonOption, hanging, in_terminal, print_json, print_rows, say
 from fdb_schema.serving.figures import ago, counted, timestamp_us
-from futures_worker.client.diagnosis import clusters
+from futures_worker.client.basis.diagnosis import clusters
 from futures_worker.commands.listing import with_busy
 from idempotent_txn import id_status, run
 from lease_locks import LeaseManager, duty_reports

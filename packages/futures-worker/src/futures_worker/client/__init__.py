@@ -2,12 +2,12 @@
 
 from futures_worker.client.actors import Actor
 from futures_worker.client.ambient import current_client
+from futures_worker.client.basis.diagnosis import LargeArgumentWarning, LongWaitWarning
+from futures_worker.client.basis.options import submit_options
 from futures_worker.client.bound import BoundOptions
 from futures_worker.client.client import Client
 from futures_worker.client.dataset import Dataset
-from futures_worker.client.diagnosis import LargeArgumentWarning, LongWaitWarning
 from futures_worker.client.future import Future
-from futures_worker.client.options import submit_options
 from futures_worker.client.outcome import Status
 from futures_worker.client.shell import WorkerPoolShell
 from futures_worker.client.streaming import ResultStream

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Final, TypeVar
 
-from futures_worker.client.calls import await_call
+from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import describe
-from futures_worker.client.record import CallRecord
-from futures_worker.client.session import Session
+from futures_worker.client.session.calls import await_call
+from futures_worker.client.session.session import Session
 
 T = TypeVar("T")
 CANCEL_SECONDS: Final = 1.0  # that `cancel` waits to learn whether it came in time

@@ -18,14 +18,14 @@ from fdb_datamodel import (
     session_referrer,
 )
 from fdb_schema import ClusterSpace, put_blob, unpin_blob
-from futures_worker.client import processes
 from futures_worker.client.actor_call import Call
+from futures_worker.client.basis import processes
+from futures_worker.client.basis.intake import MAX_BATCH_BYTES
+from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.client.basis.record import CallRecord
+from futures_worker.client.basis.spelling import check_call
 from futures_worker.client.context import ClientContext, Home, home_of
-from futures_worker.client.intake import MAX_BATCH_BYTES
-from futures_worker.client.locality import locality_of
-from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
-from futures_worker.client.record import CallRecord
-from futures_worker.client.spelling import check_call
+from futures_worker.client.submits.locality import locality_of
 from futures_worker.database import ask
 from futures_worker.payload import AsItself, dump_args, dump_args_and_names, dump_code, dump_retry_on
 from futures_worker.worker.actor_host import run_actor

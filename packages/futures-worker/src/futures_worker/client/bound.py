@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from futures_worker.client.basis.options import SubmitOptions
 from futures_worker.client.context import ClientContext
 from futures_worker.client.future import Future
-from futures_worker.client.options import SubmitOptions
-from futures_worker.client.submitting import submit, submit_each
+from futures_worker.client.submits.submitting import submit, submit_each
 
 T = TypeVar("T")
 

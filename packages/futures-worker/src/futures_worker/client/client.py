@@ -10,14 +10,14 @@ from uuid import UUID
 from fdb_schema import Origin
 from futures_worker.client import data
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, get_actor, make_actor
+from futures_worker.client.basis.options import OPTION_NAMES, OPTION_SET
+from futures_worker.client.basis.spelling import check_keywords
 from futures_worker.client.bound import BoundOptions
 from futures_worker.client.context import ClientContext, attach_context, enter, leave, open_context
 from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
-from futures_worker.client.options import OPTION_NAMES, OPTION_SET
-from futures_worker.client.spelling import check_keywords
-from futures_worker.client.submitting import submit, submit_each
+from futures_worker.client.submits.submitting import submit, submit_each
 from futures_worker.client.waiting import await_all, gather
 
 T = TypeVar("T")

@@ -23,14 +23,14 @@ from fdb_schema import (
     url_of,
 )
 from fdb_schema.keyspace import CLUSTER_VARIABLE
-from futures_worker.client import processes
-from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions, check_defaults
-from futures_worker.client.reading import Fetching
-from futures_worker.client.session import Session
+from futures_worker.client.basis import processes
+from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions, check_defaults
+from futures_worker.client.session.reading import Fetching
+from futures_worker.client.session.session import Session
 from futures_worker.database import ask
 from futures_worker.errors import WrongClusterError
 from futures_worker.payload import CodeCache
-from futures_worker.worker.task_context import current_task, own_cluster
+from futures_worker.worker.child.task_context import current_task, own_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

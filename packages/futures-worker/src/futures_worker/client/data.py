@@ -19,19 +19,19 @@ from fdb_datamodel import (
     set_apart,
 )
 from fdb_schema import MainspringError
-from futures_worker.client import processes, untouched
+from futures_worker.client.basis import processes, untouched
+from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.context import ClientContext, worker_context
 from futures_worker.client.future import Future, record_of
-from futures_worker.client.locality import worker_at
-from futures_worker.client.objects import copy_to_worker, put_on_worker
-from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
-from futures_worker.client.record import FutureRecord
+from futures_worker.client.session.objects import copy_to_worker, put_on_worker
+from futures_worker.client.submits.locality import worker_at
 from futures_worker.client.waiting import check_futures
 from futures_worker.database import ask
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
 from futures_worker.streams import read_items_by
-from futures_worker.worker.task_context import current_task
+from futures_worker.worker.child.task_context import current_task
 
 DELETED_AT_ONCE = 50  # futures of one transaction
 

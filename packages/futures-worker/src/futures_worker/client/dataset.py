@@ -13,13 +13,13 @@ from functools import reduce as fold
 from typing import Any, Final, Generic, TypeVar
 
 from fdb_datamodel import new_future_id
+from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions
 from futures_worker.client.context import ClientContext
 from futures_worker.client.data import delete_all, put_with
 from futures_worker.client.future import Future
-from futures_worker.client.options import DEFAULT_OPTIONS, SubmitOptions
-from futures_worker.client.submitting import submit
+from futures_worker.client.submits.submitting import submit
 from futures_worker.client.waiting import await_all, gather
-from futures_worker.function_code import function_name
+from futures_worker.code.function_code import function_name
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -9,10 +9,10 @@ from concurrent import futures as cf
 from functools import partial
 from typing import Any, TypeVar
 
+from futures_worker.client.basis.options import SubmitOptions
 from futures_worker.client.context import ClientContext
 from futures_worker.client.future import Future, failure_of, known_in_its_session, record_of
-from futures_worker.client.options import SubmitOptions
-from futures_worker.client.submitting import submit
+from futures_worker.client.submits.submitting import submit
 
 T = TypeVar("T")
 

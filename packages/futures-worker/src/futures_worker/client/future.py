@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from futures_worker.client import untouched
+from futures_worker.client.basis import untouched
+from futures_worker.client.basis.record import FutureHandle, FutureRecord
 from futures_worker.client.context import Home, home_of
 from futures_worker.client.outcome import Status, failure_exception
-from futures_worker.client.record import FutureHandle, FutureRecord
-from futures_worker.client.session import Session
+from futures_worker.client.session.session import Session
 from futures_worker.client.streaming import ResultStream
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import load_own, note_contained, reference_to

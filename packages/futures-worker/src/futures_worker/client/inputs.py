@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.context import Home
 from futures_worker.client.future import Future
-from futures_worker.client.record import FutureRecord
 from futures_worker.payload import Joined
 
 MOST_INPUTS: Final = 1000

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from fdb_datamodel import FutureResult, FutureState, streams
-from futures_worker.client.record import FutureRecord
-from futures_worker.client.session import Session
+from futures_worker.client.basis.record import FutureRecord
+from futures_worker.client.session.session import Session
 from futures_worker.database import ask
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import load_own

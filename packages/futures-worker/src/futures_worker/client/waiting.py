@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
 from typing import Any, Final, NamedTuple, TypeVar
 
+from futures_worker.client.basis.record import FutureRecord
+from futures_worker.client.basis.turn import Flag
 from futures_worker.client.future import Future, failure_of, known_in_its_session, record_of, tell_at_end
-from futures_worker.client.record import FutureRecord
-from futures_worker.client.session import Session, check_timeout
-from futures_worker.client.turn import Flag
+from futures_worker.client.session.session import Session, check_timeout
 
 T = TypeVar("T")
 PROGRESS_AFTER: Final = 0.5  # seconds of waiting after which a bar is shown

@@ -39,7 +39,7 @@ def not_found(error: BaseException) -> NoReturn:
 
 def nothing(what: str, database: Any, cluster: str) -> str:
     """Why a listing may be empty: the database, made absolute, and the clusters that it has instead."""
-    from futures_worker.client.diagnosis import clusters
+    from futures_worker.client.basis.diagnosis import clusters
 
     others = [name for name in clusters(database) if name != cluster]
     place = url_of(database) or "this database"

@@ -17,14 +17,14 @@ from fdb_schema.cli import (
     say,
 )
 from futures_worker.commands.opening import look_into
-from futures_worker.handshake import secret_id
-from futures_worker.store_secret import (
+from futures_worker.objects.store_secret import (
     StoredSecrets,
     retire_secrets,
     rotate_secret,
     set_encryption,
     stored_secrets,
 )
+from futures_worker.ports.handshake import secret_id
 from idempotent_txn import run
 
 secret_app = CommandApp(help="The cluster's secret: change it without a stop.", no_args_is_help=True)

@@ -28,19 +28,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import msgpack
 
 from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, run_apart, session_lives
-from futures_worker import wire
-from futures_worker.acceptor import Acceptor
 from futures_worker.database import run_patiently
 from futures_worker.errors import FutureFailedError, MainspringError, ObjectLostError, WireError
 from futures_worker.failure import text_of
-from futures_worker.handshake import ACTOR, Identity
-from futures_worker.object_names import result_name
+from futures_worker.objects.object_names import result_name
+from futures_worker.objects.store_secret import ClusterSecrets
+from futures_worker.objects.store_server import listen
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_result, load_args
-from futures_worker.store_secret import ClusterSecrets
-from futures_worker.store_server import listen
+from futures_worker.ports import wire
+from futures_worker.ports.acceptor import Acceptor
+from futures_worker.ports.handshake import ACTOR, Identity
+from futures_worker.worker.child.task_context import current_task, waiting, worker_address
 from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.shortage import HostShortError, shortage_of
-from futures_worker.worker.task_context import current_task, waiting, worker_address
 from idempotent_txn import run
 
 if TYPE_CHECKING:

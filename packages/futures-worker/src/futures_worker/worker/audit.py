@@ -8,8 +8,8 @@ from typing import Any
 
 from fdb_datamodel import WorkerId, recorded_objects, session_lives
 from fdb_schema import ClusterSpace
-from futures_worker.object_names import ObjectName, parse_name
-from futures_worker.store import ObjectStore
+from futures_worker.objects.object_names import ObjectName, parse_name
+from futures_worker.objects.store import ObjectStore
 from idempotent_txn import run
 
 AUDIT_SECONDS = 30.0

@@ -29,22 +29,22 @@ from fdb_schema.serving.figures import counted
 from fdb_schema.serving.logs import log_to_stderr
 from fdb_schema.serving.metrics import MetricsServer
 from futures_worker.errors import AddressUnknownError
-from futures_worker.handshake import OBJECTS, Identity
 from futures_worker.liveness import TTL_SECONDS
 from futures_worker.metrics import worker_metrics
-from futures_worker.store import ObjectStore, WorkDirectory
-from futures_worker.store_client import ObjectFetcher
-from futures_worker.store_secret import ClusterSecrets
-from futures_worker.store_server import StoreServer, listen
+from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store_client import ObjectFetcher
+from futures_worker.objects.store_secret import ClusterSecrets
+from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.ports.handshake import OBJECTS, Identity
 from futures_worker.worker.audit import StoreAudit
-from futures_worker.worker.core import WorkerCore
+from futures_worker.worker.deciding.core import WorkerCore
+from futures_worker.worker.deciding.instructions import PeersSeen
 from futures_worker.worker.housekeeping import Housekeeping
-from futures_worker.worker.inputs import Inputs
-from futures_worker.worker.instructions import PeersSeen
 from futures_worker.worker.output import OutputKeeper
 from futures_worker.worker.processes import raise_file_limit
 from futures_worker.worker.registration import describe_self, join, leave
-from futures_worker.worker.shell import DEFAULT_GRACE, Shell
+from futures_worker.worker.running.inputs import Inputs
+from futures_worker.worker.running.shell import DEFAULT_GRACE, Shell
 from futures_worker.worker.spill_watch import SpillWatch
 
 log = logging.getLogger("futures_worker")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from futures_worker.store import ObjectStore
+from futures_worker.objects.store import ObjectStore
 
 log = logging.getLogger("futures_worker")
 

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from fdb_schema import ClusterSpace, open_database, pack, read_range, unpack
 from futures_worker import current_client
-from futures_worker.worker.task_context import current_task
+from futures_worker.worker.child.task_context import current_task
 from idempotent_txn import run
 from mainspring.demo.complexity import Report, analyse_source
 from s3heap_tender import ReadUpTo, SysDb

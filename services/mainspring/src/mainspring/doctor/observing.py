@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fdb_datamodel import Counted, FutureState, WorkerStatus, census_page, list_workers
 from fdb_schema import ClusterSpace, read_clock
-from futures_worker.client.diagnosis import clusters
+from futures_worker.client.basis.diagnosis import clusters
 from idempotent_txn import run
 from lease_locks import DutyReport, LeaseInfo, LeaseManager, duty_reports
 from mainspring.status import has_heap

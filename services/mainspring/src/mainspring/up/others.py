@@ -10,7 +10,7 @@ from typing import Any, Final
 from fdb_datamodel import list_workers
 from fdb_schema import ClusterSpace, MainspringError
 from fdb_schema.serving.figures import counted
-from futures_worker.client.diagnosis import clusters
+from futures_worker.client.basis.diagnosis import clusters
 from idempotent_txn import run
 from mainspring.status import count_futures
 

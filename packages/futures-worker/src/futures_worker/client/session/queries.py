@@ -1,0 +1,81 @@
+"""What a session asks the database about one future, and does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fdb_datamodel import (
+    ClusterSpace,
+    FutureDeletedError,
+    FutureState,
+    cancel_future,
+    children_of,
+    describe_future,
+)
+from futures_worker.client.basis.diagnosis import explain
+from futures_worker.client.outcome import Status
+from futures_worker.database import ask
+from futures_worker.errors import AuthenticationError, ObjectLostError
+
+
+class FutureQueries:
+    """Of one session. Nothing of it waits for a future."""
+
+    def __init__(self, db: Any, space: ClusterSpace, fetcher: Callable[[], Any]) -> None:
+        self._db = db
+        self._space = space
+        self._fetcher = fetcher
+
+    def status(self, future_id: bytes) -> Status:
+        """The state and its reason, read now."""
+        info = ask(self._db, describe_future, self._space, future_id, strategy="off")
+        return Status(info.state, explain(self._db, self._space, info))
+
+    def reason(self, future_id: bytes) -> str:
+        """The same for a message: also why it can't be read."""
+        return str(self._told(future_id))
+
+    def why_it_waits(self, future_id: bytes) -> str | None:
+        """The same of a future that no worker has; None where one has it, or it has ended."""
+        told = self._told(future_id)
+        waits = not isinstance(told, Status) or told.state in (FutureState.waiting, FutureState.unclaimed)
+        return str(told) if waits else None
+
+    def _told(self, future_id: bytes) -> Status | str:
+        try:
+            return self.status(future_id)
+        except Exception as error:
+            return f"its state can't be read ({type(error).__name__}: {error})"
+
+    def runs(self, future_id: bytes) -> bool:
+        """Whether the worker that claimed it has begun it, as that worker says."""
+        info = ask(self._db, describe_future, self._space, future_id, strategy="off")
+        if info.state is not FutureState.claimed or info.worker is None:
+            return False
+        try:
+            return bool(self._fetcher().runs(info.worker.address, future_id))
+        except (ObjectLostError, AuthenticationError):
+            return True
+
+    def cancel(self, future_id: bytes, children: bool) -> FutureState:
+        """Cancel it in the database, and what its task submitted; its state now."""
+        state: FutureState = ask(self._db, cancel_future, self._space, future_id)
+        if children:
+            cancel_children(self._db, self._space, future_id)
+        return state
+
+
+def cancel_children(db: Any, space: ClusterSpace, future_id: bytes) -> None:
+    """Cancel what a future's task submitted, what those submitted, and so on; what has ended stays as it is."""
+    families = [future_id]
+    while families:
+        parent, last = families.pop(), b""
+        while page := ask(db, children_of, space, parent, last, strategy="off"):
+            for child in page:
+                try:
+                    ask(db, cancel_future, space, child)
+                except FutureDeletedError:
+                    continue
+                families.append(child)
+            last = page[-1]

@@ -1,0 +1,135 @@
+"""Makes futures of calls: the way from `Client.submit` to the session's batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from inspect import isgeneratorfunction
+from typing import Any
+
+from fdb_datamodel import CodeDigest, FutureSpec, id_for_key, new_future_id
+from fdb_schema.serving import tracing
+from futures_worker.client.basis import processes
+from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions, options_of
+from futures_worker.client.basis.record import FutureRecord
+from futures_worker.client.context import ClientContext
+from futures_worker.client.future import Future, record_of
+from futures_worker.client.inputs import MOST_INPUTS, join, joined
+from futures_worker.client.submits.large_arguments import LARGE, note_large
+from futures_worker.client.submits.locality import locality_of
+from futures_worker.payload import arguments_digest, dump_args_and_names, dump_function
+from futures_worker.worker.child.task_context import current_task
+
+
+def submit(
+    context: ClientContext,
+    options: SubmitOptions,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Future[Any]:
+    """The future of `fn(*args, **kwargs)`; see `Client.submit`."""
+    session = context()
+    defaults = options_of(fn)
+    if defaults:
+        options = options.with_defaults(defaults)
+    data, dependencies, names = dump_args_and_names(args, kwargs, context.origin)
+    code, holds = dump_function(fn, names, context.code, context.origin.identity)
+    if len(data) >= LARGE:
+        note_large(args, kwargs, options.name or code.name)
+    if dependencies:
+        session.calls.record(dependencies)
+        processes.flush_others(context, dependencies)
+    name = options.name or code.name
+    future_id = new_future_id() if options.key is None else id_for_key(context.cluster, options.key)
+    joints: tuple[Future[Any], ...] = ()
+    if len(dependencies) > MOST_INPUTS and options.tr is None:
+        joints = _join(context, dependencies, name, options)
+        dependencies = tuple(record_of(joint).id for joint in joints)
+    spec = FutureSpec(
+        code=CodeDigest(code.digest),
+        args=data,
+        id=future_id,
+        session=session.id,
+        dependencies=dependencies,
+        name=name,
+    )
+    task = current_task()
+    if task is not None and not task.actor:
+        spec.parent = task.id
+    if options is not DEFAULT_OPTIONS:
+        _apply(context, options, spec)
+        if options.key is not None and options.tr is None:  # a transaction has to hold it, whoever else may
+            known = session.pending.get(future_id)
+            if known is not None and known.subscribed:  # it is there for sure
+                return Future(context, known)
+    if tracing.enabled():
+        spec.call_options = tracing.with_trace(spec.call_options)
+    own = options.key is None and options.tr is None  # its rows are this session's, and are sure to be
+    record = FutureRecord(future_id, name, stored=False, subscribed=own)
+    record.streams = isgeneratorfunction(fn)
+    if options.tr is not None:
+        session.submit_within(options.tr, record, spec, code, holds)
+    else:
+        record = session.submit(record, spec, code, holds)
+    return Future(context, record)
+
+
+def submit_each(
+    context: ClientContext,
+    options: SubmitOptions,
+    fn: Callable[..., Any],
+    iterables: Sequence[Iterable[Any]],
+    batch: int | None,
+    kwargs: dict[str, Any],
+    keys: Sequence[Any] | None = None,
+) -> list[Future[Any]]:
+    """One future per item; see `Client.map`. `keys`: one per item."""
+    items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
+    if keys is not None:
+        items = list(items)
+        if len(items) != len(keys):
+            raise ValueError(f"key has {len(keys)} keys for {len(items)} items: give one per item, or a prefix")
+    futures = []
+    for number, args in enumerate(items, start=1):
+        one = options
+        if keys is not None:
+            one = options.changed(key=keys[number - 1])
+        elif options.key is not None:
+            one = replace(options, key=f"{options.key}-{arguments_digest(args, kwargs)}")
+        futures.append(submit(context, one, fn, args, kwargs))
+        if batch is not None and number % batch == 0:
+            context().flush()
+    return futures
+
+
+def _join(
+    context: ClientContext, dependencies: tuple[bytes, ...], name: str, options: SubmitOptions
+) -> tuple[Future[Any], ...]:
+    """Futures in between, of at most `MOST_INPUTS` each."""
+
+    def submit_joint(inputs: tuple[Future[Any], ...], number: int) -> Future[Any]:
+        key = None if options.key is None else f"{options.key}/inputs-{number}"
+        chosen = replace(
+            DEFAULT_OPTIONS, name=f"inputs of {name}"[:500], keep=False, key=key, priority=options.priority
+        )
+        return submit(context, chosen, joined, inputs, {})
+
+    return join(dependencies, context, submit_joint)
+
+
+def _apply(context: ClientContext, options: SubmitOptions, spec: FutureSpec) -> None:
+    spec.requirements = options.requirements
+    spec.max_retries = options.max_retries
+    spec.max_worker_losses = options.max_worker_losses
+    spec.max_oom = options.max_oom
+    spec.priority = options.priority
+    spec.queue_timeout = options.queue_timeout
+    spec.run_timeout = options.run_timeout
+    spec.total_timeout = options.total_timeout
+    spec.unschedulable_timeout = options.unschedulable_timeout
+    spec.allow_reconstruction = options.allow_reconstruction
+    spec.call_options = options.call_options
+    spec.backoff = options.backoff
+    spec.locality = locality_of(context, options.locality)
+    spec.keep, spec.ttl, spec.dataset = options.kept, options.ttl, options.dataset

@@ -1,0 +1,376 @@
+"""The loop of a child process: reads packets of tasks, runs them one after another, writes each result at once.
+
+A child runs user code and nothing else: it opens no database and no socket of its own. It ends when its socket is
+closed, and is killed with the process that forked it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import GeneratorType
+from typing import Any
+from uuid import UUID
+
+import msgpack
+
+from fdb_datamodel import hold_futures
+from fdb_schema.serving import tracing
+from fdb_schema.serving.private_files import read_own
+from futures_worker import payload
+from futures_worker.code.function_changes import carries_state
+from futures_worker.database import run_patiently
+from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
+from futures_worker.failure import may_retry, text_of
+from futures_worker.objects.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
+from futures_worker.objects.object_names import result_name
+from futures_worker.objects.store import SMALL, write_file
+from futures_worker.worker import messages
+from futures_worker.worker.child import task_context
+from futures_worker.worker.child.class_states import ClassState, ClassStates
+from futures_worker.worker.child.code_versions import CodeVersions
+from futures_worker.worker.child.surroundings import Surroundings
+from futures_worker.worker.output import ChildOutput
+from futures_worker.worker.processes import leave_if_forked
+from futures_worker.worker.shortage import HostShortError, out_of_memory, shortage_of
+
+MOST_FUNCTIONS = 1000
+"""Functions kept loaded by a child; the one loaded first goes first."""
+
+
+_Function = tuple[Callable[..., Any], str, str, list[ClassState]]
+"""A function that is loaded, its name, the Python that pickled it, the classes by value in it."""
+
+
+class _OlderFiles(BaseException):
+    """This process has loaded an older version of a file that the task's code needs."""
+
+
+class _NotAtHand(BaseException):
+    """The task before, whose result this one takes, didn't leave a small one."""
+
+
+class _RemovedError(MainspringError):
+    """What the worker kept for a task isn't there any more."""
+
+
+class _NoRoomError(MainspringError):
+    """There is no room for a result now."""
+
+
+class ChildLoop:
+    """Runs tasks from `tasks` and writes results to the descriptor `results`.
+
+    `directory` is the worker's private directory with `code/`, `objects/`, `parcels/` and `spill`.
+    """
+
+    def __init__(self, tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
+        self._tasks = tasks
+        self._results = results
+        self._code = f"{directory}/code"
+        self._objects = Path(directory, "objects")
+        self._spill = Path(directory, "spill")
+        self._full = f"{directory}/full"
+        self._free = FreeFiles(Path(directory, "free"), 0)  # only taken from: the worker puts into it
+        self._arena = ArenaWriter(MAPPED_BYTES_KEPT // 4)
+        self._url = url
+        self._cluster = cluster
+        self._functions: dict[bytes, _Function] = {}
+        self._pack = msgpack.Packer(autoreset=True).pack
+        self._write_lock = threading.Lock()
+        self._output = ChildOutput(directory)
+        self._queued: list[list[Any]] = []  # rest of the packet being run, last first
+        self._versions = CodeVersions()
+        self._classes = ClassStates()
+        self._seq = -1
+        self._pid = os.getpid()
+        self._surroundings = Surroundings()
+        self._fit = True  # whether this process may run another task
+        self._fresh = True  # whether no code of a task has run here
+        self._kept: dict[int, bytes] = {}  # inline results of late, by seq: tasks sent behind may take them
+        task_context.install(self._report_waiting, url, cluster)
+
+    def run(self) -> None:
+        """Serves packets until the worker closes the socket, or a task leaves the process unfit for others."""
+        buffer = bytearray(messages.MAX_PACKET + 4096)
+        view = memoryview(buffer)
+        receive = self._tasks.recv_into
+        monotonic = time.monotonic
+        since = 0.0  # when what runs can have begun, as far as the worker knows
+        while True:
+            size = receive(buffer)
+            if size == 0:
+                return
+            queued = msgpack.unpackb(view[:size])
+            queued.reverse()
+            since = max(since, queued.pop())
+            self._queued = queued
+            while queued:
+                began = monotonic()
+                self._run_task(queued.pop())
+                now = monotonic()
+                self._fit = self._surroundings.restore(now - began) and self._fit
+                if not self._fit or now - since > messages.PACKET_SECONDS:
+                    while queued:
+                        self._write(self._pack((messages.SKIPPED, queued.pop()[0])))
+                since = now
+            if not self._fit:
+                return  # what wasn't read is taken back
+
+    def _run_task(self, task: list[Any]) -> None:
+        seq, digest, args, dependencies, future_id, epoch, attempt, options = task
+        trace, options = tracing.split_trace(options)
+        self._seq = seq
+        started = time.perf_counter()
+        self._output.begin(future_id, attempt)
+        try:
+            if not self._versions.hold(started):
+                raise _OlderFiles
+            function = self._functions.get(digest) or self._load_function(digest)
+            if not args:
+                positional: tuple[Any, ...] = ()
+                keywords: dict[str, Any] = {}
+            else:
+                positional, keywords = self._load_args(args, dependencies, function)
+            if function[3]:
+                self._classes.restore(function[3])
+        except _OlderFiles:
+            self._fit = False  # a fresh child loads newer files
+            self._write(self._pack((messages.SKIPPED, seq)))
+            return
+        except _NotAtHand:
+            self._write(self._pack((messages.SKIPPED, seq)))
+            return
+        except BaseException as error:
+            kind = messages.FAIL_PERMANENT
+            if out_of_memory(error):
+                kind = messages.FAIL_MEMORY
+            elif isinstance(error, _RemovedError) or shortage_of(error) is not None:
+                kind, self._fit = messages.FAIL_SHORT, False  # another process may have what this one lacks
+            elif not self._fresh:
+                self._fit = False  # a task before may have left it so: only of a fresh one it is said for good
+                self._write(self._pack((messages.SKIPPED, seq)))
+                return
+            self._fail(seq, started, kind, error)
+            return
+        self._fresh = False
+        task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
+        try:
+            if trace and tracing.configure_tracing("worker"):
+                with tracing.span(f"future {function[1]}", trace, future=str(UUID(bytes=future_id)), attempt=attempt):
+                    value = _call(function[0], positional, keywords)
+            else:
+                value = _call(function[0], positional, keywords)
+        except MemoryError as error:
+            leave_if_forked(self._pid, error)
+            task_context.enter(None)
+            self._output.end(future_id, attempt)
+            self._fail(seq, started, messages.FAIL_MEMORY, error)
+            return
+        except BaseException as error:
+            leave_if_forked(self._pid, error)
+            task_context.enter(None)
+            self._output.end(future_id, attempt)
+            retry = may_retry(options, error) and not isinstance(error, DeadlockError)
+            kind = messages.FAIL_RAISED if retry else messages.FAIL_PERMANENT
+            if isinstance(error, HostShortError):
+                kind, self._fit = messages.FAIL_SHORT, False
+            self._fail(seq, started, kind, error)
+            return
+        leave_if_forked(self._pid)
+        task_context.enter(None)
+        self._output.end(future_id, attempt)
+        try:
+            result = payload.dump_result(value)
+            if result.contained:
+                task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
+                try:
+                    _hold(result, future_id)
+                finally:
+                    task_context.enter(None)
+            size = result.nbytes
+            if size <= payload.INLINE_RESULT_BYTES:
+                elapsed = int((time.perf_counter() - started) * 1e6)
+                data = result.to_bytes()
+                kept = self._kept
+                kept[seq] = data
+                if len(kept) > messages.MOST_KEPT:
+                    del kept[next(iter(kept))]
+                self._write(self._pack((messages.RESULT, seq, elapsed, data)))
+                return
+            name = result_name(future_id, epoch, attempt)
+            self._store(name, result)
+        except BaseException as error:
+            if isinstance(error, _NoRoomError) or (isinstance(error, OSError) and shortage_of(error) is not None):
+                self._fail(seq, started, messages.FAIL_NO_ROOM, error)
+                return
+            if not isinstance(error, MainspringError):
+                error = ResultPickleError(
+                    f"the result of {function[1]} can't be kept: {type(error).__name__}: {text_of(error)}"
+                )
+            self._fail(seq, started, messages.FAIL_PERMANENT, error)
+            return
+        elapsed = int((time.perf_counter() - started) * 1e6)
+        self._write(self._pack((messages.STORED, seq, elapsed, size, name)))
+
+    def _load_function(self, digest: bytes) -> _Function:
+        try:
+            data = read_own(Path(self._code, digest.hex()))
+        except FileNotFoundError:
+            data = _kept(self._spill / messages.code_on_disk(digest))
+        if not self._versions.admits(payload.code_needs(data)):
+            raise _OlderFiles
+        loaded, classes = self._classes.load(data)
+        function = (loaded, payload.code_name(data), payload.code_python(data), classes)
+        if carries_state(loaded):  # each run begins with what was submitted
+            return function
+        if len(self._functions) >= MOST_FUNCTIONS:
+            del self._functions[next(iter(self._functions))]
+        self._functions[digest] = function
+        return function
+
+    def _load_args(
+        self,
+        args: bytes | str,
+        dependencies: list[bytes | str | int] | str | None,
+        function: _Function,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        data = _kept(Path(args)) if isinstance(args, str) else args
+        if isinstance(dependencies, str):
+            dependencies = msgpack.unpackb(_kept(Path(dependencies)))
+        values = []
+        for number, dependency in enumerate(dependencies or ()):
+            if isinstance(dependency, int):
+                if dependency not in self._kept:
+                    raise _NotAtHand
+                dependency = self._kept[dependency]
+            stored = _mapped(dependency) if isinstance(dependency, str) else dependency
+            try:
+                values.append(payload.load_own(stored))
+            except Exception as error:
+                raise TaskUnpickleError(
+                    f"argument future {number} of {function[1]} can't be unpickled on this worker: {error}"
+                ) from error
+        return payload.load_args(data, values, name=function[1], python=function[2])
+
+    def _store(self, name: str, result: payload.ResultPayload) -> None:
+        try:
+            self._store_in_memory(self._objects / name, result)
+        except OSError as memory_error:
+            try:
+                write_file(self._spill / name, result.parts())
+            except OSError as disk_error:
+                text = (
+                    f"the result of {result.nbytes} bytes fits neither the worker's memory ({memory_error.strerror}) "
+                    f"nor its spill directory ({disk_error.strerror}): give the worker more room (--object-store, --spill)"
+                )
+                gone = isinstance(disk_error, FileNotFoundError)  # somebody removed it: it is made anew in a moment
+                if (gone or shortage_of(disk_error) is not None) and _has_room_for(self._spill, result.nbytes):
+                    raise _NoRoomError(f"{text}; it is tried again") from disk_error
+                raise OversizeError(text) from disk_error
+
+    def _store_in_memory(self, target: Path, result: payload.ResultPayload) -> None:
+        """Into the file of a deleted object, if there is one of about the size, else into a new one."""
+        size = result.nbytes
+        if size >= SMALL and os.path.exists(self._full):
+            raise OSError(errno.ENOSPC, "memory is over its limit")
+        partial = target.with_name(f"{target.name}.part-{os.getpid()}")
+        if size < RECYCLED_FROM or not self._free.take(size, partial):
+            write_file(target, result.parts())
+            return
+        try:
+            self._arena.write(partial, result.parts(), size)
+            os.rename(partial, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def _fail(self, seq: int, started: float, kind: int, error: BaseException) -> None:
+        elapsed = int((time.perf_counter() - started) * 1e6)
+        own, frames = 0, error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == _call.__code__.co_filename:
+            own, frames = own + 1, frames.tb_next
+        failure = payload.dump_exception(error, skip_frames=own).to_bytes()
+        self._write(self._pack((messages.FAILED, seq, elapsed, kind, failure)))
+
+    def _report_waiting(self, begins: bool, ids: Sequence[bytes]) -> None:
+        if begins:
+            returned = [task[0] for task in reversed(self._queued)]
+            self._queued.clear()
+            self._write(msgpack.packb((messages.BLOCKED, self._seq, returned, ids[: messages.MOST_AWAITED])))
+        else:
+            self._write(msgpack.packb((messages.RESUMED, self._seq)))
+
+    def _write(self, data: bytes) -> None:
+        # User threads may report waits while the main thread writes a result.
+        with self._write_lock:
+            written = os.write(self._results, data)
+            while written < len(data):
+                data = data[written:]
+                written = os.write(self._results, data)
+
+
+def _kept(path: Path) -> bytes:
+    """What the worker has put into a file for a task."""
+    try:
+        return read_own(path)
+    except FileNotFoundError as error:
+        raise _RemovedError(f"somebody removed {path}, which this worker needs: it is tried again") from error
+
+
+def _mapped(path: str) -> memoryview:
+    """The same of a large one."""
+    try:
+        return map_shared(path, own=True)
+    except FileNotFoundError as error:
+        raise _RemovedError(f"somebody removed {path}, which this worker needs: it is tried again") from error
+
+
+def _has_room_for(directory: Path, size: int) -> bool:
+    """Whether a file system could hold so many bytes if it were empty."""
+    try:
+        room = os.statvfs(directory)
+    except OSError:
+        return True
+    return size < room.f_blocks * room.f_frsize
+
+
+def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the task's code returns; what it yields, once all of it is stored."""
+    value = function(*positional, **keywords)
+    if type(value) is GeneratorType:
+        from futures_worker.worker.child.streaming import stream_out
+
+        return stream_out(value)
+    return value
+
+
+def _hold(result: payload.ResultPayload, outer: bytes) -> None:
+    """Futures inside a result live as long as that, whatever becomes of the client in this process."""
+    from futures_worker.client.context import worker_context
+
+    context = worker_context()
+    run_patiently(context.db, hold_futures, context.space, result.contained_in(context.origin.identity), outer=outer)
+
+
+def run_child(tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
+    """The whole life of a child, in a process just forked. Does not return."""
+    status = 0
+    try:
+        ChildLoop(tasks, results, directory, url, cluster).run()
+    except (BrokenPipeError, ConnectionError):
+        pass  # the worker is gone
+    except BaseException:
+        traceback.print_exc()
+        status = 70
+    finally:
+        tracing.flush()
+        sys.stderr.flush()
+        os._exit(status)
