@@ -23,7 +23,7 @@ from tests.crashes.recorder import RecordingDisk
 import fdb_embedded
 from fdb_embedded.pure.scan import scan
 from fdb_embedded.pure.versions import last_version
-from fdb_embedded.storage import checking, disk, durability, journal
+from fdb_embedded.storage import checking, disk, durability, journal, recovery
 
 POINTS = int(os.environ.get("MAINSPRING_CRASH_POINTS") or 180)
 PER_RUN = 60  # crash points of one recorded run
@@ -161,7 +161,7 @@ class Run:
 
 
 def recovered(image: Path) -> Rows:
-    durability.recover(image)
+    recovery.recover(image)
     with (
         lmdb.open(str(image), readonly=True, lock=False, map_size=1 << 30) as env,
         env.begin() as txn,
@@ -265,11 +265,11 @@ def _read_beyond_the_next_segment(patched: pytest.MonkeyPatch) -> None:
 
 def _end_where_a_record_is_broken(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(journal.Replay, "_flushed_by", lambda *_: 0)
-    patched.setattr(durability, "flushed_before", lambda _: 0)
+    patched.setattr(recovery, "flushed_before", lambda _: 0)
 
 
 def _remove_the_journal_first(patched: pytest.MonkeyPatch) -> None:
-    flush = durability._flush_path
+    flush = durability.flush_path
 
     def too_early(path: Path) -> None:
         if path.parent.name == "copying":
@@ -277,7 +277,7 @@ def _remove_the_journal_first(patched: pytest.MonkeyPatch) -> None:
                 disk.remove(segment)
         flush(path)
 
-    patched.setattr(durability, "_flush_path", too_early)
+    patched.setattr(durability, "flush_path", too_early)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import fdb_datamodel.transitions.output as stored_output
 import fdb_datamodel.transitions.sessions as sessions
 import fdb_embedded.engine.engine as engine
 import fdb_embedded.engine.housekeeping as housekeeping
+import fdb_embedded.engine.soundness as soundness
 import fdb_embedded.engine.watches as watches
 import fdb_embedded.faults as faults
 import fdb_embedded.pure.keys as keys
@@ -28,7 +29,7 @@ import fdb_embedded.storage.formats as formats
 import fdb_embedded.storage.seal as seal
 import fdb_embedded.storage.store as embedded_store
 import fdb_embedded.transaction.locality as locality
-import fdb_embedded.transaction.reading as embedded_reading
+import fdb_embedded.transaction.read_version as embedded_reading
 import fdb_embedded.transaction.state as state
 import fdb_schema.clock as clock
 import futures_worker.client.basis.nested as nested
@@ -170,7 +171,7 @@ PROMISES = [
     (f"{EMBEDDED}/limits.md", r"for a watch look every (\d+) ms", slots.SLOTLESS_WAIT * 1000),
     (f"{EMBEDDED}/limits.md", r"up to (a thousand) rows and a megabyte", locality.COUNTED_ROWS),
     (f"{EMBEDDED}/limits.md", r"rows and (a) megabyte", locality.COUNTED_BYTES / 2**20),
-    (f"{EMBEDDED}/limits.md", r"within (a) second whoever begins to read", engine.THERE_SECONDS),
+    (f"{EMBEDDED}/limits.md", r"within (a) second whoever begins to read", soundness.THERE_SECONDS),
     (f"{LEASES}/what-a-lease-promises.md", r"being cut off at ([\d.]+) × ttl", observer.FENCE),
     (f"{LEASES}/what-a-lease-promises.md", r"stops believing ([\d.]+) × ttl after", observer.FENCE),
     (f"{LEASES}/what-a-lease-promises.md", r"same heartbeats for ([\d.]+) × the holder's ttl", observer.UNCHANGED),

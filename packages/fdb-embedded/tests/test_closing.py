@@ -22,11 +22,11 @@ def test_a_commit_that_another_thread_is_writing_is_finished_before_the_files_ar
     script = """
 import sys, threading
 import fdb_embedded
-from fdb_embedded.engine import commit
+from fdb_embedded.engine import batch
 
 db = fdb_embedded.open(sys.argv[1])
 writing, closing = threading.Event(), threading.Event()
-apply, stop = commit.apply_writes, db.dpointer.engine.housekeeper.stop
+apply, stop = batch.apply_writes, db.dpointer.engine.housekeeper.stop
 
 def apply_slowly(*given):
     found = apply(*given)
@@ -43,14 +43,14 @@ def work():
     db[b"late"] = b"value"
     print("made", flush=True)
 
-commit.apply_writes = apply_slowly
+batch.apply_writes = apply_slowly
 db.dpointer.engine.housekeeper.stop = stop_and_say
 thread = threading.Thread(target=work)
 thread.start()
 writing.wait(10)
 fdb_embedded.close(db)
 thread.join(10)
-commit.apply_writes = apply
+batch.apply_writes = apply
 db = fdb_embedded.open(sys.argv[1])
 print(bytes(db[b"late"]), flush=True)
 """
@@ -158,18 +158,18 @@ def test_an_interrupt_of_who_gives_up_a_wait_loses_no_commit(monkeypatch: pytest
 def test_a_commit_that_was_made_is_told_where_its_version_cannot_be_kept(failure: Exception) -> None:
     db = fdb_embedded.open(":memory:")
     engine = db.dpointer.engine
-    engine.versions_are_asked_for = True
+    engine.snapshots.versions_are_asked_for = True
     transaction = db.dpointer.transaction()
     transaction.set(b"key", b"value")
     commit = transaction.commit()
-    snapshot = engine.snapshot
+    begin = engine.snapshots.begin
 
     def fail(*_: Any) -> Any:
         raise failure
 
-    engine.snapshot = fail
+    engine.snapshots.begin = fail
     commit.wait()
-    engine.snapshot = snapshot
+    engine.snapshots.begin = begin
     assert (commit.error, db[b"key"]) == (0, b"value")
     assert not engine.committer.unsettled
     fdb_embedded.close(db)

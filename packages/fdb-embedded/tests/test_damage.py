@@ -215,7 +215,7 @@ def test_a_read_that_comes_upon_damage_gets_1510_and_the_place_is_told_once(
             snap.txn = whole
     assert caplog.text.count("is damaged") == 1
     assert str(tmp_path / "db") in caplog.text
-    assert isinstance(engine.damage, fdb_embedded.DamagedDatabase)
+    assert isinstance(engine.soundness.damage, fdb_embedded.DamagedDatabase)
     fdb_embedded.close(db)
     assert not (tmp_path / "db" / seal.SEAL).exists()
 

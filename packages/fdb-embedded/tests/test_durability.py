@@ -18,7 +18,7 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded.pure import idempotency, versions
-from fdb_embedded.storage import durability, journal
+from fdb_embedded.storage import clock, durability, journal, recovery
 from fdb_embedded.transaction import handles
 
 
@@ -82,7 +82,7 @@ def test_a_version_that_is_asked_for_changes_nobody_elses_snapshot(tmp_path: Pat
     db[b"b"] = b"2"
     db[b"a"] = b"3"
     engine = db.dpointer.engine
-    engine.pinned.clear()
+    engine.snapshots.pinned.clear()
     newest = db.create_transaction()
     version = newest.get_read_version().wait()
     named = db.create_transaction()
@@ -218,11 +218,11 @@ def test_a_read_version_never_shows_what_is_not_flushed(tmp_path: Path) -> None:
         thread.start()
     try:
         for _ in range(200):
-            snap = engine.snapshot()
+            snap = engine.snapshots.begin()
             position = journal.place(snap.txn)
             assert position is not None
             assert engine.store.page.flushed() >= position[1]
-            engine.release(snap)
+            engine.snapshots.release(snap)
     finally:
         stop.set()
         for thread in threads:
@@ -365,7 +365,7 @@ def test_a_full_disk_at_the_recovery_is_no_damage_and_takes_no_room(
         raise lack
 
     with monkeypatch.context() as patched:
-        patched.setattr(durability, step, full)
+        patched.setattr(recovery, step, full)
         with pytest.raises(fdb_embedded.PathUnusable, match="nothing is lost; make room"):
             fdb_embedded.open(tmp_path / "image")
     assert not (tmp_path / "image" / "recovered").exists()
@@ -449,11 +449,11 @@ def test_a_disk_that_was_mounted_anew_is_taken_for_a_restart_of_the_machine(
     (system / f"dev/block/{os.major(device)}:{os.minor(device)}").symlink_to("../../devices/disk")
     mounted = system / "fs/xfs/disk"
     mounted.mkdir(parents=True)
-    monkeypatch.setattr(versions, "SYS", system)
+    monkeypatch.setattr(clock, "SYS", system)
     db = fdb_embedded.open(path, durability="fsync")
     for number in range(20):
         db[b"n%03d" % number] = b"%d" % number
-    assert not durability.needs_recovery(path)
+    assert not recovery.needs_recovery(path)
     noted = (path / durability.BOOT).read_text()
     # what is lost of pages that were written in any order: the data file says that it is the newest
     fdb_embedded.close(db)
@@ -463,15 +463,15 @@ def test_a_disk_that_was_mounted_anew_is_taken_for_a_restart_of_the_machine(
     db = fdb_embedded.open(path)
     assert numbers(db) == list(range(20))
     fdb_embedded.close(db)
-    assert (path / durability.BOOT).read_text() not in (noted, versions.boot_id())
+    assert (path / durability.BOOT).read_text() not in (noted, clock.boot_id())
     # where the kernel doesn't tell, and what an earlier release noted, the boot decides
-    monkeypatch.setattr(versions, "SYS", tmp_path / "none")
-    assert not durability.needs_recovery(path)
-    (path / durability.BOOT).write_text(versions.boot_id())
-    monkeypatch.setattr(versions, "SYS", system)
-    assert not durability.needs_recovery(path)
+    monkeypatch.setattr(clock, "SYS", tmp_path / "none")
+    assert not recovery.needs_recovery(path)
+    (path / durability.BOOT).write_text(clock.boot_id())
+    monkeypatch.setattr(clock, "SYS", system)
+    assert not recovery.needs_recovery(path)
     fdb_embedded.close(fdb_embedded.open(path, durability="fsync"))
-    assert (path / durability.BOOT).read_text() == versions.cache_id(path)
+    assert (path / durability.BOOT).read_text() == clock.cache_id(path)
 
 
 def test_one_record_that_a_killed_writer_did_not_commit_calls_for_no_recovery(tmp_path: Path) -> None:
@@ -485,7 +485,7 @@ def test_one_record_that_a_killed_writer_did_not_commit_calls_for_no_recovery(tm
     segments = journal.Segments(path)
     segments.append(start, end, journal.pack(version, version + 5, [], b"", end, end))
     segments.close()
-    assert not durability.is_behind(path)
+    assert not recovery.is_behind(path)
     db = fdb_embedded.open(path, durability="fsync")
     assert numbers(db) == [0]
     fdb_embedded.close(db)
@@ -524,12 +524,12 @@ def test_where_the_kernel_tells_no_boots_apart_each_first_opening_recovers(
 ) -> None:
     """As in some sandboxes: two boots would look like one, and what a loss of power left like what the kernel has."""
     path = tmp_path / "db"
-    monkeypatch.setattr(versions, "PROC", tmp_path)
-    monkeypatch.setattr(versions, "SYS", tmp_path)
+    monkeypatch.setattr(clock, "PROC", tmp_path)
+    monkeypatch.setattr(clock, "SYS", tmp_path)
     db = fdb_embedded.open(path, durability="fsync")
     for number in range(20):
         db[b"n%03d" % number] = b"%d" % number
-    assert not durability.needs_recovery(path), "somebody has it open"
+    assert not recovery.needs_recovery(path), "somebody has it open"
     last = db.dpointer.engine.store.read(versions.last_version)
     fdb_embedded.close(db)
     (path / "data.mdb").write_bytes(random.Random(1).randbytes(65536))

@@ -10,6 +10,7 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded import Faults
+from fdb_embedded.engine.trimming import trim
 from fdb_embedded.pure import idempotency
 
 IDS, END = b"\xff\x02/idmp/", b"\xff\x02/idmp0"
@@ -173,7 +174,7 @@ def test_lasting_ids_spill_when_the_log_is_trimmed_and_answered_ones_end(opened:
     engine = db.dpointer.engine
     engine.jump_version(100_000_000)
     with engine.store.env.begin(write=True) as txn:
-        engine.trim(txn, engine.store.clock.now(), 1000)
+        trim(txn, engine.store.clock.now(), 1000)
     assert [name for name, _, _ in rows(db)] == [b"lasting-lasting-"]
 
 

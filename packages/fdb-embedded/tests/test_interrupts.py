@@ -253,7 +253,7 @@ def test_a_tick_that_fails_is_followed_by_another(
 ) -> None:
     db = fdb_embedded.open(":memory:")
     engine = db.dpointer.engine
-    look = engine.end_old_snapshots
+    look = engine.snapshots.end_old
     failed = threading.Event()
 
     def fail_once(born_before: float) -> bool:
@@ -263,7 +263,7 @@ def test_a_tick_that_fails_is_followed_by_another(
         found: bool = look(born_before)
         return found
 
-    monkeypatch.setattr(engine, "end_old_snapshots", fail_once)
+    monkeypatch.setattr(engine.snapshots, "end_old", fail_once)
     tr = db.create_transaction()
     tr[b"k"] = b"v"
     assert code_of(tr.commit()) == 0

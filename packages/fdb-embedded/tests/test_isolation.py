@@ -14,8 +14,8 @@ import fdb
 import pytest
 
 import fdb_embedded
-from fdb_embedded.pure.conflict import log_begin
-from fdb_embedded.pure.versions import last_version
+from fdb_embedded.engine.trimming import trim
+from fdb_embedded.pure.versions import last_version, log_begin
 from fdb_embedded.transaction import handles
 
 
@@ -70,17 +70,17 @@ def test_the_version_of_a_snapshot_is_that_of_its_data(tmp_path: Path, whose: st
     environment = _Environment(getattr(store, name))
     setattr(store, name, environment)
     try:
-        before = engine.snapshot()
+        before = engine.snapshots.begin()
         if whose == "own":
             db[b"k"] = b"2"
         else:
             command = [sys.executable, "-c", WRITE, str(tmp_path / "db")]
             subprocess.run(command, input="2\n", stdout=subprocess.DEVNULL, text=True, timeout=60, check=True)
-        after = engine.snapshot()
+        after = engine.snapshots.begin()
         assert (before.get(b"k"), after.get(b"k")) == (b"1", b"2")
         assert before.version < after.version == last_version(after.txn)
         for snap in (before, after):
-            engine.release(snap)
+            engine.snapshots.release(snap)
     finally:
         setattr(store, name, environment._env)
     fdb_embedded.close(db)
@@ -133,7 +133,7 @@ def test_a_version_that_is_gone_is_told_from_what_was_written_and_not_from_what_
     db[key] = b"1"
     version = db.create_transaction().get_read_version().wait()
     write_without_conflict(db, kind)
-    db.dpointer.engine.pinned.clear()
+    db.dpointer.engine.snapshots.pinned.clear()
     for read in (lambda tr: tr[key].wait(), lambda tr: list(tr.get_range(b"", b"\xff"))):
         tr = db.create_transaction()
         tr.set_read_version(version)
@@ -220,7 +220,7 @@ def test_a_transaction_that_waits_for_flushes_sees_what_another_process_saw_befo
         waits_or_is_done = threading.Event()
         seen: list[bytes] = []
 
-        wait = engine._await_flush
+        wait = engine.snapshots.await_flush
 
         def await_flush(at: tuple[int, int], go_on: Any = None) -> None:
             waits_or_is_done.set()
@@ -230,7 +230,7 @@ def test_a_transaction_that_waits_for_flushes_sees_what_another_process_saw_befo
             seen.append(bytes(db[b"k"]))
             waits_or_is_done.set()
 
-        monkeypatch.setattr(engine, "_await_flush", await_flush)
+        monkeypatch.setattr(engine.snapshots, "await_flush", await_flush)
         later = threading.Thread(target=read)
         later.start()
         assert waits_or_is_done.wait(60)
@@ -304,7 +304,7 @@ def test_the_log_goes_back_to_the_newest_commit_of_a_time_of_silence() -> None:
     before = engine.store.last_version()
     engine.jump_version(100_000_000)
     with engine.store.env.begin(write=True) as txn:
-        engine.trim(txn, last_version(txn), 1000)
+        trim(txn, last_version(txn), 1000)
         assert log_begin(txn) == before
     fdb_embedded.close(db)
 

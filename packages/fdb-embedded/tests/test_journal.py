@@ -14,7 +14,7 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded.pure.versions import last_version
-from fdb_embedded.storage import disk, durability, journal
+from fdb_embedded.storage import disk, durability, journal, recovery
 from fdb_embedded.storage.journal import Changes
 
 
@@ -206,7 +206,7 @@ def test_values_that_look_like_records_cost_a_recovery_no_look_at_the_rest_each(
 
     monkeypatch.setattr(journal.zlib, "crc32", counted)
     with pytest.raises(fdb_embedded.DamagedDatabase, match=rf"damaged or cut at byte {begin}\b"):
-        durability.recover(image)
+        recovery.recover(image)
     assert checked[0] < 10 * 5 * len(like)
 
 

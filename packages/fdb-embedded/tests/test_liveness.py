@@ -62,7 +62,7 @@ def test_thousands_of_open_transactions_share_one_snapshot(db: Any) -> None:
     finally:
         store.reads = reads
     assert len({id(tr.tpointer.snap) for tr in held}) == len(began) == 1
-    assert len(engine_of(db).live) <= len(began)
+    assert len(engine_of(db).snapshots.live) <= len(began)
 
 
 @pytest.mark.usefixtures("shared_long")
@@ -88,7 +88,7 @@ def test_a_shared_snapshot_ends_with_its_last_user(db: Any) -> None:
     first.cancel()
     assert second[b"b"].value is None
     second.cancel()
-    assert not engine_of(db).live
+    assert not engine_of(db).snapshots.live
 
 
 @pytest.mark.usefixtures("shared_long")
@@ -99,7 +99,7 @@ def test_readers_that_follow_one_another_share_a_snapshot_until_the_next_commit(
         return id(tr.tpointer.snap), value
 
     db[b"a"] = b"1"
-    kept = engine_of(db)
+    kept = engine_of(db).snapshots
     assert len({read() for _ in range(100)}) == 1
     (snap,) = kept.live.values()
     assert snap.users == 0
@@ -113,9 +113,9 @@ def test_a_snapshot_that_waits_for_readers_ends_soon(db: Any) -> None:
     db[b"a"] = b"1"
     assert db.create_transaction()[b"a"].value == b"1"
     deadline = time.monotonic() + 5.0
-    while engine_of(db).live and time.monotonic() < deadline:
+    while engine_of(db).snapshots.live and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not engine_of(db).live
+    assert not engine_of(db).snapshots.live
 
 
 # --- threads that share a transaction ---
@@ -235,7 +235,7 @@ def test_threads_that_share_a_transaction_read_one_version_and_lose_no_conflict(
         for thread in threads:
             thread.join()
         assert tr.tpointer.read_points == set(names)
-        assert len(engine_of(db).live) == 1
+        assert len(engine_of(db).snapshots.live) == 1
         db[names[number % 4]] = b"changed"
         tr[b"x"] = b"1"
         with pytest.raises(fdb.FDBError) as caught:
@@ -376,7 +376,7 @@ def test_timeouts_and_cancels_end_the_wait_for_a_flush(
         with pytest.raises(fdb.FDBError) as caught:
             writer.commit().wait()
         assert caught.value.code == 1031
-        engine_of(flushed_db)._flushed_at = (-1, 0)  # nothing that shows an earlier version is kept
+        engine_of(flushed_db).snapshots._flushed_at = (-1, 0)  # nothing that shows an earlier version is kept
         reader = flushed_db.create_transaction()
         reader.options.set_timeout(100)
         with pytest.raises(fdb.FDBError) as caught:

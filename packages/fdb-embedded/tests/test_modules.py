@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import lmdb
 import pytest
@@ -16,13 +16,14 @@ import fdb_embedded
 from fdb_embedded.engine import housekeeping
 from fdb_embedded.errors import Code, describe, predicate
 from fdb_embedded.pure import atomics, conflict, idempotency
-from fdb_embedded.pure.conflict import ConflictWindow, covers, merge_ranges, pack_record, unpack_record
+from fdb_embedded.pure.conflict import ConflictWindow, pack_record, unpack_record
 from fdb_embedded.pure.keys import LOG_END, log_key
 from fdb_embedded.pure.overlay import Overlay, Stack
-from fdb_embedded.pure.ranges import difference
+from fdb_embedded.pure.ranges import covers, difference, merge_ranges
 from fdb_embedded.storage import journal
 from fdb_embedded.storage.journal import Changes
 from fdb_embedded.tools import text
+from fdb_embedded.transaction import committing
 from fdb_embedded.transaction.options import PLAIN
 
 SEEDS = int(os.environ.get("MAINSPRING_SEEDS", "200"))
@@ -503,10 +504,10 @@ def test_a_short_look_wakes_no_housekeeper_and_keeps_no_page() -> None:
     assert engine.housekeeper.parked
     assert engine.store.readers.parked
     with engine.store.readers.reading():
-        snap = engine.snapshot()  # somebody else's, who reads on
+        snap = engine.snapshots.begin()  # somebody else's, who reads on
     assert not engine.store.readers.parked
     assert not engine.housekeeper.parked
-    engine.release(snap)
+    engine.snapshots.release(snap)
     wait_until_parked(engine.housekeeper)
     assert engine.store.readers.parked
     fdb_embedded.close(db)
@@ -581,41 +582,25 @@ def test_a_callback_may_commit_and_wait() -> None:
 def test_what_begins_while_the_housekeeper_parks_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "IDLE_TICKS", 1)
     done = threading.Event()
+    queue: list[int] = []
+    looks: list[bool] = []
 
-    class Idle:
-        """An engine in which a commit begins just after the look that found none."""
+    def busy() -> bool:
+        """A commit begins just after the look that found none."""
+        looks.append(bool(queue))
+        if len(looks) == 1:
+            assert not keeper.parked
+            queue.append(1)
+        return looks[-1]
 
-        unsettled = ()
-        promised: ClassVar[dict[Any, Any]] = {}
-
-        def __init__(self) -> None:
-            self.committer = self.store = self
-            self.queue: list[int] = []
-            self.looks = 0
-
-        def busy(self) -> bool:
-            found = bool(self.queue)
-            self.looks += 1
-            if self.looks == 1:
-                assert not keeper.parked
-                self.queue.append(1)
-            return found
-
-        def drive(self, until: float) -> bool:
-            self.queue.clear()
-            done.set()
-            return True
-
-        def checkpoint_if_due(self) -> None:
-            pass
-
-        def forget_dead_readers(self) -> None:
-            pass
-
-        def end_old_snapshots(self, born_before: float) -> bool:
+    def keep_house(now: float) -> bool:
+        if not queue:
             return False
+        queue.clear()
+        done.set()
+        return True
 
-    keeper = housekeeping.Housekeeper(Idle())  # type: ignore[arg-type]
+    keeper = housekeeping.Housekeeper(keep_house, busy)
     keeper.unpark()
     try:
         assert done.wait(60)
@@ -650,14 +635,14 @@ def test_what_ends_while_it_is_handed_over_is_not_committed_in_silence(monkeypat
     tr = db.create_transaction()
     tr[b"k"] = b"v"
     inner = tr.tpointer
-    prepare = inner._prepare_commit
+    prepare = committing._prepare_commit
 
-    def cancelled_meanwhile() -> Any:
-        commit = prepare()
+    def cancelled_meanwhile(transaction: Any) -> Any:
+        commit = prepare(transaction)
         inner.fail(1025)
         return commit
 
-    monkeypatch.setattr(inner, "_prepare_commit", cancelled_meanwhile)
+    monkeypatch.setattr(committing, "_prepare_commit", cancelled_meanwhile)
     with pytest.raises(fdb.FDBError, match="1025"):
         tr.commit().wait()
     assert db[b"k"] is None

@@ -182,20 +182,20 @@ def test_more_processes_than_the_table_of_readers_holds_are_told_so_until_one_en
 
 
 def test_one_process_may_have_thousands_of_snapshots_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fdb_embedded.engine import housekeeping
+    from fdb_embedded.engine import engine as keeping
 
-    monkeypatch.setattr(housekeeping, "MAX_AGE", 600.0)  # however slow the machine
+    monkeypatch.setattr(keeping, "MAX_AGE", 600.0)  # however slow the machine
     db = fdb_embedded.open(":memory:")
     engine = db.dpointer.engine
     seen = []
     for number in range(3000):
         db[b"k"] = b"%d" % number
-        seen.append(engine.snapshot())
+        seen.append(engine.snapshots.begin())
     for number, snap in enumerate(seen):
         assert snap.get(b"k") == b"%d" % number
     assert engine.store.readers.count() == 1
     for snap in seen:
-        engine.release(snap)
+        engine.snapshots.release(snap)
     fdb_embedded.close(db)
 
 

@@ -12,14 +12,17 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded.engine import commit, promises, request
-from fdb_embedded.transaction import state, transaction
+from fdb_embedded.transaction import committing, promising, retrying, state, transaction
 
 WAIT = 60.0
 HAND_OVERS: set[Any] = {
     member.__code__
-    for owner in (promises, promises.Promises, request.Commit, transaction.Transaction, state.TransactionState)
+    for owner in (
+        *(promises, committing, promising, retrying),
+        *(promises.Promises, request.Commit, transaction.Transaction, state.TransactionState),
+    )
     for member in vars(owner).values()
-    if hasattr(member, "__code__")
+    if hasattr(member, "__code__") and member.__module__ == getattr(owner, "__module__", owner.__name__)
 } | {commit.Committer.submit.__code__, commit.Committer.settle.__code__, commit.Committer.give_up.__code__}
 
 

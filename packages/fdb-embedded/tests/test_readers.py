@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import fdb_embedded
-from fdb_embedded.engine import housekeeping
+from fdb_embedded.engine import engine as keeping
 from fdb_embedded.sharing import locks
 from fdb_embedded.storage import readers
 
@@ -53,15 +53,15 @@ def write(path: Path, turns: int = 12, *prefix: str) -> None:
 def test_who_reads_the_files_of_his_open_database_keeps_his_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "MAX_AGE", 600.0)  # however slow the machine
+    monkeypatch.setattr(keeping, "MAX_AGE", 600.0)  # however slow the machine
     db = fill(tmp_path / "db")
-    snap = db.dpointer.engine.snapshot()
+    snap = db.dpointer.engine.snapshots.begin()
     assert snap.get(b"000000") == b"original"
     shutil.copytree(tmp_path / "db", tmp_path / "copy")  # opens and closes each of them
     write(tmp_path / "db")
     assert {value for _, value in snap.rows(b"", b"\xff", ROWS + 1, False) if value} == {b"original"}
     assert len(snap.rows(b"0", b"1", ROWS + 1, False)) == ROWS
-    db.dpointer.engine.release(snap)
+    db.dpointer.engine.snapshots.release(snap)
     assert db[b"000000"] == b"written 11" * 8
     fdb_embedded.close(db)
 
@@ -89,10 +89,10 @@ def test_the_copy_of_an_open_directory_changes_nothing_for_who_watches(tmp_path:
 READ = """
 import os, sys
 import fdb_embedded
-from fdb_embedded.engine import housekeeping
-housekeeping.MAX_AGE = 600
+from fdb_embedded.engine import engine as keeping
+keeping.MAX_AGE = 600
 db = fdb_embedded.open(sys.argv[1])
-snap = db.dpointer.engine.snapshot()
+snap = db.dpointer.engine.snapshots.begin()
 print(os.getpid(), snap.get(b"000000").decode(), flush=True)
 sys.stdin.readline()
 print(len([1 for _, value in snap.rows(b"0", b"1", 10000, False) if value == b"original"]), flush=True)
@@ -151,10 +151,10 @@ def test_what_a_killed_process_read_is_free_though_a_child_that_it_forked_lives_
     parent = """
 import os, signal, sys
 import fdb_embedded
-from fdb_embedded.engine import housekeeping
-housekeeping.MAX_AGE = 600
+from fdb_embedded.engine import engine as keeping
+keeping.MAX_AGE = 600
 db = fdb_embedded.open(sys.argv[1])
-snap = db.dpointer.engine.snapshot()
+snap = db.dpointer.engine.snapshots.begin()
 forked, told = os.pipe()
 child = os.fork()
 if child == 0:
@@ -187,12 +187,12 @@ signal.pause()
 def test_the_slot_names_nothing_that_is_newer_than_an_open_snapshot() -> None:
     db = fdb_embedded.open(":memory:")
     store = db.dpointer.engine.store
-    old = db.dpointer.engine.snapshot()
+    old = db.dpointer.engine.snapshots.begin()
     for number in range(50):
         db[b"k"] = b"%d" % number
         store.advance_readers()
         assert store.readers.number <= old.guard <= old.txn.id()
-    db.dpointer.engine.release(old)
+    db.dpointer.engine.snapshots.release(old)
     db[b"k"] = b"last"
     store.advance_readers()
     assert store.readers.number > old.guard
@@ -210,9 +210,9 @@ def test_pages_are_used_again_though_one_always_begins_to_read_before_another_en
 
     @contextlib.contextmanager
     def snapshot() -> Iterator[None]:
-        snap = engine.snapshot()
+        snap = engine.snapshots.begin()
         yield
-        engine.release(snap)
+        engine.snapshots.release(snap)
 
     begin = snapshot if kind == "snapshot" else store.readers.holding
     named = []
@@ -235,13 +235,13 @@ def test_under_fsync_pages_are_used_again_while_commit_follows_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a flush has shown is kept for those who begin before the next one ends, so something is always open."""
-    monkeypatch.setattr(housekeeping, "MAX_AGE", 600.0)
+    monkeypatch.setattr(keeping, "MAX_AGE", 600.0)
     db = fdb_embedded.open(tmp_path / "db", durability="fsync")
     named = []
     for number in range(10):
         db[b"k"] = b"%d" % number
         named.append(db.dpointer.engine.store.readers.number)
-    assert db.dpointer.engine.live
+    assert db.dpointer.engine.snapshots.live
     assert named[-1] > named[1]
     fdb_embedded.close(db)
 

@@ -99,7 +99,7 @@ def test_a_later_commit_of_the_object_never_gets_the_outcome_of_an_earlier_one(d
 def test_what_is_written_is_what_was_handed_over(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reset and filled again by another thread while a leader is writing it."""
     committer = db.dpointer.engine.committer
-    validate = committer._validate
+    validate = committer.batches._validate
     tr = db.create_transaction()
     assert tr[b"old"].value is None
     tr[b"old"] = b"1"
@@ -113,7 +113,7 @@ def test_what_is_written_is_what_was_handed_over(db: Any, monkeypatch: pytest.Mo
         return code
 
     filled: list[bool] = []
-    monkeypatch.setattr(committer, "_validate", reset_meanwhile)
+    monkeypatch.setattr(committer.batches, "_validate", reset_meanwhile)
     assert code_of(tr.commit()) == 1025
     assert (db[b"old"], db[b"new"]) == (b"1", None)
     assert code_of(tr.commit()) == 0
@@ -182,7 +182,7 @@ def test_a_commit_fails_as_the_first_read_that_failed(db: Any, how: str) -> None
     tr = db.create_transaction()
     tr.options.set_read_system_keys()
     tr.get_read_version().wait()
-    db.dpointer.engine.end_old_snapshots(float("inf"))
+    db.dpointer.engine.snapshots.end_old(float("inf"))
     with pytest.raises(fdb_embedded.load().FDBError) as error:
         reads[how](tr)
     assert error.value.code == 1007

@@ -259,7 +259,7 @@ deadline = time.monotonic() + 100
 size = engine.store.env.info()["map_size"]
 filled = 0
 while (did["reads"] < 500 or did["ended"] < 50 or did["grown"] < 3) and time.monotonic() < deadline:
-    engine.end_old_snapshots(math.inf)
+    engine.snapshots.end_old(math.inf)
     write(rows[:10])
     if engine.store.env.info()["map_size"] > size:
         size = engine.store.env.info()["map_size"]
@@ -326,7 +326,7 @@ def test_an_old_snapshot_ends_and_the_file_stays_small(tmp_path: Path, monkeypat
     engine = db.dpointer.engine
     old = db.create_transaction()
     assert old[b"k"].value is None
-    engine.end_old_snapshots(float("inf"))
+    engine.snapshots.end_old(float("inf"))
     with pytest.raises(fdb_embedded.load().FDBError, match="1007"):
         old[b"k"].wait()
     for turn in range(300):
@@ -651,11 +651,11 @@ def test_a_read_version_that_is_only_looked_at_keeps_no_pages(tmp_path: Path) ->
     tr = db.create_transaction()
     peeked = tr.peek_read_version()
     assert peeked == tr.get_read_version().wait()
-    assert list(engine.pinned) == [peeked]  # by get_read_version
+    assert list(engine.snapshots.pinned) == [peeked]  # by get_read_version
     db[b"k"] = b"v"
     tr = db.create_transaction()
     assert tr.peek_read_version() > peeked
-    assert list(engine.pinned) == [peeked]
+    assert list(engine.snapshots.pinned) == [peeked]
     tr.cancel()
     with pytest.raises(fdb.FDBError, match="1025"):
         tr.peek_read_version()
@@ -673,7 +673,7 @@ def test_a_database_whose_directory_was_removed_can_be_closed(tmp_path: Path) ->
 def test_a_database_whose_directory_is_gone_says_so_and_is_not_retried(
     tmp_path: Path, again: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fdb_embedded.engine.engine.THERE_SECONDS", 0.0)
+    monkeypatch.setattr("fdb_embedded.engine.soundness.THERE_SECONDS", 0.0)
     db = fdb_embedded.open(tmp_path / "db")
     db[b"k"] = b"v"
     (tmp_path / "db").rename(tmp_path / "away")
@@ -695,7 +695,7 @@ def test_a_database_whose_directory_is_gone_says_so_and_is_not_retried(
 def test_who_only_writes_is_told_that_the_directory_is_gone(
     tmp_path: Path, durability: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fdb_embedded.engine.engine.THERE_SECONDS", 0.0)
+    monkeypatch.setattr("fdb_embedded.engine.soundness.THERE_SECONDS", 0.0)
     db = fdb_embedded.open(tmp_path / "db", durability=durability)
     tr = db.create_transaction()
     tr[b"k"] = b"there"
@@ -719,7 +719,7 @@ def test_who_only_writes_is_told_that_the_directory_is_gone(
 def test_who_waits_for_a_watch_is_told_that_the_directory_is_gone(
     tmp_path: Path, called_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fdb_embedded.engine.engine.THERE_SECONDS", 0.0)
+    monkeypatch.setattr("fdb_embedded.engine.soundness.THERE_SECONDS", 0.0)
     monkeypatch.setattr("fdb_embedded.engine.watches.POLL", 0.01)
     db = fdb_embedded.open(tmp_path / "db")
     tr = db.create_transaction()

@@ -11,7 +11,9 @@ import pytest
 
 import fdb_embedded
 from fdb_embedded.engine.engine import Engine
+from fdb_embedded.engine.trimming import trim
 from fdb_embedded.storage import durability
+from fdb_embedded.storage.recovery import recover
 from fdb_embedded.tools import archive, maintenance
 
 SIZE = 120
@@ -422,7 +424,7 @@ def history_that_is_trimmed(db: Any, size: int) -> Steps:
     version = engine.store.clock.now() + 100_000_000
     yield
     with engine.store.writer_section() as txn:
-        engine.trim(txn, version, 2 * size)
+        trim(txn, version, 2 * size)
         txn.commit()
 
 
@@ -441,7 +443,7 @@ def recovery(db: Any, size: int) -> Steps:
     path = db.dpointer.engine.path
     fdb_embedded.close(db)
     yield
-    durability.recover(path)
+    recover(path)
 
 
 def recovery_of_many_segments(db: Any, size: int) -> Steps:
@@ -451,7 +453,7 @@ def recovery_of_many_segments(db: Any, size: int) -> Steps:
         durability._new_segment(store, path)
     fdb_embedded.close(db)
     yield
-    durability.recover(path)
+    recover(path)
 
 
 def recovery_of_damage(db: Any, size: int) -> Steps:
@@ -464,7 +466,7 @@ def recovery_of_damage(db: Any, size: int) -> Steps:
     segment.write_bytes(data)
     yield
     with pytest.raises(fdb_embedded.DamagedDatabase):
-        durability.recover(path)
+        recover(path)
 
 
 def checking_and_dumping(db: Any, size: int) -> Steps:

@@ -441,4 +441,4 @@ def test_a_group_that_reads_makes_no_later_commit_keep_its_version(
     assert held.run((add_one, b"n0"), (add_one, b"n1")) == [0, 0]
     assert held.groups == [1, 2]
     memory_db[b"later"] = b"x"
-    assert not memory_db.dpointer.engine.pinned
+    assert not memory_db.dpointer.engine.snapshots.pinned

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import errors
+from ..engine import status
 from ..engine.futures import Future, failed, ready
 from ..errors import Code
 from ..transaction import handles, locality
@@ -140,9 +141,7 @@ class CApi:
         return 0
 
     def _database_get_client_status(self, database: handles.Database) -> Future:
-        from ..engine import status
-
-        return ready(status.client_status(database))
+        return ready(status.client_status(database.engine))
 
     # --- transactions ---
 

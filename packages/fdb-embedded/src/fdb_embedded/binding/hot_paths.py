@@ -11,30 +11,29 @@ from ..engine.futures import Future, ready
 from ..errors import Code
 from .capi import CApi
 
+_only_bytes = {bytes}.issuperset
+_done = ready()
+
+
+def _keys_of(items: Any, key_to_bytes: Callable[[Any], bytes]) -> list[bytes]:
+    found = list(items)
+    return found if _only_bytes(map(type, found)) else list(map(key_to_bytes, found))
+
 
 def override(impl: types.ModuleType, capi: CApi) -> None:
     """Put direct calls in the place of what marshals through ctypes."""
+    capi.make_error = impl.FDBError
+    _override_results(impl)
+    _override_futures(impl)
+    _override_reads(impl)
+    _override_writes(impl)
+    _override_transactions(impl)
+    _override_databases(impl, capi)
+
+
+def _override_results(impl: types.ModuleType) -> None:
     error_class: Callable[[int], Exception] = impl.FDBError
-    capi.make_error = error_class
-    key_to_bytes, value_to_bytes = impl.keyToBytes, impl.valueToBytes
-    value_class, key_value = impl.Value, impl.KeyValue
-    base, new = impl.TransactionRead, object.__new__
-    done = ready()
-
-    only_bytes = {bytes}.issuperset
-
-    def rows_of(items: Any) -> list[tuple[bytes, bytes]]:
-        """Pairs as a commit can write them. What isn't bytes would fail the commits of others that are written together with it."""
-        rows = items if isinstance(items, list) else list(items)
-        if only_bytes(map(type, chain.from_iterable(rows))):
-            return rows
-        return [(key_to_bytes(key), value_to_bytes(value)) for key, value in rows]
-
-    def keys_of(items: Any) -> list[bytes]:
-        found = list(items)
-        return found if only_bytes(map(type, found)) else list(map(key_to_bytes, found))
-
-    # --- futures ---
+    key_value = impl.KeyValue
 
     def get_value(self: Any) -> None:
         future = self.fpointer
@@ -72,6 +71,8 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
             getattr(impl, name).wait = wait
     impl.FutureKeyValueArray.wait = wait_rows
 
+
+def _override_futures(impl: types.ModuleType) -> None:
     def block_until_ready(self: Any) -> None:
         self.fpointer.wait()
 
@@ -100,7 +101,11 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     impl.Future._release_memory = nothing
     del impl.Future.__del__
 
-    # --- reading ---
+
+def _override_reads(impl: types.ModuleType) -> None:
+    error_class: Callable[[int], Exception] = impl.FDBError
+    key_to_bytes, value_class = impl.keyToBytes, impl.Value
+    base, new = impl.TransactionRead, object.__new__
 
     def get(self: Any, key: Any) -> Any:
         if type(key) is not bytes:
@@ -110,7 +115,7 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
         attributes["_error"] = None
         try:
             attributes["value"] = self.tpointer.get(key, self._snapshot)
-            attributes["fpointer"] = done
+            attributes["fpointer"] = _done
         except Code as error:
             future = attributes["fpointer"] = Future()
             future.set(None, error.code)
@@ -128,7 +133,7 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     def get_many(self: Any, keys: Any, snapshot: bool = False) -> list[bytes | None]:
         """The values of many keys, in their order."""
         try:
-            found: list[bytes | None] = self.tpointer.get_many(keys_of(keys), snapshot or self._snapshot)
+            found: list[bytes | None] = self.tpointer.get_many(_keys_of(keys, key_to_bytes), snapshot or self._snapshot)
             return found
         except Code as error:
             raise error_class(error.code) from None
@@ -158,9 +163,17 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     base.read_range = read_range
     del base.__del__
 
-    # --- writing ---
 
+def _override_writes(impl: types.ModuleType) -> None:
     transaction_class = impl.Transaction
+    key_to_bytes, value_to_bytes = impl.keyToBytes, impl.valueToBytes
+
+    def rows_of(items: Any) -> list[tuple[bytes, bytes]]:
+        """Pairs as a commit can write them. What isn't bytes would fail the commits of others that are written together with it."""
+        rows = items if isinstance(items, list) else list(items)
+        if _only_bytes(map(type, chain.from_iterable(rows))):
+            return rows
+        return [(key_to_bytes(key), value_to_bytes(value)) for key, value in rows]
 
     def set_key(self: Any, key: Any, value: Any) -> None:
         if type(key) is not bytes:
@@ -178,11 +191,11 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
 
     def clear_many(self: Any, keys: Any) -> None:
         """Clear many keys at once."""
-        self.tpointer.clear_many(keys_of(keys))
+        self.tpointer.clear_many(_keys_of(keys, key_to_bytes))
 
     def add_read_conflict_keys(self: Any, keys: Any) -> None:
         """A read conflict for each of many keys."""
-        self.tpointer.add_read_conflict_keys(keys_of(keys))
+        self.tpointer.add_read_conflict_keys(_keys_of(keys, key_to_bytes))
 
     def add_read_conflict_key(self: Any, key: Any) -> None:
         key = key_to_bytes(key)
@@ -192,6 +205,11 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     transaction_class.clear_many = clear_many
     transaction_class.add_read_conflict_keys = add_read_conflict_keys
     transaction_class.add_read_conflict_key = add_read_conflict_key
+
+
+def _override_transactions(impl: types.ModuleType) -> None:
+    error_class: Callable[[int], Exception] = impl.FDBError
+    transaction_class, new = impl.Transaction, object.__new__
 
     def set_option(self: Any, option: int, parameter: bytes | None, length: int) -> None:
         try:
@@ -222,7 +240,10 @@ def override(impl: types.ModuleType, capi: CApi) -> None:
     transaction_class.get_committed_version = lambda self: self.tpointer.committed_version
     del transaction_class.__del__
 
-    # --- databases ---
+
+def _override_databases(impl: types.ModuleType, capi: CApi) -> None:
+    error_class: Callable[[int], Exception] = impl.FDBError
+    transaction_class, base, new = impl.Transaction, impl.TransactionRead, object.__new__
 
     def create_transaction(self: Any) -> Any:
         made = new(transaction_class)

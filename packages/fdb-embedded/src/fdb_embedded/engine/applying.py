@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..pure import keys
 from ..pure.overlay import Entry, Stack
 from ..sharing.shared import SharedPage
 from ..storage.journal import Change, Changes
-
-if TYPE_CHECKING:
-    from .request import Commit
-
+from .request import Commit
 
 FEW = 3
 """So many writes cost less one by one than sorted and in one call."""

@@ -11,20 +11,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from .futures import run_callback
-from .promises import end_unowned
-from .snapshot import MAX_AGE
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 TICK = 0.01  # seconds between two looks while anything is open, or was
 LONGEST_TICK = 0.16  # the same when look after look finds that nothing was; each is twice as far from the last one
 IDLE_TICKS = 5  # such looks after which the thread is parked
-LOOK_EVERY = 1.0
-PATIENCE = 0.02  # seconds that it waits to write what nobody waits for, before it looks after its other work
 
 
 class Bell:
@@ -55,8 +47,9 @@ class Bell:
 class Housekeeper:
     """Parked while the engine is idle, so that an idle process uses no time."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, keep_house: Callable[[float], bool], busy: Callable[[], bool]) -> None:
+        self._keep_house = keep_house  # given the time, does what there is to do; whether anything is open, or was
+        self._busy = busy  # whether anything is open that has to be looked after
         self.parked = True
         self.thread: threading.Thread | None = None
         self.lock = threading.RLock()  # a handle collected while it is held calls `call_at`
@@ -64,7 +57,6 @@ class Housekeeper:
         self.stopping = False
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.count = itertools.count()
-        self._next_look = 0.0
 
     def unpark(self, now: bool = False) -> None:
         """Something began that may need the thread; with `now`, it is needed at once."""
@@ -101,10 +93,10 @@ class Housekeeper:
             idle, pause = (0, TICK) if busy else (idle + 1, min(2 * pause, LONGEST_TICK))
             if idle > IDLE_TICKS:
                 with self.lock:
-                    if not self.engine.busy() and not self.bell.is_set():
+                    if not self._busy() and not self.bell.is_set():
                         self.parked = True
                         # Who began something since the look saw a thread that wasn't parked, and didn't wake it.
-                        self.parked = not self.engine.busy()
+                        self.parked = not self._busy()
                 self.bell.wait(self._pause(None if self.parked else TICK))
                 # A timer that is due wakes it to look once, and to park again unless there is more to do.
                 idle, pause = (IDLE_TICKS, LONGEST_TICK) if self.parked else (0, TICK)
@@ -121,8 +113,6 @@ class Housekeeper:
         return most
 
     def _tick(self) -> bool:
-        engine = self.engine
-        busy = False
         now = time.monotonic()
         while True:
             with self.lock:
@@ -132,20 +122,7 @@ class Housekeeper:
             run_callback(callback)
         if self.stopping:  # that may have closed the engine
             return False
-        end_unowned(engine.promised)
-        if engine.committer.unsettled:
-            engine.committer.settle_left()
-            busy = True
-        if engine.committer.queue:
-            if not engine.committer.drive(until=time.monotonic() + PATIENCE):  # the timers have to go on
-                engine.committer.tell_late()
-            busy = True
-        if now >= self._next_look:
-            self._next_look = now + LOOK_EVERY
-            engine.checkpoint_if_due()
-            engine.store.forget_dead_readers()
-            engine.store.page.slots.free_dead()
-        return engine.end_old_snapshots(now - MAX_AGE) or busy
+        return self._keep_house(now)
 
     def stop(self) -> None:
         """End the thread."""

@@ -8,17 +8,28 @@ more, because an interrupt kept a commit from being asked for or the transaction
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .. import errors
-
-if TYPE_CHECKING:
-    from .engine import Engine
-    from .futures import Future
-    from .watches import Watch
+from .futures import Future
+from .housekeeping import Housekeeper
+from .snapshots import Attachment
+from .watch import Watch
+from .watches import Watches
 
 Promised = dict["weakref.ref[Promises]", "tuple[list[Future], list[Watch]]"]
 """What hasn't ended yet, by who may still end it."""
+
+
+class Owner(Attachment, Protocol):
+    """The engine that they are promised by."""
+
+    @property
+    def promised(self) -> Promised: ...
+    @property
+    def housekeeper(self) -> Housekeeper: ...
+    @property
+    def watches(self) -> Watches: ...
 
 
 class Promises:
@@ -26,7 +37,7 @@ class Promises:
 
     __slots__ = ("__weakref__", "_endings", "_owned", "engine", "stamps", "watches")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Owner) -> None:
         self.engine = engine
         self.stamps: list[Future] = []
         self.watches: list[Watch] = []

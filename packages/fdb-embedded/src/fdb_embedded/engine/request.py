@@ -7,17 +7,14 @@ outcome of this commit reaches this future and what was promised with it, and no
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from .. import errors
-from ..pure.conflict import Range
 from ..pure.idempotency import SELF_CONFLICT
 from ..pure.overlay import Overlay
+from ..pure.ranges import Range
 from .futures import Future
-
-if TYPE_CHECKING:
-    from .promises import Promises
-    from .snapshot import Snapshot
+from .promises import Promises
+from .snapshot import Snapshot
 
 
 class Commit(Future):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import lmdb
 
@@ -15,10 +15,9 @@ from ..pure import idempotency, keys
 from ..pure.keys import Row
 from ..pure.scan import scan
 from ..pure.versions import MAX_READ_AGE, VERSIONS_PER_SECOND
-from ..sharing.waiting import Waiter
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from ..sharing.waiting import GoOn, Waiter
+from ..storage.store import Store
+from .soundness import Soundness
 
 T = TypeVar("T")
 
@@ -27,6 +26,22 @@ SHARED_FOR = 0.05  # seconds: those that begin while nobody commits share a snap
 MAX_AGE = MAX_READ_AGE / VERSIONS_PER_SECOND + SHARED_FOR
 FIRST_CHUNK = 64
 LARGEST_CHUNK = 4096
+
+
+class Owner(Protocol):
+    """Who keeps the snapshots of a database."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def soundness(self) -> Soundness: ...
+    @property
+    def live(self) -> dict[int, Snapshot]: ...
+    def newest(self, go_on: GoOn | None = None) -> tuple[Any, int]:
+        """An LMDB read transaction and the version it shows."""
+
+    def written_between(self, since: int, until: int, begin: bytes, end: bytes, go_on: GoOn | None = None) -> bool:
+        """Whether a commit of a version in (since, until] wrote in [begin, end)."""
 
 
 class Snapshot:
@@ -43,11 +58,11 @@ class Snapshot:
         "base",
         "born",
         "ended",
-        "engine",
         "guard",
         "inside",
         "mark",
         "new_until",
+        "owner",
         "shown",
         "store",
         "told",
@@ -56,10 +71,10 @@ class Snapshot:
         "version",
     )
 
-    def __init__(self, engine: Engine, txn: Any, version: int, guard: int, mark: int = -1) -> None:
-        self.engine = engine
+    def __init__(self, owner: Owner, txn: Any, version: int, guard: int, mark: int = -1) -> None:
+        self.owner = owner
         self.guard = guard  # what the process's slot of readers may name as long as this is open
-        self.store = store = engine.store
+        self.store = store = owner.store
         self.inside: set[int] = set()  # threads that read in `txn` at this moment
         self.txn = txn
         self.version = version
@@ -78,7 +93,7 @@ class Snapshot:
 
     def young(self) -> bool:
         """Whether the last to share it began less than five seconds ago, however old the newest version was then."""
-        same_clock = self.base == self.engine.store.clock.base  # versions haven't jumped ahead since
+        same_clock = self.base == self.store.clock.base  # versions haven't jumped ahead since
         return same_clock and self.shown == self.version and time.monotonic() - self.born <= MAX_AGE
 
     def end(self) -> None:
@@ -90,7 +105,7 @@ class Snapshot:
         """Where it has ended and nobody reads, the LMDB transaction ends: by whoever is last."""
         if self.inside or not self.ended:
             return
-        self.engine.live.pop(id(self), None)
+        self.owner.live.pop(id(self), None)
         txn, self.txn = self.txn, None
         if txn is not None:
             try:
@@ -108,7 +123,7 @@ class Snapshot:
                 if not self.ended and not self.store.gate:
                     return read(txn)
             except DAMAGE as error:
-                raise self.engine.damaged(error) from error
+                raise self.owner.soundness.damaged(error) from error
             except lmdb.Error:
                 pass
             finally:
@@ -127,13 +142,13 @@ class Snapshot:
         """The LMDB transaction was invalidated by a growing map: take another and remember that it is later."""
         if self.ended:
             raise Code(errors.TRANSACTION_TOO_OLD)
-        txn, self.shown = self.engine.newest(None if waiter is None else waiter.go_on)
+        txn, self.shown = self.owner.newest(None if waiter is None else waiter.go_on)
         self.txn = txn
         self._left()
 
     def _unchanged(self, begin: bytes, end: bytes, waiter: Waiter | None) -> None:
         go_on = None if waiter is None else waiter.go_on
-        if self.engine.written_between(self.version, self.shown, begin, end, go_on):
+        if self.owner.written_between(self.version, self.shown, begin, end, go_on):
             raise Code(errors.TRANSACTION_TOO_OLD)
 
     def get(self, key: bytes, waiter: Waiter | None = None) -> bytes | None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..pure import idempotency, keys
 from ..pure.versions import last_version
-
-if TYPE_CHECKING:
-    from ..transaction.handles import Database
-    from .engine import Engine
+from .engine import Engine
 
 ADDRESS = "127.0.0.1:4500"
 PROTOCOL = "0fdb00b073000000"
@@ -60,9 +57,8 @@ def measure(engine: Engine) -> dict[str, Any]:
     }
 
 
-def client_status(database: Database) -> bytes:
+def client_status(engine: Engine) -> bytes:
     """`fdb_database_get_client_status` as JSON."""
-    engine = database.engine
     report: dict[str, Any] = {
         "Healthy": True,
         "InitializationState": "created",

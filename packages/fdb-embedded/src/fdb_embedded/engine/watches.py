@@ -14,8 +14,8 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import lmdb
 
@@ -26,11 +26,11 @@ from ..pure.conflict import unpack_record, written_ranges
 from ..pure.versions import last_version
 from ..sharing.interest import Interest
 from ..sharing.waiting import GivenUp, at_most
+from ..storage.store import Store
 from .futures import Future
-
-if TYPE_CHECKING:
-    from ..transaction.handles import Database
-    from .engine import Engine
+from .snapshots import Attachment, Snapshots
+from .soundness import Soundness
+from .watch import Watch
 
 POLL = 2.0
 """Seconds between looks at the page when nothing wakes a thread; no row is read for them."""
@@ -38,50 +38,8 @@ POLL_AGAIN = 0.25
 """Seconds until the next where somebody was about to commit. So soon after that a watch fires though the process that changed its key was killed, or
 stopped, before it told."""
 LINGER = 2.0  # seconds in which a thread without watches waits for new ones
-DEFAULT_LIMIT = 10_000
 FEW_KEYS = 1000  # so many are looked through at each poll for watches that nobody holds any more
 KEPT_TOLD = 4  # keys without a watch that commits are still asked for
-
-
-class Watch(Future):
-    """A watch. It counts against the limit of its database handle from `reserve` until it has ended, or is dropped."""
-
-    __slots__ = ("counted", "database", "expected", "key")
-
-    def __init__(self, database: Database, key: bytes, expected: bytes | None) -> None:
-        super().__init__()
-        self.database = database
-        # C functions alone, so that an interrupt of the collector can't lose count
-        self.counted = weakref.ref(self, database.watches.discard)
-        hash(self.counted)  # asked for now, it is known when the watch is gone
-        self.key = key
-        self.expected = expected  # the value that it waits to see differ
-
-    def set(self, value: Any = None, error: int = 0) -> bool:
-        """As `Future.set`."""
-        self.database.watches.discard(self.counted)
-        self.database.engine.watches.awaited.discard(self)
-        return super().set(value, error)
-
-    def cancel(self) -> None:
-        """As `Future.cancel`. A thread that waits for it by itself is woken."""
-        super().cancel()
-        if self.direct is not None:
-            self.database.engine.watches.wake()
-
-    def add_callback(self, callback: Callable[[], None]) -> None:
-        """As `Future.add_callback`. The watch stays until it has ended, though nobody holds it."""
-        awaited = self.database.engine.watches.awaited
-        awaited.add(self)
-        super().add_callback(callback)
-        if self.done:
-            awaited.discard(self)
-
-    def remove_callback(self, callback: Callable[[], None]) -> None:
-        """As `Future.remove_callback`."""
-        super().remove_callback(callback)
-        if not self.callbacks:
-            self.database.engine.watches.awaited.discard(self)
 
 
 class _Found:
@@ -97,10 +55,21 @@ class _Found:
         self.unwatched: set[bytes] = set()  # keys that were written, and that nobody watches
 
 
+class Owner(Attachment, Protocol):
+    """The engine whose watches they are."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def soundness(self) -> Soundness: ...
+    @property
+    def snapshots(self) -> Snapshots: ...
+
+
 class Watches:
     """The watches of an engine. The thread exists while somebody needs it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Owner) -> None:
         self.engine = engine
         self.lock = threading.Lock()
         self.by_key: dict[bytes, dict[weakref.ref[Watch], None]] = {}  # who drops a watch gives it up
@@ -314,7 +283,7 @@ class Watches:
             fresh = self._fresh.copy()
             # under the lock: a watch that is added later may know newer values
             try:
-                found = self.engine.read_flushed(self._find, at_most(POLL_AGAIN))
+                found = self.engine.snapshots.read_flushed(self._find, at_most(POLL_AGAIN))
             except GivenUp:  # another process is waited for, which is to keep nobody who needs this lock
                 self._poll_at = min(self._poll_at, time.monotonic() + POLL_AGAIN)
                 return
@@ -335,8 +304,8 @@ class Watches:
     def _end_where_gone(self) -> None:
         """End all watches of a database whose directory was removed: nobody will write there."""
         try:
-            if time.monotonic() >= self.engine.look_there_at:
-                self.engine.look_there()
+            if time.monotonic() >= self.engine.soundness.look_there_at:
+                self.engine.soundness.look_there()
         except Code as gone:
             with self.lock:
                 left = self._live()

@@ -7,122 +7,24 @@ unreadable can depend on what was read before. Names and order are the client's,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from .. import errors
-from ..errors import Code
-from .known import EMPTY, UNKNOWN, VALUE, Known, Part
-from .write_map import CLEARED, DEPENDENT, INDEPENDENT, UNMODIFIED, Segment, WriteMap, value_over
-
-if TYPE_CHECKING:
-    from .keys import Row
+from .client_places import (
+    Ask,
+    At,
+    Found,
+    Limits,
+    Selector,
+    count_unknown,
+    count_unknown_back,
+    skip_unknown,
+    skip_unknown_back,
+)
+from .known import EMPTY, UNKNOWN, VALUE, Known
+from .write_map import UNMODIFIED, Segment, WriteMap
 
 END: Final = b"\xff\xff"
 MOST_BYTES: Final = 80_000
-_KINDS: Final = {
-    UNMODIFIED: (UNKNOWN, EMPTY, VALUE),
-    CLEARED: (EMPTY, EMPTY, EMPTY),
-    INDEPENDENT: (VALUE, VALUE, VALUE),
-    DEPENDENT: (UNKNOWN, VALUE, VALUE),
-}
-
-
-@dataclass(slots=True)
-class Selector:
-    """A key and an offset; `or_equal` is taken into the key."""
-
-    key: bytes
-    offset: int
-
-    @property
-    def is_plain(self) -> bool:
-        """First greater or equal: the key itself is the border."""
-        return self.offset == 1
-
-
-@dataclass(slots=True)
-class Limits:
-    """Rows and bytes that may still be read; None is no limit."""
-
-    rows: int | None
-    size: int | None
-    least: int = 1
-
-    def reached(self) -> bool:
-        return self.rows == 0 or (self.size == 0 and self.least == 0)
-
-    def decrement(self, key: bytes, value: bytes) -> None:
-        self.least = max(0, self.least - 1)
-        if self.rows is not None:
-            self.rows -= 1
-        if self.size is not None:
-            self.size = max(0, self.size - 8 - len(key) - len(value))
-
-
-@dataclass(slots=True)
-class Found:
-    """Rows, whether there are more, and whether the beginning or the end of all keys was come to."""
-
-    rows: list[Row] = field(default_factory=list)
-    more: bool = False
-    to_begin: bool = False
-    through_end: bool = False
-
-
-Ask = Callable[[Selector, Selector, Limits, bool], Found]
-"""Reads a range of the snapshot alone, both selectors resolved there."""
-
-
-class _At:
-    """A place: a segment of the writes over a part of what is known (the client's RYWIterator)."""
-
-    __slots__ = ("part", "reads", "segment")
-
-    def __init__(self, reads: ClientReads, segment: Segment, part: Part) -> None:
-        self.reads = reads
-        self.segment = segment
-        self.part = part
-
-    @property
-    def begin(self) -> bytes:
-        return max(self.segment.begin, self.part.begin)
-
-    @property
-    def end(self) -> bytes:
-        return min(self.segment.end, self.part.end)
-
-    @property
-    def unreadable(self) -> bool:
-        return self.segment.unreadable
-
-    @property
-    def kind(self) -> int:
-        if self.segment.unreadable and not self.reads.bypass:
-            raise Code(errors.ACCESSED_UNREADABLE)
-        return _KINDS[self.segment.kind][self.part.kind]
-
-    def same(self, other: _At) -> bool:
-        return self.begin == other.begin
-
-    def next(self) -> _At:
-        return self.reads.at(self.end)
-
-    def previous(self) -> _At:
-        return self.reads.before(self.begin)
-
-    def row(self) -> Row | None:
-        """The row here; None for a key that a conditional clear has left without a value."""
-        if self.segment.unreadable and not self.reads.bypass:
-            raise Code(errors.ACCESSED_UNREADABLE)
-        segment, part = self.segment, self.part
-        if segment.kind == UNMODIFIED:
-            assert part.value is not None
-            return part.begin, part.value
-        independent = segment.entry.cleared or not segment.entry.depends
-        value = value_over(segment.entry.stack, None if independent or part.kind == EMPTY else part.value)
-        return None if value is None else (segment.begin, value)
 
 
 class ClientReads:
@@ -135,15 +37,15 @@ class ClientReads:
         self.edge = edge
         self.bypass = bypass
 
-    def at(self, key: bytes) -> _At:
-        return _At(self, Segment(self.writes, key), self.known.containing(key))
+    def at(self, key: bytes) -> At:
+        return At(self, Segment(self.writes, key), self.known.containing(key))
 
-    def before(self, key: bytes) -> _At:
-        return _At(self, Segment.before(self.writes, key), self.known.before(key))
+    def before(self, key: bytes) -> At:
+        return At(self, Segment.before(self.writes, key), self.known.before(key))
 
     # --- selectors ---
 
-    def _resolve(self, key: Selector, flags: Found, actual: int) -> tuple[_At, int]:
+    def _resolve(self, key: Selector, flags: Found, actual: int) -> tuple[At, int]:
         """Move `key` as far as what is known allows (resolveKeySelectorFromCache): where it is, and its actual offset."""
         exhausted = key.offset == 1
         edge = self.edge
@@ -249,7 +151,7 @@ class ClientReads:
                 singles = 0
                 last = it
                 if it.begin < it_end.begin:
-                    last, counted = self._skip_unknown(it, it_end, clear_limit + 100)
+                    last, counted = skip_unknown(it, it_end, clear_limit + 100)
                     singles = min(counted, clear_limit)
                 if not last.same(it_end):
                     read_end = Selector(last.end, 1)
@@ -261,7 +163,7 @@ class ClientReads:
                 else:
                     read_end = Selector(end.key, end.offset)
                     if end.offset > 1:
-                        singles += self._count_unknown(last, clear_limit - singles)
+                        singles += count_unknown(last, clear_limit - singles)
                         read_end.offset += singles
                 additional += singles
                 if begin.is_plain:
@@ -271,7 +173,7 @@ class ClientReads:
                     read_begin = Selector(begin.key, 1)
                     additional += begin.offset - 1
                 else:
-                    singles = self._count_unknown_back(it, clear_limit)
+                    singles = count_unknown_back(it, clear_limit)
                     read_begin = Selector(begin.key, begin.offset - singles)
                     additional += singles
                 if read_end.key < read_begin.key:
@@ -373,7 +275,7 @@ class ClientReads:
                 singles = 0
                 first = it
                 if it.begin > it_end.begin:
-                    first, counted = self._skip_unknown_back(it, it_end, clear_limit + 100)
+                    first, counted = skip_unknown_back(it, it_end, clear_limit + 100)
                     singles = min(counted, clear_limit)
                 if not first.same(it_end):
                     read_begin = Selector(first.begin, 1)
@@ -385,7 +287,7 @@ class ClientReads:
                 else:
                     read_begin = Selector(begin.key, begin.offset)
                     if begin.offset < 1:
-                        singles += self._count_unknown_back(first, clear_limit - singles)
+                        singles += count_unknown_back(first, clear_limit - singles)
                         read_begin.offset -= singles
                 additional += singles
                 if end.is_plain:
@@ -395,7 +297,7 @@ class ClientReads:
                     read_end = Selector(end.key, 1)
                     additional += 1 - end.offset
                 else:
-                    singles = self._count_unknown(it, clear_limit)
+                    singles = count_unknown(it, clear_limit)
                     read_end = Selector(end.key, end.offset + singles)
                     additional += singles
                 if read_begin.key > read_end.key:
@@ -478,71 +380,3 @@ class ClientReads:
             if rows[0][0] >= high:
                 high = rows[0][0] + b"\0"
         self.known.insert(low, high, rows[::-1])
-
-    def _skip_unknown(self, it: _At, end: _At, most: int) -> tuple[_At, int]:
-        """Over what is known of single keys, to the last unknown place before what is known of more (skipUncached)."""
-        begin, until = it.begin, it.end
-        singles = 0
-        while not it.same(end) and most > 0:
-            most -= 1
-            if it.unreadable or it.kind == EMPTY:
-                if it.unreadable or until != begin + b"\0":
-                    break
-                singles += 1
-            else:
-                begin = until
-            it = it.next()
-            until = it.end
-        while it.unreadable or it.kind != UNKNOWN:
-            it = it.previous()
-        return it, singles
-
-    def _skip_unknown_back(self, it: _At, end: _At, most: int) -> tuple[_At, int]:
-        begin, until = it.begin, it.end
-        singles = 0
-        while not it.same(end) and most > 0:
-            most -= 1
-            if it.unreadable or it.kind == EMPTY:
-                if it.unreadable or until != begin + b"\0":
-                    break
-                singles += 1
-            else:
-                until = begin
-            it = it.previous()
-            begin = it.begin
-        while it.unreadable or it.kind != UNKNOWN:
-            it = it.next()
-        return it, singles
-
-    def _count_unknown(self, it: _At, most: int) -> int:
-        """How many single keys that are known to be empty follow, before what is known of more (countUncached)."""
-        begin, until = it.begin, it.end
-        singles = 0
-        while most > 0 and until < self.edge:
-            if it.unreadable or it.kind == EMPTY:
-                if it.unreadable or until != begin + b"\0":
-                    return singles
-                singles += 1
-                if singles >= most:
-                    return most
-            else:
-                begin = until
-            it = it.next()
-            until = it.end
-        return singles
-
-    def _count_unknown_back(self, it: _At, most: int) -> int:
-        begin, until = it.begin, it.end
-        singles = 0
-        while most > 0 and begin > b"":
-            if it.unreadable or it.kind == EMPTY:
-                if it.unreadable or until != begin + b"\0":
-                    return singles
-                singles += 1
-                if singles >= most:
-                    return most
-            else:
-                until = begin
-            it = it.previous()
-            begin = it.begin
-        return singles

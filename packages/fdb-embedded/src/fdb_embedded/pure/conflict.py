@@ -18,11 +18,12 @@ import msgpack
 
 from ..errors import DamagedDatabase
 from .keys import LOG, LOG_END, log_key
-from .versions import MAX_READ_AGE
+from .ranges import Range, covers, merge_ranges, touched
+from .versions import MAX_READ_AGE, log_begin
 
-Range = tuple[bytes, bytes]
-# ids committed in a version: (id, index in the batch, 1 when it ends once its commit was answered)
-Ids = list[tuple[bytes, int, int]]
+Ids = list[
+    tuple[bytes, int, int]
+]  # of a version: (id, index in the batch, 1 when it ends once its commit was answered)
 
 FEW = 8  # so many records are cheaper to look at than to index
 BLOCK = 64  # records whose keys are sorted together, for range reads
@@ -108,34 +109,6 @@ def _fields(data: bytes) -> tuple[tuple[Any, ...], list[bytes], list[Range]]:
 
 def _unreadable(data: bytes, error: Exception) -> DamagedDatabase:
     return DamagedDatabase(f"a commit record of {len(data)} bytes can't be read ({error})")
-
-
-def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """Sorted, disjoint ranges that cover the same keys."""
-    merged: list[Range] = []
-    for begin, end in sorted(ranges):
-        if merged and begin <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def covers(ranges: list[Range], key: bytes) -> bool:
-    """Whether sorted, disjoint ranges contain `key`."""
-    at = bisect.bisect_right(ranges, key, key=_begin)
-    return at > 0 and key < ranges[at - 1][1]
-
-
-def _begin(item: Range) -> bytes:
-    return item[0]
-
-
-def touched(ranges: list[Range], begin: bytes, end: bytes) -> bool:
-    """Whether any of sorted, disjoint ranges has a part in [begin, end)."""
-    at = bisect.bisect_left(ranges, end, key=_begin)
-    return at > 0 and begin < ranges[at - 1][1]
 
 
 class Record:
@@ -374,16 +347,6 @@ class ConflictWindow:
         if not self._ranged or self._ranged[-1].version <= version:
             return None
         return next(filter(None, (record.hit_within(points) for record in self._since(version))), None)
-
-
-def log_begin(txn: Any) -> int:
-    """The version from which on the log has all commit records: older ones are dropped after a while."""
-    cursor = txn.cursor()
-    if cursor.set_range(LOG):
-        key: bytes = cursor.key()
-        if key.startswith(LOG):
-            return int.from_bytes(key[len(LOG) :], "big")
-    return 0
 
 
 def read_log(txn: Any, since: int, last: int) -> list[Record]:

@@ -15,8 +15,9 @@ from typing import Any
 
 from ..errors import DamagedDatabase
 from . import keys
-from .conflict import WITHOUT_IDS, Range, pack_record, unpack_record
+from .conflict import WITHOUT_IDS, pack_record, unpack_record
 from .keys import LOG, LOG_END, Row, log_key
+from .ranges import Range
 from .scan import entries
 
 IDS = b"\xff\x02/idmp/"

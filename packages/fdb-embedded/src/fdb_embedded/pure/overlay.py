@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from . import atomics
-from .conflict import Range, covers
 from .keys import Row
-from .ranges import difference, insert, overlapping
+from .ranges import Range, covers, difference, insert, overlapping
 from .write_map import Operation, coalesce_over
 
 _Folded = tuple[list[tuple[int, bytes]], bytes | None, int, bytes | None]

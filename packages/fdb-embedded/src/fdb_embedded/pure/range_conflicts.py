@@ -5,8 +5,8 @@ A selector is its key (with `or_equal` taken into the key) and its offset.
 
 from __future__ import annotations
 
-from .conflict import Range
 from .keys import Row
+from .ranges import Range
 
 Selector = tuple[bytes, int]
 

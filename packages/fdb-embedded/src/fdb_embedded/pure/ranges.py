@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 
 Range = tuple[bytes, bytes]
 _BEYOND = b"\xff\xff\xff\xff"  # no range ends behind it
@@ -53,3 +54,31 @@ def difference(ranges: list[Range], others: list[Range]) -> list[Range]:
         if begin < end:
             found.append((begin, end))
     return found
+
+
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Sorted, disjoint ranges that cover the same keys."""
+    merged: list[Range] = []
+    for begin, end in sorted(ranges):
+        if merged and begin <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def covers(ranges: list[Range], key: bytes) -> bool:
+    """Whether sorted, disjoint ranges contain `key`."""
+    at = bisect_right(ranges, key, key=_begin)
+    return at > 0 and key < ranges[at - 1][1]
+
+
+def _begin(item: Range) -> bytes:
+    return item[0]
+
+
+def touched(ranges: list[Range], begin: bytes, end: bytes) -> bool:
+    """Whether any of sorted, disjoint ranges has a part in [begin, end)."""
+    at = bisect_left(ranges, end, key=_begin)
+    return at > 0 and begin < ranges[at - 1][1]

@@ -8,6 +8,7 @@ has left a key that counts though it has no value.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -343,3 +344,7 @@ class WriteMap:
             conflicted = not conflicted
         if insert_end:
             self._insert(tail)
+
+
+Write: TypeAlias = Callable[[WriteMap], None]
+"""One write of a transaction, to be made in its map."""

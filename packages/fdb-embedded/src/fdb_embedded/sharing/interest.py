@@ -9,11 +9,8 @@ Who cleared a range asks whether a watched key may lie in it. For that there are
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING
+from typing import Protocol
 from zlib import crc32
-
-if TYPE_CHECKING:
-    from .slots import Slots
 
 TABLE = 32768
 """Bytes of a table: of ten thousand keys it takes one in some 2,500 that aren't watched for one that is."""
@@ -37,6 +34,15 @@ def place_of(key: bytes) -> Place:
         *(first >> 3, 1 << (first & 7), second >> 3, 1 << (second & 7)),
         *(third >> 3, 1 << (third & 7), fourth >> 3, 1 << (fourth & 7)),
     )
+
+
+class Told(Protocol):
+    """Where the others look what a process watches: its slot (`slots`)."""
+
+    def set_bit(self, at: int, mask: int) -> None: ...
+    def clear_bit(self, at: int, mask: int) -> None: ...
+    def set_prefixes(self, prefixes: list[bytes]) -> None: ...
+    def set_watching(self, watching: bool) -> None: ...
 
 
 class Prefixes:
@@ -92,7 +98,7 @@ class Interest:
         self._unsaid = False  # the prefixes have changed, and not everybody was told
         self._withdrawn = 0  # since the prefixes were found
 
-    def tell(self, slots: Slots, key: bytes) -> None:
+    def tell(self, slots: Told, key: bytes) -> None:
         """From now on commits that write the key are told to this process."""
         if key in self.keys:
             return
@@ -114,7 +120,7 @@ class Interest:
             self._order.insert(at, key)
         self.keys[key] = place
 
-    def withdraw(self, slots: Slots, key: bytes) -> None:
+    def withdraw(self, slots: Told, key: bytes) -> None:
         """The key isn't watched any more."""
         place = self.keys.pop(key, None)
         if place is None:
@@ -134,7 +140,7 @@ class Interest:
         if not self.keys or self._withdrawn > len(self.keys) + PREFIXES:
             self._find_prefixes(slots)
 
-    def _find_prefixes(self, slots: Slots) -> None:
+    def _find_prefixes(self, slots: Told) -> None:
         fresh = Prefixes()
         for key in self.keys:
             if not fresh.covers(key):

@@ -35,7 +35,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..pure.conflict import Range
+from ..pure.ranges import Range
 from . import futex, locks
 from .blocks import allocate
 from .interest import PREFIX_BYTES, PREFIXES, TABLE, Place, may_hold, place_of

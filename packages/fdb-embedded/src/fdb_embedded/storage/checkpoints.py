@@ -10,6 +10,8 @@ from pathlib import Path
 from struct import Struct
 
 from ..errors import DamagedDatabase
+from ..sharing.private import PRIVATE_FILE
+from . import disk
 from .seal import walk
 
 MAGIC = b"FDBEMBC3"  # so that an earlier release, which doesn't look at the format, recovers nothing from it
@@ -61,3 +63,10 @@ def _chunks(path: Path, size: int) -> Iterator[bytes]:
                 return
             size -= len(chunk)
             yield chunk
+
+
+def flush_path(path: Path) -> None:
+    """Have a file of the store on disk, for its owner alone."""
+    with path.open("rb") as file:
+        os.fchmod(file.fileno(), PRIVATE_FILE)
+        disk.flush_all(file.fileno())

@@ -16,10 +16,7 @@ import bisect
 import os
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .store import Store
+from typing import Any
 
 _BRANCH, _LEAF = 0x01, 0x02
 _NODES = 16
@@ -37,9 +34,9 @@ class Unknown(Exception):
 class Tree:
     """The tree that an open LMDB transaction shows, if nobody has committed since it began. Raises `Unknown`."""
 
-    def __init__(self, store: Store, txn: Any) -> None:
-        self._fd = store.data_fd
-        self._size = store.page_size
+    def __init__(self, file: int, page_size: int, txn: Any) -> None:
+        self._fd = file
+        self._size = page_size
         number = txn.id()
         metas = [os.pread(self._fd, _NEWEST.size, at) for at in (0, self._size)]
         found = [_NEWEST.unpack(meta) for meta in metas if len(meta) == _NEWEST.size]

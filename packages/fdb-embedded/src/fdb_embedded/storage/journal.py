@@ -25,7 +25,7 @@ import msgpack
 
 from ..errors import DamagedDatabase
 from ..pure import keys
-from ..pure.conflict import Range
+from ..pure.ranges import Range
 from ..sharing.private import PRIVATE_FILE
 from . import disk
 

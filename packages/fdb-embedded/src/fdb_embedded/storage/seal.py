@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DamagedDatabase
-from ..pure.versions import cache_id, same_cache
 from ..sharing import private
+from .clock import cache_id, same_cache
 
 SEAL = "sealed"
 CHUNK = 1 << 20

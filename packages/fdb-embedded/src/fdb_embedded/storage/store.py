@@ -10,32 +10,30 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from threading import get_ident
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import lmdb
 
 from ..errors import DamagedDatabase, EngineClosed, NewerFormat, NotADatabase, PathUnusable
 from ..pure import conflict, keys
-from ..pure.versions import Clock, cache_id, last_version
+from ..pure.versions import last_version
 from ..sharing import locks, private
 from ..sharing.private import PRIVATE_FILE
 from ..sharing.shared import SharedPage
 from ..sharing.slots import LAYOUT, SIZE
 from ..sharing.waiting import Caller, GoOn, acquire
 from ..sharing.writer_lock import WriterLock
-from . import checking, disk, durability, files, journal, readers, seal
+from . import checking, disk, durability, files, journal, readers, recovery, seal
+from .clock import Clock, cache_id
 from .durability import Flusher
 from .files import ATTACHED, DATA, LOCK, PAGE, WRITER
 from .formats import FORMAT, convert, format_of, note_format
 from .journal import Changes
 from .readers import Readers
-
-if TYPE_CHECKING:
-    from ..engine.snapshot import Snapshot
 
 T = TypeVar("T")
 
@@ -53,6 +51,26 @@ MEMORY_MAP_SIZE = 128 << 20  # of a database in memory, which takes what is used
 GROWTH = 8  # a map grows by one part in so many
 LONGEST_READ = 10.0
 ATTEMPTS = 1000  # to begin, while the map goes on changing
+
+
+class Shown(Protocol):
+    """An open snapshot."""
+
+    @property
+    def guard(self) -> int:
+        """What the process's slot of readers may name as long as this is open."""
+
+    @property
+    def inside(self) -> set[int]:
+        """Threads that read in it at this moment."""
+
+
+class Snapshots(Protocol):
+    """Those of a process, by whatever they are known by."""
+
+    def values(self) -> Collection[Shown]: ...
+    def copy(self) -> Mapping[int, Shown]: ...
+    def __len__(self) -> int: ...
 
 
 class Store:
@@ -95,13 +113,13 @@ class Store:
         with durability.locked(path / durability.OPEN_LOCK):
             unsure = False
             durable = durability.is_durable(path)
-            if durable and durability.needs_recovery(path):
-                durability.renew(path)
+            if durable and recovery.needs_recovery(path):
+                recovery.renew(path)
             elif seal.is_alone(path / ATTACHED):
                 self._seal, unsure = seal.take(path, DATA, _text(path / ATTACHED))
-                if durable and durability.is_behind(path):
+                if durable and recovery.is_behind(path):
                     self._seal, unsure = None, False
-                    durability.renew(path)
+                    recovery.renew(path)
             self._attach()
             try:
                 if unsure:
@@ -126,7 +144,7 @@ class Store:
         self._appended: tuple[int, int] | None = None  # where the journal ended before what this transaction appended
         self.last_write: Any = _NONE  # the write transaction begun last, by this process
         self.inside: set[int] = set()  # threads that begin or read at this moment, those in snapshots apart
-        self.snapshots: dict[int, Snapshot] = {}
+        self.snapshots: Snapshots = {}
 
     def _guards(self) -> list[int]:
         """The numbers that protect the snapshots which are open."""

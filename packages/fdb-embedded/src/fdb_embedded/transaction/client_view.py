@@ -7,44 +7,39 @@ reads go straight through the overlay. From then on the transaction notes its wr
 from __future__ import annotations
 
 import functools
-import threading
-import weakref
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
+from ..engine.snapshot import Snapshot
 from ..pure import atomics
-from ..pure.client_reads import ClientReads, Found, Limits, Selector
-from ..pure.conflict import Range
+from ..pure.client_places import Found, Limits, Selector
+from ..pure.client_reads import ClientReads
 from ..pure.keys import clipped
-from ..pure.known import Known
 from ..pure.overlay import Stack
-from ..pure.write_map import DEPENDENT, END, UNMODIFIED, WriteMap
-
-if TYPE_CHECKING:
-    from ..engine.snapshot import Snapshot
-    from .reading import Reading
+from ..pure.ranges import Range
+from ..pure.write_map import DEPENDENT, END, UNMODIFIED, Write, WriteMap
+from . import read_conflicts
+from .read_version import snapshot_of
+from .state import TransactionState, View
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Write: TypeAlias = Callable[[WriteMap], None]
-"""One write of a transaction, to be made in its map."""
 
 ROW_COST = 24
 """What a storage server counts for a row beside its bytes."""
 
 
-def copy_of_writes(transaction: Reading) -> Write:
+def _copy_of_writes(tr: TransactionState) -> Write:
     """What the transaction has written so far, as one write; nothing of it is unreadable."""
-    overlay = transaction.overlay
+    overlay = tr.overlay
     clears = list(overlay.clears)
     writes = {
         key: tuple(entry.operations) if isinstance(entry, Stack) else entry
         for key, entry in overlay.writes.copy().items()
     }
-    ranges, points = list(transaction.write_ranges), set(transaction.write_points or ())
-    quiet = set(transaction.unconflicted or ())
+    ranges, points = list(tr.write_ranges), set(tr.write_points or ())
+    quiet = set(tr.unconflicted or ())
 
     def write(map: WriteMap) -> None:
         for begin, end in clears:
@@ -65,170 +60,181 @@ def copy_of_writes(transaction: Reading) -> Write:
     return write
 
 
-def _one_at_a_time(method: Callable[Concatenate[ClientView, P], R]) -> Callable[Concatenate[ClientView, P], R]:
-    """A method for one thread at a time, of those that share the transaction."""
+def noted(tr: TransactionState) -> list[Write]:
+    """The writes in their order: noted from now on, since reads depend on how the client cuts them into segments."""
+    history = tr.history
+    if history is None:
+        tr.plain = False  # first: what another thread writes meanwhile is copied here or noted
+        history = tr.own("history", [_copy_of_writes(tr)])
+    return history
 
-    @functools.wraps(method)
-    def alone(self: ClientView, /, *arguments: P.args, **named: P.kwargs) -> R:
-        with self._reading:
-            return method(self, *arguments, **named)
+
+def _one_at_a_time(
+    function: Callable[Concatenate[TransactionState, View, P], R],
+) -> Callable[Concatenate[TransactionState, P], R]:
+    """A function of a transaction and its view, for one thread at a time of those that share them."""
+
+    @functools.wraps(function)
+    def alone(tr: TransactionState, /, *arguments: P.args, **named: P.kwargs) -> R:
+        view = tr.view or tr.own("view", View())
+        with view.lock:
+            return function(tr, view, *arguments, **named)
 
     return alone
 
 
-class ClientView:
-    """A transaction's writes and what it knows of its snapshot, as its client has them."""
+def _writes(tr: TransactionState, view: View) -> WriteMap:
+    """The transaction's writes."""
+    history = tr.history
+    if history is None:
+        view.map = WriteMap()
+        _copy_of_writes(tr)(view.map)
+        return view.map
+    if not view.written:
+        view.map = WriteMap()
+    for write in history[view.written :]:  # other threads may append meanwhile
+        write(view.map)
+        view.written += 1
+    return view.map
 
-    def __init__(self, transaction: Reading) -> None:
-        # no cycle: a transaction that is dropped ends at once, and what was promised with it
-        self._transaction = weakref.ref(transaction)
-        self.known = Known()
-        self._map = WriteMap()
-        self._written = self._seen = 0  # of the transaction's lists
-        self._reading = threading.RLock()
 
-    @property
-    def transaction(self) -> Reading:
-        """Whose view it is; it calls, so it is there."""
-        transaction = self._transaction()
-        assert transaction is not None
-        return transaction
+def _reads(tr: TransactionState, view: View, snapshot: bool, bypass: bool = False) -> ClientReads:
+    seen = tr.seen
+    if seen is not None and len(seen) > view.seen:
+        snap = snapshot_of(tr)
+        for item in seen[view.seen :]:
+            _know(tr, view, snap, item)
+            view.seen += 1
+    writes = None if snapshot and tr.options.snapshot_ryw <= 0 else _writes(tr, view)
+    return ClientReads(writes, view.known, functools.partial(_ask, tr), tr.limit_key(), bypass)
 
-    @property
-    def map(self) -> WriteMap:
-        """The transaction's writes."""
-        transaction = self.transaction
-        history = transaction.history
-        if history is None:
-            self._map = WriteMap()
-            copy_of_writes(transaction)(self._map)
-            return self._map
-        if not self._written:
-            self._map = WriteMap()
-        for write in history[self._written :]:  # other threads may append meanwhile
-            write(self._map)
-            self._written += 1
-        return self._map
 
-    def _reads(self, snapshot: bool, bypass: bool = False) -> ClientReads:
-        transaction = self.transaction
-        seen = transaction.seen
-        if seen is not None and len(seen) > self._seen:
-            snap = transaction.snap or transaction._begin()
-            for item in seen[self._seen :]:
-                self._know(snap, item)
-                self._seen += 1
-        options = transaction.options
-        writes = None if snapshot and options.snapshot_ryw <= 0 else self.map
-        return ClientReads(writes, self.known, self._ask, transaction._limit_key(), bypass)
+def _know(tr: TransactionState, view: View, snap: Snapshot, item: bytes | tuple[bytes, bytes]) -> None:
+    """What was read straight through the overlay."""
+    if isinstance(item, bytes):
+        value = snap.get(item, tr)
+        view.known.insert(item, item + b"\0", [] if value is None else [(item, value)])
+    else:
+        view.known.insert(*item, list(snap.stream(*item, False, waiter=tr)))
 
-    def _know(self, snap: Snapshot, item: bytes | tuple[bytes, bytes]) -> None:
-        """What was read straight through the overlay."""
-        if isinstance(item, bytes):
-            value = snap.get(item, self.transaction)
-            self.known.insert(item, item + b"\0", [] if value is None else [(item, value)])
-        else:
-            self.known.insert(*item, list(snap.stream(*item, False, waiter=self.transaction)))
 
-    def _ask(self, begin: Selector, end: Selector, limits: Limits, reverse: bool) -> Found:
-        """Rows of the snapshot alone."""
-        snap = self.transaction.snap or self.transaction._begin()
-        low, low_off = self._place(snap, begin)
-        high, high_off = self._place(snap, end)
-        found = Found(to_begin=low_off < 1, through_end=high_off > 1)
-        if low < high:
-            size = 0
-            for row in snap.stream(low, high, reverse, limits.rows or 64, self.transaction):
-                found.rows.append(row)
-                size += ROW_COST + len(row[0]) + len(row[1])
-                if len(found.rows) == limits.rows or (
-                    limits.size is not None and size >= limits.size and len(found.rows) >= limits.least
-                ):
-                    found.more = True
-                    break
-        if found.more and reverse:
-            found.to_begin = False
-        elif found.more:
-            found.through_end = False
-        return found
+def _ask(tr: TransactionState, begin: Selector, end: Selector, limits: Limits, reverse: bool) -> Found:
+    """Rows of the snapshot alone."""
+    snap = snapshot_of(tr)
+    low, low_off = _place(tr, snap, begin)
+    high, high_off = _place(tr, snap, end)
+    found = Found(to_begin=low_off < 1, through_end=high_off > 1)
+    if low < high:
+        size = 0
+        for row in snap.stream(low, high, reverse, limits.rows or 64, tr):
+            found.rows.append(row)
+            size += ROW_COST + len(row[0]) + len(row[1])
+            if len(found.rows) == limits.rows or (
+                limits.size is not None and size >= limits.size and len(found.rows) >= limits.least
+            ):
+                found.more = True
+                break
+    if found.more and reverse:
+        found.to_begin = False
+    elif found.more:
+        found.through_end = False
+    return found
 
-    def _place(self, snap: Snapshot, selector: Selector) -> tuple[bytes, int]:
-        """A selector's key in the snapshot, and its offset there: other than 1 beyond the beginning or the end."""
-        key, offset = selector.key, selector.offset
-        if offset == 1:
-            return key, 1
-        if offset > 1:
-            for found, _ in islice(snap.stream(key, END, False, offset, self.transaction), offset):
-                offset -= 1
-                if not offset:
-                    return found, 1
-            return END, offset
-        for found, _ in islice(snap.stream(b"", key, True, 1 - offset, self.transaction), 1 - offset):
-            offset += 1
-            if offset == 1:
+
+def _place(tr: TransactionState, snap: Snapshot, selector: Selector) -> tuple[bytes, int]:
+    """A selector's key in the snapshot, and its offset there: other than 1 beyond the beginning or the end."""
+    key, offset = selector.key, selector.offset
+    if offset == 1:
+        return key, 1
+    if offset > 1:
+        for found, _ in islice(snap.stream(key, END, False, offset, tr), offset):
+            offset -= 1
+            if not offset:
                 return found, 1
-        return b"", offset
+        return END, offset
+    for found, _ in islice(snap.stream(b"", key, True, 1 - offset, tr), 1 - offset):
+        offset += 1
+        if offset == 1:
+            return found, 1
+    return b"", offset
 
-    # --- what a transaction reads ---
 
-    @_one_at_a_time
-    def get(self, key: bytes, snapshot: bool) -> bytes | None:
-        """The value of a key."""
-        transaction = self.transaction
-        reads = self._reads(snapshot, transaction.options.bypass_unreadable)
+# --- what a transaction reads ---
+
+
+@_one_at_a_time
+def get(tr: TransactionState, view: View, key: bytes, snapshot: bool) -> bytes | None:
+    """The value of a key."""
+    reads = _reads(tr, view, snapshot, tr.options.bypass_unreadable)
+    it = reads.at(key)
+    if it.kind == 0:  # unknown
+        snap = snapshot_of(tr)
+        value = snap.get(key, tr)
+        view.known.insert(key, key + b"\0", [] if value is None else [(key, value)])
         it = reads.at(key)
-        if it.kind == 0:  # unknown
-            snap = transaction.snap or transaction._begin()
-            value = snap.get(key, transaction)
-            self.known.insert(key, key + b"\0", [] if value is None else [(key, value)])
-            it = reads.at(key)
-        row = it.row() if it.kind == 2 else None
-        if not snapshot and (it.segment.kind == UNMODIFIED or it.segment.needs_read):
-            transaction.count_conflict(key, key + b"\0")
-            transaction._insert_point(key)
-        return None if row is None else row[1]
+    row = it.row() if it.kind == 2 else None
+    if not snapshot and (it.segment.kind == UNMODIFIED or it.segment.needs_read):
+        read_conflicts.count(tr, key, key + b"\0")
+        read_conflicts.insert_point(tr, key)
+    return None if row is None else row[1]
 
-    @_one_at_a_time
-    def get_key(self, key: bytes, offset: int, snapshot: bool) -> bytes:
-        """The key of a selector, `or_equal` taken into the key."""
-        found = self._reads(snapshot).get_key(Selector(clipped(key), offset))
-        if not snapshot:
-            if offset <= 0:
-                self.add_conflict(found, key)
-            else:
-                self.add_conflict(key, found + b"\0")
-        return found
 
-    @_one_at_a_time
-    def get_range(
-        self, begin: Selector, end: Selector, limit: int, target_bytes: int, snapshot: bool, reverse: bool
-    ) -> Found:
-        """The rows between two selectors."""
-        reads = self._reads(snapshot)
-        limits = Limits(limit or None, target_bytes or None)
-        found = (reads.backward if reverse else reads.forward)(begin, end, limits)
-        if not snapshot:
-            conflict = _range_back if reverse else _range_forward
-            self.add_conflict(*conflict(begin, end, found, self.transaction._limit_key()))
-        return found
+@_one_at_a_time
+def get_key(tr: TransactionState, view: View, key: bytes, offset: int, snapshot: bool) -> bytes:
+    """The key of a selector, `or_equal` taken into the key."""
+    found = _reads(tr, view, snapshot).get_key(Selector(clipped(key), offset))
+    if not snapshot:
+        if offset <= 0:
+            add_conflict(tr, found, key)
+        else:
+            add_conflict(tr, key, found + b"\0")
+    return found
 
-    @_one_at_a_time
-    def write_conflicts(self, end: bytes) -> list[Range]:
-        """What conflicts as written, up to `end`."""
-        return [(segment.begin, segment.end) for segment in self.map.segments(b"", end) if segment.conflict]
 
-    @_one_at_a_time
-    def add_conflict(self, begin: bytes, end: bytes) -> None:
-        """A read conflict on [begin, end), but for what the transaction wrote itself."""
-        if begin >= end:
-            return
-        transaction = self.transaction
-        for segment in self.map.segments(begin, end):
-            if segment.kind == UNMODIFIED or (segment.kind == DEPENDENT and segment.needs_read):
-                low, high = max(begin, segment.begin), min(end, segment.end)
-                if low < high:
-                    transaction.count_conflict(begin, end)
-                    transaction._insert_read_part(low, high)
+@_one_at_a_time
+def get_range(
+    tr: TransactionState,
+    view: View,
+    begin: Selector,
+    end: Selector,
+    limit: int,
+    target_bytes: int,
+    snapshot: bool,
+    reverse: bool,
+) -> Found:
+    """The rows between two selectors."""
+    reads = _reads(tr, view, snapshot)
+    limits = Limits(limit or None, target_bytes or None)
+    found = (reads.backward if reverse else reads.forward)(begin, end, limits)
+    if not snapshot:
+        conflict = _range_back if reverse else _range_forward
+        add_conflict(tr, *conflict(begin, end, found, tr.limit_key()))
+    return found
+
+
+@_one_at_a_time
+def write_conflicts(tr: TransactionState, view: View, end: bytes) -> list[Range]:
+    """What conflicts as written, up to `end`."""
+    return [(segment.begin, segment.end) for segment in _writes(tr, view).segments(b"", end) if segment.conflict]
+
+
+@_one_at_a_time
+def size_of_writes(tr: TransactionState, view: View) -> int:
+    """Bytes of the mutations and of what conflicts as written."""
+    return _writes(tr, view).size()
+
+
+@_one_at_a_time
+def add_conflict(tr: TransactionState, view: View, begin: bytes, end: bytes) -> None:
+    """A read conflict on [begin, end), but for what the transaction wrote itself."""
+    if begin >= end:
+        return
+    for segment in _writes(tr, view).segments(begin, end):
+        if segment.kind == UNMODIFIED or (segment.kind == DEPENDENT and segment.needs_read):
+            low, high = max(begin, segment.begin), min(end, segment.end)
+            if low < high:
+                read_conflicts.count(tr, begin, end)
+                read_conflicts.insert_part(tr, low, high)
 
 
 def _range_forward(begin: Selector, end: Selector, found: Found, edge: bytes) -> tuple[bytes, bytes]:

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .. import errors
+from ..engine.engine import Engine
 from ..engine.futures import Future
 from ..engine.request import Commit
 from ..errors import Code
@@ -17,13 +18,17 @@ from ..faults import JUMP, LATE, LATE_AFTER, NEVER, NOW, Fate, Faults
 from ..pure import idempotency
 from ..pure.overlay import Overlay
 
-if TYPE_CHECKING:
-    from ..engine.engine import Engine
-    from .transaction import Transaction
-
-
 LANDS_WITHIN = 5.0
 """Seconds after which a commit that is to land late doesn't, since somebody keeps this process from writing."""
+
+
+class Asking(Protocol):
+    """The transaction of a commit."""
+
+    @property
+    def attempt(self) -> Commit | None: ...
+    def fail(self, code: int) -> None:
+        """End it with `code`."""
 
 
 class FaultyCommits:
@@ -44,7 +49,7 @@ class FaultyCommits:
         if code:
             raise Code(code)
 
-    def submit(self, transaction: Transaction, commit: Commit) -> None:
+    def submit(self, transaction: Asking, commit: Commit) -> None:
         """Take a commit: its fate is decided now, and happens when somebody waits or soon after."""
         fate = self.faults.for_commit()
         once = threading.Lock()
@@ -70,7 +75,7 @@ class FaultyCommits:
         for stamp in commit.promises.stamps if commit.promises is not None else ():
             stamp.kick = kick
 
-    def _run(self, transaction: Transaction, commit: Commit, fate: Fate) -> None:
+    def _run(self, transaction: Asking, commit: Commit, fate: Fate) -> None:
         if commit.done:  # given up before it began
             commit.fail(commit.error)
             return

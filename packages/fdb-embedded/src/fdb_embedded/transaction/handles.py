@@ -14,7 +14,7 @@ import lmdb
 
 from ..engine import futures
 from ..engine.engine import Engine
-from ..engine.watches import DEFAULT_LIMIT, Watch
+from ..engine.watch import DEFAULT_LIMIT, Watch
 from ..errors import Code, EngineClosed, PathUnusable
 from ..faults import Faults
 from ..storage.disk import is_lack

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 from .. import errors
 from ..errors import Code
-
-if TYPE_CHECKING:
-    from .handles import Database
 
 # transaction options with a meaning here
 NEXT_WRITE_NO_WRITE_CONFLICT_RANGE = 30
@@ -88,6 +84,28 @@ def integer(parameter: bytes | None, low: int, high: int) -> int:
     return value
 
 
+def _bytes(parameter: bytes | None, least: int, most: int) -> bytes:
+    """The value of an option of so many bytes; `Code` 2006 when it has fewer or more."""
+    if parameter is None or not least <= len(parameter) <= most:
+        raise Code(errors.INVALID_OPTION_VALUE)
+    return parameter
+
+
+# what an option without a value sets
+_FLAGS: dict[int, tuple[tuple[str, bool], ...]] = {
+    READ_YOUR_WRITES_DISABLE: (("ryw_disabled", True),),
+    ACCESS_SYSTEM_KEYS: (("read_system", True), ("write_system", True), ("raw_access", True)),
+    READ_SYSTEM_KEYS: (("read_system", True), ("raw_access", True)),
+    RAW_ACCESS: (("raw_access", True),),
+    LOCK_AWARE: (("lock_aware", True), ("read_only", False)),
+    BYPASS_UNREADABLE: (("bypass_unreadable", True),),
+    USED_DURING_COMMIT_PROTECTION_DISABLE: (("commit_protection_disabled", True),),
+    REPORT_CONFLICTING_KEYS: (("report_conflicting_keys", True),),
+    SPECIAL_KEY_SPACE_RELAXED: (("special_relaxed", True),),
+    SPECIAL_KEY_SPACE_ENABLE_WRITES: (("special_writes", True),),
+    AUTOMATIC_IDEMPOTENCY: (("automatic_idempotency", True),),
+}
+
 MOST_TIMEOUTS = 16
 """Timeouts that the options with them are kept of."""
 
@@ -142,22 +160,14 @@ class TransactionOptions:
             return self._with_timeout(parameter)
         new = copy.copy(self)
         new._timed = None
+        for name, value in _FLAGS.get(option, ()):
+            setattr(new, name, value)
         if option == RETRY_LIMIT:
             new.retry_limit = integer(parameter, -1, MAX_INT)
         elif option == MAX_RETRY_DELAY:
             new.max_retry_delay = integer(parameter, 0, MAX_INT) / 1000
         elif option == SIZE_LIMIT:
             new.size_limit = integer(parameter, 32, 10_000_000)
-        elif option == READ_YOUR_WRITES_DISABLE:
-            new.ryw_disabled = True
-        elif option == ACCESS_SYSTEM_KEYS:
-            new.read_system = new.write_system = new.raw_access = True
-        elif option == READ_SYSTEM_KEYS:
-            new.read_system = new.raw_access = True
-        elif option == RAW_ACCESS:
-            new.raw_access = True
-        elif option == LOCK_AWARE:
-            new.lock_aware, new.read_only = True, False
         elif option == READ_LOCK_AWARE:
             new.read_only = new.read_only or not new.lock_aware
             new.lock_aware = True
@@ -165,51 +175,38 @@ class TransactionOptions:
             new.snapshot_ryw += 1
         elif option == SNAPSHOT_RYW_DISABLE:
             new.snapshot_ryw -= 1
-        elif option == BYPASS_UNREADABLE:
-            new.bypass_unreadable = True
-        elif option == USED_DURING_COMMIT_PROTECTION_DISABLE:
-            new.commit_protection_disabled = True
-        elif option == REPORT_CONFLICTING_KEYS:
-            new.report_conflicting_keys = True
-        elif option == SPECIAL_KEY_SPACE_RELAXED:
-            new.special_relaxed = True
-        elif option == SPECIAL_KEY_SPACE_ENABLE_WRITES:
-            new.special_writes = True
         elif option == IDEMPOTENCY_ID:
-            if parameter is None or not MIN_ID <= len(parameter) <= MAX_ID:
-                raise Code(errors.INVALID_OPTION_VALUE)
-            new.idempotency_id = parameter
-        elif option == AUTOMATIC_IDEMPOTENCY:
-            new.automatic_idempotency = True
+            new.idempotency_id = _bytes(parameter, MIN_ID, MAX_ID)
         elif option in (TAG, AUTO_THROTTLE_TAG):
-            if parameter is None:
-                raise Code(errors.INVALID_OPTION_VALUE)
-            if len(parameter) > MAX_TAG_LENGTH:
-                raise Code(errors.TAG_TOO_LONG)
-            if len(new.tags) >= MAX_TAGS:
-                raise Code(errors.TOO_MANY_TAGS)
-            if parameter not in new.tags:
-                new.tags = (*new.tags, parameter)
+            new.tags = self._tagged(parameter)
         elif option in (DEBUG_IDENTIFIER, TRANSACTION_LOGGING):
-            if parameter is None or not 1 <= len(parameter) <= MAX_DEBUG_IDENTIFIER:
-                raise Code(errors.INVALID_OPTION_VALUE)
-            if new.debug_identifier not in (b"", parameter):
+            identifier = _bytes(parameter, 1, MAX_DEBUG_IDENTIFIER)
+            if new.debug_identifier not in (b"", identifier):
                 raise Code(errors.CLIENT_INVALID_OPERATION)
-            new.debug_identifier = parameter
+            new.debug_identifier = identifier
         elif option == LOG_TRANSACTION:
             if not new.debug_identifier:
                 raise Code(errors.CLIENT_INVALID_OPERATION)
         elif option == LOGGING_MAX_FIELD_LENGTH:
             if integer(parameter, -1, MAX_INT) == 0:
                 raise Code(errors.INVALID_OPTION_VALUE)
-        elif option == SPAN_PARENT and (parameter is None or len(parameter) != SPAN_BYTES):
-            raise Code(errors.INVALID_OPTION_VALUE)
+        elif option == SPAN_PARENT:
+            _bytes(parameter, SPAN_BYTES, SPAN_BYTES)
         return new
 
-    def after_retry(self, database: Database) -> TransactionOptions:
+    def _tagged(self, tag: bytes | None) -> tuple[bytes, ...]:
+        """The tags with one more."""
+        if tag is None:
+            raise Code(errors.INVALID_OPTION_VALUE)
+        if len(tag) > MAX_TAG_LENGTH:
+            raise Code(errors.TAG_TOO_LONG)
+        if len(self.tags) >= MAX_TAGS:
+            raise Code(errors.TOO_MANY_TAGS)
+        return self.tags if tag in self.tags else (*self.tags, tag)
+
+    def after_retry(self, defaults: TransactionOptions, api_version: int) -> TransactionOptions:
         """What is left after `on_error`: the database's defaults and, since API version 610, the limits set."""
-        defaults = database.defaults
-        if database.api_version < 610 or (
+        if api_version < 610 or (
             self.timeout == defaults.timeout
             and self.retry_limit == defaults.retry_limit
             and self.max_retry_delay == defaults.max_retry_delay

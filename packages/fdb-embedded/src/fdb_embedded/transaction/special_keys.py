@@ -9,18 +9,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from .. import errors
 from ..engine import status
 from ..errors import Code
 from ..pure import atomics, idempotency
-from ..pure.conflict import Range, merge_ranges
 from ..pure.keys import Row, clipped
-
-if TYPE_CHECKING:
-    from .reading import Reading
-    from .writing import Writing
+from ..pure.ranges import Range, merge_ranges
+from . import client_view
+from .read_version import lowest_stamp, snapshot_of
+from .state import TransactionState
 
 BEGIN = b"\xff\xff"
 END = b"\xff\xff\xff"
@@ -66,45 +64,45 @@ def _boundaries(prefix: bytes, ranges: list[Range]) -> list[Row]:
     return sorted(rows.items())
 
 
-def read_conflicts(transaction: Reading) -> list[Range]:
+def read_conflicts(transaction: TransactionState) -> list[Range]:
     """What the transaction has read, as ranges. They are told once all its reads have ended, and well."""
-    transaction._expire()
+    transaction.expire()
     if transaction.dead or transaction.read_error:
         raise Code(transaction.dead or transaction.read_error)
     return [*transaction.read_ranges, *((key, key + b"\0") for key in list(transaction.read_points or ()))]
 
 
-def write_conflicts(transaction: Reading) -> list[Range]:
+def write_conflicts(transaction: TransactionState) -> list[Range]:
     """What the transaction writes, as ranges; a stamped key stands for all keys that it may become."""
     if transaction.history is not None and not transaction.options.ryw_disabled:
-        ranges = transaction._client_view().write_conflicts(BEGIN)
+        ranges = client_view.write_conflicts(transaction, BEGIN)
     else:
         points = list(transaction.written_points(transaction.overlay.writes))
         ranges = [*transaction.write_ranges, *((key, key + b"\0") for key in points)]
     stamp = transaction.stamp
     parameters = list(transaction.stamped_parameters or ())
-    lowest = transaction.lowest_stamp() if parameters else b""
+    lowest = lowest_stamp(transaction) if parameters else b""
     for parameter in parameters:
         at = atomics.stamp_offset(parameter)
         head, tail = parameter[:at], parameter[at + 10 : -4]
         if stamp is not None:
             ranges.append((head + stamp + tail, head + stamp + tail + b"\0"))
             continue
-        high = min(head + b"\xff" * 10 + tail + b"\0", transaction._limit_key())
+        high = min(head + b"\xff" * 10 + tail + b"\0", transaction.limit_key())
         if head + lowest + tail < high:
             ranges.append((head + lowest + tail, high))
     return ranges
 
 
-def _conflicting(transaction: Reading) -> list[Range]:
+def _conflicting(transaction: TransactionState) -> list[Range]:
     return list(transaction.conflicts or ())
 
 
-def _single(key: bytes, answer: Callable[[Reading], bytes]) -> Callable[[Reading], list[Row]]:
+def _single(key: bytes, answer: Callable[[TransactionState], bytes]) -> Callable[[TransactionState], list[Row]]:
     return lambda transaction: [(key, answer(transaction))]
 
 
-_ANSWERS: tuple[tuple[bytes, Callable[[Reading], list[Row]]], ...] = (
+_ANSWERS: tuple[tuple[bytes, Callable[[TransactionState], list[Row]]], ...] = (
     (b"\xff\xff/cluster_file_path", _single(b"\xff\xff/cluster_file_path", lambda t: status.location(t.engine))),
     (b"\xff\xff/cluster_id", _single(b"\xff\xff/cluster_id", lambda t: status.cluster_id(t.engine))),
     (b"\xff\xff/connection_string", _single(b"\xff\xff/connection_string", lambda t: status.connection(t.engine))),
@@ -115,7 +113,7 @@ _ANSWERS: tuple[tuple[bytes, Callable[[Reading], list[Row]]], ...] = (
 )
 
 
-def _rows(transaction: Reading, begin: bytes, end: bytes) -> list[Row]:
+def _rows(transaction: TransactionState, begin: bytes, end: bytes) -> list[Row]:
     found: list[Row] = []
     for prefix, answer in _ANSWERS:
         if prefix < end and begin < prefix + b"\xff\xff":
@@ -123,7 +121,7 @@ def _rows(transaction: Reading, begin: bytes, end: bytes) -> list[Row]:
     return sorted(found)
 
 
-def get(transaction: Reading, key: bytes) -> bytes | None:
+def get(transaction: TransactionState, key: bytes) -> bytes | None:
     """The value of a key under `\\xff\\xff`; raises `Code` 2113 where there is none to ask."""
     if key == BEGIN:
         return None
@@ -132,7 +130,7 @@ def get(transaction: Reading, key: bytes) -> bytes | None:
 
 
 def get_range(
-    transaction: Reading,
+    transaction: TransactionState,
     begin: tuple[bytes, bool, int],
     end: tuple[bytes, bool, int],
     limit: int,
@@ -170,7 +168,9 @@ def _gap(key: bytes) -> Range:
     return low, min((begin for begin, _ in MODULES if begin > key), default=END)
 
 
-def _place(transaction: Reading, key: bytes, offset: int, low_edge: bytes, high_edge: bytes) -> tuple[bytes, int]:
+def _place(
+    transaction: TransactionState, key: bytes, offset: int, low_edge: bytes, high_edge: bytes
+) -> tuple[bytes, int]:
     """A selector's key, and what is left of its offset at an edge: one place after another is asked, as far as need be."""
     if offset < 1:
         for prefix, answer in reversed(_ANSWERS):
@@ -192,25 +192,25 @@ def _place(transaction: Reading, key: bytes, offset: int, low_edge: bytes, high_
     return (key, 1) if offset == 1 else (high_edge, offset)
 
 
-def set(transaction: Writing, key: bytes, value: bytes) -> None:
+def set(transaction: TransactionState, key: bytes, value: bytes) -> None:
     """Nothing under `\\xff\\xff` can be written here."""
     _refuse(transaction)
 
 
-def clear(transaction: Writing, begin: bytes, end: bytes) -> None:
+def clear(transaction: TransactionState, begin: bytes, end: bytes) -> None:
     """Nothing under `\\xff\\xff` can be cleared here."""
     if begin < end or not transaction.options.special_writes:
         _refuse(transaction)
 
 
-def _refuse(transaction: Writing) -> None:
+def _refuse(transaction: TransactionState) -> None:
     allowed = transaction.options.special_writes
-    transaction._defer(errors.SPECIAL_KEYS_NO_WRITE_MODULE_FOUND if allowed else errors.SPECIAL_KEYS_WRITE_DISABLED)
+    transaction.defer(errors.SPECIAL_KEYS_NO_WRITE_MODULE_FOUND if allowed else errors.SPECIAL_KEYS_WRITE_DISABLED)
 
 
-def system_get(transaction: Reading, key: bytes) -> tuple[bytes | None] | None:
+def system_get(transaction: TransactionState, key: bytes) -> tuple[bytes | None] | None:
     """The answer for a system key that isn't (only) stored, in a tuple; None when the key is like any other."""
     if key.startswith(idempotency.IDS):
-        rows = transaction._begin().rows(key, key + b"\0", 1, False, transaction)
+        rows = snapshot_of(transaction).rows(key, key + b"\0", 1, False, transaction)
         return (rows[0][1] if rows else None,)
     return None

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from .. import errors
+from ..engine.engine import Engine
 from ..engine.futures import Future
 from ..engine.promises import Promises
 from ..engine.request import Commit
 from ..engine.snapshot import Snapshot
+from ..engine.watch import Holder
 from ..errors import Code
-from ..pure.conflict import Range
+from ..pure.known import Known
 from ..pure.overlay import Entry, Overlay
-from ..pure.write_map import CONFLICT_COST, MUTATION_COST
-
-if TYPE_CHECKING:
-    from ..engine.engine import Engine
-    from .client_view import ClientView, Write
-    from .handles import Database
+from ..pure.ranges import Range
+from ..pure.write_map import CONFLICT_COST, MUTATION_COST, Write, WriteMap
+from .faulty import FaultyCommits
+from .options import TransactionOptions
 
 T = TypeVar("T")
 
@@ -32,8 +33,31 @@ NO_STAMP_AT_READ_VERSION = 730
 SET_COST = MUTATION_COST + CONFLICT_COST + 1
 
 
+class Handle(Holder, Protocol):
+    """What a transaction needs of the handle that it was made by."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def api_version(self) -> int: ...
+    @property
+    def defaults(self) -> TransactionOptions: ...
+    @property
+    def faulty(self) -> FaultyCommits | None: ...
+
+
+class View:
+    """What its client has of a transaction whose reads depend on how it cuts them (`client_view`)."""
+
+    def __init__(self) -> None:
+        self.known = Known()  # of the snapshot
+        self.map = WriteMap()  # the writes
+        self.written = self.seen = 0  # so many of the transaction's lists are in them
+        self.lock = threading.RLock()
+
+
 class TransactionState:
-    """The fields of a transaction. `Code`s are raised by `_check`, or kept by `_defer` until the next read or commit."""
+    """The fields of a transaction. `Code`s are raised by `check`, or kept by `defer` until the next read or commit."""
 
     # What most transactions never set lives on the class, so that creating one is cheap.
     snap: Snapshot | None = None
@@ -61,15 +85,15 @@ class TransactionState:
     uncounted = 0  # bytes of the commit that it doesn't count
     seen: list[bytes | Range] | None = None  # what was read of the snapshot: keys and ranges
     history: list[Write] | None = None  # writes in their order, once reads depend on it
-    view: ClientView | None = None
+    view: View | None = None
     asked = False  # something else was read, which is neither in `seen` nor in `view`
     cut = False  # an explicit write conflict has cut the segments that the client counts
     given_id: bytes | None = None
     automatic_id = False
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Handle) -> None:
         self.database = database
-        self.engine: Engine = database.engine
+        self.engine = database.engine
         self.created = time.monotonic()
         self.retries = 0
         self.backoff = FIRST_BACKOFF
@@ -113,13 +137,13 @@ class TransactionState:
             points = self.write_points.union(points)
         return points
 
-    def _own(self, name: str, first: T) -> T:
+    def own(self, name: str, first: T) -> T:
         """The value of a field that is made when it is first needed: `first`, or what another thread made meanwhile."""
         return self.__dict__.setdefault(name, first)  # type: ignore[no-any-return]
 
     def _fresh(self) -> None:
         # The first three are changed by who has found them so, without a call in between: no other thread comes there.
-        # As they are the instance's from the beginning, that is one store. It costs less than `_own`.
+        # As they are the instance's from the beginning, that is one store. It costs less than `own`.
         self.committing = False
         self.read_points = None
         self.seen = None
@@ -131,12 +155,12 @@ class TransactionState:
         self.read_ranges = []
         self.write_ranges: list[Range] = []
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise what a read or a commit of this transaction must raise."""
         if self.deferred:
             raise Code(self.deferred)
         if self.committing:
-            self._used_during_commit()
+            self.used_during_commit()
             raise Code(errors.USED_DURING_COMMIT)
         if self.dead:
             raise Code(self.dead)
@@ -145,7 +169,7 @@ class TransactionState:
             self.fail(errors.TRANSACTION_TIMED_OUT)
             raise Code(errors.TRANSACTION_TIMED_OUT)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         """End the transaction if its time is over: a timeout that has passed isn't taken back."""
         deadline = self.options.deadline(self.created)
         if deadline and not self.dead and time.monotonic() >= deadline:
@@ -153,21 +177,31 @@ class TransactionState:
 
     def go_on(self) -> None:
         """Raise when a read that waits has nothing to wait for any more."""
-        self._expire()
+        self.expire()
         if self.dead:
             raise Code(self.dead)
 
-    def _check_special(self) -> None:
+    def read_failed(self, code: int) -> Code:
+        """Remember that a read ended in `code`; the commit will, too."""
+        if not self.read_error:
+            self.read_error = code
+        return Code(code)
+
+    def limit_key(self) -> bytes:
+        """Where the keys end that may be read."""
+        return b"\xff\xff" if self.options.read_system else b"\xff"
+
+    def check_special(self) -> None:
         """What reads of special keys check: neither a commit nor the transaction's end stops them."""
         if self.deferred:
             raise Code(self.deferred)
 
-    def _used_during_commit(self) -> None:
-        self._expire()
+    def used_during_commit(self) -> None:
+        self.expire()
         if not self.dead and not self.options.commit_protection_disabled:
             self.fail(errors.USED_DURING_COMMIT)
 
-    def _defer(self, code: int) -> None:
+    def defer(self, code: int) -> None:
         if not self.deferred:
             self.deferred = code
         self.plain = False
@@ -181,23 +215,23 @@ class TransactionState:
         future = self.commit_future
         if future is not None and not future.done and future.set(None, code) and isinstance(future, Commit):
             future.refuse(stamp_code, code)
-        self._end_promises(stamp_code, code)
+        self.end_promises(stamp_code, code)
 
-    def _end_promises(self, stamp_code: int, watch_code: int) -> None:
+    def end_promises(self, stamp_code: int, watch_code: int) -> None:
         """End what was promised with a commit that nobody has asked for, or that writes nothing."""
         promises = self.promises
         if promises is not None:
             promises.end(stamp_code, watch_code)
             self.__dict__.pop("promises", None)  # afterwards: who is interrupted still has them
 
-    def _release(self) -> None:
+    def release(self) -> None:
         snap, self.snap = self.snap, None  # by one thread: there is no call in between
         if snap is not None:
             self.shown_version = snap.version
-            self.engine.release(snap)
+            self.engine.snapshots.release(snap)
 
-    def _restart(self) -> None:
-        self._release()
+    def restart(self) -> None:
+        self.release()
         if self.attempt is not None:
             self.earlier_version = self.committed_version
         for name in (
@@ -232,4 +266,4 @@ class TransactionState:
     def __del__(self) -> None:
         snap = self.snap
         if snap is not None:
-            self.engine.leave(snap)
+            self.engine.snapshots.leave(snap)
