@@ -366,6 +366,7 @@ def test_a_name_that_is_bound_anew_counts_from_then_on(locks: LeaseManager, name
 ORDERED = """
 import abc
 import dataclasses
+import enum
 import typing
 class Steps:
     wash = 1
@@ -391,7 +392,12 @@ class Pair(typing.NamedTuple):
 class Data:
     z: int
     a: int = 1
-KINDS = [Steps, Slotted, Told, Shaped, Pair, Data]
+class Named(enum.Enum):
+    def _generate_next_value_(name, start, count, last):
+        return name
+    Z = enum.auto()
+    A = enum.auto()
+KINDS = [Steps, Slotted, Told, Shaped, Pair, Data, Named]
 """
 ELSEWHERE = """
 import pickle, sys
@@ -412,6 +418,10 @@ def test_a_class_of_a_script_is_in_a_remote_what_it_is_here_its_order_too() -> N
 
 
 CLOSED_OVER = """
+import enum
+class Named(enum.Enum):
+    def _generate_next_value_(name, start, count, last):
+        return name.lower()
 def made():
     n = 0
     def inc():
@@ -431,7 +441,7 @@ class Sub(Base, tag="sub"):
 def process():
     inc()
     inc()
-    return get(), TOLD, hasattr(Sub(), "__dict__")
+    return get(), TOLD, hasattr(Sub(), "__dict__"), [one.value for one in Named("Colour", "RED BLUE")]
 """
 CALLED = """
 import sys
@@ -445,7 +455,7 @@ def test_a_function_of_a_script_does_in_a_remote_what_it_does_here() -> None:
     exec(CLOSED_OVER, space)
     command = [sys.executable, "-c", CALLED]
     ran = subprocess.run(command, input=dumps(space["process"]), capture_output=True, check=True, timeout=120)
-    assert ran.stdout.decode().strip() == str(space["process"]()) == "(2, ['sub'], False)"
+    assert ran.stdout.decode().strip() == str(space["process"]()) == "(2, ['sub'], False, ['red', 'blue'])"
 
 
 REGISTERED = """

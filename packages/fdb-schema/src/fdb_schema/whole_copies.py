@@ -6,7 +6,8 @@
 - What a class's body made comes in its order, with its `__slots__`, its annotations and its qualified name.
 - To make a class anew calls no `__init_subclass__` and no metaclass that goes by value itself: what those did is part of what is
   sent. A class that a process has is not made a second time, so that no empty one is registered in its place.
-- An enumeration comes with all names of its members, what its `__new__` and `__init__` made of them, and its metaclass.
+- An enumeration comes with all names of its members, what its `__new__` and `__init__` made of them, what makes values for
+  `auto()` in those that are derived from it, and its metaclass.
 - Code comes with the name of its file, from which a traceback has its lines.
 - Functions of `functools.singledispatch` come with what is registered with them.
 - What is made by `typing.NewType`, `ParamSpec`, `TypeVarTuple` and `type X = …` comes as what it is made of.
@@ -46,6 +47,7 @@ CACHED_FUNCTION: Final = type(functools.lru_cache(print))
 _PARAMETERS: Final = frozenset(vars(typing)[name] for name in ("ParamSpec", "TypeVarTuple") if hasattr(typing, name))
 _NAMED: Final = {CACHED_FUNCTION, typing.NewType, getattr(typing, "TypeAliasType", None), *_PARAMETERS}
 _OF_ENUMERATIONS: Final = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
+_NEXT_VALUE: Final = "_generate_next_value_"
 SCRIPTS: Final = frozenset({"__main__", "__mp_main__"})
 _SCRIPTS: Final = SCRIPTS | {None}
 _making = threading.RLock()
@@ -216,6 +218,7 @@ def whole_class(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
             (*args[:3], _Member.all_of(kind), *args[4:6], type(kind)),
         )
         members = {name: value for name, value in members.items() if name not in kind.__members__}
+        members.update({name: vars(kind)[name] for name in (_NEXT_VALUE,) if name in vars(kind)})
     if make.__name__ == "_make_skeleton_class":
         named = {**args[3], "__qualname__": kind.__qualname__}
         slots = vars(kind).get("__slots__")

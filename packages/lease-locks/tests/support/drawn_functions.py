@@ -33,6 +33,11 @@ SCRIPTS: dict[str, str] = {
     "closure over itself": "def make():\n    def f(x):\n        return 1 if x < 2 else {n} * f(x - 1)\n    return f\nf = make()",
     "global": "K = {n}\ndef f(x):\n    return x + K",
     "global containers": "K = {{'a': ({n}, [{m}])}}\ndef f(x):\n    return (x, K['a'])",
+    "order of a global": "STEPS = {{{steps}}}\ndef f(x):\n    return (x, list(STEPS))",
+    "order within a class": "class Table:\n    steps = [{{{steps}}}]\ndef f(x):\n    return (x, Table.steps)",
+    "order of a dict of a subclass": (
+        "import collections\nSTEPS = collections.Counter({{{steps}}})\ndef f(x):\n    return (x, list(STEPS))"
+    ),
     "helper of a helper": (
         "def h(x):\n    return x - {n}\ndef g(x):\n    return h(x) * {m}\ndef f(x):\n    return g(x)"
     ),
@@ -166,6 +171,7 @@ def edits(seed: int, each: int = 8) -> list[tuple[str, str]]:
                 "kind_of": draw.choice(["int", "float", "str"]),
                 "variable": draw.choice(["bound=int", "bound='int'", "bound=list[int]", "int, str", "int, float"]),
                 "colour": draw.choice(["RED", "BLUE"]),
+                "steps": draw.choice(["'b': 1, 'a': 2", "'a': 2, 'b': 1"]),
             }
             # Where it stands in its file makes no difference.
             found.append((kind, "\n" * draw.randrange(3) + script.format(**constants)))

@@ -1,11 +1,12 @@
-"""What a call is known by, as canonical bytes: equal ones in every process, whatever object identity, dict order or set order.
+"""What a call is known by, as canonical bytes: equal ones in every process, whatever object identity or set order.
 
     a function or class that its module holds    its name, and the line `function-logic-key: KEY` of its docstring
     any other function                           its code, defaults, annotations, attributes, what it closes over, and the globals
                                                  that its code names where its module can't be imported (`__main__`)
     any other class                              its name, bases, body and its order, and what is registered with it, but not its docstring
     a module                                     its name; one that isn't imported under it, its variables, too
-    number, text, bytes, tuple, list, dict, set  its type and content; 1, 1.0 and True differ
+    number, text, bytes, tuple, list, dict, set  its type and content; 1, 1.0 and True differ. The order of a dict counts where a function or
+                                                 class of the second kind refers to it, and not in an argument
     any other object                             what its class's `__memo_key__(self)` returns, else what pickle rebuilds it from
 
 Functions and classes of the second kind are looked at when they are first met, and again where a name that they use was bound anew or
@@ -155,7 +156,7 @@ def identity(thing: Any) -> bytes:
 
             digest = hashlib.sha256()
             for part in met:  # it grows while it is read
-                _Encoder(digest.update, number).content(part)
+                _Encoder(digest.update, number, in_order=True).content(part)
             known = digest.digest()
             _identities[at] = weakref.ref(thing, lambda gone: _forget(at, gone)), known, Bindings(met)
     noted = getattr(_noting, "list", None)
@@ -252,9 +253,10 @@ def _name_and_code(thing: Any) -> bytes:
 
 
 class _Encoder:
-    def __init__(self, write: Callable[[Any], Any], refer: Callable[[Any], bytes]) -> None:
+    def __init__(self, write: Callable[[Any], Any], refer: Callable[[Any], bytes], in_order: bool = False) -> None:
         self.write = write
         self.refer = refer  # how a function or class that has no name elsewhere is told
+        self.in_order = in_order  # whether the order of a dict counts: a program's own is part of what it says
         self.open: dict[int, int] = {}  # containers being encoded: id → depth, for values that contain themselves
 
     def sized(self, tag: bytes, data: Any) -> None:
@@ -287,7 +289,7 @@ class _Encoder:
 
     def mapping(self, value: Any) -> None:
         self.write(b"d" + len(value).to_bytes(8, "big"))
-        for key in self._sorted(value):
+        for key in value if self.in_order else self._sorted(value):
             self.put(key)
             self.put(value[key])
 
@@ -299,7 +301,7 @@ class _Encoder:
 
         def key(value: Any) -> bytes:
             out: list[bytes] = []
-            part = _Encoder(out.append, _name_and_code if self.refer is not identity else identity)
+            part = _Encoder(out.append, _name_and_code if self.refer is not identity else identity, self.in_order)
             part.open = self.open
             part.put(value)
             return b"".join(out)
@@ -419,7 +421,7 @@ class _Encoder:
         """The value; where it has no key, its type."""
         out: list[bytes] = []
         try:
-            _Encoder(out.append, self.refer).put(value)
+            _Encoder(out.append, self.refer, self.in_order).put(value)
         except (MemoKeyError, RecursionError):
             out = [_name(type(value))]
         self.sized(b"a", b"".join(out))
