@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from fdb_schema.serving.configuration import option_names, read_configuration
-from mainspring.cli import app
+from mainspring.cli import app, service_commands
 from mainspring.settings import check_file
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
@@ -55,7 +55,7 @@ def no_settings_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_settings_are_known_to_every_service() -> None:
-    found = check_file(DEPLOY / "mainspring.toml")
+    found = check_file(DEPLOY / "mainspring.toml", service_commands())
     assert set(found.tables) == {"worker", "tender", "scheduler", "janitor"}
     assert found.shared["log_format"] == "json"
 
@@ -149,7 +149,7 @@ def test_the_configuration_on_kubernetes_is_known_to_every_service(tmp_path: Pat
     (config,) = [one for one in DOCUMENTS if one["kind"] == "ConfigMap"]
     file = tmp_path / "mainspring.toml"
     file.write_text(config["data"]["mainspring.toml"])
-    found = check_file(file)
+    found = check_file(file, service_commands())
     assert found.shared["db"] == "fdb:/etc/mainspring/fdb.cluster"
     assert "fdb.cluster" in config["data"]
     assert read_configuration(file).tables["worker"]["port"] == 7420
@@ -204,7 +204,10 @@ def test_nobody_reaches_a_pod_on_kubernetes_but_who_is_named() -> None:
 
 
 def test_no_worker_is_known_by_an_address_that_nobody_can_dial() -> None:
-    assert check_file(DEPLOY / "mainspring.toml").tables["worker"]["address"] not in ("0.0.0.0", "::")
+    assert check_file(DEPLOY / "mainspring.toml", service_commands()).tables["worker"]["address"] not in (
+        "0.0.0.0",
+        "::",
+    )
 
 
 def test_the_container_takes_no_package_without_its_checksum() -> None:

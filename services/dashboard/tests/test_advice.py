@@ -12,7 +12,7 @@ import fdb_datamodel as dm
 from fdb_datamodel import FutureState, Requirements
 from lease_locks import LeaseManager
 from mainspring_dashboard import Cluster
-from mainspring_dashboard.functions import Paces
+from mainspring_dashboard.sampling.functions import Paces
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
 

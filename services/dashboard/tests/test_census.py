@@ -10,8 +10,8 @@ import pytest
 
 import fdb_datamodel as dm
 from fdb_datamodel import FutureState
-from mainspring_dashboard.census import Census
-from mainspring_dashboard.sampler import Sampler
+from mainspring_dashboard.sampling.census import Census
+from mainspring_dashboard.sampling.sampler import Sampler
 
 
 def _counts(census: Census) -> dict[str, int]:
@@ -62,8 +62,8 @@ def test_what_ends_while_the_workers_cannot_be_read_is_not_gathered(lab: Any) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_seeded_life_of_a_cluster(lab: Any, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submits, ends and deletions between looks of any length; pages of 64 rows, so that sweeps take many looks."""
-    monkeypatch.setattr("mainspring_dashboard.census.PAGE_ROWS", 64)
-    monkeypatch.setattr("mainspring_dashboard.census.RECHECK", 7)
+    monkeypatch.setattr("mainspring_dashboard.sampling.census.PAGE_ROWS", 64)
+    monkeypatch.setattr("mainspring_dashboard.sampling.census.RECHECK", 7)
     rng = random.Random(seed)
     census = Census(lab.db, lab.space)
     census.advance(0)

@@ -8,8 +8,8 @@ import pytest
 
 from fdb_datamodel import Counted, FutureState
 from mainspring_dashboard.heap import by_start
-from mainspring_dashboard.history import COARSE_SECONDS, FINE, History, Sample, quantile
-from mainspring_dashboard.sampler import summarize
+from mainspring_dashboard.sampling.history import COARSE_SECONDS, FINE, History, Sample, quantile
+from mainspring_dashboard.sampling.sampler import summarize
 
 
 def test_a_day_is_kept_fine_at_its_end_and_coarse_before() -> None:

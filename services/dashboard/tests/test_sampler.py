@@ -7,7 +7,7 @@ from typing import Any
 import fdb_datamodel as dm
 from fdb_datamodel import FutureSpec, actors
 from mainspring_dashboard import Cluster
-from mainspring_dashboard.sampler import Sampler
+from mainspring_dashboard.sampling.sampler import Sampler
 
 
 def test_actors_among_the_claimed_are_told_apart_for_they_take_no_slots(cluster: Cluster, lab: Any) -> None:

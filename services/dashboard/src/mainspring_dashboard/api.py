@@ -15,8 +15,8 @@ from mainspring_dashboard.actions import Actions, asked
 from mainspring_dashboard.answering import PAGE_LIMIT, number_of, read, uuid_of
 from mainspring_dashboard.doctor import Doctor
 from mainspring_dashboard.heap import HeapView
-from mainspring_dashboard.live import Live
 from mainspring_dashboard.reading import Cluster
+from mainspring_dashboard.sampling.live import Live
 
 MOST_STREAMS: Final = 256
 

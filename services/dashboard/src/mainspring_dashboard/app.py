@@ -43,9 +43,9 @@ from mainspring_dashboard.api import Api
 from mainspring_dashboard.doctor import Doctor
 from mainspring_dashboard.heap import HeapView
 from mainspring_dashboard.lists.routes import Lists
-from mainspring_dashboard.live import Live
 from mainspring_dashboard.reading import Cluster
-from mainspring_dashboard.sampler import Sampler
+from mainspring_dashboard.sampling.live import Live
+from mainspring_dashboard.sampling.sampler import Sampler
 
 STATIC: Final = Path(__file__).parent / "static"
 INTERVAL_SECONDS: Final = 1.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -22,14 +23,13 @@ from lease_locks.cli import app as leases_app
 from mainspring.demo.commands import demo_app
 from mainspring.doctor.command import doctor
 from mainspring.migrate.command import migrate
+from mainspring.settings import effective, services_of
 from mainspring.status import status
 from mainspring.up.command import NO_DASHBOARD, up
 from mainspring_janitor.cleaning import clean
 from mainspring_scheduler.scheduling import schedule
 from s3heap_tender.cli import app as heap_app
 from s3heap_tender.cli.services import tend
-
-SERVICES = ("up", "worker", "tender", "scheduler", "janitor", "dashboard", "status", "doctor", "migrate")
 
 app = command_app("mainspring", "Durable computation on FoundationDB: a cluster, its services, and what they do.")
 app.info.context_settings = {**(app.info.context_settings or {}), "auto_envvar_prefix": "MAINSPRING"}
@@ -73,6 +73,11 @@ config_app = CommandApp(no_args_is_help=True, help="The services' settings.")
 app.add_typer(config_app, name="config", rich_help_panel=_LOOK)
 
 
+def service_commands() -> Mapping[str, Any]:
+    """Every service's command, by the name of its table in a file of settings."""
+    return services_of(typer.main.get_command(app))
+
+
 @config_app.command("show")
 def config_show(
     config: Annotated[
@@ -82,9 +87,7 @@ def config_show(
     as_json: JsonOption = False,
 ) -> None:
     """Show every service's settings, and whether the environment, the file or nobody set them. Unknown keys are errors."""
-    from mainspring.settings import effective
-
-    rows = [row for row in effective(config) if not changed or row["source"] != "default"]
+    rows = [row for row in effective(config, service_commands()) if not changed or row["source"] != "default"]
     print_rows(rows, ["service", "setting", "value", "source"], as_json=as_json, empty="everything is at its default")
 
 

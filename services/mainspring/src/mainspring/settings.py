@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import typer
+from typing import Any, Final
 
 from fdb_schema.serving.configuration import (
     NO_SETTINGS,
@@ -16,35 +14,35 @@ from fdb_schema.serving.configuration import (
     without_credentials,
 )
 
+SERVICES: Final = ("up", "worker", "tender", "scheduler", "janitor", "dashboard", "status", "doctor", "migrate")
 
-def service_commands() -> dict[str, Any]:
-    """Table of the file → command, of every service of this installation."""
-    from mainspring.cli import SERVICES, app
 
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+def services_of(root: Any) -> Mapping[str, Any]:
+    """Table of the file → command, of every service that the command `root` has."""
+    commands = root.commands
     return {name: commands[name] for name in SERVICES if name in commands}
 
 
-def check_file(path: Path) -> Configuration:
-    """The file's settings, once every key of every table is known. Raises `ConfigurationError`."""
+def check_file(path: Path, services: Mapping[str, Any]) -> Configuration:
+    """The file's settings, once every key of every table is known to its service's command. Raises `ConfigurationError`."""
     found = read_configuration(path)
-    for table, command in service_commands().items():
+    for table, command in services.items():
         found.of(table, option_names(command))
     return found
 
 
-def effective(path: Path | None) -> Iterator[dict[str, Any]]:
+def effective(path: Path | None, services: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every setting of every service: table, key, value, and source ("environment", "file" or "default").
 
     Raises `ConfigurationError`.
     """
     arguments = [] if path is None else ["--config", str(path)]
-    for table, command in service_commands().items():
+    for table, command in services.items():
         context = command.make_context(
             table, list(arguments), resilient_parsing=True, auto_envvar_prefix=f"MAINSPRING_{table.upper()}"
         )
         if path is not None:
-            check_file(path)
+            check_file(path, services)
         names = option_names(command)
         for key, parameter in names.items():
             if parameter in NO_SETTINGS:

@@ -13,7 +13,7 @@ from mainspring_dashboard.answering import PAGE_LIMIT, number_of, read, state_of
 from mainspring_dashboard.lists.gathered import actors
 from mainspring_dashboard.lists.sorting import KEYS, Wanted
 from mainspring_dashboard.reading import Cluster
-from mainspring_dashboard.sampler import Sampler
+from mainspring_dashboard.sampling.sampler import Sampler
 
 LEASE_ROWS: Final = 200
 """Rows of holders and of those that wait, on a page of leases."""

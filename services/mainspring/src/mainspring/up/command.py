@@ -22,7 +22,7 @@ from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.serving.configuration import CONFIG_VARIABLE, configured_path
 from fdb_schema.serving.logs import LogFormat, LogLevel
 from fdb_schema.serving.private_files import make_private_directory, others_may_write, private_opener
-from mainspring.settings import check_file
+from mainspring.settings import check_file, services_of
 from mainspring.up.heaps import DEFAULT, absolute, own_heap
 from mainspring.up.others import waiting_elsewhere
 from mainspring.up.plan import OWN, S3_BUCKET, UpSettings, services
@@ -95,7 +95,7 @@ def up(
     """
     config = config or configured_path()
     if config is not None:
-        check_file(config)
+        check_file(config, services_of(context.find_root().command))
     url = _shareable(database_url(db))
     folder = state.expanduser().resolve()
     store = None if store is None else absolute(store)

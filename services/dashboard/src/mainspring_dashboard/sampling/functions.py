@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_datamodel import Counted, FutureState
-from mainspring_dashboard.history import quantile
+from mainspring_dashboard.sampling.history import quantile
 
 SHOWN: Final = 200
 RATE_SECONDS: Final = 60

@@ -7,12 +7,12 @@ from collections import deque
 from typing import Any, Final
 
 from fdb_datamodel import Counted, FutureState
-from mainspring_dashboard.census import Census, by_state
-from mainspring_dashboard.functions import Paces, attempt_row
-from mainspring_dashboard.history import FINE, History, Sample, quantile
 from mainspring_dashboard.lists.gathered import ACTOR, Datasets, Sessions
 from mainspring_dashboard.lists.sorting import Sorted
 from mainspring_dashboard.reading import Cluster
+from mainspring_dashboard.sampling.census import Census, by_state
+from mainspring_dashboard.sampling.functions import Paces, attempt_row
+from mainspring_dashboard.sampling.history import FINE, History, Sample, quantile
 
 BUDGET_SECONDS: Final = 0.25  # of each second, for counting
 TIMELINE: Final = 2_000  # attempts in one answer

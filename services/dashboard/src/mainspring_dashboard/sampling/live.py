@@ -9,7 +9,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from mainspring_dashboard.answering import is_reading_error
-from mainspring_dashboard.sampler import Sampler
+from mainspring_dashboard.sampling.sampler import Sampler
 
 log = logging.getLogger("mainspring.dashboard")
 
