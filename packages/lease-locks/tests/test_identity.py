@@ -367,6 +367,8 @@ ORDERED = """
 import abc
 import dataclasses
 import enum
+import functools
+import sys
 import typing
 class Steps:
     wash = 1
@@ -397,7 +399,19 @@ class Named(enum.Enum):
         return name
     Z = enum.auto()
     A = enum.auto()
-KINDS = [Steps, Slotted, Told, Shaped, Pair, Data, Named]
+class Shape(Shaped):
+    def a(self): ...
+class Choosing:
+    @functools.singledispatchmethod
+    def a(self, x): ...
+    @a.register
+    def _(self, x: int): ...
+Alias = int
+if sys.version_info >= (3, 12):
+    exec("type Alias = Steps")
+class Aliased:
+    other = Alias
+KINDS = [Steps, Slotted, Told, Shaped, Pair, Data, Named, Shape, Choosing, Aliased]
 """
 ELSEWHERE = """
 import pickle, sys
@@ -415,6 +429,16 @@ def test_a_class_of_a_script_is_in_a_remote_what_it_is_here_its_order_too() -> N
     there = [line.split() for line in ran.stdout.decode().splitlines()]
     assert there[0][1:] == ["wash", "rinse", "dry", "coat"]
     assert [one[0] for one in there] == [identity(kind).hex() for kind in space["KINDS"]]
+
+
+def test_a_class_of_a_protocol_has_one_key_whether_or_not_there_was_an_instance_of_it() -> None:
+    fresh, used = [dict[str, Any](__name__="__main__") for _ in range(2)]
+    exec(ORDERED, fresh)
+    exec(ORDERED, used)
+    used["Shape"]()
+    assert identity(used["Shape"]) == identity(fresh["Shape"])
+    exec(ORDERED.replace("class Shape(Shaped):", "class Shape(Shaped):\n    def __init__(self): self.n = 1"), used)
+    assert identity(used["Shape"]) != identity(fresh["Shape"])
 
 
 CLOSED_OVER = """

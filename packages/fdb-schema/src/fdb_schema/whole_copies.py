@@ -11,7 +11,7 @@
 - Code comes with the name of its file, from which a traceback has its lines.
 - Functions of `functools.singledispatch` come with what is registered with them.
 - What is made by `typing.NewType`, `ParamSpec`, `TypeVarTuple` and `type X = …` comes as what it is made of.
-- `functools.lru_cache` and `functools.cached_property` come without what they have cached, and without a lock.
+- `functools.lru_cache`, `cached_property` and `singledispatchmethod` come without what they have cached, and without a lock.
 """
 
 from __future__ import annotations
@@ -337,6 +337,8 @@ def whole_named(obj: Any) -> Any:
     kind = type(obj)
     if kind is functools.cached_property:  # which has a lock in Python 3.11
         return kind, (obj.func,), {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
+    if kind is functools.singledispatchmethod:  # which keeps weak references in Python 3.13
+        return kind, (obj.func,), {"dispatcher": obj.dispatcher}
     if kind not in _NAMED or _is_named(obj):
         return NotImplemented
     if kind is CACHED_FUNCTION:
@@ -346,7 +348,7 @@ def whole_named(obj: Any) -> Any:
         return kind, (obj.__name__, obj.__supertype__), vars(obj)
     if kind in _PARAMETERS:
         return kind, (obj.__name__,)
-    return _alias, (obj.__name__, obj.__value__, obj.__type_params__)
+    return _alias, (obj.__name__, obj.__value__, obj.__type_params__, obj.__module__)
 
 
 def _is_named(obj: Any) -> bool:
@@ -361,9 +363,10 @@ def _is_named(obj: Any) -> bool:
     return found is obj
 
 
-def _alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
+def _alias(name: str, value: Any, parameters: tuple[Any, ...], module: str) -> Any:
     made: Any = vars(typing)["TypeAliasType"]
-    return made(name, value, type_params=parameters)
+    # It is of the module whose code makes it.
+    return eval("made(name, value, type_params=parameters)", {"__name__": module, **locals()})
 
 
 def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:

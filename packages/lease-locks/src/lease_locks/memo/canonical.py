@@ -66,7 +66,7 @@ _MODULE_NOISE: Final = frozenset(
 )
 DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
 DESCRIPTOR_PARTS: Final = ("__func__", "fget", "fset", "fdel", "func")
-NAMED_ONLY: Final = (type(functools.lru_cache(print)), typing.NewType)
+NAMED_ONLY: Final = (type(functools.lru_cache(print)), typing.NewType, getattr(typing, "TypeAliasType", typing.NewType))
 """Types of what pickle knows by a name alone, also where no other process finds it by that."""
 _TYPE_PARAMETERS: Final = tuple(
     kind for name in ("TypeVar", "ParamSpec", "TypeVarTuple") if (kind := getattr(typing, name, None)) is not None
@@ -201,6 +201,8 @@ def body_of(kind: type) -> Iterator[tuple[str, Any]]:
             continue
         if name == "__hash__" and _of_attrs(value):  # has a text's hash in it; `__attrs_attrs__` says what it does
             continue
+        if name in ("__init__", "__subclasshook__") and _of_typing(kind, name, value):
+            continue
         yield name, value
 
 
@@ -214,6 +216,19 @@ def order_of(kind: type) -> tuple[str, ...]:
     body = dict(body_of(kind))
     annotated = body.get("__annotations__") or ()
     return (*(name for name in vars(kind) if name in body and name[:1] != "_"), "", *annotated)
+
+
+def _of_typing(kind: type, name: str, value: Any) -> bool:
+    """Whether `typing` put it into a protocol, or a class of one: an `__init__` that gives way to the inherited one when an
+    instance is first made, and a hook that a copy has as a copy."""
+
+    def its_own(found: Any) -> bool:
+        return getattr(getattr(found, "__func__", found), "__module__", "") == "typing"
+
+    if typing.Protocol not in kind.__mro__:
+        return False
+    inherited = (vars(base)[name] for base in kind.__mro__[1:] if name in vars(base))
+    return its_own(value) or next((found for found in inherited if not its_own(found)), None) is value
 
 
 def _of_attrs(value: Any) -> bool:
@@ -483,5 +498,6 @@ _COMPOUND: dict[type, Callable[[_Encoder, Any], None]] = {
     frozenset: lambda e, v: e.unordered(b"U", v),
     types.MethodType: _Encoder.method,
     types.CodeType: _Encoder.code,
+    functools.singledispatchmethod: lambda e, v: e.put((type(v), v.func, v.dispatcher)),  # without what it has cached
     **dict.fromkeys(DESCRIPTORS, _Encoder.descriptor),
 }
