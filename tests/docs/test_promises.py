@@ -46,8 +46,8 @@ import futures_worker.ports.sealing as sealing
 import futures_worker.ports.wire as wire
 import futures_worker.streams as streams
 import futures_worker.worker.child.streaming as streaming
-import futures_worker.worker.deciding.core as core
 import futures_worker.worker.deciding.planning as planning
+import futures_worker.worker.deciding.reports as reports
 import futures_worker.worker.running.eager as eager
 import futures_worker.worker.running.memory as memory
 import idempotent_txn.attempts.backoff as backoff
@@ -115,7 +115,7 @@ PROMISES = [
     (f"{FUTURES}/observability.md", r"the last (\d+) kB of each", stored_output.OUTPUT_KEPT / 1000),
     (f"{FUTURES}/scheduling.md", r"about (\d+) ms of work", planning.AHEAD_WORK * 1000),
     (f"{FUTURES}/scheduling.md", r"without sleep for up to ([\d.]+) ms", eager.MOMENT * 1000),
-    (f"{FUTURES}/scheduling.md", r"keeps the slot for (\d+) ms", core.RESUME_SOON * 1000),
+    (f"{FUTURES}/scheduling.md", r"keeps the slot for (\d+) ms", reports.RESUME_SOON * 1000),
     (f"{FUTURES}/scheduling.md", r"A wait of over ([\d.]+) s", nested.RECORD_AFTER),
     (f"{FUTURES}/scheduling.md", r"A worker has ([\d,]+) processes", planning.MOST_CHILDREN),
     (f"{FUTURES}/scheduling.md", r"if these are (\d+) MiB or more", placement.WORTH_A_WAIT / 2**20),

@@ -22,7 +22,6 @@ from futures_worker.worker.deciding.instructions import (
     SpawnChild,
     TurnEnded,
 )
-from futures_worker.worker.deciding.tasks import ChildState
 
 ME = WorkerId("127.0.0.1", 7000, b"i" * 16)
 SECOND = 1_000_000  # microseconds
@@ -107,14 +106,7 @@ class Driver:
     def check(self) -> None:
         """What holds after every step."""
         core = self.core
-        live = [t for c in core.children.values() for t in c.queue]
-        everywhere = live + list(core.ready)
-        assert len(everywhere) == len(set(map(id, everywhere))), "a task is in two places"
-        held = [t for t in core.tasks.values() if not t.cancelled]
-        waiting = {id(c.queue[0]) for c in core.children.values() if c.queue and c.state is ChildState.blocked}
-        used = [sum(t.cpu for t in held if id(t) not in waiting), sum(t.ram for t in held), sum(t.gpu for t in held)]
-        if not any(t.cancelled for t in everywhere):
-            assert core.used == used
+        core.validate()
         if core.draining and core.idle and not core.preparing:
             assert core.finished
 

@@ -16,7 +16,7 @@ from futures_worker.objects.object_names import result_name
 from futures_worker.worker import messages
 from futures_worker.worker.deciding import planning
 from futures_worker.worker.deciding.claimed import EMPTY_RINGS, MOST_PATIENCE
-from futures_worker.worker.deciding.core import RESPAWN_PAUSE, WorkerCore
+from futures_worker.worker.deciding.core import WorkerCore
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
@@ -43,6 +43,7 @@ from futures_worker.worker.deciding.instructions import (
     TasksReturned,
     TurnEnded,
 )
+from futures_worker.worker.deciding.reports import RESPAWN_PAUSE
 from futures_worker.worker.deciding.tasks import CHILD_TRANSITIONS, ChildState, Task
 
 
@@ -942,3 +943,13 @@ def test_a_turn_carries_no_more_bytes_than_a_transaction_should() -> None:
         turns = d.only(RunTurn, d.say(TurnEnded(claims(), turn)))
         turn = next((t for t in turns if t.outcomes), None)
     assert len(carried) == 60
+
+
+def test_a_state_that_contradicts_itself_is_told() -> None:
+    d = Driver(slots=2)
+    d.start(claim(1), claim(2), claim(3))
+    d.core.validate()
+    d.core.used[0] += 1
+    d.core.children[0].queue.append(d.core.children[1].queue[0])
+    with pytest.raises(AssertionError, match=r"child 0 has tasks .* in line; .* is counted as taken"):
+        d.core.validate()

@@ -110,7 +110,8 @@ def test_what_a_task_here_waits_for_stays() -> None:
     d = stuck()
     d.core.children[0].awaits = (claim(7).id,)
     d.core.waiting = 1
-    d.say(after=HORIZON + planning.REVIEW)
+    later = d.now + HORIZON + planning.REVIEW
+    d.core.step([], later, later)
     assert [task.claim.id for task in d.core.ready] == [claim(7).id]
 
 

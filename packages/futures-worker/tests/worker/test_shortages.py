@@ -30,7 +30,7 @@ from futures_worker.objects.store import WorkDirectory, write_file
 from futures_worker.worker import messages
 from futures_worker.worker.child.template import Template
 from futures_worker.worker.deciding import planning
-from futures_worker.worker.deciding.core import LEAVE_SECONDS, REFUSED_PAUSE
+from futures_worker.worker.deciding.core import REFUSED_PAUSE
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
@@ -45,6 +45,7 @@ from futures_worker.worker.deciding.instructions import (
     TurnEnded,
     TurnRefused,
 )
+from futures_worker.worker.deciding.reports import LEAVE_SECONDS
 from futures_worker.worker.deciding.state import SHORT_PAUSE
 from futures_worker.worker.running import inputs as inputs_module
 from futures_worker.worker.running.children import ChildProcess, ChildProcesses
