@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,38 @@ def test_a_thread_that_a_task_left_waiting_hides_no_wait_of_the_next_task(monkey
             assert said == [(True, [b"never"]), (True, [b"child"])]
         assert said[2:] == [(False, [])]
     assert len(said) == 3, "of a task that has ended nobody is told"
+
+
+def test_what_a_task_awaits_frees_its_slot_though_callbacks_of_the_task_before_are_still_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that reads for callbacks waits as the first of the two tasks, until it looks around."""
+    said: list[tuple[bool, list[bytes]]] = []
+    names_all = threading.Event()
+    monkeypatch.setattr(task_context, "_current", None)
+    with Client("memory:callbacks-of-two-tasks") as client:
+        first, second = client.submit(abs, -1), client.submit(abs, -2)
+        both = {first.id.bytes, second.id.bytes}
+
+        def report(begins: bool, ids: Sequence[bytes]) -> None:
+            said.append((begins, list(ids)))
+            if begins and set(ids) & both == both:
+                names_all.set()
+            if begins:
+                reads.set()
+
+        reads = threading.Event()
+        monkeypatch.setattr(task_context, "_report", report)
+        task_context.enter(TaskContext(b"1" * 16, "memory:", "test", 1))
+        first.add_done_callback(lambda _: None)
+        assert reads.wait(30)
+        task_context.enter(None)
+        task_context.enter(TaskContext(b"2" * 16, "memory:", "test", 1))
+        said.clear()
+        second.add_done_callback(lambda _: None)
+        assert said[0][0], "its slot is free at once"
+        assert names_all.wait(30), "and soon its worker knows for what"
+        task_context.enter(None)
 
 
 @pytest.mark.parametrize(

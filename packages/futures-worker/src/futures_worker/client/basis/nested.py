@@ -89,3 +89,57 @@ class NestedWait:
         claim = claim_of(tr, self._space, task.id, task.attempt)
         if claim is not None:
             end_wait(tr, self._space, claim)
+
+
+class SlotOfCallbacks:
+    """The slot of a task whose futures have callbacks, as those that it awaits in asyncio have: free until they have ended.
+
+    The thread that reads for them waits as long. It may still be in the wait of an earlier task of the process, though, which
+    frees no slot of this one: then this does, until that thread begins a wait anew.
+    """
+
+    def __init__(self) -> None:
+        self._reading = False
+        self._reads_for: TaskContext | None = None
+        self._task: TaskContext | None = None  # whose slot is free by this
+        self._awaited: set[int] = set()
+        self._slot: Any = None
+
+    def begin_reading(self) -> None:
+        """The thread that reads begins a wait of its own."""
+        self._leave()
+        self._reading, self._reads_for = True, current_task()
+
+    def end_reading(self) -> None:
+        """The end of `begin_reading`: it begins anew if there is anything to read for."""
+        self._reading = False
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the wait of the thread that reads is of an earlier task."""
+        return current_task() is not self._reads_for
+
+    def add(self, key: int) -> None:
+        """The current task, if there is one, waits for a future: `key`, until `discard(key)`."""
+        task = current_task()
+        if task is not self._task:
+            self._leave()
+        if task is None or not self._reading or not self.outdated:
+            return
+        self._task = task
+        self._awaited.add(key)
+        if self._slot is None:
+            self._slot = waiting()
+            self._slot.__enter__()
+
+    def discard(self, key: int) -> None:
+        """The end of `add`, if that was in the current task."""
+        self._awaited.discard(key)
+        if not self._awaited:
+            self._leave()
+
+    def _leave(self) -> None:
+        slot, self._slot = self._slot, None
+        self._awaited.clear()
+        if slot is not None:
+            slot.__exit__(None, None, None)

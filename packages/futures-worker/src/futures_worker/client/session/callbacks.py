@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from fdb_datamodel import FutureDeletedError, UnknownFutureError
 from fdb_schema import MainspringError
-from futures_worker.client.basis.nested import Awaited
+from futures_worker.client.basis.nested import Awaited, SlotOfCallbacks
 from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.basis.turn import Flag
 
@@ -69,6 +69,7 @@ class Callbacks:
         self._session = session
         self._lock = threading.Lock()
         self._awaited: dict[int, FutureRecord] = {}  # with callbacks that haven't run, by identity
+        self._slot = SlotOfCallbacks()  # changed with the lock held
         self._watchers: dict[object, tuple[float, Callable[[BaseException], object]]] = {}  # since when, whom to tell
         self._due = due
         self._work = Flag()
@@ -107,6 +108,9 @@ class Callbacks:
                 _call(record, callback)
             self.run([record])
             return
+        with self._lock:
+            if id(record) in self._awaited:
+                self._slot.add(id(record))
         self.start()
 
     def _take_out(self, record: FutureRecord, one: tuple[bool, Callable[[], object]]) -> bool:
@@ -150,6 +154,7 @@ class Callbacks:
                 return callbacks.pop(at)[1]
             if not callbacks:
                 self._awaited.pop(id(record), None)
+                self._slot.discard(id(record))
             return None
 
     def _hand_over(self) -> None:
@@ -232,15 +237,19 @@ class Callbacks:
         while not session.closed:
             self._work.wait()
             began = time.monotonic()
+            with self._lock:
+                self._slot.begin_reading()
             try:
                 session.wait_until(
-                    lambda: not self._needed() or session.closed,
+                    lambda: not self._needed() or session.closed or self._slot.outdated,
                     None,
                     lambda: None,
                     lambda: ([record.id for record in tuple(self._awaited.values())], False),
                     pump=True,
                     look=self._run_left,
                 )
+                with self._lock:
+                    self._slot.end_reading()
                 self._work.clear()
                 if self._needed():
                     self._work.set()
