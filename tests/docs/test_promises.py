@@ -26,8 +26,8 @@ import fdb_embedded.sharing.slots as slots
 import fdb_embedded.sharing.waiting as embedded_waiting
 import fdb_embedded.storage.durability as durability
 import fdb_embedded.storage.formats as formats
+import fdb_embedded.storage.map as embedded_map
 import fdb_embedded.storage.seal as seal
-import fdb_embedded.storage.store as embedded_store
 import fdb_embedded.transaction.locality as locality
 import fdb_embedded.transaction.read_version as embedded_reading
 import fdb_embedded.transaction.state as state
@@ -139,8 +139,8 @@ PROMISES = [
     (f"{EMBEDDED}/reference.md", r"longer than the last checkpoint and (\d+) MB", durability.CHECKPOINT_BYTES / 2**20),
     (f"{EMBEDDED}/reference.md", r"of files over (\d+) MB only", seal.SEAL_BYTES / 2**20),
     (f"{EMBEDDED}/reference.md", r"Files up to (\d+) MB are walked", seal.WALK_BYTES / 2**20),
-    (f"{EMBEDDED}/reference.md", r"blocks for all of it: (\d+) MB", embedded_store.MAP_SIZE / 2**20),
-    (f"{EMBEDDED}/storage.md", r"whole of its map: (\d+) MB", embedded_store.MAP_SIZE / 2**20),
+    (f"{EMBEDDED}/reference.md", r"blocks for all of it: (\d+) MB", embedded_map.MAP_SIZE / 2**20),
+    (f"{EMBEDDED}/storage.md", r"whole of its map: (\d+) MB", embedded_map.MAP_SIZE / 2**20),
     (f"{EMBEDDED}/reference.md", r"The format is versioned, and is (\d+)", formats.FORMAT),
     (f"{IDEMPOTENT}/reference.md", r"a bound that doubles from ([\d.]+) ms", backoff.FIRST_PAUSE * 1000),
     (f"{IDEMPOTENT}/reference.md", r"ms to (\d+) s; where the cluster", backoff.LONGEST_PAUSE),

@@ -108,7 +108,7 @@ class Stopped:
 
     def grow(self) -> None:
         if (self.path / "data.mdb").stat().st_size < LARGEST:
-            self.db.dpointer.engine.store.grow()
+            self.db.dpointer.engine.store.map.grow()
 
     def checkpoint(self) -> None:
         durable.checkpoint(self.db.dpointer.engine.store, self.path)

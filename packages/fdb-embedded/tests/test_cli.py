@@ -177,7 +177,7 @@ def test_check_and_compact(filled: Path) -> None:
 
 def test_check_finds_damage(filled: Path) -> None:
     db = fdb_embedded.open(filled)
-    with db.dpointer.engine.store.env.begin(write=True) as txn:
+    with db.dpointer.engine.store.map.env.begin(write=True) as txn:
         txn.put(b"z" * 511, b"no node")
     fdb_embedded.close(db)
     result = command("check", db=filled)

@@ -66,11 +66,11 @@ def test_who_begins_to_read_or_to_write_while_it_is_closed_is_told(tmp_path: Pat
     store = db.dpointer.engine.store
     fdb_embedded.close(db)
     with pytest.raises(EngineClosed):
-        store.begin_read(at_most(1.0))
+        store.map.begin(at_most(1.0))
     with pytest.raises(EngineClosed):
         store.read(lambda txn: txn.id(), at_most(1.0))
     with pytest.raises(EngineClosed):
-        store.grow(at_most(1.0))
+        store.map.grow(at_most(1.0))
     with pytest.raises(EngineClosed), store.writer_section(at_most(1.0)):
         pass
 

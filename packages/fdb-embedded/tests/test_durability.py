@@ -332,7 +332,7 @@ def test_a_commit_that_a_full_disk_refused_does_not_come_back_with_a_power_loss(
 
     with monkeypatch.context() as patched:
         patched.setattr(store.page, "count_members", full)
-        patched.setattr(store, "grow", no_room)
+        patched.setattr(store.map, "grow", no_room)
         with pytest.raises(fdb_embedded.load().FDBError) as caught:
             db[b"refused"] = b"1"
         assert caught.value.code == 1510

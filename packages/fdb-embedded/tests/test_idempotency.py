@@ -173,7 +173,7 @@ def test_lasting_ids_spill_when_the_log_is_trimmed_and_answered_ones_end(opened:
     assert {name for name, _, _ in rows(db)} == {b"lasting-lasting-", b"answered-answered"}
     engine = db.dpointer.engine
     engine.jump_version(100_000_000)
-    with engine.store.env.begin(write=True) as txn:
+    with engine.store.map.env.begin(write=True) as txn:
         trim(txn, engine.store.clock.now(), 1000)
     assert [name for name, _, _ in rows(db)] == [b"lasting-lasting-"]
 

@@ -218,7 +218,7 @@ def test_an_interrupt_while_the_map_grows_leaves_it_to_others(tmp_path: Path) ->
 
     store.page.lock_map = taken_and_interrupted
     with pytest.raises(KeyboardInterrupt):
-        store.grow()
+        store.map.grow()
     store.page.lock_map = lock
     script = "import fdb_embedded, sys; db = fdb_embedded.open(sys.argv[1]); db[b'k'] = b'v'"
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "db")], check=True, timeout=WAIT)

@@ -65,10 +65,8 @@ def test_the_version_of_a_snapshot_is_that_of_its_data(tmp_path: Path, whose: st
     db = fdb_embedded.open(tmp_path / "db")
     engine = db.dpointer.engine
     db[b"k"] = b"1"
-    store = engine.store
-    name = "reads" if hasattr(store, "reads") else "env"
-    environment = _Environment(getattr(store, name))
-    setattr(store, name, environment)
+    opened = engine.store.map
+    opened.reads = environment = _Environment(opened.reads)
     try:
         before = engine.snapshots.begin()
         if whose == "own":
@@ -82,7 +80,7 @@ def test_the_version_of_a_snapshot_is_that_of_its_data(tmp_path: Path, whose: st
         for snap in (before, after):
             engine.snapshots.release(snap)
     finally:
-        setattr(store, name, environment._env)
+        opened.reads = environment._env
     fdb_embedded.close(db)
 
 
@@ -165,7 +163,7 @@ def test_a_grown_map_shows_no_later_write_that_had_no_conflict_under_an_open_sna
     reader = db.create_transaction()
     assert reader[b"else"].value is None
     write_without_conflict(db, "set")
-    db.dpointer.engine.store.grow()
+    db.dpointer.engine.store.map.grow()
     with pytest.raises(fdb.FDBError, match="1007"):
         reader[b"k"].wait()
     assert db[b"k"] == b"2"
@@ -303,7 +301,7 @@ def test_the_log_goes_back_to_the_newest_commit_of_a_time_of_silence() -> None:
     db[b"k"] = b"2"
     before = engine.store.last_version()
     engine.jump_version(100_000_000)
-    with engine.store.env.begin(write=True) as txn:
+    with engine.store.map.env.begin(write=True) as txn:
         trim(txn, last_version(txn), 1000)
         assert log_begin(txn) == before
     fdb_embedded.close(db)

@@ -43,7 +43,7 @@ def test_thousands_of_open_transactions_share_one_snapshot(db: Any) -> None:
     db[b"a"] = b"1"
     began = []
     store = engine_of(db).store
-    begin = store.reads.begin
+    begin = store.map.reads.begin
 
     class Counted:
         def __getattr__(self, name: str) -> Any:
@@ -52,7 +52,7 @@ def test_thousands_of_open_transactions_share_one_snapshot(db: Any) -> None:
                 return begin
             return getattr(reads, name)
 
-    reads, store.reads = store.reads, Counted()
+    reads, store.map.reads = store.map.reads, Counted()
     try:
         held = []
         for _ in range(10_000):
@@ -60,7 +60,7 @@ def test_thousands_of_open_transactions_share_one_snapshot(db: Any) -> None:
             assert tr[b"a"].value == b"1"
             held.append(tr)
     finally:
-        store.reads = reads
+        store.map.reads = reads
     assert len({id(tr.tpointer.snap) for tr in held}) == len(began) == 1
     assert len(engine_of(db).snapshots.live) <= len(began)
 

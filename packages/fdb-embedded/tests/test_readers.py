@@ -31,7 +31,7 @@ for turn in range(int(sys.argv[2])):
     tr = db.create_transaction()
     tr.set_many([(b"%06d" % row, b"written %d" % turn * 8) for row in range(2000)])
     tr.commit().wait()
-    db.dpointer.engine.store.forget_dead_readers()
+    db.dpointer.engine.store.readers.forget_dead()
 print("written", flush=True)
 """
 
@@ -140,7 +140,7 @@ def test_processes_of_two_pid_namespaces_share_a_database_though_each_is_number_
                 if pipe is not None:
                     pipe.close()
     db = fdb_embedded.open(tmp_path / "db")
-    db.dpointer.engine.store.forget_dead_readers()
+    db.dpointer.engine.store.readers.forget_dead()
     assert db.dpointer.engine.store.readers.others() == []
     assert db[b"000000"] == b"written 5" * 8
     fdb_embedded.close(db)
@@ -170,12 +170,12 @@ signal.pause()
     number, child = map(int, process.stdout.readline().split())
     try:
         store = db.dpointer.engine.store
-        store.forget_dead_readers()
+        store.readers.forget_dead()
         assert number in dict(store.readers.others())
         process.kill()
         process.wait()
         os.kill(child, 0)
-        store.forget_dead_readers()
+        store.readers.forget_dead()
         assert store.readers.others() == []
         assert store.alone()
     finally:

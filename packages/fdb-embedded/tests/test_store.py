@@ -18,8 +18,8 @@ import pytest
 import fdb_embedded
 from fdb_embedded.engine import status
 from fdb_embedded.pure import keys
-from fdb_embedded.sharing import slots
-from fdb_embedded.storage import files, formats
+from fdb_embedded.sharing import blocks, slots
+from fdb_embedded.storage import formats
 from fdb_embedded.transaction import handles
 
 
@@ -150,12 +150,12 @@ def test_the_map_grows_under_open_transactions(tmp_path: Path) -> None:
     db[b"before"] = b"v"
     reader = db.create_transaction()
     assert reader[b"before"] == b"v"
-    size = db.dpointer.engine.store.env.info()["map_size"]
+    size = db.dpointer.engine.store.map.env.info()["map_size"]
     for number in range(40):
         tr = db.create_transaction()
         tr.set_many([(b"%04d%04d" % (number, row), bytes(1000)) for row in range(100)])
         tr.commit().wait()
-    assert db.dpointer.engine.store.env.info()["map_size"] > size
+    assert db.dpointer.engine.store.map.env.info()["map_size"] > size
     assert reader[b"before"] == b"v"
     assert reader[b"not written"].value is None
     with pytest.raises(fdb_embedded.load().FDBError, match="1007"):
@@ -205,14 +205,14 @@ for number in range(10):
     tr.commit().wait()
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "db")], check=True, timeout=60)
-    generation = engine.store.generation
+    generation = engine.store.map.generation
     found: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: found.append(status.measure(engine)), daemon=True)
     thread.start()
     thread.join(60)
     assert found, "it waits for a lock that it holds itself"
     assert found[0]["rows"] >= 10_000
-    assert engine.store.generation == generation, "it has a map of its own: transactions that are open go on"
+    assert engine.store.map.generation == generation, "it has a map of its own: transactions that are open go on"
     fdb_embedded.close(db)
 
 
@@ -256,13 +256,13 @@ for thread in threads:
     thread.start()
 engine = db.dpointer.engine
 deadline = time.monotonic() + 100
-size = engine.store.env.info()["map_size"]
+size = engine.store.map.env.info()["map_size"]
 filled = 0
 while (did["reads"] < 500 or did["ended"] < 50 or did["grown"] < 3) and time.monotonic() < deadline:
     engine.snapshots.end_old(math.inf)
     write(rows[:10])
-    if engine.store.env.info()["map_size"] > size:
-        size = engine.store.env.info()["map_size"]
+    if engine.store.map.env.info()["map_size"] > size:
+        size = engine.store.map.env.info()["map_size"]
         did["grown"] += 1
     if did["grown"] < 3:
         filled += 1
@@ -334,7 +334,7 @@ def test_an_old_snapshot_ends_and_the_file_stays_small(tmp_path: Path, monkeypat
         tr.set_many([(b"%04d" % row, b"%d" % turn * 100) for row in range(50)])
         tr.commit().wait()
         engine.store.clock.base += 1_000_000  # a second passes: the log is trimmed
-    assert engine.store.env.info()["last_pgno"] * 4096 < 4 << 20
+    assert engine.store.map.env.info()["last_pgno"] * 4096 < 4 << 20
     fdb_embedded.close(db)
 
 
@@ -347,10 +347,10 @@ fdb = fdb_embedded.load()
 db = fdb_embedded.open(sys.argv[1])
 db[b"kept"] = b"v"
 engine = db.dpointer.engine
-from fdb_embedded.storage import files
+from fdb_embedded.sharing import blocks
 def full(fd, offset, length):
     raise OSError(28, "No space left on device")
-files.allocate = full
+blocks.allocate = full
 try:
     for number in range(100000):
         tr = db.create_transaction()
@@ -371,7 +371,7 @@ except fdb.FDBError as error:
 def test_every_page_that_a_commit_may_write_has_blocks_on_the_disk(tmp_path: Path) -> None:
     """LMDB writes to mapped pages: one without a block, on a full disk, is a signal that ends the process."""
     db = small(tmp_path / "db")
-    env = db.dpointer.engine.store.env
+    env = db.dpointer.engine.store.map.env
     sizes = set()
     for number in range(12):
         tr = db.create_transaction()
@@ -459,7 +459,7 @@ def test_a_full_disk_at_opening_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     def full(fd: int, offset: int, length: int) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "allocate", full)
+    monkeypatch.setattr(blocks, "allocate", full)
     with pytest.raises(fdb_embedded.PathUnusable, match="No space left"):
         fdb_embedded.open(tmp_path / "db")
     monkeypatch.undo()

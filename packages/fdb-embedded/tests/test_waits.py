@@ -292,7 +292,7 @@ def grow_elsewhere(db: Any) -> None:
     """Another process lets the file grow, and commits in what was added."""
     other = Engine(engine_of(db).path)
     try:
-        other.store.grow()
+        other.store.map.grow()
         with other.store.writer_section() as txn:
             number = txn.id()
             version = other.store.next_version(txn, number, 0)
@@ -379,13 +379,13 @@ def test_a_commit_that_needs_a_larger_file_keeps_its_timeout_and_reads_go_on(
 
 
 def let_the_map_grow(db: Any) -> None:
-    generation = engine_of(db).store.generation
+    generation = engine_of(db).store.map.generation
     for part in range(3):
         tr = db.create_transaction()
         for number in range(80):
             tr[b"%d/%d" % (part, number)] = b"v" * 100_000
         tr.commit().wait()
-    assert engine_of(db).store.generation > generation
+    assert engine_of(db).store.map.generation > generation
 
 
 def test_the_map_grows_while_a_checkpoint_is_made(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,14 +25,11 @@ from ..pure.ranges import Range, merge_ranges
 from ..pure.versions import MAX_READ_AGE, last_version
 from ..sharing.waiting import GivenUp
 from ..storage.journal import Changes
-from ..storage.store import Store
 from .applying import apply_writes
 from .futures import Future
-from .housekeeping import Housekeeper
 from .request import Commit
 from .snapshot import DAMAGE
-from .snapshots import Attachment, Snapshots
-from .soundness import Soundness
+from .snapshots import Snapshots
 from .trimming import trim
 
 FAR_BEHIND = 16  # so many unseen commits are read outside the writer section
@@ -44,19 +41,6 @@ FEW_SNAPSHOTS = (
 _STAMP = Struct(">QH").pack
 TRIM_EVERY = 64
 TRIM_RECORDS = 256
-
-
-class Owner(Attachment, Protocol):
-    """The engine that commits."""
-
-    @property
-    def store(self) -> Store: ...
-    @property
-    def soundness(self) -> Soundness: ...
-    @property
-    def snapshots(self) -> Snapshots: ...
-    @property
-    def housekeeper(self) -> Housekeeper: ...
 
 
 class Closing(Protocol):
@@ -130,18 +114,19 @@ class Outcome:
 class Batches:
     """The work of whoever leads, one batch after another. All of it under `lead`."""
 
-    def __init__(self, engine: Owner) -> None:
-        self.engine = engine
+    def __init__(self, snapshots: Snapshots) -> None:
+        self.snapshots = snapshots
+        self.store = snapshots.store
+        self.soundness = snapshots.soundness
         self.window = ConflictWindow()
         self._in_window = False  # somebody changes the window, or was interrupted when he did
         self._seen_commits = 0
         self._until_trim = TRIM_EVERY
 
     def commit(self, batch: list[Commit], outcome: Outcome) -> None:
-        engine = self.engine
         try:
-            if time.monotonic() >= engine.soundness.look_there_at:  # who only writes begins no snapshot that would look
-                engine.soundness.look_there()
+            if time.monotonic() >= self.soundness.look_there_at:  # who only writes begins no snapshot that would look
+                self.soundness.look_there()
         except Code as gone:
             outcome.failures = [(commit, gone.code) for commit in batch]
             return
@@ -158,7 +143,7 @@ class Batches:
             if outcome.written:
                 raise
             if isinstance(error, DAMAGE):
-                engine.soundness.damaged(error)
+                self.soundness.damaged(error)
             code = self._code_of(error, outcome.begun)
             if code is None:  # nothing was written: somebody else may lead these members
                 raise
@@ -178,7 +163,7 @@ class Batches:
         return None
 
     def _commit_batch(self, batch: list[Commit], outcome: Outcome) -> None:
-        store = self.engine.store
+        store = self.store
         first = batch[0]
         if len(batch) > 1 or not (first.read_at is None or first.blind):  # what it can conflict with has hardly begun
             self._look_ahead(batch, outcome)
@@ -186,8 +171,8 @@ class Batches:
             store.writer.take(outcome)
             outcome.begun = True
             while True:
-                change_map = store.adopt_map
-                with store.writing:
+                change_map = store.map.adopt
+                with store.map.writing:
                     try:
                         txn = store.begin_write()
                         if txn is not None:
@@ -209,7 +194,7 @@ class Batches:
                                     store.take_back_record()
                                 if not isinstance(error, lmdb.MapFullError):
                                     raise
-                                change_map = store.grow
+                                change_map = store.map.grow
                     finally:
                         # An interrupt may have kept it from its end. LMDB's lock belongs to the thread that began, so nobody else can
                         # end it; no signal handler comes between the way here and this call.
@@ -218,12 +203,12 @@ class Batches:
         finally:
             store.writer.leave()
         store.page.end_version(number)
-        snapshots = self.engine.snapshots
+        snapshots = self.snapshots
         snapshots.known = (number, written.version)
         shared = snapshots.shared
         if shared is not None:
             snapshots.end_unused(shared)  # who begins from now on sees more
-        if len(store.snapshots) <= FEW_SNAPSHOTS:
+        if len(store.map.snapshots) <= FEW_SNAPSHOTS:
             store.readers.advance(number)
         window = self.window
         if window.tail == written.last:
@@ -240,7 +225,7 @@ class Batches:
             since = min((member.read_at for member in batch if member.read_at is not None), default=None)
         if since is None:
             return
-        count = self.engine.store.page.commits()
+        count = self.store.page.commits()
         window = self.window
         behind = count - self._seen_commits
         near = behind <= FAR_BEHIND or (behind <= FAR_BEHIND_POINTS and len(batch) == 1 and _read_few(batch[0]))
@@ -252,14 +237,13 @@ class Batches:
             last = last_version(txn)
             window.advance(txn, oldest, last)
 
-        self.engine.store.read(advance, outcome.go_on)
+        self.store.read(advance, outcome.go_on)
         self._seen_commits = count
 
     def _write(self, txn: Any, number: int, batch: list[Commit], outcome: Outcome) -> Written | None:
         """Validate and write the batch; None when nothing is left to write."""
-        engine = self.engine
-        store = engine.store
-        before, last = engine.snapshots.known
+        store = self.store
+        before, last = self.snapshots.known
         if before != number - 1:  # else it was this process that committed last
             last = last_version(txn)
         version = store.next_version(txn, number, last)
@@ -363,7 +347,7 @@ class Batches:
             else:
                 if window.tail != last or window.floor > read:
                     window.advance(txn, read, last)
-                    self._seen_commits = self.engine.store.page.commits()
+                    self._seen_commits = self.store.page.commits()
                     if window.floor > read:  # it was stopped for so long that what it may conflict with is forgotten
                         return errors.TRANSACTION_TOO_OLD
                 hit = window.check(read, read_points, member.read_ranges)

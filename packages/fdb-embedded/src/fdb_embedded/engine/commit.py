@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
+from typing import Protocol
 
 import lmdb
 
@@ -22,9 +23,12 @@ from .. import errors
 from ..errors import Code
 from ..pure.conflict import written_ranges
 from ..sharing.waiting import GivenUp, acquire
-from .batch import Batches, Outcome, Owner, is_late
+from ..storage.store import Store
+from .batch import Batches, Outcome, is_late
 from .futures import Future
+from .housekeeping import Housekeeper
 from .request import Commit
+from .snapshots import Attachment, Snapshots
 
 BATCH_MEMBERS = 1000
 BATCH_KEYS = 50_000
@@ -47,6 +51,17 @@ def _tell_late(members: list[tuple[Commit, int]]) -> None:
         raise _AllTold
 
 
+class Owner(Attachment, Protocol):
+    """The engine that commits."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def snapshots(self) -> Snapshots: ...
+    @property
+    def housekeeper(self) -> Housekeeper: ...
+
+
 class Committer:
     """The queue of a process's commits and the work of whoever leads."""
 
@@ -54,7 +69,7 @@ class Committer:
         self.engine = engine
         self.queue: deque[Commit] = deque()
         self.lead = engine.store.turn
-        self.batches = Batches(engine)
+        self.batches = Batches(engine.snapshots)
         self.unsettled: deque[Outcome] = deque()
         self.driving: list[int] = []  # threads that commit, or tell of a commit, at this moment
         self.closes_at = math.inf  # from then on nobody waits any more for who keeps this process from writing

@@ -17,7 +17,8 @@ from ..pure.versions import last_version
 from ..sharing.waiting import GivenUp, at_most
 from ..storage import durability as durable
 from ..storage import journal
-from ..storage.store import MAP_SIZE, Store
+from ..storage.map import MAP_SIZE
+from ..storage.store import Store
 from .commit import Committer
 from .housekeeping import Housekeeper
 from .promises import Promised, end_unowned
@@ -80,7 +81,7 @@ class Engine:
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY
             self.checkpoint_if_due()
-            self.store.forget_dead_readers()
+            self.store.readers.forget_dead()
             self.store.page.slots.free_dead()
         return self.snapshots.end_old(now - MAX_AGE) or busy
 

@@ -60,6 +60,7 @@ class Snapshot:
         "ended",
         "guard",
         "inside",
+        "map",
         "mark",
         "new_until",
         "owner",
@@ -75,6 +76,7 @@ class Snapshot:
         self.owner = owner
         self.guard = guard  # what the process's slot of readers may name as long as this is open
         self.store = store = owner.store
+        self.map = store.map
         self.inside: set[int] = set()  # threads that read in `txn` at this moment
         self.txn = txn
         self.version = version
@@ -120,7 +122,7 @@ class Snapshot:
             try:
                 inside.add(me)
                 txn = self.txn
-                if not self.ended and not self.store.gate:
+                if not self.ended and not self.map.gate:
                     return read(txn)
             except DAMAGE as error:
                 raise self.owner.soundness.damaged(error) from error
@@ -132,8 +134,8 @@ class Snapshot:
                     self._left()
             if self.ended:
                 break
-            if self.store.gate:
-                self.store.await_map(None if waiter is None else waiter.go_on)
+            if self.map.gate:
+                self.map.await_change(None if waiter is None else waiter.go_on)
             elif self.txn is txn:
                 self._renew(waiter)
         raise Code(errors.TRANSACTION_TOO_OLD)
@@ -157,7 +159,7 @@ class Snapshot:
         me, inside = get_ident(), self.inside
         try:
             inside.add(me)
-            if self.ended or self.store.gate:
+            if self.ended or self.map.gate:
                 raise lmdb.Error("not now")
             value: bytes | None = self.txn.get(key) if direct else keys.get(self.txn, key)
         except (lmdb.Error, DamagedDatabase):

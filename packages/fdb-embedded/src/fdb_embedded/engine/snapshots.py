@@ -66,7 +66,7 @@ class Snapshots:
 
     def attach(self) -> None:
         """The store has opened its files, perhaps anew."""
-        self.store.snapshots = self.live
+        self.store.map.snapshots = self.live
         if self.flushing and self.store.flusher is not None:
             self.store.flusher.keep = self.keep_flushed
 
@@ -170,15 +170,15 @@ class Snapshots:
     def _newest(self, known: tuple[int, int], go_on: GoOn | None) -> tuple[Any, int, tuple[int, int] | None]:
         """An LMDB read transaction, the version it shows, and under `fsync` the place in the journal up to which it shows all."""
         store = self.store
-        me, inside = get_ident(), store.inside
+        me, inside = get_ident(), store.map.inside
         while True:
-            generation = store.generation
+            generation = store.map.generation
             failure: lmdb.Error | None = None
             txn = at = None
             try:
                 inside.add(me)
-                if not store.gate:
-                    txn = store.reads.begin()
+                if not store.map.gate:
+                    txn = store.map.reads.begin()
                     # `known` had ended before: it is the newest where nobody has begun another one until now. Otherwise of the
                     # data: the number of `txn` may be of an earlier one than it shows
                     version = known[1] if store.page.begun() == known[0] else last_version(txn)
@@ -191,8 +191,8 @@ class Snapshots:
                 inside.discard(me)
             if txn is not None and failure is None:
                 return txn, version, at  # None: nothing is journaled yet
-            store.begin_read(go_on).abort()  # waits for the map, or for a slot
-            if failure is not None and generation == store.generation and not isinstance(failure, _PASSING):
+            store.map.begin(go_on).abort()  # waits for the map, or for a slot
+            if failure is not None and generation == store.map.generation and not isinstance(failure, _PASSING):
                 raise self.soundness.damaged(failure) from failure
 
     def await_flush(self, at: tuple[int, int], go_on: GoOn | None = None) -> None:
@@ -210,7 +210,7 @@ class Snapshots:
     def keep_flushed(self, txn: Any, position: int, taken_over: int) -> None:
         """A flush is done: its read transaction serves those who begin before the next one ends."""
         try:
-            version = self.store.look(txn, last_version)
+            version = self.store.map.look(txn, last_version)
         except lmdb.Error:  # the map has grown meanwhile: the next to begin looks for itself
             self._flushed_at = (-1, 0)
             return

@@ -34,7 +34,7 @@ def connection(engine: Engine) -> bytes:
 def measure(engine: Engine) -> dict[str, Any]:
     """Figures of the store: sizes in bytes, counts, the version and the age of the log in seconds."""
     store = engine.store
-    info = store.env.info()
+    info = store.map.env.info()
     with store.reading() as txn:
         stat = txn.stat()
         version = last_version(txn)

@@ -1,1 +1,1 @@
-"""Computing without I/O, clocks or threads: keys and rows, overlays, what the client sees of its own writes, conflicts, versions. Imports `errors` alone."""
+"""Computing on bytes and on open transactions of LMDB, without files and clocks: keys, overlays, conflicts, the client's reads. Imports `errors` alone."""

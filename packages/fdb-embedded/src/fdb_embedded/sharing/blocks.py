@@ -22,3 +22,12 @@ def allocate(fd: int, offset: int, length: int) -> bool:
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number))
     return True
+
+
+def allocate_to(fd: int, begin: int, end: int) -> None:
+    """Give a file blocks from `begin` to `end`. Raises OSError when there aren't as many."""
+    size = os.fstat(fd).st_size
+    if not allocate(fd, begin, end - begin) and size:  # the file system can't: blocks are what is written
+        zeros = bytes(1 << 20)
+        for at in range(size, end, len(zeros)):
+            os.pwrite(fd, zeros[: end - at], at)

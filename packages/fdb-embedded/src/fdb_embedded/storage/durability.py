@@ -34,6 +34,7 @@ from ..sharing.waiting import TO_DO, GivenUp, GoOn, Wait
 from . import disk, journal
 from .checkpoints import flush_path, seal_checkpoint
 from .clock import cache_id
+from .map import Map
 from .readers import Readers
 
 T = TypeVar("T")
@@ -68,9 +69,7 @@ class Journaled(Protocol):
     @property
     def flusher(self) -> Failing | None: ...
     @property
-    def generation(self) -> int: ...
-    def begin_read(self, go_on: GoOn | None = None) -> Any: ...
-    def look(self, subject: Any, read: Callable[[Any], T]) -> T: ...
+    def map(self) -> Map: ...
     def read(self, function: Callable[[Any], T], go_on: GoOn | None = None) -> T: ...
     def writer_section(self, go_on: GoOn | None = None) -> AbstractContextManager[Any]: ...
     def copy(self, folder: Path) -> None: ...
@@ -193,6 +192,13 @@ class Flusher:
         else:
             txn.abort()
 
+    def take_back(self, start: int, end: int) -> None:
+        """What was appended behind `end` isn't committed."""
+        try:
+            self.segments.take_back(start, end)
+        except OSError as error:
+            self.failed(error)
+
     def failed(self, error: OSError) -> None:
         """What isn't flushed yet may be lost: nobody acknowledges anything until a new checkpoint is on disk."""
         self.store.page.set_flush_failed(True)
@@ -223,12 +229,12 @@ class Flusher:
     def _newest(self) -> tuple[Any, tuple[int, int] | None]:
         """A read transaction and where the journal ends in it."""
         while True:
-            generation = self.store.generation
-            txn = self.store.begin_read(waiting.at_most(STALLED))
+            generation = self.store.map.generation
+            txn = self.store.map.begin(waiting.at_most(STALLED))
             try:
-                return txn, self.store.look(txn, journal.place)
+                return txn, self.store.map.look(txn, journal.place)
             except lmdb.Error:
-                if generation == self.store.generation:
+                if generation == self.store.map.generation:
                     raise
 
     def _gather(self) -> None:

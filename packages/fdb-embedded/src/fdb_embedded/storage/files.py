@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +13,13 @@ from typing import Any
 
 import lmdb
 
-from ..errors import DamagedDatabase, NotADatabase, PathUnusable
+from ..errors import DamagedDatabase, NewerFormat, NotADatabase, PathUnusable
 from ..sharing import private
-from ..sharing.blocks import allocate
+from ..sharing.blocks import allocate_to
 from ..sharing.private import PRIVATE_FILE
+from ..sharing.slots import SIZE
 from . import durability, journal
-from .readers import Readers
+from .readers import FULL, Readers
 from .seal import SEAL
 
 DATA = "data.mdb"
@@ -56,15 +59,6 @@ def check_directory(path: Path) -> None:
             raise DamagedDatabase(f"{path}: {DATA} is cut off after {size} bytes; restore it from a dump or a copy")
     if not os.access(path, os.W_OK):
         raise PathUnusable(f"can't write in the database directory {path}: permission denied")
-
-
-def allocate_to(fd: int, begin: int, end: int) -> None:
-    """Give a file blocks from `begin` to `end`. Raises OSError when there aren't as many."""
-    size = os.fstat(fd).st_size
-    if not allocate(fd, begin, end - begin) and size:  # the file system can't: blocks are what is written
-        zeros = bytes(1 << 20)
-        for at in range(size, end, len(zeros)):
-            os.pwrite(fd, zeros[: end - at], at)
 
 
 def allocate_files(directory: Path, map_size: int) -> int:
@@ -117,6 +111,50 @@ def open_reader(directory: Path, map_size: int) -> Any:
             readonly=True,
             max_spare_txns=64,
         )
+
+
+@contextlib.contextmanager
+def opening(directory: Path) -> Iterator[None]:
+    """What LMDB, or the system, refuses to who opens the files is an error of ours."""
+    try:
+        yield
+    except lmdb.VersionMismatchError as error:
+        raise NewerFormat(f"{directory}: {DATA} was written by another version of LMDB: {error}") from error
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError) as error:
+        raise DamagedDatabase(f"{directory}: {DATA} is damaged ({error}); restore it from a dump or a copy") from error
+    except lmdb.ReadersFullError as error:
+        raise PathUnusable(f"{directory}: {FULL}") from error
+    except (lmdb.LockError, lmdb.DiskError, lmdb.ReadonlyError) as error:
+        raise PathUnusable(f"can't open the database in {directory}: {error}") from error
+    except lmdb.Error as error:
+        raise PathUnusable(f"can't open the database in {directory}: {error}") from error
+    except OSError as error:
+        raise PathUnusable(f"no room for the database in {directory}: {error.strerror}") from error
+
+
+class Anonymous:
+    """Files in memory, which end with the last process that has them open."""
+
+    def __init__(self) -> None:
+        self.data = os.memfd_create("fdb-embedded-data")
+        self.lock = os.memfd_create("fdb-embedded-lock")
+        self.page = os.memfd_create("fdb-embedded-page")
+        os.ftruncate(self.page, SIZE)
+
+    @contextlib.contextmanager
+    def directory(self) -> Iterator[Path]:
+        """A directory in which LMDB finds them."""
+        directory = Path(tempfile.mkdtemp(prefix="fdb-embedded-"))
+        try:
+            os.symlink(f"/proc/self/fd/{self.data}", directory / DATA)
+            os.symlink(f"/proc/self/fd/{self.lock}", directory / LOCK)
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def close(self) -> None:
+        for descriptor in (self.data, self.lock, self.page):
+            os.close(descriptor)
 
 
 _opening = threading.RLock()

@@ -1,38 +1,35 @@
-"""The LMDB environment of a database: opening and checking its files, growing its map, reopening it after a fork."""
+"""The files of a database as a process has them open: taken, written, read, left, and taken again after a fork."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import logging
 import os
-import shutil
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import lmdb
 
-from ..errors import DamagedDatabase, EngineClosed, NewerFormat, NotADatabase, PathUnusable
-from ..pure import conflict, keys
+from ..errors import DamagedDatabase, PathUnusable
+from ..pure import keys
 from ..pure.versions import last_version
-from ..sharing import locks, private
+from ..sharing import locks
 from ..sharing.private import PRIVATE_FILE
 from ..sharing.shared import SharedPage
-from ..sharing.slots import LAYOUT, SIZE
 from ..sharing.waiting import Caller, GoOn, acquire
 from ..sharing.writer_lock import WriterLock
-from . import checking, disk, durability, files, journal, readers, recovery, seal
-from .clock import Clock, cache_id
+from . import disk, durability, files, journal, recovery, seal
+from .attached import Attached, noted
+from .clock import Clock
 from .durability import Flusher
 from .files import ATTACHED, DATA, LOCK, PAGE, WRITER
-from .formats import FORMAT, convert, format_of, note_format
+from .formats import FORMAT
 from .journal import Changes
+from .map import ATTEMPTS, MAP_SIZE, Map
+from .preparing import look_through, prepare
 from .readers import Readers
 
 T = TypeVar("T")
@@ -44,33 +41,8 @@ class _NoTransaction:
 
 
 _NONE = _NoTransaction()
-log = logging.getLogger("fdb_embedded")
 
-MAP_SIZE = 16 << 20  # to begin with, and what a full map grows by at least; all of it has blocks on the disk
 MEMORY_MAP_SIZE = 128 << 20  # of a database in memory, which takes what is used of it only
-GROWTH = 8  # a map grows by one part in so many
-LONGEST_READ = 10.0
-ATTEMPTS = 1000  # to begin, while the map goes on changing
-
-
-class Shown(Protocol):
-    """An open snapshot."""
-
-    @property
-    def guard(self) -> int:
-        """What the process's slot of readers may name as long as this is open."""
-
-    @property
-    def inside(self) -> set[int]:
-        """Threads that read in it at this moment."""
-
-
-class Snapshots(Protocol):
-    """Those of a process, by whatever they are known by."""
-
-    def values(self) -> Collection[Shown]: ...
-    def copy(self) -> Mapping[int, Shown]: ...
-    def __len__(self) -> int: ...
 
 
 class Store:
@@ -86,21 +58,12 @@ class Store:
         self.flusher: Flusher | None = None
         self._forked = False  # the page may be used by the parent of this process
         self._data_fd = -1
-        self._attached_fd = -1
+        self._attached = Attached(None)
         self.map_size = map_size if path is not None else max(map_size, MEMORY_MAP_SIZE)
         self._locks()
-        self._memory: tuple[int, int, int] | None = None
-        if path is None:
-            self._memory = (
-                os.memfd_create("fdb-embedded-data"),
-                os.memfd_create("fdb-embedded-lock"),
-                os.memfd_create("fdb-embedded-page"),
-            )
-            os.ftruncate(self._memory[2], SIZE)
-        else:
+        self._memory = files.Anonymous() if path is None else None
+        if path is not None:
             files.check_directory(path)
-        self.env: Any = None  # writes; its table of readers is the one that the slots of `readers` are in
-        self.reads: Any = None  # reads, without LMDB's table
         self.readers: Readers
         self.writer: WriterLock
         self._seal: seal.Seal | None = None  # that the data file had
@@ -116,14 +79,14 @@ class Store:
             if durable and recovery.needs_recovery(path):
                 recovery.renew(path)
             elif seal.is_alone(path / ATTACHED):
-                self._seal, unsure = seal.take(path, DATA, _text(path / ATTACHED))
+                self._seal, unsure = seal.take(path, DATA, noted(path))
                 if durable and recovery.is_behind(path):
                     self._seal, unsure = None, False
                     recovery.renew(path)
             self._attach()
             try:
                 if unsure:
-                    self._look_through()
+                    look_through(self.read, path)
                 self._sound = True
                 if self.durable:
                     durability.make_durable(self, path)
@@ -133,77 +96,47 @@ class Store:
 
     def _locks(self) -> None:
         self._jumps = 0
-        # They are taken in this order. Who waits for another process holds none but the first two, which are waited for with a limit.
-        self.turn = threading.Lock()  # held by who takes the lock of writers, until it is given up
-        self._changing = threading.Lock()  # held by who is to change the map, together with the map's lock
-        self.writing = threading.RLock()  # held while this process has a write transaction: the map must not change
-        self.growing = threading.Lock()  # held while the map changes
-        self.generation = 0  # raised before the map changes, which ends all transactions of this process
-        self.gate = False  # set while the map is to change: nobody may begin to read
-        self.closed = False  # then the gate stays shut
+        # Held by who takes the lock of writers, until it is given up: taken before any of the map's, and with a limit, since it is
+        # held while another process is waited for.
+        self.turn = threading.Lock()
+        self.map = Map(str(self.path or "in memory"))
         self._appended: tuple[int, int] | None = None  # where the journal ended before what this transaction appended
         self.last_write: Any = _NONE  # the write transaction begun last, by this process
-        self.inside: set[int] = set()  # threads that begin or read at this moment, those in snapshots apart
-        self.snapshots: Snapshots = {}
 
-    def _guards(self) -> list[int]:
-        """The numbers that protect the snapshots which are open."""
-        snapshots = self.snapshots
-        return [snap.guard for snap in list(snapshots.values())] if snapshots else []
-
-    def _newest_number(self) -> int:
-        while True:
-            try:
-                return self.look(self.reads, _last_number)
-            except lmdb.InvalidParameterError:
-                self.await_map()
-
-    @contextlib.contextmanager
-    def _directory(self) -> Iterator[Path]:
+    def _directory(self) -> AbstractContextManager[Path]:
         """Where LMDB finds the files."""
-        if self._memory is None:
-            assert self.path is not None
-            yield self.path
-            return
-        directory = Path(tempfile.mkdtemp(prefix="fdb-embedded-"))
-        try:
-            os.symlink(f"/proc/self/fd/{self._memory[0]}", directory / DATA)
-            os.symlink(f"/proc/self/fd/{self._memory[1]}", directory / LOCK)
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        if self._memory is not None:
+            return self._memory.directory()
+        assert self.path is not None
+        return contextlib.nullcontext(self.path)
 
     def _attach(self) -> None:
         with self._directory() as directory:
-            self._attach_to(directory)
-
-    def _attach_to(self, directory: Path) -> None:
-        with contextlib.ExitStack() as undo:
-            self._take_files(directory, undo)
-            undo.pop_all()
-        try:
-            if self.path is not None:
-                self.flusher = Flusher(self, self.path)
-                self._attached_fd = os.open(self.path / ATTACHED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-                fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
-                os.pwrite(self._attached_fd, cache_id(directory).encode().ljust(64), 0)
-                self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
-                self.page.read_unflushed(not self.waits_for_flushes)
-            self.page_size = self.env.stat()["psize"]
-            self._prepare()
-        except BaseException:
-            self._detach()  # not for good: a forked child may try again
-            self._let_others()
-            raise
+            with contextlib.ExitStack() as undo:
+                self._take_files(directory, undo)
+                undo.pop_all()
+            try:
+                if self.path is not None:
+                    self.flusher = Flusher(self, self.path)
+                    self._attached = Attached(self.path)
+                    self._data_fd = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
+                    self.page.read_unflushed(not self.waits_for_flushes)
+                self.map.page, self.map.file, self.map.allocates = self.page, self.data_fd, self.path is not None
+                self.map.page_size = self.map.env.stat()["psize"]
+                self._prepare()
+            except BaseException:
+                self._detach()  # not for good: a forked child may try again
+                self._attached.close()
+                raise
 
     def _take_files(self, directory: Path, undo: contextlib.ExitStack) -> None:
         """Open and map the files; `undo` ends with what closes them again."""
         map_size = self.map_size
         try:
             if self._memory is not None:
-                self.page = SharedPage(None, self._memory[2])
+                self.page = SharedPage(None, self._memory.page)
                 undo.callback(self.page.close)
-                writer = locks.reopen(self._memory[0])
+                writer = locks.reopen(self._memory.data)
             else:
                 self.page = SharedPage(directory / PAGE)
                 undo.callback(self.page.close)
@@ -212,57 +145,30 @@ class Store:
             undo.callback(self.writer.close)
         except OSError as error:
             raise PathUnusable(f"can't open the database in {directory}: {error.strerror}") from error
-        try:
+        with files.opening(directory):
             try:
                 self.page.lock_map()
                 if self.path is not None:
                     map_size = files.allocate_files(self.path, map_size)
-                self.env = files.open_writer(directory, map_size)
-                undo.callback(self.env.close)
-                self.reads = files.open_reader(directory, map_size)
-                undo.callback(self.reads.close)
-                self.readers = Readers(directory / LOCK, self._newest_number, self._guards)
+                self.map.env = files.open_writer(directory, map_size)
+                undo.callback(self.map.env.close)
+                self.map.reads = files.open_reader(directory, map_size)
+                undo.callback(self.map.reads.close)
+                self.readers = Readers(directory / LOCK, self.map.newest_number, self.map.guards)
                 undo.callback(self.readers.close)
                 self.readers.claim()
             finally:
                 self.page.unlock_map()
-        except lmdb.VersionMismatchError as error:
-            raise NewerFormat(f"{directory}: {DATA} was written by another version of LMDB: {error}") from error
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError) as error:
-            raise DamagedDatabase(
-                f"{directory}: {DATA} is damaged ({error}); restore it from a dump or a copy"
-            ) from error
-        except lmdb.ReadersFullError as error:
-            raise PathUnusable(f"{directory}: {readers.FULL}") from error
-        except (lmdb.LockError, lmdb.DiskError, lmdb.ReadonlyError) as error:
-            raise PathUnusable(f"can't open the database in {directory}: {error}") from error
-        except lmdb.Error as error:
-            raise PathUnusable(f"can't open the database in {directory}: {error}") from error
-        except OSError as error:
-            raise PathUnusable(f"no room for the database in {directory}: {error.strerror}") from error
-
-    def _look_through(self) -> None:
-        """Read everything: the machine has restarted since the file was used, or its disk was mounted anew, and some of it may be lost."""
-        problems: list[str] = []
-        self.read(lambda txn: checking.check_rows(txn, problems))
-        if problems:
-            raise DamagedDatabase(
-                f"{self.path}: {DATA} is damaged, probably by the restart of the machine while it was open: {problems[0]}; restore it "
-                "from a dump or a copy"
-            )
-        log.warning(
-            "%s was open in durability `process` when the machine restarted, or its disk went: its pages and records are whole, but commits "
-            "of the last seconds may be missing",
-            self.path,
-        )
 
     def _prepare(self) -> None:
-        """Check the format, create what a new database has, learn the clock."""
         while True:
             try:
-                self.forget_dead_readers()
+                self.readers.forget_dead()
                 with self.writer_section() as txn:
-                    self._prepare_in(txn)
+                    self.clock = prepare(
+                        txn, self.path, self.page, self._attached.alone, self._forked, self.waits_for_flushes
+                    )
+                    self._jumps = self.page.jumps()
                     txn.commit()
                 return
             except lmdb.MapFullError:
@@ -274,84 +180,20 @@ class Store:
 
     def _make_room_to_convert(self) -> None:
         try:
-            self.grow()
+            self.map.grow()
         except OSError as error:
             raise PathUnusable(
                 f"no room to convert the database in {self.path} to format {FORMAT}: {error.strerror}"
             ) from error
 
-    def _prepare_in(self, txn: Any) -> None:
-        found = format_of(txn, self.path)
-        if not found:
-            if txn.stat()["entries"]:
-                raise NotADatabase(f"{self.path}: an LMDB environment of another program, not a database")
-            note_format(txn)
-            txn.put(keys.IDENTITY, os.urandom(16))
-            txn.put(b"\xff/keyServers/", b"")  # one shard: what `locality.get_boundary_keys` reads
-        elif found < FORMAT:
-            if not self.alone():
-                raise PathUnusable(
-                    f"{self.path} is open in a process of an earlier release of fdb-embedded: stop that first"
-                )
-            log.info("%s is converted from format %d to %d", self.path, found, FORMAT)
-            convert(txn, self.path)
-        self.clock = Clock.open(txn)
-        if not found:
-            txn.put(keys.log_key(self.clock.now()), conflict.pack_record((), [], [], 0))
-        if not self._forked and (self.path is None or self.alone()):
-            self.page.slots.start_afresh()
-        elif self.page.slots.layout() != LAYOUT:
-            raise PathUnusable(f"{self.path} is open in a process of another release of fdb-embedded: stop that first")
-        # The page may be older, or another's: this is the writer section, where all is known.
-        self.page.take_back_version(txn.id())
-        self.page.give_version(last_version(txn))
-        self._jumps = self.page.jumps()
-        if keys.has_rows(txn, keys.STEMS):
-            self.page.set_long_keys()
-        at = journal.place(txn)
-        if at is not None:
-            self.page.set_journaled()
-            if not self.waits_for_flushes:
-                self.page.set_acknowledged(at[1])  # it sees all of this from now on
-
     # --- transactions ---
-
-    def begin_read(self, go_on: GoOn | None = None) -> Any:
-        """An LMDB read transaction: the snapshot itself. The caller is in `readers.reading` or `readers.holding`, or has an older one.
-
-        `go_on` ends the wait for a map that changes by raising.
-        """
-        for _ in range(ATTEMPTS):
-            try:
-                return self._begin()
-            except lmdb.MapResizedError:
-                self.adopt_map(go_on)
-            except lmdb.InvalidParameterError:
-                self.await_map(go_on)
-        return self._begin()
-
-    def _begin(self) -> Any:
-        return self.look(self.reads, lmdb.Environment.begin)
-
-    def look(self, subject: Any, read: Callable[[Any], T]) -> T:
-        """What `read` gives of an open read transaction, or of the environment; the map stays meanwhile. Raises lmdb.Error
-        where it has changed or is to change.
-        """
-        me = get_ident()
-        try:
-            self.inside.add(me)
-            if self.gate:
-                raise lmdb.InvalidParameterError("the map is to change")
-            return read(subject)
-        finally:
-            self.inside.discard(me)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Any]:
         """A read transaction for long work of maintenance, in an environment of its own: the map of the others may change meanwhile."""
         with self.readers.holding(), self._directory() as directory:
             while True:
-                env = files.open_reader(directory, self._file_size())
+                env = files.open_reader(directory, self.map.file_size())
                 try:
                     try:
                         txn = env.begin()
@@ -367,7 +209,7 @@ class Store:
         """Copy the store to a folder, without what is free in it. The map may change meanwhile."""
         with self.readers.holding(), self._directory() as directory:
             while True:
-                env = files.open_reader(directory, self._file_size())
+                env = files.open_reader(directory, self.map.file_size())
                 try:
                     env.copy(str(folder), compact=True)
                     return
@@ -376,41 +218,11 @@ class Store:
                 finally:
                     env.close()
 
-    def await_map(self, go_on: GoOn | None = None) -> None:
-        """Return when the map that is to change has changed. Raises `EngineClosed` where it never will."""
-        while True:
-            self.check_open()
-            held: list[bool] = []
-            try:
-                acquire(self.growing, held, go_on)
-            finally:
-                if held and held[-1]:
-                    self.growing.release()
-            if not self.gate:
-                return
-            time.sleep(0.0001)
-
-    def _shut_gate(self) -> None:
-        """Return when no thread of this process touches the map, and none begins to until the gate is opened. LMDB reads
-        without Python's lock: to move the map, or to unmap it, under a reader crashes the process.
-        """
-        me = {get_ident()}  # a signal handler that interrupted a read is not in LMDB
-        self.gate = True
-        deadline = time.monotonic() + LONGEST_READ  # a handler that waits for this thread, in the midst of a read
-        while self.inside - me or any(snap.inside - me for snap in self.snapshots.copy().values()):
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.00005)
-
-    def forget_dead_readers(self) -> None:
-        """Give up what killed processes had open: no page that they show could be used again."""
-        self.readers.forget_dead()
-
     def advance_readers(self) -> None:
         """Let the others use again what no transaction of this process shows any more."""
         if not self.readers.parked:
             with contextlib.suppress(lmdb.Error):
-                self.readers.advance(self.look(self.reads, _last_number))
+                self.readers.advance(self.map.last_number())
 
     @contextlib.contextmanager
     def writer_section(self, go_on: GoOn | None = None) -> Iterator[Any]:
@@ -424,7 +236,7 @@ class Store:
             try:
                 self.writer.take(None if go_on is None else Caller(go_on))
                 for _ in range(ATTEMPTS):
-                    with self.writing:
+                    with self.map.writing:
                         try:
                             txn = self.begin_write()
                             if txn is not None:
@@ -432,7 +244,7 @@ class Store:
                                 return
                         finally:
                             self.last_write.abort()  # by the thread that began it, to which LMDB's lock belongs
-                    self.adopt_map(go_on)
+                    self.map.adopt(go_on)
                 raise lmdb.Error("the map of the store goes on changing")
             finally:
                 self.writer.leave()
@@ -444,68 +256,19 @@ class Store:
         """An LMDB write transaction, or None where the map has to be adopted first. The caller has the lock of writers and `writing`; he
         calls `last_write.abort` before he gives up either, whatever comes.
         """
-        if self.closed:
-            self.check_open()
+        if self.map.closed:
+            self.map.check_open()
         self._appended = None
         try:
-            txn = self.last_write = self.env.begin(write=True)
+            txn = self.last_write = self.map.env.begin(write=True)
         except (lmdb.MapResizedError, lmdb.InvalidParameterError):
             return None
         return txn
 
-    def adopt_map(self, go_on: GoOn | None = None) -> None:
-        """Another process has grown the map: follow it. Read transactions of this process end. Not under `writing`.
-
-        `go_on` ends the wait for another process by raising.
-        """
-        self._change_map(False, go_on)
-
-    def grow(self, go_on: GoOn | None = None) -> None:
-        """Make the map larger. Read transactions of this process end; snapshots take theirs again when they are used. Not under `writing`.
-
-        The file gets blocks for all of it first: LMDB writes within its map, so a full disk is this call's `OSError` and never the
-        signal that ends a process which writes to a mapped page without a block.
-        """
-        self._change_map(True, go_on)
-
-    def _change_map(self, grow: bool, go_on: GoOn | None) -> None:
-        held: list[bool] = []
-        try:
-            acquire(self._changing, held, go_on)
-            self.check_open()
-            try:
-                self.page.lock_map(go_on)  # with the gate open: meanwhile all that is open can be read
-                with self.writing, self.growing:
-                    try:
-                        self.check_open()
-                        self._shut_gate()
-                        self.generation += 1
-                        size = self._file_size()
-                        mapped = self.env.info()["map_size"]
-                        if grow and size <= mapped:  # nobody else has grown it meanwhile
-                            size = mapped + max(
-                                min(mapped, MAP_SIZE), mapped // GROWTH // self.page_size * self.page_size
-                            )
-                            if self._data_fd >= 0:
-                                files.allocate_to(self._data_fd, 0, size)
-                        self.env.set_mapsize(size)
-                        self.reads.set_mapsize(size)
-                    finally:
-                        self.gate = self.closed
-            finally:
-                self.page.unlock_map()
-        finally:
-            if held and held[-1]:
-                self._changing.release()
-
     @property
     def data_fd(self) -> int:
         """The data file, for reading."""
-        return self._memory[0] if self._memory is not None else self._data_fd
-
-    def _file_size(self) -> int:
-        """Bytes of the data file, which has the size of the largest map: a smaller one would cut it."""
-        return os.fstat(self.data_fd).st_size
+        return self._memory.data if self._memory is not None else self._data_fd
 
     def next_version(self, txn: Any, number: int, last: int) -> int:
         """The version of the commit that the write transaction `txn`, of LMDB's `number`, makes; `last` is the newest one's."""
@@ -531,10 +294,7 @@ class Store:
         """
         appended, self._appended = self._appended, None
         if appended is not None and self.flusher is not None:
-            try:
-                self.flusher.segments.take_back(*appended)
-            except OSError as error:
-                self.flusher.failed(error)
+            self.flusher.take_back(*appended)
 
     def write_record(self, txn: Any, last: int, version: int, record: bytes, steps: list[Changes] | None) -> int:
         """Put the commit record of `version` and, under a journal, journal it with the `steps`; returns the journal's new end."""
@@ -560,13 +320,13 @@ class Store:
     def read(self, function: Callable[[Any], T], go_on: GoOn | None = None) -> T:
         """What `function` gives of a read transaction; it is called again if the map changed meanwhile."""
         while True:
-            generation = self.generation
+            generation = self.map.generation
             with self.readers.reading():
-                txn = self.begin_read(go_on)
+                txn = self.map.begin(go_on)
                 try:
-                    return self.look(txn, function)
+                    return self.map.look(txn, function)
                 except lmdb.Error:
-                    if generation == self.generation:
+                    if generation == self.map.generation:
                         raise
                 finally:
                     txn.abort()
@@ -585,91 +345,42 @@ class Store:
 
     def after_fork(self) -> None:
         """In a child: nothing of the parent's LMDB may be touched, and none of its locks be kept beyond its end."""
-        _inherited.append((self.env, self.reads, self.readers, self.page, self.flusher))
+        _inherited.append((self.map.env, self.map.reads, self.readers, self.page, self.flusher))
         self.readers.abandon()
         self.page.abandon()
         if self.flusher is not None:
             self.flusher.close()
         self.writer.close()
-        for descriptor in (self._attached_fd, self._data_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._attached_fd = self._data_fd = -1
+        self._attached.close()
+        if self._data_fd >= 0:
+            os.close(self._data_fd)
+            self._data_fd = -1
         self._locks()
 
     def alone(self) -> bool:
         """Whether no other process is attached. Under the lock of opening, so that none comes."""
-        if self._attached_fd < 0:
-            return True
-        try:
-            fcntl.flock(self._attached_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        finally:
-            fcntl.flock(self._attached_fd, fcntl.LOCK_SH)
-        return True
+        return self._attached.alone()
 
     def note_damage(self) -> None:
         """The file is never sealed as it is."""
         self._sound = False
 
-    def check_open(self) -> None:
-        """Raises `EngineClosed` where this process has detached."""
-        if self.closed:
-            raise EngineClosed(f"the database {self.path or 'in memory'} was closed")
-
     def close(self) -> None:
         """Detach; the last process to do so seals the file. A thread that writes ends that first."""
-        with self.writing:  # LMDB can't be closed under a write transaction of another thread
-            self.closed = True
-            self._shut_gate()  # for good
-            with self._leaving() as last:
+        with self.map.writing:  # LMDB can't be closed under a write transaction of another thread
+            self.map.closed = True
+            self.map.shut_gate()  # for good
+            with self._attached.leaving() if self._sound else contextlib.nullcontext(False) as last:
                 self._close()
                 if last and self.path is not None:
                     with contextlib.suppress(OSError):
                         seal.write(self.path, DATA, self._seal)
-        self._let_others()
-
-    def _let_others(self) -> None:
-        """From here on others may be alone with the files."""
-        if self._attached_fd >= 0:
-            os.close(self._attached_fd)
-            self._attached_fd = -1
-
-    @contextlib.contextmanager
-    def _leaving(self) -> Iterator[bool]:
-        """Whether this process is the last that is attached; nobody comes meanwhile. False where that can't be said."""
-        if self.path is None or not self._sound:
-            yield False
-            return
-        try:
-            fd = os.open(self.path / durability.OPEN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-        except OSError:  # the database was removed, or too many files are open: it is to be closed all the same
-            yield False
-            return
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # somebody opens it, or compacts it
-                yield False
-                return
-            yield self._is_there() and self.alone()
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # as in `durability.locked`
-            os.close(fd)
-
-    def _is_there(self) -> bool:
-        """Whether the directory still holds what is open: another database may lie in its place, which isn't this one's to seal."""
-        assert self.path is not None
-        with contextlib.suppress(OSError):
-            return os.path.samestat(os.stat(self.path / ATTACHED), os.fstat(self._attached_fd))
-        return False
+        self._attached.close()
 
     def _close(self) -> None:
         self._detach()
         if self._memory is not None:
-            for descriptor in self._memory:
-                os.close(descriptor)
+            self._memory.close()
             self._memory = None
 
     def _detach(self) -> None:
@@ -680,20 +391,9 @@ class Store:
             self._data_fd = -1
         self.writer.close()
         self.page.close()
-        self.reads.close()
-        self.env.close()
+        self.map.reads.close()
+        self.map.env.close()
         self.readers.close()
 
 
 _inherited: list[Any] = []  # environments of a parent process: closing or collecting them would free its reader slots
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        return private.read_text(path)
-    return ""
-
-
-def _last_number(env: Any) -> int:
-    number: int = env.info()["last_txnid"]
-    return number

@@ -1,1 +1,1 @@
-"""The command line, and what it does to databases that are closed: dumps, checks, repairs. Imports everything."""
+"""The command line, and what it does: status, dumps, checks, compaction. Imports everything."""

@@ -18,7 +18,7 @@ from ..engine.watch import DEFAULT_LIMIT, Watch
 from ..errors import Code, EngineClosed, PathUnusable
 from ..faults import Faults
 from ..storage.disk import is_lack
-from ..storage.store import MAP_SIZE
+from ..storage.map import MAP_SIZE
 from . import options
 from .faulty import FaultyCommits
 from .options import PLAIN, TransactionOptions

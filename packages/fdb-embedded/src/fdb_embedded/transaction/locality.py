@@ -61,7 +61,7 @@ def _of_tree(transaction: TransactionState, ask: Callable[[Tree], T]) -> T | Non
     store = transaction.engine.store
     for _ in range(ATTEMPTS if not store.page.long_keys else 0):
         try:
-            return store.read(lambda txn: ask(Tree(store.data_fd, store.page_size, txn)), transaction.go_on)
+            return store.read(lambda txn: ask(Tree(store.map.file, store.map.page_size, txn)), transaction.go_on)
         except Unknown:
             continue
     return None

@@ -31,6 +31,15 @@ FIRST_BACKOFF = 0.0002
 NO_STAMP_AT_READ_VERSION = 730
 """Clients after 7.3 know that a stamp is higher than the read version; 7.3 takes it to be possibly the same."""
 SET_COST = MUTATION_COST + CONFLICT_COST + 1
+# fmt: off
+_OF_ONE_ATTEMPT = (
+    "wanted_version", "read_version", "shown_version", "dead", "deferred", "read_error", "committing", "plain",
+    "no_write_conflict", "commit_future", "attempt", "unconflicted_clears", "approximate", "uncounted", "history",
+    "stamped_parameters", "view", "asked", "cut", "given_id", "automatic_id", "write_points", "unconflicted",
+    "promises",
+)
+# fmt: on
+"""Fields that are as on the class again when the transaction starts afresh."""
 
 
 class Handle(Holder, Protocol):
@@ -234,32 +243,7 @@ class TransactionState:
         self.release()
         if self.attempt is not None:
             self.earlier_version = self.committed_version
-        for name in (
-            "wanted_version",
-            "read_version",
-            "shown_version",
-            "dead",
-            "deferred",
-            "read_error",
-            "committing",
-            "plain",
-            "no_write_conflict",
-            "commit_future",
-            "attempt",
-            "unconflicted_clears",
-            "approximate",
-            "uncounted",
-            "history",
-            "stamped_parameters",
-            "view",
-            "asked",
-            "cut",
-            "given_id",
-            "automatic_id",
-            "write_points",
-            "unconflicted",
-            "promises",
-        ):
+        for name in _OF_ONE_ATTEMPT:
             self.__dict__.pop(name, None)
         self._fresh()
 
