@@ -296,6 +296,7 @@ class Answer(Exception):
     [
         (Answer(412, "PreconditionFailed"), True, ConflictError),
         (Answer(409, "ConditionalRequestConflict"), True, ConflictError),
+        (Answer(409, "OperationAborted"), False, StoreUnavailableError),
         (Answer(404, "NoSuchKey"), True, ConflictError),
         (Answer(404, "NoSuchBucket"), True, StoreUrlError),
         (Answer(403, "AccessDenied"), False, StoreUrlError),
@@ -310,6 +311,12 @@ class Answer(Exception):
 )
 def test_each_answer_of_s3_has_one_meaning(s3_store: Any, error: Exception, writes: bool, means: type) -> None:
     assert type(s3_store.inner._translated("written", "k", error, writes=writes)) is means
+
+
+def test_a_clock_that_is_wrong_is_said_to_be_so(s3_store: Any) -> None:
+    said = str(s3_store.inner._translated("read", "k", Answer(403, "RequestTimeTooSkewed"), writes=False))
+    assert "clock" in said
+    assert "credentials" not in said
 
 
 CLIENTS = pytest.mark.parametrize("client", ["aioboto3", "obstore"])

@@ -67,3 +67,8 @@ class BucketStore(ABC):
         connections: int,
     ) -> None:
         """Make the client."""
+
+
+def advice(said: str) -> str:
+    """What to do about a request that the store refuses, by what it said."""
+    return "set this machine's clock" if "TimeTooSkewed" in said else "check credentials and the URL"

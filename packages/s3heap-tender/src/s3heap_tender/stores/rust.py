@@ -20,7 +20,7 @@ from s3heap_tender.errors import (
     StoreUnavailableError,
     StoreUrlError,
 )
-from s3heap_tender.stores.bucket import DEFAULT_REGION, BucketStore
+from s3heap_tender.stores.bucket import DEFAULT_REGION, BucketStore, advice
 from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject, check_size
 
 _CHUNK: Final = 1000
@@ -121,9 +121,7 @@ class ObstoreStore(BucketStore):
             if status in (409, 412) or (status == 404 and "NoSuchBucket" not in said):
                 raise ConflictError(f"{where}: its condition does not hold ({status})") from error
             if status < 500 and status not in (408, 425, 429):
-                raise StoreUrlError(
-                    f"{where}: the store answered {status} {said[:200]}; check credentials and the URL"
-                ) from error
+                raise StoreUrlError(f"{where}: the store answered {status} {said[:200]}; {advice(said)}") from error
             raise OutcomeUnknownError(f"{where}: {status}; it may have taken effect") from error
         except (OSError, HTTPException) as error:
             raise OutcomeUnknownError(f"{where}: {error}; it may have taken effect") from error
@@ -157,7 +155,7 @@ class ObstoreStore(BucketStore):
         if writes and isinstance(error, conflicts):
             return ConflictError(f"{where}: its condition does not hold ({type(error).__name__})")
         if isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError)):
-            return StoreUrlError(f"{where}: {said}; check credentials and the URL")
+            return StoreUrlError(f"{where}: {said}; {advice(said)}")
         if writes:
             return OutcomeUnknownError(f"{where}: {said}; it may have taken effect")
         return StoreUnavailableError(f"{where}: {said}")

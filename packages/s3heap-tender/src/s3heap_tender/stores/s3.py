@@ -20,7 +20,7 @@ from s3heap_tender.errors import (
     StoreUnavailableError,
     StoreUrlError,
 )
-from s3heap_tender.stores.bucket import DEFAULT_REGION, BucketStore
+from s3heap_tender.stores.bucket import DEFAULT_REGION, BucketStore, advice
 from s3heap_tender.stores.port import NOT_MODIFIED, Listed, NotModified, StoredObject, check_size
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _UNSENT: Final = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound", "NoRegionError"}
 )
 _UNCONNECTED: Final = frozenset({"EndpointConnectionError", "ConnectTimeoutError"})
-_BUSY: Final = frozenset({408, 425, 429})
+_BUSY: Final = frozenset({408, 409, 425, 429})
 _BUSY_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests"})
 _PAGE: Final = 1000
 
@@ -182,12 +182,12 @@ class S3Store(BucketStore):
     def _translated(self, what: str, key: str, error: Exception, *, writes: bool) -> Exception:
         status = _status(error)
         where = f"{self.url}: object {key} can't be {what}"
-        if status in _CONFLICTS or (writes and status == 404 and _code(error) == "NoSuchKey"):
+        if writes and (status in _CONFLICTS or (status == 404 and _code(error) == "NoSuchKey")):
             return ConflictError(f"{where}: its condition does not hold ({status} {_code(error)})")
         if status == 404:
             return StoreUrlError(f"{where}: {_code(error)}; the bucket {self.bucket!r} must exist")
         if status is not None and status < 500 and status not in _BUSY and _code(error) not in _BUSY_CODES:
-            return StoreUrlError(f"{where}: the store answered {status} {_code(error)}; check credentials and the URL")
+            return StoreUrlError(f"{where}: the store answered {status} {_code(error)}; {advice(_code(error))}")
         if type(error).__name__ in _UNSENT:
             return StoreUrlError(f"{where}: {error}; set credentials, region and URL as for any AWS tool")
         if writes and type(error).__name__ not in _UNCONNECTED:
