@@ -254,5 +254,5 @@ def _call_all(part: Part, callbacks: Callbacks) -> None:
     for callback in callbacks:
         try:
             callback()
-        except Exception:
+        except (Exception, SystemExit):  # the others are called all the same
             log.exception("an on_lost callback of lease %r failed", part.name)

@@ -46,9 +46,11 @@ WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason i
 
 
 def check_timeout(timeout: object) -> None:
-    """Raises TypeError for what is no number of seconds."""
+    """Raises TypeError for what is no number of seconds, ValueError for one that ends no wait."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
         raise TypeError(f"timeout is a number of seconds, or None for no limit, found {timeout!r:.80}")
+    if timeout != timeout:
+        raise ValueError("timeout is a number of seconds, or None for no limit, found nan")
 
 
 class Session:
