@@ -27,9 +27,9 @@ from fdb_datamodel import (
 from fdb_schema import ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client.basis import keeping, untouched
-from futures_worker.client.session.session import expected
-from futures_worker.client.session.session import reader as client_reader
-from futures_worker.client.session.session import session as client_session
+from futures_worker.client.session import expected
+from futures_worker.client.session import reader as client_reader
+from futures_worker.client.session import session as client_session
 from idempotent_txn import run
 
 WAIT = 60.0

@@ -21,9 +21,9 @@ from fdb_datamodel.rows import codec
 from futures_worker import Client
 from futures_worker.client.actor_call import Call
 from futures_worker.client.basis.record import CallRecord
+from futures_worker.client.session import actor_link, calls
 from futures_worker.client.session.actor_link import ActorLink
 from futures_worker.client.session.calls import await_call
-from futures_worker.client.session.session import actor_link, calls
 from futures_worker.payload import dump_result
 from futures_worker.ports.sealing import Half, Halves, Records
 from futures_worker.ports.wire import Connection

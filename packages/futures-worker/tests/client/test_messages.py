@@ -23,7 +23,7 @@ from futures_worker import (
     wait,
 )
 from futures_worker.client.basis import diagnosis
-from futures_worker.client.session.session import session
+from futures_worker.client.session import session
 from idempotent_txn import run
 
 WAIT = 60.0

@@ -15,8 +15,9 @@ import pytest
 from fdb_datamodel import ClusterSpace
 from fdb_schema import open_database
 from futures_worker import Client, FutureTimeoutError, UnschedulableError
+from futures_worker.client.session import reader
 from futures_worker.client.session.reader import rest_between_looks
-from futures_worker.client.session.session import Session, reader
+from futures_worker.client.session.session import Session
 from futures_worker.worker.child import task_context
 from futures_worker.worker.child.task_context import TaskContext, waiting
 

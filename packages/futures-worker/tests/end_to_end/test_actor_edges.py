@@ -24,8 +24,8 @@ from fdb_datamodel.actors import find_actor
 from fdb_schema import DatabaseUnreachableError
 from futures_worker import ActorDiedError, ObjectLostError
 from futures_worker.client.basis.record import CallRecord
+from futures_worker.client.session import actor_link
 from futures_worker.client.session.actor_link import ActorLink
-from futures_worker.client.session.session import actor_link
 from futures_worker.database import ask
 from futures_worker.objects.store_secret import ClusterSecrets
 from futures_worker.ports import wire

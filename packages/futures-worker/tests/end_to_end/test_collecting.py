@@ -32,7 +32,7 @@ from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.space import layout_of
 from fdb_schema import ClusterSpace, open_database, read_range
 from futures_worker import Client, FutureDeletedError
-from futures_worker.client.session.session import session as client_session
+from futures_worker.client.session import session as client_session
 from futures_worker.objects.object_names import copy_name, item_name, parse_name, put_name, result_name
 from futures_worker.objects.store import ObjectStore, WorkDirectory
 from futures_worker.worker.audit import StoreAudit
@@ -146,7 +146,7 @@ def test_futures_inside_a_result_live_as_long_as_it_does(cluster: Any) -> None:
 DIES = """
 import os, signal, sys
 from futures_worker import Client
-from futures_worker.client.session.session import objects
+from futures_worker.client.session import objects
 client = Client(sys.argv[1], sys.argv[2])
 futures = client.map(abs, range(50))
 client.gather(futures)
@@ -160,7 +160,7 @@ if sys.argv[3] == "put":
     objects.ask = ask
     client.put(bytes(100_000))
 elif sys.argv[3] == "upload":
-    from futures_worker.client.session.session import storing
+    from futures_worker.client.session import storing
     real_upload = storing.put_blob
     def put_blob(*args, **kwargs):
         real_upload(*args, **kwargs)

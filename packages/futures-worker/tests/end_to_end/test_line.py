@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fdb_schema import ClusterSpace, open_database
-from futures_worker.client.session.session import line as client_line
+from futures_worker.client.session import line as client_line
 from futures_worker.worker.child.task_context import current_task
 
 WAIT = 90.0
