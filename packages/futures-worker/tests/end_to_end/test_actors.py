@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from futures_worker import (
     Client,
     DeadlockError,
     ObjectLostError,
+    UpstreamDependencyFailedException,
     WorkerLostError,
     as_completed,
     wait,
@@ -291,6 +293,28 @@ def test_a_constructor_that_raises_and_other_ends(shared_cluster: Callable[..., 
         client.actor(Counter, max_restarts=-2)
     with pytest.raises(TimeoutError):
         client.actor(Counter, resources={"ram": "1TiB"}).get().result(0.3)
+    demo.check()
+
+
+def test_a_call_that_ended_without_its_actor_is_known_to_the_cluster_all_the_same(
+    shared_cluster: Callable[..., Any],
+) -> None:
+    demo = shared_cluster(workers=1)
+    client, other = demo.client(), demo.client()
+    gone, never_up = client.actor(Counter), client.actor(Counter, resources={"gpu": 99})
+    client.kill_actor(gone)
+    lost, cancelled = gone.get(), never_up.get()
+    assert isinstance(lost.exception(WAIT), ActorDiedError)
+    assert cancelled.cancel()
+    for call, error in ((lost, ActorDiedError), (cancelled, CancelledError)):
+        with pytest.raises(UpstreamDependencyFailedException, match=r"no more|cancelled"):
+            client.submit(abs, call).result(WAIT)
+        assert call.state() == FutureState.failed
+        with pytest.raises(error):
+            other.get_future(call.id).result(WAIT)
+    with pytest.raises(TimeoutError, match="gpu=99"):
+        never_up.get().result(0.05)
+    client.kill_actor(never_up)
     demo.check()
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from futures_worker.client.basis.record import CallRecord
+from fdb_datamodel import ClusterSpace, Failure, FutureSpec, actors, cancel_future
+from futures_worker.client.basis.record import CallRecord, FutureRecord
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import describe
 from futures_worker.client.session.calls import await_call
 from futures_worker.client.session.session import Session
+from futures_worker.client.session.storing import Submission
+from futures_worker.database import ask
 
 T = TypeVar("T")
+UNTOLD: Final = ("actor-died", "cancelled")  # reasons of ends that the actor itself may not have recorded
 CANCEL_SECONDS: Final = 1.0  # that `cancel` waits to learn whether it came in time
 
 
@@ -43,7 +47,38 @@ class Call(Future[T]):
         record = self._unanswered(self._home()) if not self._record.ended else None
         if record is not None and not record.recorded:
             record.link.record(record)
+        self._make_end_known()
         super()._make_durable()
+
+    def _make_end_known(self) -> None:
+        """A call that was lost with its actor, or cancelled before it was sent, may have ended before the cluster knew of it."""
+        record = self._record
+        failure = record.entry.failure if record.entry is not None else None
+        if not isinstance(record, CallRecord) or record.recorded or failure is None or failure.reason not in UNTOLD:
+            return
+        session, actor = self._home(), record.link.actor
+        spec = FutureSpec(
+            b"",
+            b"",  # it never runs again
+            record.id,
+            session.id,
+            (actor,),
+            max_retries=0,
+            max_worker_losses=0,
+            max_oom=0,
+            allow_reconstruction=False,
+            name=record.name,
+            call_options=actors.call_options(0, record.what[0]),
+        )
+        stored = FutureRecord(record.id, record.name, stored=False, subscribed=True)
+        session.store([Submission(stored, spec, None)])
+        if stored.trouble is None:  # else it, or its actor, was deleted
+            ask(session.db, _fail, session.space, record.id, actor, failure)
+            record.recorded = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._make_end_known()  # what takes it as an argument fails with it
+        return super().__reduce__()
 
     def _unanswered(self, session: Session) -> CallRecord | None:
         """The call, where the session's own connection brings its answer: not in a child of the process that made it, which may
@@ -60,5 +95,22 @@ class Call(Future[T]):
         if record is None:
             super()._await_end(session, deadline, timeout)
         elif not await_call(record, deadline):
-            why = record.link.refused or session.reason(record.id)
+            why = record.link.refused or _delay(session, record)
             raise TimeoutError(f"{describe(record.id, record.name)} did not end within {timeout} s: {why}")
+
+
+def _delay(session: Session, call: CallRecord) -> str:
+    if call.recorded:
+        return session.reason(call.id)
+    link = call.link
+    if link.connected:
+        return f"actor {link.label} was sent it and has not answered"
+    return f"it is to be sent to actor {link.label}, {session.reason(link.actor)}"
+
+
+def _fail(tr: Any, space: ClusterSpace, call: bytes, actor: bytes, failure: Failure) -> None:
+    if failure.reason == "cancelled":
+        cancel_future(tr, space, call, failure)
+    else:
+        said = actors.lost_call(call, actor, "").message
+        actors.fail_calls(tr, space, [call], actor, failure.message.removeprefix(said))
