@@ -424,7 +424,6 @@ def test_a_task_whose_wait_ended_here_keeps_its_slot_for_a_moment() -> None:
     d.say(TurnEnded(claims(claim(2)), turn))
     (turn,) = d.only(RunTurn, d.result(1, 0))
     assert turn.limit == 0, "the slot is kept for the task that goes on"
-    d.core.wants_claim = True
     (turn,) = d.only(RunTurn, d.say(TurnEnded(claims(), turn), after=1.0))
     assert turn.limit == 1, "it didn't"
 
