@@ -171,9 +171,8 @@ def expect_back(state: WorkerState, ended: bytes) -> None:
             child.awaits = tuple(one for one in child.awaits if one != ended)
             if not child.awaits:
                 child.expected_until = state.now + RESUME_SOON
-                state.wants_claim = (
-                    True  # what was claimed for it was looked for by name: nobody has seen the rest of the pool
-                )
+                # What was claimed for it was looked for by name: nobody has seen the rest of the pool.
+                state.wants_claim = True
 
 
 def look_for_awaited(state: WorkerState) -> None:
