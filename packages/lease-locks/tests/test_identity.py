@@ -36,7 +36,7 @@ from lease_locks import (
     subprocess_shell,
 )
 from lease_locks.memo import remote
-from lease_locks.memo.canonical import canonical, identity
+from lease_locks.memo.canonical import body_of, canonical, identity
 from lease_locks.memo.functions import bind
 from lease_locks.memo.pickling import dumps, loads
 
@@ -439,6 +439,26 @@ def test_a_class_of_a_protocol_has_one_key_whether_or_not_there_was_an_instance_
     assert identity(used["Shape"]) == identity(fresh["Shape"])
     exec(ORDERED.replace("class Shape(Shaped):", "class Shape(Shaped):\n    def __init__(self): self.n = 1"), used)
     assert identity(used["Shape"]) != identity(fresh["Shape"])
+
+
+DOCUMENTED = """
+from dataclasses import dataclass, field
+class Prompt:
+    \"\"\"Answer in French.\"\"\"
+@dataclass
+class Generated:
+    n: object = field(default=object())
+"""
+
+
+def test_the_docstring_of_a_class_counts_but_not_what_dataclasses_make_of_its_signature() -> None:
+    spaces = [dict[str, Any](__name__="__main__") for _ in range(3)]
+    for space, text in zip(spaces, (DOCUMENTED, DOCUMENTED, DOCUMENTED.replace("French", "English")), strict=True):
+        exec(text, space)
+    first, again, edited = ([identity(space[name]) for name in ("Prompt", "Generated")] for space in spaces)
+    assert first[0] == again[0] != edited[0]
+    assert "object at 0x" in spaces[0]["Generated"].__doc__
+    assert [name for name, _ in body_of(spaces[0]["Generated"]) if name == "__doc__"] == []
 
 
 CLOSED_OVER = """

@@ -3,7 +3,7 @@
     a function or class that its module holds    its name, and the line `function-logic-key: KEY` of its docstring
     any other function                           its code, defaults, annotations, attributes, what it closes over, and the globals
                                                  that its code names where its module can't be imported (`__main__`)
-    any other class                              its name, bases, body and its order, and what is registered with it, but not its docstring
+    any other class                              its name, bases, body and its order, docstring, and what is registered with it
     a module                                     its name; one that isn't imported under it, its variables, too
     number, text, bytes, tuple, list, dict, set  its type and content; 1, 1.0 and True differ. The order of a dict counts where a function or
                                                  class of the second kind refers to it, and not in an argument
@@ -53,7 +53,7 @@ _CODE_PARTS: Final = (
     *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
 )
 _CLASS_NOISE: Final = frozenset(
-    {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
+    {"__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
     | {"__slotnames__"}  # made when an instance is first pickled
     | {LENT}  # what it holds is told itself
     | ANNOTATING  # the annotations are told themselves
@@ -201,6 +201,8 @@ def body_of(kind: type) -> Iterator[tuple[str, Any]]:
             continue
         if name == "__hash__" and _of_attrs(value):  # has a text's hash in it; `__attrs_attrs__` says what it does
             continue
+        if name == "__doc__" and (value is None or str(value).startswith(f"{kind.__name__}(")):
+            continue  # there is none, or `dataclasses` made it of the signature: a default may be told by its place in memory
         if name in ("__init__", "__subclasshook__") and _of_typing(kind, name, value):
             continue
         yield name, value
