@@ -22,7 +22,7 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from workspace import PROJECTS, closure, extras, requirements  # noqa: E402
+from workspace import PROJECTS, closure, requirements  # noqa: E402
 
 LOCKED = ROOT / ".ci" / "locked"
 UV = "uv==0.13.9"
@@ -263,25 +263,8 @@ def build(session: nox.Session) -> None:
     session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())), silent=True)
     session.run("check-wheel-contents", str(dist), silent=True)
     session.log(f"{len(list(dist.glob('*.whl')))} wheels and {len(list(dist.glob('*.tar.gz')))} sdists in {dist}")
-    pins = () if os.environ.get("MAINSPRING_UNLOCKED") else ("-c", str(versions_alone(session)))
-    try_release = str(ROOT / "tools" / "try_release.py")
-    for what, names in (*((name, (name,)) for name in PROJECTS), ("all", tuple(PROJECTS))):
-        clean = Path(session.create_tmp()).resolve() / what
-        session.run("python", "-m", "venv", "--clear", str(clean))
-        python = str(clean / "bin" / "python")
-        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins)
-        session.run(*pip, *built(dist, names, "whl"), external=True)
-        session.chdir(session.create_tmp())
-        session.run(python, try_release, what, external=True, env={"PYTHONPATH": ""})
-        if "cli" in extras(what):
-            session.run(*pip, *(f"{wheel}[cli]" for wheel in built(dist, names, "whl")[-1:]), external=True)
-            session.run(python, try_release, f"{what}[cli]", external=True, env={"PYTHONPATH": ""})
-        if what == "all":
-            session.run(*pip, "hatchling", external=True)
-            again = ("--no-deps", "--no-build-isolation", "--force-reinstall", *built(dist, names, "tar.gz"))
-            session.run(*pip, *again, external=True)
-            session.run(python, try_release, what, external=True, env={"PYTHONPATH": ""})
-        session.chdir(ROOT)
+    pins = () if os.environ.get("MAINSPRING_UNLOCKED") else ("--versions", str(versions_alone(session)))
+    session.run("python", "tools/try_wheels.py", str(dist), *pins)
 
 
 def versions_alone(session: nox.Session) -> Path:
@@ -290,15 +273,6 @@ def versions_alone(session: nox.Session) -> Path:
     file = Path(session.create_tmp()).resolve() / "versions.txt"
     file.write_text("\n".join(line.removesuffix(" \\") for line in lines if "==" in line and line[0].isalnum()) + "\n")
     return file
-
-
-def built(dist: Path, names: tuple[str, ...], suffix: str) -> list[str]:
-    """The distributions in `dist` of some packages and their siblings: never somebody else's of the same name."""
-    known = {folder: name for name, folder in PROJECTS.items()}
-    wanted = [known[folder].replace("-", "_") for folder in closure(names)]
-    found = [path for name in wanted for path in dist.glob(f"{name}-*.{suffix}")]
-    assert len(found) == len(wanted), f"{suffix}: of {wanted} there is only {found}"
-    return [str(path) for path in found]
 
 
 @nox.session
