@@ -29,7 +29,7 @@ MODULES = {
     "lease-locks": "lease_locks.cli",
     "s3heap-tender": "s3heap_tender.cli",
     "idempotent-txn": "idempotent_txn.cli",
-    "fdb-embedded": "fdb_embedded.tools.cli",
+    "fdb-embedded": "fdb_embedded.cli",
     "mainspring": "mainspring.cli",
 }
 SAME = {"futures": "futures-worker", "leases": "lease-locks", "heap": "s3heap-tender", "ids": "idempotent-txn"}

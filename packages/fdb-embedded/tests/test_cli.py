@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import fdb_embedded
-from fdb_embedded.tools.cli import app
+from fdb_embedded.cli import app
 
 runner = CliRunner()
 

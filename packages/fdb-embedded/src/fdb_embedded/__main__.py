@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
 def command() -> None:
     """The console script; where the extra that brings a command line isn't installed it says so."""
     try:
-        from .tools.cli import main as command_line
+        from .cli import main as command_line
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise

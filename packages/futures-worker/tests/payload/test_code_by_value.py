@@ -17,6 +17,7 @@ import msgpack
 import pytest
 
 from futures_worker import payload, value_pickler
+from futures_worker.code import code_modules
 from futures_worker.code.code_files import needed_files, version_of
 from futures_worker.errors import ResultPickleError, TaskUnpickleError
 
@@ -40,6 +41,9 @@ def make_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         path.write_text(text)
         made.append(name)
         importlib.invalidate_caches()
+        # In a process that has begun others multiprocessing leaves a `__mp_main__`, which is known then.
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        code_modules.modules._seen.discard(name)
         return importlib.import_module(name)
 
     yield make

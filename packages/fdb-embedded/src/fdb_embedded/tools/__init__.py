@@ -1,1 +1,1 @@
-"""The command line, and what it does: status, dumps, checks, compaction. Imports everything."""
+"""What the command line does: status as text, dumps, checks, compaction. Imports everything below it."""

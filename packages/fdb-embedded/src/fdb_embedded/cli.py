@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.progress import Progress
 from typer.core import TyperCommand
 
-from .. import __version__
-from ..binding.loading import default_name, load
-from ..engine import status
-from ..errors import EmbeddedError, InvalidOption
-from ..opening import close
-from ..opening import open as open_database
-from ..sharing import private
-from . import archive, maintenance
-from .text import parse, printable, show
+from . import __version__
+from .binding.loading import default_name, load
+from .engine import status
+from .errors import EmbeddedError, InvalidOption
+from .opening import close
+from .opening import open as open_database
+from .sharing import private
+from .tools import archive, maintenance
+from .tools.text import parse, printable, show
 
 app = typer.Typer(
     help="Look at an embedded FoundationDB database and look after it. Keys are text with \\xNN escapes, or tuples: ('a', 1).",
