@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -315,6 +316,19 @@ def test_try_acquire_does_not_overtake_who_waits(locks: LeaseManager, other: Lea
     waiter.join(DEADLINE)  # nobody holds it before the waiter's turn, either
     assert not waiter.is_alive()
     assert locks.read("a") is None
+
+
+def test_a_lease_that_nobody_keeps_in_hand_is_had_again_by_its_thread(locks: LeaseManager, other: LeaseManager) -> None:
+    locks.acquire("a")
+    gc.collect()
+    assert other.try_acquire("a") is None, "it is kept alive all the same"
+    again = locks.acquire("a", reentrant=True)
+    assert locks.acquire("a", reentrant=True) is again
+    for _ in range(2):
+        assert again.release()
+        assert other.try_acquire("a") is None
+    assert again.release()
+    assert other.try_acquire("a") is not None
 
 
 # --- losing it

@@ -141,9 +141,8 @@ def idle_heap(bench: Any, tasks: int) -> None:
 def test_an_idle_heap_costs_a_service_at_most_a_transaction_a_second_and_no_request(
     counted: Any, tasks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "idempotent_txn.ids.floor.FLOOR_SECONDS", 0.0
-    )  # as where each turn comes seconds after the last
+    # As where each turn comes seconds after the last.
+    monkeypatch.setattr("idempotent_txn.ids.floor.FLOOR_SECONDS", 0.0)
     idle_heap(counted, tasks)
     tender = Tender(counted.heap, counted.sysdb, ownership=All(range(16)))
     tender.turn(prune=None)  # the first turn compares heap and sysdb

@@ -9,10 +9,8 @@ from typing import Any
 from lease_locks.grants.errors import LeaseLost
 from lease_locks.grants.joining import guard
 from lease_locks.grants.states import Belief
-from lease_locks.session.part import HOLDER, Part
+from lease_locks.session.part import Part
 from lease_locks.session.session import Session
-
-__all__ = ["HOLDER", "Lease"]
 
 
 class Lease:

@@ -39,6 +39,7 @@ from futures_worker.ports import wire
 from futures_worker.ports.acceptor import Acceptor
 from futures_worker.ports.handshake import ACTOR, Identity
 from futures_worker.worker.child.task_context import current_task, waiting, worker_address
+from futures_worker.worker.messages import is_id
 from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.shortage import HostShortError, shortage_of
 from idempotent_txn import run
@@ -53,9 +54,7 @@ MOST_QUEUED: Final = 10_000  # calls taken in before those that sent them have t
 MOST_CALLERS: Final = 1024  # connections at one time, and at most half of the descriptors; a further caller tries again
 MOST_UNREAD: Final = 32 << 20  # bytes of answers a caller doesn't read, after which its calls are left where they are
 MOST_MESSAGE: Final = 128 << 20
-MOST_NAME: Final = (
-    1000  # characters of a call's name that are kept: more than the name of an actor and of a method have
-)
+MOST_NAME: Final = 1000  # characters of a call's name that are kept: more than those of an actor and a method have
 READ_BYTES: Final = 1 << 18
 LOOK_SECONDS: Final = (
     5.0  # between two looks whether the client that made an unnamed actor lives, and for orphaned calls
@@ -291,7 +290,7 @@ class Server:
         elif kind == "hello":
             if tuple(message[1:3]) != (self._host.id, self._host.start):
                 raise ValueError("meant for another actor, or another start")
-            if not _is_id(message[3]):
+            if not is_id(message[3]):
                 raise ValueError("a hello names a session")
             caller.session = message[3]
         else:
@@ -424,13 +423,9 @@ def _read_call(caller: Caller, message: tuple[Any, ...]) -> Call:
         raise ValueError("a call before the hello")
     if type(method) is not str or type(name) is not str or type(args) is not bytes or type(dependencies) is not tuple:
         raise ValueError("a call has a method, a name, arguments and dependencies")
-    if not all(map(_is_id, (call, *dependencies))):
+    if not all(map(is_id, (call, *dependencies))):
         raise ValueError("a call and what it depends on are named by their ids")
     return Call(caller, call, caller.session, method, name[:MOST_NAME], args, dependencies)
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is bytes and len(value) == 16
 
 
 class _UpstreamError(FutureFailedError):

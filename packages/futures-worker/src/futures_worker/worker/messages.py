@@ -110,7 +110,7 @@ def well_formed(message: Any) -> bool:
         )
     if kind == BLOCKED:
         returned, awaits = message[2:]
-        return len(awaits) <= MOST_AWAITED and {int} >= set(map(type, returned)) and all(map(_is_id, awaits))
+        return len(awaits) <= MOST_AWAITED and {int} >= set(map(type, returned)) and all(map(is_id, awaits))
     return True
 
 
@@ -123,5 +123,6 @@ def _is_failure(packed: bytes) -> bool:
     return isinstance(failure.pickled, bytes) and all(isinstance(text, str) for text in texts)
 
 
-def _is_id(value: Any) -> bool:
+def is_id(value: Any) -> bool:
+    """Whether what another process sent may be the id of a future, an actor or a session."""
     return type(value) is bytes and len(value) == 16

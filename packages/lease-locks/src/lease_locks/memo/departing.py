@@ -55,9 +55,8 @@ class Departures:
             return True
         # Whatever this process believes of its own part: a remote that joined keeps the lock by its own heartbeats.
         lock = self._locks.space.lock(lease.name)
-        session.ended_elsewhere(
-            lease.part, freed=False
-        )  # before the transaction: a remote in this process keeps its part
+        # Before the transaction: a remote in this process keeps its part.
+        session.ended_elsewhere(lease.part, freed=False)
 
         def depart(tr: Any) -> bool:
             grant = read_grant(tr, lock, lease.token)

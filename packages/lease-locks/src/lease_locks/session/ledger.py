@@ -90,6 +90,7 @@ class Ledger:
             self.core.active_since(self._context.clocks.boottime())
 
     def stay_no_more(self) -> None:
+        """There is no reason left but leases; also wakes the threads."""
         with self.mutex:
             self._waiting = 0
             self.mutex.notify_all()

@@ -19,7 +19,7 @@ from lease_locks.grants.observer import Subject
 from lease_locks.grants.rows import read_name
 from lease_locks.grants.space import LockKeys
 from lease_locks.grants.tokens import FencingToken
-from lease_locks.grants.transitions import PRESENT, Claim, Granted, Waiting
+from lease_locks.grants.transitions import Claim, Granted, Waiting
 from lease_locks.lease import in_hand
 from lease_locks.session.holding import Holding
 from lease_locks.session.part import HOLDER, Part
@@ -201,6 +201,3 @@ def _timed_out(session: Session, lock: LockKeys, timeout: float, waited: bool) -
     )
     error.holder = infos[0] if infos else None
     return error
-
-
-__all__ = ["PRESENT", "PROCESS_LOOK_SECONDS", "Pause", "Step", "Transact", "acquiring", "local", "unanswered"]
