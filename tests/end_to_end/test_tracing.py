@@ -129,7 +129,7 @@ def test_spans_go_to_an_otlp_receiver() -> None:
 
 def test_without_settings_nothing_is_traced_and_nothing_is_imported() -> None:
     code = (
-        "import sys; from fdb_schema import tracing; assert not tracing.configure_tracing('x');\n"
+        "import sys; from fdb_schema.serving import tracing; assert not tracing.configure_tracing('x');\n"
         "with tracing.span('a'): assert tracing.traceparent() == '' and tracing.with_trace(b'o') == b'o'\n"
         "assert not tracing.enabled() and not any(name.startswith('opentelemetry') for name in sys.modules)"
     )
