@@ -37,8 +37,11 @@ from futures_worker.errors import (
     UnschedulableError,
     UpstreamDependencyFailedException,
     WorkerLostError,
+    WorkerStartError,
     WrongClusterError,
 )
+from futures_worker.local.cluster import LocalCluster
+from futures_worker.local.workers import LocalWorker
 
 __all__ = [
     "Actor",
@@ -55,6 +58,8 @@ __all__ = [
     "FutureFailedError",
     "FutureTimeoutError",
     "LargeArgumentWarning",
+    "LocalCluster",
+    "LocalWorker",
     "LongWaitWarning",
     "MainspringError",
     "NoWorkerError",
@@ -70,6 +75,7 @@ __all__ = [
     "UpstreamDependencyFailedException",
     "WorkerLostError",
     "WorkerPoolShell",
+    "WorkerStartError",
     "WrongClusterError",
     "as_completed",
     "current_client",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,6 @@ from fdb_datamodel import (
     SESSION_BEAT_SECONDS,
     SESSION_TTL_SECONDS,
     TOMBSTONE_SECONDS,
-    Requirements,
     parse_size,
 )
 from fdb_schema.cli import ClusterOption, DbOption, command_app, fail, run_app
@@ -96,6 +94,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run a worker until SIGTERM. Prints one line when it is ready, with its address."""
+    from futures_worker.worker.registration import whole_machine
     from futures_worker.worker.service import WorkerConfig, serve
 
     if session_ttl < LEAST_SESSION_TTL:
@@ -104,9 +103,8 @@ def run(
             f"declared dead; it is {LEAST_SESSION_TTL:g} or more",
             EXIT_USAGE,
         )
-    offered = cpus if cpus is not None else float(len(os.sched_getaffinity(0)))
     try:
-        total = Requirements(offered, parse_size(ram) if ram is not None else _memory(), gpus)
+        total = whole_machine(cpus, parse_size(ram) if ram is not None else None, gpus)
         store_bytes = parse_size(object_store)
     except ValueError as exc:
         fail(str(exc), EXIT_USAGE)
@@ -116,7 +114,7 @@ def run(
         address=address,
         advertise=advertise,
         port=port,
-        slots=slots if slots is not None else max(1, int(offered)),
+        slots=slots if slots is not None else max(1, int(total.cpu)),
         total=total,
         object_store=store_bytes,
         spill=spill,
@@ -134,10 +132,6 @@ app.add_typer(secret_app, name="secret")
 
 for command in (ls, show, watch, errors, workers, top, logs, cancel, retry, timeline):
     app.command(command.__name__)(command)
-
-
-def _memory() -> int:
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.8)
 
 
 def main() -> None:

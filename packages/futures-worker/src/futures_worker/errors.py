@@ -29,6 +29,7 @@ __all__ = [
     "UpstreamDependencyFailedException",
     "WireError",
     "WorkerLostError",
+    "WorkerStartError",
     "WrongClusterError",
 ]
 
@@ -108,6 +109,10 @@ class AddressUnknownError(MainspringError):
 
 class NoWorkerError(MainspringError):
     """The cluster has no live worker that could take an object."""
+
+
+class WorkerStartError(MainspringError):
+    """A worker process of a `LocalCluster` ended, or said nothing for too long, before it served; the end of its log is told."""
 
 
 class WireError(MainspringError):

@@ -10,6 +10,7 @@ from uuid import UUID
 from fdb_schema import Origin
 from futures_worker.client import data
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, get_actor, make_actor
+from futures_worker.client.basis.html import panel
 from futures_worker.client.basis.options import OPTION_NAMES, OPTION_SET
 from futures_worker.client.basis.spelling import check_keywords
 from futures_worker.client.bound import BoundOptions
@@ -278,6 +279,10 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client of cluster {self.cluster!r}{' (closed)' if self.closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        rows = {"cluster": self.cluster, "database": self._context.url or "", "closed": "yes" if self.closed else "no"}
+        return panel("Client", rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return client_over, (self._context,)

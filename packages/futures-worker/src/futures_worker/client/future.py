@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from futures_worker.client.basis import untouched
+from futures_worker.client.basis.html import panel
 from futures_worker.client.basis.record import FutureHandle, FutureRecord
 from futures_worker.client.context import Home, home_of
 from futures_worker.client.outcome import Status, failure_exception
@@ -207,6 +208,14 @@ class Future(FutureHandle, Generic[T]):
 
     def __repr__(self) -> str:
         return repr(self._record)
+
+    def _repr_html_(self) -> str:
+        record = self._record
+        rows = {"id": UUID(bytes=record.id), "name": record.name, "state": record.told()}
+        error = self._exception() if record.ended else None
+        if error is not None:
+            rows["error"] = f"{type(error).__name__}: {error}"
+        return panel("Future", rows)
 
     def _known_in(self, session: Session) -> FutureRecord:
         """What the session knows of it, which this handle goes by from now on."""

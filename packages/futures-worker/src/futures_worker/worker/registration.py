@@ -30,6 +30,13 @@ _LOOK = 0.25
 """Seconds between looks at the heartbeat of an earlier incarnation."""
 
 
+def whole_machine(cpus: float | None = None, ram: int | None = None, gpus: float = 0) -> Requirements:
+    """What a worker offers that wasn't told otherwise: the cpus that this process may use, and 80 % of the memory."""
+    memory = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.8)
+    offered = float(len(os.sched_getaffinity(0))) if cpus is None else cpus
+    return Requirements(offered, memory if ram is None else ram, gpus)
+
+
 def describe_self(slots: int, total: Requirements, object_store: int) -> WorkerInfo:
     """What this process registers about itself."""
     started = process_start(os.getpid())

@@ -235,8 +235,11 @@ class WorkerService:
             self._cleanup.close()
 
 
-def serve(config: WorkerConfig, *, as_json: bool = False) -> None:
-    """Runs a worker in this process: one ready line on standard output, SIGTERM and SIGINT drain, again: at once."""
+def serve(config: WorkerConfig, *, as_json: bool = False, ready: Callable[[WorkerService], None] | None = None) -> None:
+    """Runs a worker in this process: one ready line on standard output, SIGTERM and SIGINT drain, again: at once.
+
+    `ready` is called instead of any line on standard output.
+    """
     log_to_stderr()
     sys.setswitchinterval(0.001)  # housekeeping must not hold the loop up for 5 ms
     config = replace(config, files=config.files or raise_file_limit())  # a waiting task costs the worker three
@@ -254,8 +257,8 @@ def serve(config: WorkerConfig, *, as_json: bool = False) -> None:
     service = WorkerService(config)
     if asked:  # while it started; it may have joined the cluster, which it has to leave
         service.shell.drain(0.0)
-    service.run(lambda s: _print_ready(s, as_json))
-    if not as_json:
+    service.run(ready or (lambda s: _print_ready(s, as_json)))
+    if not as_json and ready is None:
         with contextlib.suppress(OSError):  # whoever read it may be gone
             print("stopped", flush=True)
 

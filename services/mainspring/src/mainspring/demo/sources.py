@@ -23,9 +23,8 @@ from rich.table import Table
 from fdb_datamodel import ClusterSpace, FutureInfo, Violation, describe_future, validate
 from fdb_schema import open_database
 from fdb_schema.serving.figures import counted
-from futures_worker import Client, Future, as_completed
+from futures_worker import Client, Future, LocalCluster, as_completed
 from idempotent_txn import run
-from mainspring.demo.cluster import LocalCluster
 from mainspring.demo.complexity import Report, analyse_file, merge_reports, python_files
 
 FAN_IN: Final = 16
@@ -98,19 +97,19 @@ def analyse(
         raise ValueError(f"no Python file below {root}: name a folder that has some with --files")
     rng = random.Random(seed)
     kill_at = max(1, round(len(files) * rng.uniform(0.15, 0.75))) if kill and workers > 1 else None
-    with LocalCluster(workers, slots) as cluster:
+    cluster = LocalCluster(workers, slots, cluster="demo")
+    with cluster as client:
         console.print(
             f"{counted(workers, 'worker')} of {counted(slots, 'slot')} over [bold]{escape(cluster.url)}[/bold]; {len(files):,} files in {escape(str(root))}"
         )
         started = time.monotonic()
-        with Client(cluster.url, cluster=cluster.cluster) as client:
-            leaves, merges = _submit(client, str(root), files)
-            last = (merges or leaves)[-1]
-            _follow(cluster, leaves, merges, kill_at, rng, console)
-            report: Report = last.result(timeout=DEADLINE_SECONDS)
-            seconds = time.monotonic() - started
-            tally = _tally(cluster, [*leaves, *merges])
-            started_workers = len(cluster.workers)
+        leaves, merges = _submit(client, str(root), files)
+        last = (merges or leaves)[-1]
+        _follow(cluster, leaves, merges, kill_at, rng, console)
+        report: Report = last.result(timeout=DEADLINE_SECONDS)
+        seconds = time.monotonic() - started
+        tally = _tally(cluster, [*leaves, *merges])
+        started_workers = workers + (kill_at is not None)
         database = open_database(cluster.url)
         violations = tuple(validate(database, cluster.cluster))
     began = time.monotonic()
@@ -144,6 +143,7 @@ def _follow(
 ) -> None:
     """Show progress until every future is done; kill a worker once `kill_at` files are analysed."""
     merging = {future.id for future in merges}
+    count = len(cluster.workers)
     analysed = 0
     with _progress(console) as progress:
         bars: dict[bool, TaskID] = {
@@ -157,7 +157,7 @@ def _follow(
             if kill_at is not None and analysed == kill_at and not merged:
                 victim = rng.choice(cluster.workers)
                 victim.kill()
-                replacement = cluster.add_worker()
+                replacement = cluster.scale(count, wait=False)[-1]
                 progress.console.print(
                     f"[bold red]SIGKILL[/bold red] worker process {victim.pid} after {analysed:,} files; "
                     f"process {replacement.pid} takes its place"

@@ -59,12 +59,16 @@ class FutureRecord:
         """Its result was lost: what is waited for is the end of `epoch`, of which nobody was asked to tell."""
         self.entry, self.epoch, self.subscribed = None, epoch, False
 
+    def told(self) -> str:
+        """How it ended, as far as it is known here: cancelled, realized, failed; "pending" before."""
+        if self.entry is None:
+            return "pending" if self.trouble is None else "refused"
+        failure = self.entry.failure
+        return "cancelled" if failure is not None and failure.reason == "cancelled" else str(self.entry.kind)
+
     def __repr__(self) -> str:
         label = f" {self.name}" if self.name else ""
-        ended = ""
-        if self.entry is not None:
-            failure = self.entry.failure
-            ended = " cancelled" if failure is not None and failure.reason == "cancelled" else f" {self.entry.kind}"
+        ended = f" {self.told()}" if self.entry is not None else ""
         return f"<Future {UUID(bytes=self.id)}{label}{ended}>"
 
     def __del__(self) -> None:
