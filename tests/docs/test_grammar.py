@@ -174,6 +174,7 @@ def arguments(scene: Any, path: str, invocations: list[str]) -> list[str]:
     given = {
         "futures-worker show": [str(UUID(bytes=FUTURES[0]))],
         "futures-worker logs": [str(UUID(bytes=FUTURES[1]))],
+        "futures-worker stack": [str(UUID(bytes=FUTURES[0]))],
         "mainspring logs": [str(UUID(bytes=FUTURES[1]))],
         "futures-worker watch": [str(UUID(bytes=FUTURES[1]))],
         "futures-worker cancel": [str(UUID(bytes=FUTURES[2]))],

@@ -22,6 +22,7 @@ from futures_worker.commands.grouping import errors
 from futures_worker.commands.listing import ls, show, workers
 from futures_worker.commands.output import logs, watch
 from futures_worker.commands.secrets import secret_app
+from futures_worker.commands.stacks import stack
 from futures_worker.commands.timeline import timeline
 from futures_worker.commands.top import top
 from futures_worker.liveness import TTL_SECONDS
@@ -130,7 +131,7 @@ def run(
 
 app.add_typer(secret_app, name="secret")
 
-for command in (ls, show, watch, errors, workers, top, logs, cancel, retry, timeline):
+for command in (ls, show, watch, errors, workers, top, logs, stack, cancel, retry, timeline):
     app.command(command.__name__)(command)
 
 

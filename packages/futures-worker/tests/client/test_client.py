@@ -27,7 +27,7 @@ from fdb_datamodel.rows.space import FORMAT
 from fdb_schema import ClusterSpace, MainspringError, NewerFormatError, open_database
 from fdb_schema.records import pack
 from futures_worker import Client, Status, UpstreamDependencyFailedException, as_completed, wait
-from futures_worker.client import waiting
+from futures_worker.client.waiting.group import Group
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -171,7 +171,7 @@ def test_as_completed_yields_what_ended_before(client: Client) -> None:
 
 def test_as_completed_yields_what_another_thread_is_noting(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     futures = client.map(abs, range(4))
-    noting = waiting._Group.note
+    noting = Group.note
 
     class Slow(deque[Any]):
         def append(self, future: Any) -> None:
@@ -183,7 +183,7 @@ def test_as_completed_yields_what_another_thread_is_noting(client: Client, monke
             group._ended = Slow()
         noting(group, ended)
 
-    monkeypatch.setattr(waiting._Group, "note", note)
+    monkeypatch.setattr(Group, "note", note)
     futures[-1].add_done_callback(lambda _: None)  # a thread reads the mail
     assert {f.result() for f in as_completed(futures, timeout=WAIT)} == {0, 1, 2, 3}
 

@@ -26,7 +26,8 @@ from fdb_schema.serving.metrics import Metric, MetricsServer, render
 from futures_worker.cli import main
 from futures_worker.commands import output as output_command
 from futures_worker.commands import timeline as timeline_command
-from futures_worker.commands.opening import dashed, size
+from futures_worker.commands.opening import size
+from futures_worker.operations.rows import dashed
 from idempotent_txn import run
 
 WAIT = 60.0

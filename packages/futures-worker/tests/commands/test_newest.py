@@ -13,7 +13,7 @@ from support.terminal import piped
 import fdb_datamodel as dm
 from fdb_schema import ClusterSpace, open_database
 from futures_worker.cli import main
-from futures_worker.commands import newest
+from futures_worker.operations import newest
 from idempotent_txn import run
 
 NOW = time.time_ns() // 1_000_000

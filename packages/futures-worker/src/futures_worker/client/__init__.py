@@ -11,7 +11,10 @@ from futures_worker.client.future import Future
 from futures_worker.client.outcome import Status
 from futures_worker.client.shell import WorkerPoolShell
 from futures_worker.client.streaming import ResultStream
-from futures_worker.client.waiting import DoneAndNotDone, as_completed, gather, wait
+from futures_worker.client.waiting.completed import as_completed
+from futures_worker.client.waiting.gathering import gather
+from futures_worker.client.waiting.waits import DoneAndNotDone, wait
+from futures_worker.operations.rows import FutureRow, WorkerRow
 
 __all__ = [
     "Actor",
@@ -20,11 +23,13 @@ __all__ = [
     "Dataset",
     "DoneAndNotDone",
     "Future",
+    "FutureRow",
     "LargeArgumentWarning",
     "LongWaitWarning",
     "ResultStream",
     "Status",
     "WorkerPoolShell",
+    "WorkerRow",
     "as_completed",
     "current_client",
     "gather",

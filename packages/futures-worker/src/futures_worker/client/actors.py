@@ -209,6 +209,11 @@ def end_actor(context: ClientContext, actor: Actor[Any]) -> None:
         context.own_actors.remove(actor._id)
 
 
+def actor_id(actor: Actor[Any]) -> bytes:
+    """The id of the future that the actor's process runs."""
+    return actor._id
+
+
 def methods_of(kind: type) -> frozenset[str]:
     """Names of what can be called."""
     return frozenset(name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name, None)))

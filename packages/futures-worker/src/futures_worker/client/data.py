@@ -26,7 +26,7 @@ from futures_worker.client.context import ClientContext, worker_context
 from futures_worker.client.future import Future, record_of
 from futures_worker.client.session.objects import copy_to_worker, put_on_worker
 from futures_worker.client.submits.locality import worker_at
-from futures_worker.client.waiting import check_futures
+from futures_worker.client.waiting.waits import check_futures
 from futures_worker.database import ask
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result

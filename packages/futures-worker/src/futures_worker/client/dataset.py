@@ -18,7 +18,8 @@ from futures_worker.client.context import ClientContext
 from futures_worker.client.data import delete_all, put_with
 from futures_worker.client.future import Future
 from futures_worker.client.submits.submitting import submit
-from futures_worker.client.waiting import await_all, gather
+from futures_worker.client.waiting.gathering import gather
+from futures_worker.client.waiting.waits import await_all
 from futures_worker.code.function_code import function_name
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from fdb_datamodel import MailEntry
 from futures_worker.client.basis import untouched
 from futures_worker.client.basis.html import panel
 from futures_worker.client.basis.record import FutureHandle, FutureRecord
@@ -35,7 +36,7 @@ class Future(FutureHandle, Generic[T]):
     def __init__(self, home: Home, record: FutureRecord) -> None:
         self._home = home  # how to find the session to wait in
         self._record = record  # what that session knows
-        self._error: BaseException | None = None  # what it failed with, once it was asked for
+        self._error: tuple[MailEntry, BaseException] | None = None  # what it failed with, once it was asked for
         self._value: Any = _UNREAD
 
     @property
@@ -242,9 +243,12 @@ class Future(FutureHandle, Generic[T]):
         record = self._record
         if record.trouble is not None:
             return record.trouble
-        if self._error is None and record.entry is not None and record.entry.failure is not None:
-            self._error = failure_exception(record.id, record.name, record.entry.failure)
-        return self._error
+        entry = record.entry
+        if entry is None or entry.failure is None:
+            return None
+        if self._error is None or self._error[0] is not entry:  # it was run again, and failed again
+            self._error = entry, failure_exception(record.id, record.name, entry.failure)
+        return self._error[1]
 
 
 class _Unread:

@@ -13,10 +13,6 @@ from fdb_datamodel import (
     ClusterSpace,
     FutureInfo,
     FutureState,
-    cancel_future,
-    describe_future,
-    get_future_state,
-    resubmit_future,
 )
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, DryRunOption, JsonOption, fail, print_json, say
 from fdb_schema.errors import EXIT_USAGE
@@ -24,18 +20,16 @@ from fdb_schema.serving.figures import counted
 from futures_worker.commands.choosing import (
     IdsArgument,
     NameOption,
-    Order,
     ReasonOption,
     SinceOption,
-    in_order,
     parse_id,
     resolve_id,
-    walk,
     wanted,
 )
 from futures_worker.commands.opening import find_future, look_into
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
-from idempotent_txn import run
+from futures_worker.operations.acting import Acted, cancel_one, retry_one
+from futures_worker.operations.finding import Order, in_order, walk
 
 _Sort = Annotated[
     Order | None, typer.Option("--sort", help="Which of them first: the oldest, the longest, the most attempts.")
@@ -44,7 +38,7 @@ _Limit = Annotated[
     int | None, typer.Option("--limit", min=1, metavar="N", help="So many of them at most.", show_default="all")
 ]
 _ENDED = frozenset({FutureState.realized, FutureState.failed})
-_Act = Callable[[Any, ClusterSpace, UUID], dict[str, Any]]
+_Act = Callable[[Any, ClusterSpace, UUID], Acted]
 
 
 class _Chosen(NamedTuple):
@@ -75,7 +69,7 @@ def cancel(
     """
     states = frozenset(FutureState) - _ENDED
     which = _Chosen(states, futures, (name, reason, since), sort, limit)
-    _act(_cancel, "cancelled", "had ended before", which, db, cluster, dry_run, as_json)
+    _act(cancel_one, "cancelled", "had ended before", which, db, cluster, dry_run, as_json)
 
 
 def retry(
@@ -96,25 +90,7 @@ def retry(
     """
     states = frozenset({FutureState.failed})
     which = _Chosen(states, futures, (name, reason, since), sort, limit)
-    _act(_retry, "retried", "isn't failed", which, db, cluster, dry_run, as_json)
-
-
-def _cancel(database: Any, space: ClusterSpace, future_id: UUID) -> dict[str, Any]:
-    state: FutureState = run(database, cancel_future, space, future_id)
-    failure = (
-        run(database, describe_future, space, future_id, strategy="off").failure
-        if state is FutureState.failed
-        else None
-    )
-    done = failure is not None and failure.reason == "cancelled"
-    return {"id": str(future_id), "state": state.value, "cancelled": done}
-
-
-def _retry(database: Any, space: ClusterSpace, future_id: UUID) -> dict[str, Any]:
-    info = run(database, describe_future, space, future_id, strategy="off")
-    retried = info.state is FutureState.failed and run(database, resubmit_future, space, future_id, info.epoch)
-    state = run(database, get_future_state, space, future_id, strategy="off")
-    return {"id": str(future_id), "state": state.value, "retried": bool(retried)}
+    _act(retry_one, "retried", "isn't failed", which, db, cluster, dry_run, as_json)
 
 
 def _act(
@@ -156,7 +132,8 @@ def _act(
     rows = []
     for one in [one for one, _, _ in chosen()]:
         try:
-            rows.append(act(database, space, one))
+            acted = act(database, space, one)
+            rows.append({"id": str(one), "state": acted.state.value, done: acted.done})
         except (UnknownFutureError, FutureDeletedError):  # meanwhile: the others are meant all the same
             rows.append({"id": str(one), "state": "deleted", done: False})
     _report(rows, done, as_json, otherwise)

@@ -26,10 +26,11 @@ from futures_worker.commands.choosing import (
     cut,
     in_brief,
     short_ids,
-    walk,
     wanted,
 )
-from futures_worker.commands.opening import dashed, look_into, nothing, wall
+from futures_worker.commands.opening import look_into, nothing, wall
+from futures_worker.operations.finding import walk
+from futures_worker.operations.rows import dashed
 
 
 def errors(

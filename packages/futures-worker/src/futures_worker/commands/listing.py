@@ -23,26 +23,23 @@ from fdb_schema.cli import (
 )
 from fdb_schema.serving.figures import told
 from futures_worker.commands.choosing import (
-    PAGE,
     IdArgument,
     NameOption,
-    Order,
     ReasonOption,
     SinceOption,
     ago,
     cut,
     in_brief,
-    in_order,
     parse_id,
     resolve_id,
     said_once,
-    seconds_of_last,
     short_ids,
-    walk,
     wanted,
 )
-from futures_worker.commands.newest import newest_first
-from futures_worker.commands.opening import dashed, find_future, look_into, nothing, size, wall
+from futures_worker.commands.opening import find_future, look_into, nothing, size, wall
+from futures_worker.operations.finding import PAGE, Order, in_order, seconds_of_last, walk
+from futures_worker.operations.newest import newest_first
+from futures_worker.operations.rows import dashed
 from idempotent_txn import run
 
 _STATES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -14,8 +13,6 @@ from fdb_schema.serving.figures import size
 from fdb_schema.serving.figures import timestamp_us as wall
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
 from idempotent_txn import run
-
-_HEX_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 
 def look_into(db: str | None, cluster: str) -> tuple[Any, ClusterSpace]:
@@ -47,9 +44,4 @@ def nothing(what: str, database: Any, cluster: str) -> str:
     return f"no {what} in cluster {cluster!r} of {place}; {has}"
 
 
-def dashed(text: str) -> str:
-    """A text of the data model with the ids in it as `ls` prints them."""
-    return _HEX_ID.sub(lambda match: str(UUID(match[0])), text)
-
-
-__all__ = ["dashed", "find_future", "look_into", "not_found", "nothing", "size", "wall"]
+__all__ = ["find_future", "look_into", "not_found", "nothing", "size", "wall"]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from typing import Annotated, Any
-from uuid import UUID
 
 import typer
 
-from fdb_datamodel import FutureState, TaskOutput, get_future_state, read_output
+from fdb_datamodel import FutureState, TaskOutput, get_future_state
 from fdb_schema.cli import DEFAULT_CLUSTER, ClusterOption, DbOption, JsonOption, print_json, printable, say
 from futures_worker.commands.choosing import IdArgument, ago, parse_id, resolve_id, said_once
 from futures_worker.commands.listing import future_details, future_row
-from futures_worker.commands.opening import dashed, find_future, look_into, not_found
+from futures_worker.commands.opening import find_future, look_into, not_found
 from futures_worker.errors import FutureDeletedError, UnknownFutureError
+from futures_worker.operations.outputs import outputs
+from futures_worker.operations.rows import dashed
 from idempotent_txn import run
 
 FOLLOW_SECONDS = 0.3
@@ -39,20 +40,20 @@ def logs(
     find_future(database, space, future_id)
     shown: dict[int, int] = {}  # attempt -> bytes of it that were shown or passed over
     if as_json:
-        print_json([_row(output) for output in _outputs(database, space, future_id, attempt)])
+        print_json([_row(output) for output in outputs(database, space, future_id, attempt)])
         return
     while True:
         try:
             state = run(database, get_future_state, space, future_id, strategy="off")
         except (UnknownFutureError, FutureDeletedError) as error:
             not_found(error)
-        for output in _outputs(database, space, future_id, attempt):
+        for output in outputs(database, space, future_id, attempt):
             _show_new(output, shown)
         if not follow:
             break
         if state in (FutureState.realized, FutureState.failed):
             time.sleep(2 * FOLLOW_SECONDS)  # its last words may come a moment after its end
-            for output in _outputs(database, space, future_id, attempt):
+            for output in outputs(database, space, future_id, attempt):
                 _show_new(output, shown)
             break
         time.sleep(FOLLOW_SECONDS)
@@ -94,11 +95,6 @@ def watch(
         if left <= 0 or info.state in (FutureState.realized, FutureState.failed):
             return
         time.sleep(left)
-
-
-def _outputs(database: Any, space: Any, future_id: UUID, attempt: int | None) -> list[TaskOutput]:
-    found: list[TaskOutput] = run(database, read_output, space, future_id, strategy="off")
-    return [output for output in found if attempt in (None, output.attempt)]
 
 
 def _show_new(output: TaskOutput, shown: dict[int, int]) -> None:

@@ -178,6 +178,11 @@ class ObjectFetcher:
         """Whether the worker runs the task of a future now. Raises `ObjectLostError`, `AuthenticationError`."""
         return bool(self._request(address, {"op": "runs", "id": future_id})[0].get("runs"))
 
+    def stack(self, address: Address, future_id: bytes) -> str | None:
+        """Where the task of a future is just now; None where the worker doesn't run it. Raises as `runs`."""
+        answer, body = self._request(address, {"op": "stack", "id": future_id})
+        return bytes(body).decode(errors="replace") if answer.get("ok") else None
+
     def open_line(self, address: Address) -> wire.Connection:
         """A connection for lone requests. Raises `WireError` if the worker has none to give, OSError, `AuthenticationError`."""
         connection = self._connect(address, min(self._timeout, wire.HANDSHAKE_TIMEOUT))

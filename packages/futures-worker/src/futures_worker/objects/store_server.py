@@ -11,6 +11,8 @@ Requests and answers are frames of `futures_worker.ports.wire`:
     {"op": "adopt", "name": str, "size": int}  -> {"ok": bool, "size": int}                  it is written
     {"op": "delete", "name": str}              -> {"ok": bool}
     {"op": "runs", "id": bytes}                -> {"ok": true, "runs": bool}                 whether that future's task began
+    {"op": "stack", "id": bytes}               -> {"ok": true} + text                        where that future's task is now
+                                               -> {"ok": false}                              it isn't running
     {"op": "push"}                             -> {"ok": true}, then the connection is a line: `futures_worker.ports.line`
     {"op": "hello"}                            -> {"ok": true, "incarnation": bytes, "pid": int, "objects": int, ...}
 """
@@ -69,14 +71,16 @@ class StoreServer:
         about: Callable[[], dict[str, Any]],
         on_push: Callable[[wire.Connection], None] | None = None,
         runs: Callable[[bytes], bool] = lambda _: False,
+        stack: Callable[[bytes], str | None] = lambda _: None,
         *,
         identity: Identity | None = None,
     ) -> None:
-        """`on_push` is given the connection of each client that asks for a line, to keep. `runs`: whether a future runs now.
+        """`on_push` is given the connection of each client that asks for a line, to keep. `runs`: whether a future runs now. `stack`: where its task is.
 
         `identity`: whom clients mean by this server; None: objects at the address of the socket.
         """
         self._runs = runs
+        self._stack = stack
         self._on_push = on_push
         self._sock = sock
         self._store = store
@@ -181,6 +185,10 @@ class StoreServer:
         elif op == "runs" and size == 0:
             wanted = header.get("id")
             connection.send({"ok": True, "runs": isinstance(wanted, bytes) and self._runs(wanted)})
+        elif op == "stack" and size == 0:
+            wanted = header.get("id")
+            found = self._stack(wanted) if isinstance(wanted, bytes) else None
+            connection.send({"ok": found is not None}, (found or "").encode(errors="replace"))
         elif op == "push" and size == 0 and self._on_push is not None:
             connection.send({"ok": True})
             self._on_push(connection.dup())

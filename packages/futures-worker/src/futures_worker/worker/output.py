@@ -194,7 +194,7 @@ class OutputKeeper:
             self._write(note, data, size, echo=not alive)
             self._kept[path] = (note, size)
         if not alive:
-            for one in (path, out, path.with_suffix(".part")):
+            for one in (path, out, path.with_suffix(".part"), path.with_suffix(".stack")):
                 with contextlib.suppress(
                     OSError
                 ):  # there is none, or a directory: the worker's own goes with all in it

@@ -46,6 +46,7 @@ from futures_worker.worker.registration import describe_self, join, leave
 from futures_worker.worker.running.inputs import Inputs
 from futures_worker.worker.running.shell import DEFAULT_GRACE, Shell
 from futures_worker.worker.spill_watch import SpillWatch
+from futures_worker.worker.stacks import Stacks
 
 log = logging.getLogger("futures_worker")
 
@@ -149,6 +150,7 @@ class WorkerService:
             self._about,
             self.shell.admit,
             self.core.runs,
+            Stacks(directory.logs, self.shell.process_of).of,
             identity=Identity(OBJECTS, ip, port, lambda: None if self._joining else tuple(self._incarnations)),
         )
         self._server.start()

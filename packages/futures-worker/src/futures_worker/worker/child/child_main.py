@@ -40,6 +40,7 @@ from futures_worker.worker.child.surroundings import Surroundings
 from futures_worker.worker.output import ChildOutput
 from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.shortage import HostShortError, out_of_memory, shortage_of
+from futures_worker.worker.stacks import answer_requests
 
 MOST_FUNCTIONS = 1000
 """Functions kept loaded by a child; the one loaded first goes first."""
@@ -86,6 +87,7 @@ class ChildLoop:
         self._pack = msgpack.Packer(autoreset=True).pack
         self._write_lock = threading.Lock()
         self._output = ChildOutput(directory)
+        answer_requests(directory)
         self._queued: list[list[Any]] = []  # rest of the packet being run, last first
         self._versions = CodeVersions()
         self._classes = ClassStates()

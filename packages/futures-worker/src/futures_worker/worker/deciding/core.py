@@ -94,11 +94,15 @@ class WorkerCore(WorkerState):
 
     def runs(self, future_id: bytes) -> bool:
         """Whether the task of a future has begun and not ended, as far as it is known. Callable from any thread."""
-        for child in list(self.children.values()):
+        return self.child_of(future_id) is not None
+
+    def child_of(self, future_id: bytes) -> int | None:
+        """The number of the child that runs the task of a future. Callable from any thread."""
+        for number, child in list(self.children.items()):
             queue = tuple(child.queue)
             if queue and queue[0].claim.id == future_id:
-                return True
-        return False
+                return number
+        return None
 
     def in_hand(self) -> set[bytes]:
         """Ids whose claims this worker knows of, those that only wait to be reported included."""

@@ -104,6 +104,11 @@ class Crew:
         if size >= BLAMEABLE:
             events.append(MemoryShort(number, f"{used:.0%} used, {size >> 20} MiB of it by this process"))
 
+    def process_of(self, number: int) -> int | None:
+        """The process id of a child that was forked. Callable from any thread."""
+        child = self._children.get(number)
+        return None if child is None else child.pid
+
     def close(self) -> None:
         """Ends the children; the template removes the worker's directories."""
         for child in self._children.values():

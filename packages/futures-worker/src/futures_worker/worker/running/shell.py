@@ -364,6 +364,11 @@ class Shell:
         self._finished = True
         return []
 
+    def process_of(self, future_id: bytes) -> int | None:
+        """The process that runs a future's task now. Callable from any thread."""
+        child = self.core.child_of(future_id)
+        return None if child is None else self._crew.process_of(child)
+
     def close(self) -> None:
         """Ends the children and lets everything go. The worker's directories are removed by the template."""
         if self._joined is not None:

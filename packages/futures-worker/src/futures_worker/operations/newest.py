@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from fdb_datamodel import ClusterSpace, FutureInfo
-from futures_worker.commands.choosing import PAGE, Filter, walk
+from futures_worker.operations.finding import PAGE, Filter, walk
 
 PLACED: Final = 2_000
 _AHEAD_MS: Final = 24 * 3_600_000  # a clock that made an id may be so far ahead of this one
