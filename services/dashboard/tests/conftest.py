@@ -30,7 +30,7 @@ def cluster(lab: Lab) -> Iterator[Cluster]:
     found.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # it has an event loop, that nobody else in this process may have beside it
 def browser() -> Iterator[Any]:
     with open_browser() as started:
         yield started
