@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,9 @@ from fdb_datamodel import (
 )
 from fdb_schema import ClusterSpace, open_database
 from futures_worker import Client
-from futures_worker.worker.child.streaming import _ItemWriter
+from futures_worker.worker.child import streaming
+from futures_worker.worker.child.streaming import _ItemWriter, stream_out
+from futures_worker.worker.child.task_context import TaskContext
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -134,6 +137,26 @@ def test_a_stream_that_its_reader_let_go_ends_soon() -> None:
     assert unread.look(7200.0) == FutureState.claimed, "it was"
     unread.run(release_futures, unread.session, [unread.id])
     assert unread.look(60.0) == FutureState.failed
+
+
+def test_a_generator_that_may_go_on_is_not_rested_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes learns that items were taken before the generator does, and nobody tells him again: a stream that rests then stalls."""
+    monkeypatch.setattr(streaming, "LOOK_SECONDS", WAIT / 2)
+    name = f"memory:{os.urandom(8).hex()}"
+    with Client(open_database(name), "test") as client, Client(open_database(name), "test") as reader:
+        worker = WorkerId("127.0.0.1", 1, os.urandom(16))
+        db, space = open_database(name), ClusterSpace("test")
+        run(db, register_worker, space, worker)
+        future = client.submit(count, 3000, max_retries=0)
+        task = TaskContext(future.id.bytes, name, "test", 1)
+        assert len(run(db, finish_turn, space, worker, [], Capacity(), 1)) == 1
+        monkeypatch.setattr("futures_worker.client.context.worker_context", lambda: client._context)
+        monkeypatch.setattr(streaming, "current_task", lambda: task)
+        yielding = threading.Thread(target=stream_out, args=(count(3000),), daemon=True)
+        yielding.start()
+        items = reader.get_future(future.id).stream(timeout=WAIT / 6)
+        assert [next(items) for _ in range(3000)] == list(range(3000))
+        yielding.join(WAIT)
 
 
 def release_all(tr: Any, space: ClusterSpace, future_id: bytes) -> None:

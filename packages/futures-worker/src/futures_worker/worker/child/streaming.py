@@ -71,7 +71,7 @@ class _ItemWriter:
         self._gathered: deque[tuple[int, FutureResult]] = deque()
         self._taken = 0
         self._unbounded = False
-        self._held_up = False
+        self._last = -1  # the number of the last item added
         self._closing = False
         self._look_at = self._read_at = time.monotonic()
         self._error: BaseException | None = None
@@ -105,16 +105,18 @@ class _ItemWriter:
             item = FutureResult(None, data.nbytes, name, worker)
         with self._changed:
             self._gathered.append((number, item))
+            self._last = number
             self._changed.notify_all()
-        if number - self._taken >= MOST_AHEAD and not self._unbounded:
+        if self._held_up():
             with waiting(), self._changed:
-                self._held_up = True
-                self._changed.notify_all()
-                while number - self._taken >= MOST_AHEAD and not self._unbounded and self._error is None:
+                while self._held_up() and self._error is None:
                     self._changed.wait()
-                self._held_up = False
         if self._error is not None:
             raise self._error
+
+    def _held_up(self) -> bool:
+        """Whether the generator is to wait for readers: told from the numbers, since it notices later that it may go on."""
+        return self._last - self._taken >= MOST_AHEAD and not self._unbounded
 
     def close(self) -> None:
         """Everything that was added is written. Raises what hindered it."""
@@ -129,7 +131,7 @@ class _ItemWriter:
         try:
             while True:
                 with self._changed:
-                    while not (self._gathered or self._held_up or self._closing):
+                    while not (self._gathered or self._held_up() or self._closing):
                         self._changed.wait()
                     batch = self._batch()
                     if not batch and self._closing:
@@ -141,7 +143,7 @@ class _ItemWriter:
                 with self._changed:
                     self._taken, self._unbounded = max(taken, self._taken), unbounded
                     self._changed.notify_all()
-                    idle = self._held_up and not self._gathered
+                    idle = self._held_up() and not self._gathered
                 if idle:
                     self._look_for_readers()
                     self._session.wait_for_signal(self._task.id, seen, LOOK_SECONDS)
