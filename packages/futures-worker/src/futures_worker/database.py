@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from fdb_schema import DatabaseUnreachableError, fdb_error_code
-from idempotent_txn import TransactionTimedOut, run
+from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut, run
 from idempotent_txn.attempts.strategy import StrategyName
 
 T = TypeVar("T")
@@ -55,7 +55,10 @@ def ask(
                 f"kept, and waiting again goes on where this wait ended ({error})"
             ) from error
         except Exception as error:
-            why = _DISK.get(fdb_error_code(error) or 0)
+            answer = (
+                error.__cause__ if isinstance(error, CommitUnknownResultFatal) else error
+            )  # to who asked for the commit
+            why = None if answer is None else _DISK.get(fdb_error_code(answer) or 0)
             if why is None:
                 raise
             raise DatabaseUnreachableError(f"the database refuses ({error}): {why}") from error
@@ -85,8 +88,11 @@ _DISK: Final = {
 
 
 def is_database_trouble(error: BaseException) -> bool:
-    """Whether an error is the database's, not that of what was to be stored: the same transaction may succeed later."""
-    if isinstance(error, DatabaseUnreachableError):
+    """Whether an error is the database's, not that of what was to be stored: the same transaction may succeed later.
+
+    A commit whose outcome the database doesn't tell is, too: whatever this package writes may be written twice.
+    """
+    if isinstance(error, (DatabaseUnreachableError, CommitUnknownResultFatal)):
         return True
     code = fdb_error_code(error)
     # 2000 and on: of the transaction itself, which is too large, or names a bad key.

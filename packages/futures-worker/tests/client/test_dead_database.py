@@ -13,7 +13,7 @@ import pytest
 import fdb_embedded
 from fdb_schema import DatabaseUnreachableError, open_database
 from futures_worker import Client, as_completed, database, wait
-from idempotent_txn import TransactionTimedOut
+from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut
 
 WAIT = 60.0
 
@@ -191,6 +191,12 @@ def test_what_the_disk_refuses_is_told_with_what_to_do(code: int, text: str) -> 
     def refused(tr: Any) -> None:
         raise FDBError
 
+    def committing(tr: Any) -> None:
+        raise CommitUnknownResultFatal("the database doesn't tell") from FDBError()
+
     with pytest.raises(DatabaseUnreachableError, match=text) as caught:
         database.ask(open_database("memory:refusing"), refused)
     assert database.is_database_trouble(caught.value.__cause__ or caught.value) == (code == 1510)
+    with pytest.raises(DatabaseUnreachableError, match=text) as caught:
+        database.ask(open_database("memory:refusing"), committing)
+    assert database.is_database_trouble(caught.value.__cause__ or caught.value), "it may have been recorded"

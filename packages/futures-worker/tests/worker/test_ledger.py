@@ -36,12 +36,13 @@ from fdb_datamodel import (
     submit_future,
     validate,
 )
+from futures_worker.database import is_database_trouble
 from futures_worker.worker.deciding.instructions import RunTurn
 from futures_worker.worker.housekeeping import Housekeeping
 from futures_worker.worker.registration import describe_self, join, leave
 from futures_worker.worker.running import ledger as ledger_module
 from futures_worker.worker.running.ledger import Ledger
-from idempotent_txn import run
+from idempotent_txn import CommitUnknownResultFatal, run
 
 PATIENCE = 60.0
 SPACE = ClusterSpace("test")
@@ -123,6 +124,33 @@ def test_one_bad_outcome_harms_no_other(site: Site, monkeypatch: pytest.MonkeyPa
     info = run(site.db, describe_future, SPACE, ids[2])
     assert info.failure is not None
     assert "can't be recorded: ValueError: can't be written" in info.failure.message
+    site.check()
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_trouble_of_the_database_in_a_turn_taken_apart_fails_no_future(
+    site: Site, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    """A commit whose outcome the database doesn't tell says nothing of what was to be recorded: the task has succeeded."""
+    ids = [site.submit() for _ in range(3)]
+    turn = RunTurn([Outcome.realized(c, b"r") for c in site.claim()], ROOM, 0)
+    genuine = Ledger.take_turn
+    turns: list[RunTurn] = []
+
+    def unknown(ledger: Ledger, turn: RunTurn) -> Claims:
+        turns.append(turn)
+        if len(turns) != 2:
+            return genuine(ledger, turn)
+        if recorded:
+            genuine(ledger, turn)
+        raise CommitUnknownResultFatal("the database doesn't tell")
+
+    monkeypatch.setattr(Ledger, "take_turn", unknown)
+    with pytest.raises(CommitUnknownResultFatal) as caught:
+        site.ledger.take_turn_apart(turn, ValueError("x"))
+    assert is_database_trouble(caught.value), "the turn is taken again"
+    assert site.ledger.take_turn(turn).stale == ()
+    assert [site.state(i) for i in ids] == [FutureState.realized] * 3
     site.check()
 
 

@@ -83,7 +83,8 @@ class Ledger:
     def take_turn_apart(self, turn: RunTurn, why: Exception) -> Claims:
         """`take_turn` again after it failed with `why`: each outcome by itself, so that one bad one harms no other.
 
-        An outcome that can't be recorded becomes a permanent failure that says so. Raises `WorkerFencedError`.
+        An outcome that can't be recorded becomes a permanent failure that says so. Raises `WorkerFencedError`, and what is
+        the database's trouble: then the whole turn may be taken again, since what is recorded of it stays so.
         """
         stale: list[bytes] = []
         for outcome in turn.outcomes:
@@ -96,6 +97,8 @@ class Ledger:
                 except WorkerFencedError:
                     raise
                 except Exception as exc:
+                    if is_database_trouble(exc):
+                        raise
                     why = exc
                     log.error("the outcome of future %s can't be recorded: %s", outcome.claim.future_id, exc)
         claims = self.take_turn(RunTurn([], turn.capacity, turn.limit)) if turn.limit else Claims()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fdb_datamodel import Claim, Heartbeat, MailEntry, WorkerFencedError, WorkerId
+from fdb_datamodel import Claim, Claims, Heartbeat, MailEntry, WorkerFencedError, WorkerId
 from fdb_schema import ClusterSpace, fdb_error_code
 from fdb_schema.errors import TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE
 from futures_worker.database import is_database_trouble
@@ -293,27 +293,33 @@ class Shell:
         try:
             if began >= self._rhythm.beat_due(busy=True):  # one turn may follow another for long
                 self._beat(began)
-            try:
-                claims = self._ledger.take_turn(turn)
-            except WorkerFencedError:
-                raise
-            except Exception as exc:
-                if is_database_trouble(exc):
-                    self._be_refused(exc)
-                    return [TurnRefused(turn)]
-                if not turn.outcomes or fdb_error_code(exc) not in (None, TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE):
-                    raise
-                log.error("a turn of %d outcomes failed, taking it apart: %s", len(turn.outcomes), exc)
-                claims = self._ledger.take_turn_apart(turn, exc)
+            claims = self._take_turn(turn)
         except WorkerFencedError as exc:
             self._be_fenced(exc)
             return []
+        except Exception as exc:
+            if not is_database_trouble(exc):
+                raise
+            self._be_refused(exc)
+            return [TurnRefused(turn)]
         tell_of_turn(turn.outcomes, claims)
         if self._visitors.tell(turn.outcomes, claims):
             self._eager.answered()
         if claims.unsettled:
             self.on_unsettled()
         return [TurnEnded(claims, turn, time.monotonic() - began)]
+
+    def _take_turn(self, turn: RunTurn) -> Claims:
+        try:
+            return self._ledger.take_turn(turn)
+        except WorkerFencedError:
+            raise
+        except Exception as exc:
+            taken_apart = turn.outcomes and fdb_error_code(exc) in (None, TRANSACTION_TOO_LARGE, VALUE_TOO_LARGE)
+            if is_database_trouble(exc) or not taken_apart:
+                raise
+            log.error("a turn of %d outcomes failed, taking it apart: %s", len(turn.outcomes), exc)
+            return self._ledger.take_turn_apart(turn, exc)
 
     def _be_fenced(self, why: WorkerFencedError) -> None:
         log.warning("worker %s was declared dead by others: %s", self._ledger.worker, why)
