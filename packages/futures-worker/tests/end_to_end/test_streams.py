@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -309,6 +310,52 @@ def test_async_streams(shared_cluster: Callable[..., Any]) -> None:
             return [item async for item in client.submit(count, 150).stream(timeout=WAIT)]
 
     assert asyncio.run(asyncio.wait_for(main(), WAIT)) == list(range(150))
+    demo.check()
+
+
+def test_what_a_cancelled_anext_waited_for_is_the_next_item(shared_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1)
+    gate = tmp_path / "gate"
+
+    def open_gates() -> None:
+        for number in range(1, 4):
+            Path(f"{gate}-{number}").touch()
+
+    async def main() -> list[int]:
+        async with Client(demo.url, demo.name) as client:
+            items = client.submit(slowly, 4, str(gate)).stream(timeout=WAIT)
+            got = [await anext(items)]
+            given_up = asyncio.create_task(anext(items))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            two = [asyncio.create_task(anext(items)) for _ in range(2)]
+            open_gates()
+            got += sorted(await asyncio.gather(*two))
+            return got + [item async for item in items]
+
+    assert asyncio.run(asyncio.wait_for(main(), WAIT)) == [0, 1, 2, 3]
+    demo.check()
+
+
+def test_streams_that_wait_hold_up_nothing_else_of_the_loop(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
+    free = threading.Event()
+
+    async def main() -> tuple[list[int], list[int]]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        async with Client(demo.url, demo.name) as client:
+            future = client.submit(count, 150)
+            await future.aid()
+            taken = asyncio.create_task(asyncio.to_thread(free.wait, WAIT))  # all threads that the loop has
+            try:
+                return [item async for item in future.stream(timeout=WAIT)], await client.submit(count, 120)
+            finally:
+                free.set()
+                await taken
+
+    assert asyncio.run(asyncio.wait_for(main(), WAIT / 2)) == (list(range(150)), list(range(120)))
     demo.check()
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from fdb_datamodel import MailEntry
 from futures_worker.client.basis import untouched
 from futures_worker.client.basis.html import panel
+from futures_worker.client.basis.off_loop import in_thread
 from futures_worker.client.basis.record import FutureHandle, FutureRecord
 from futures_worker.client.context import Home, home_of
 from futures_worker.client.outcome import Status, failure_exception
@@ -317,7 +318,7 @@ async def _await(future: Future[T]) -> T:
 
     loop = asyncio.get_running_loop()
     if future._record.streams:  # it may wait for its readers
-        return await loop.run_in_executor(None, _result_for_loop, future)
+        return await asyncio.wrap_future(in_thread(lambda: _result_for_loop(future)))
     session = future._home()
     record = future._known_in(session)
     ended: asyncio.Future[None] = loop.create_future()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from fdb_datamodel import FutureResult, FutureState, streams
+from futures_worker.client.basis.off_loop import in_thread
 from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.session.session import Session
 from futures_worker.database import ask
@@ -45,12 +47,14 @@ class ResultStream(Generic[T]):
         self._end = end
         self._position = 0  # of the next item
         self._page: deque[FutureResult] = deque()
+        self._begun: concurrent.futures.Future[Any] | None = None  # the next item, that an `anext` began to wait for
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        value = self._next()
+        begun, self._begun = self._begun, None
+        value = self._next() if begun is None else begun.result()
         if value is _END:
             raise StopIteration
         return value  # type: ignore[no-any-return]
@@ -59,12 +63,36 @@ class ResultStream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        import asyncio
-
-        value = await asyncio.get_running_loop().run_in_executor(None, self._next)
+        value = await self._awaited()
         if value is _END:
             raise StopAsyncIteration
         return value  # type: ignore[no-any-return]
+
+    async def _awaited(self) -> Any:
+        """`_next`; what one that was cancelled meanwhile has begun to wait for is had by the next, and each item by one."""
+        import asyncio
+
+        inherited = self._begun is not None
+        while True:
+            begun = self._begun
+            if begun is None:
+                if self._page and self._page[0].inline is not None:
+                    return self._next()  # it is at hand
+                begun = self._begun = in_thread(self._next)
+            try:
+                value = await asyncio.wrap_future(begun)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                if self._begun is begun:
+                    self._begun = None
+                if not (inherited and isinstance(error, TimeoutError)):
+                    raise
+                inherited = False  # it was the time of who was cancelled that passed
+                continue
+            if self._begun is begun:
+                self._begun = None
+                return value
 
     def _next(self) -> Any:
         deadline = self._end
