@@ -177,6 +177,18 @@ def test_a_long_wait_for_what_a_worker_has_is_not_warned_of_until_it_has_it_no_m
         future.result(timeout=0.05)
 
 
+def test_a_long_wait_for_calls_of_an_actor_says_what_they_wait_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "WARN_SECONDS", 0.0)
+    calls = [client.actor(Counter, 1).incr() for _ in range(2)]
+    with (
+        pytest.warns(LongWaitWarning, match="to be sent to actor Counter, .*no live worker"),
+        pytest.raises(TimeoutError),
+    ):
+        client.gather(calls, timeout=0.05)
+
+
 def test_the_hint_to_start_a_worker_names_the_database(shared_url: str) -> None:
     with Client(shared_url, "test it") as client:
         command = f"futures-worker run --db {shlex.quote(client.origin.url or '')} --cluster 'test it'"

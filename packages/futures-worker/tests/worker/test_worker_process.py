@@ -177,9 +177,17 @@ def test_a_long_task_holds_back_neither_finished_nor_waiting_ones(
 
 def test_memory_errors_are_counted_apart(shared_cluster: ClusterFactory) -> None:
     demo = shared_cluster(workers=1)
-    f = demo.client().submit(lambda: [0] * (1 << 60), max_retries=0)
+    client = demo.client()
+    f = client.submit(lambda: [0] * (1 << 60), max_retries=0)
     with pytest.raises((OutOfMemoryError, MemoryError)):
         f.result(timeout=PATIENCE)
+
+    class Pickled:
+        def __reduce__(self) -> Any:
+            raise MemoryError
+
+    with pytest.raises(OutOfMemoryError):  # as large ones do: their pickle is a second copy
+        client.submit(Pickled, max_oom=0).result(timeout=PATIENCE)
     demo.check()
 
 

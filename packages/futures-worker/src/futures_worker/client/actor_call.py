@@ -95,17 +95,8 @@ class Call(Future[T]):
         if record is None:
             super()._await_end(session, deadline, timeout)
         elif not await_call(record, deadline):
-            why = record.link.refused or _delay(session, record)
+            why = session.why_unanswered(record)
             raise TimeoutError(f"{describe(record.id, record.name)} did not end within {timeout} s: {why}")
-
-
-def _delay(session: Session, call: CallRecord) -> str:
-    if call.recorded:
-        return session.reason(call.id)
-    link = call.link
-    if link.connected:
-        return f"actor {link.label} was sent it and has not answered"
-    return f"it is to be sent to actor {link.label}, {session.reason(link.actor)}"
 
 
 def _fail(tr: Any, space: ClusterSpace, call: bytes, actor: bytes, failure: Failure) -> None:

@@ -280,7 +280,7 @@ class Session:
                     return False
                 if now >= warn_at:
                     slow = waited_for()
-                    why = None if slow is None else self._queries.why_it_waits(slow.id)
+                    why = None if slow is None else self._why_it_waits(slow)
                     warn_at = now + WARN_SECONDS if why is None else float("inf")
                     if slow is not None and why is not None:
                         warn_of_wait(describe(slow.id, slow.name), now - started, why)
@@ -402,6 +402,23 @@ class Session:
     def reason(self, future_id: bytes) -> str:
         """The same for a message: also why it can't be read."""
         return self._queries.reason(future_id)
+
+    def why_unanswered(self, call: CallRecord) -> str:
+        """Why a call of an actor hasn't ended, for a message."""
+        link = call.link
+        if link.refused:
+            return str(link.refused)
+        if call.recorded:
+            return self.reason(call.id)
+        if link.connected:
+            return f"actor {link.label} was sent it and has not answered"
+        return f"it is to be sent to actor {link.label}, {self.reason(link.actor)}"
+
+    def _why_it_waits(self, record: FutureRecord) -> str | None:
+        """Of what nobody has begun; None where it may run."""
+        if not isinstance(record, CallRecord) or not record.subscribed:
+            return self._queries.why_it_waits(record.id)
+        return None if record.link.connected and not record.link.refused else self.why_unanswered(record)
 
     def runs(self, future_id: bytes) -> bool:
         """Whether the worker that claimed it has begun it, as that worker says."""

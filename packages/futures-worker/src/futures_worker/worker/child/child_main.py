@@ -210,6 +210,9 @@ class ChildLoop:
             name = result_name(future_id, epoch, attempt)
             self._store(name, result)
         except BaseException as error:
+            if out_of_memory(error):
+                self._fail(seq, started, messages.FAIL_MEMORY, error)
+                return
             if isinstance(error, _NoRoomError) or (isinstance(error, OSError) and shortage_of(error) is not None):
                 self._fail(seq, started, messages.FAIL_NO_ROOM, error)
                 return
