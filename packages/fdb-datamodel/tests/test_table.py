@@ -68,6 +68,7 @@ EVENTS: dict[str, Callable[[Setting], Any]] = {
     "fail_future": lambda s: s.lab(dm.fail_future, s.claim, Failure("crash", "x")),
     "realize_future": lambda s: s.lab(dm.realize_future, s.claim, b"x"),
     "miss_inputs": _turn(lambda s: Outcome.missed_inputs(s.claim, [])),
+    "leave_program": _turn(lambda s: Outcome.left(s.claim, dm.Away("sleep", due_us=10**18))),
     "release_backoff": lambda s: s.lab(dm.advance, 10**9),
     "assign_future": lambda s: s.lab(dm.assign_future, s.spec.id, Locality(s.other)),
     "reassign_future": lambda s: s.lab(dm.reassign_future, s.spec.id, None),

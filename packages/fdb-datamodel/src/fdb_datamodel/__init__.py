@@ -16,6 +16,7 @@ from fdb_datamodel.quarantine import quarantine_future, run_apart, set_apart
 from fdb_datamodel.rows.ids import as_id, id_for_key, new_future_id, new_future_ids
 from fdb_datamodel.rows.records import (
     NO_SESSION,
+    Away,
     Backoff,
     Claim,
     Claims,
@@ -134,6 +135,7 @@ __all__ = [
     "TRANSITIONS",
     "ActorStatus",
     "AddressInUseError",
+    "Away",
     "Backoff",
     "Capacity",
     "Claim",

@@ -49,6 +49,7 @@ _CHECKS: dict[str, _Check] = {
     "collector": _nothing,
     "children": _nothing,
     "streams": _nothing,
+    "programs": _nothing,
     "actors": _nothing,  # a place counts while the claim is that start's, a name until its actor ended
 }
 

@@ -6,6 +6,7 @@ import dataclasses
 
 from fdb_datamodel.lifecycle.endings import fail_for_good, place, timed_out
 from fdb_datamodel.lifecycle.placement import release_claim, set_timer
+from fdb_datamodel.lifecycle.programs import has_come_further
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.records import SHORTAGE, Failure
@@ -37,6 +38,9 @@ def end_attempt(
     attempt. `requirements`: what the retry
     needs instead.
     """
+    if f.option("durable") and has_come_further(ch, f):
+        # All before this attempt is forgiven: what counts is how often it ends at one and the same place.
+        ch.put(f, UNCHARGED, codec.pack((0, 0, f.attempts - f.attempts_before_epoch - 1, f.never_begun)))
     lost, oom, given_back = before = f.uncharged
     never_begun = f.never_begun
     once = f.max_retries == 0 and f.option("max_worker_losses") == 0 and f.option("max_oom") == 0

@@ -9,13 +9,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from fdb_datamodel.lifecycle.placement import add_edges, clear_edges, enqueue, upstream_failure, withdraw
+from fdb_datamodel.lifecycle.placement import add_edges, clear_edges, come_back, enqueue, upstream_failure, withdraw
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
 from fdb_datamodel.rows.elements import decode_id, is_id
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, FutureResult
-from fdb_datamodel.rows.space import CLAIM, DUE, EDGE, FAILURE, LATEST_EXCEPTION, LATEST_RESULT, LISTENERS, SESSION
+from fdb_datamodel.rows.space import (
+    CLAIM,
+    DUE,
+    EDGE,
+    FAILURE,
+    LATEST_EXCEPTION,
+    LATEST_RESULT,
+    LISTENERS,
+    SESSION,
+    WAKE,
+)
 from fdb_schema import RecordError
 
 EDGES_PER_UPSTREAM = 256
@@ -114,6 +124,8 @@ def settle(ch: Changes) -> list[FutureRows]:
         for e in released:
             if not ch.has_dependencies(e):
                 down = ch.load(decode_id(e))
+                if down.away is not None:
+                    come_back(ch, down)
                 if down.exists and not down.ended and not down.claimed and not down.backing_off:
                     unblocked[down.id] = down
         released.clear()
@@ -136,13 +148,13 @@ def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: _Bu
     failure = codec.unpack_failure(up.value) if up.kind == "failed" and up.value is not None else None
     size = len(up.value or b"")
     done = 0
-    for key, _ in rows[:page]:
+    for key, asked in rows[:page]:
         if budget.bytes <= 0:
             break
         done += 1
         ch.clear(key)
         rest = key[len(prefix) :]
-        kind = SESSION if rest.startswith(SESSION) else EDGE
+        kind = next((kind for kind in (SESSION, WAKE) if rest.startswith(kind)), EDGE)
         e = rest[len(kind) :]
         if not rest.startswith(kind) or not is_id(e):
             continue  # a stray; it goes with the others
@@ -151,7 +163,9 @@ def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: _Bu
             budget.bytes -= size
             continue
         ch.clear(ch.keys.dependency(e, up.e))
-        if failure is None:
+        if kind is WAKE and (failure is not None or codec.unpack_edge(asked)[1]):
+            clear_edges(ch, ch.load(decode_id(e)))  # this end is enough: a failure is for the program to see at once
+        if failure is None or kind is WAKE:
             released[e] = None
             continue
         down = ch.load(decode_id(e))

@@ -13,6 +13,7 @@ from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, Locality, WorkerId
 from fdb_datamodel.rows.space import (
     ARGS,
+    AWAY,
     CLAIM,
     CODE,
     DELETED,
@@ -192,10 +193,16 @@ def add_edges(
 def clear_edges(ch: Changes, f: FutureRows) -> bool:
     """Clear every edge of a Waiting future, both ends; whether there was one."""
     rows = ch.read_ids(ch.keys.dependencies + f.e)
-    for key, upstream, _ in rows:
+    for key, upstream, value in rows:
         ch.clear(key)
-        ch.clear(ch.keys.edge(upstream, f.e))
+        ch.clear(ch.keys.wake(upstream, f.e) if _is_wake(value) else ch.keys.edge(upstream, f.e))
     return bool(rows)
+
+
+def _is_wake(value: bytes) -> bool:
+    with suppress(RecordError):
+        return codec.unpack_edge(value)[1] is not None
+    return False
 
 
 def is_call_of(f: FutureRows, actor: bytes) -> bool:
@@ -244,8 +251,20 @@ def withdraw(ch: Changes, f: FutureRows) -> WorkerId | None:
         release_claim(ch, f)
         return claim[1] if claim else None
     waited = clear_edges(ch, f)
-    if f.backing_off:
+    if f.away is not None:
+        come_back(ch, f)
+    elif f.backing_off:
         ch.put(f, DUE, None)
     elif not waited:
         dequeue(ch, f)
     return None
+
+
+def come_back(ch: Changes, f: FutureRows) -> None:
+    """A program that is away waits for nothing any more; the caller makes it claimable, or ends it."""
+    clear_edges(ch, f)
+    due = f.due
+    if due is not None:
+        ch.clear(ch.keys.timer(due, f.e, "backoff"))
+        ch.put(f, DUE, None)
+    ch.put(f, AWAY, None)

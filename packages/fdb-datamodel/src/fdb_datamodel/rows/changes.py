@@ -19,6 +19,7 @@ from fdb_datamodel.rows.requirements import Shape
 from fdb_datamodel.rows.space import (
     ALLOW_RECONSTRUCTION,
     ARGS,
+    AWAY,
     CLAIM,
     CODE,
     DELETED,
@@ -97,7 +98,13 @@ class FutureRows:
 
     @property
     def backing_off(self) -> bool:
-        return DUE in self.rows
+        """Whether it waits by a row of its own: for a back-off, or as a program that is away."""
+        return DUE in self.rows or AWAY in self.rows
+
+    @property
+    def away(self) -> tuple[str, str] | None:
+        """Of a program that is away: what it waits for, "sleep", "futures" or "event", and the event's name."""
+        return self._read(AWAY, codec.unpack_away, None)
 
     @property
     def listened(self) -> bool:
@@ -270,6 +277,7 @@ _DECODERS: dict[bytes, Callable[[bytes], Any]] = {
     EPOCH: _two,
     UNCHARGED: _three,
     DUE: codec.unpack_int,
+    AWAY: codec.unpack_away,
 }
 
 

@@ -450,6 +450,7 @@ _OPTION_DEFAULTS: dict[str, Any] = {
     "ttl": None,
     "max_restarts": None,
     "dataset": b"",
+    "durable": False,
 }
 
 
@@ -469,6 +470,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "ttl": _NUMBER,
     "max_restarts": _COUNT,
     "dataset": _MAYBE_BYTES,
+    "durable": (bool, _NONE),
     "backoff": _MAYBE_TUPLE,
 }
 
@@ -505,6 +507,52 @@ def option(options: dict[str, Any], name: str) -> Any:
     return _OPTION_DEFAULTS[name] if found is None else found
 
 
+_AWAY_KINDS = ("sleep", "futures", "event")
+
+
+def pack_away(kind: str, name: str) -> bytes:
+    return pack((kind, name))
+
+
+@_reader("what a program waits for")
+def unpack_away(value: bytes) -> tuple[str, str]:
+    fields = unpack(value)
+    _typed(fields, _STR, _STR)
+    kind, name = fields[:2]
+    if kind not in _AWAY_KINDS:
+        raise ValueError(f"{kind!r} is nothing that a program waits for")
+    return kind, name
+
+
+def pack_wake(epoch: int, first: bool) -> bytes:
+    """Of both ends of what a program that is away waits for; those of other edges hold a number."""
+    return pack((epoch, first))
+
+
+@_reader("an edge")
+def unpack_edge(value: bytes) -> tuple[int, bool | None]:
+    """(epoch asked for, whether one is enough); None of an edge that isn't of a program which is away."""
+    found = unpack(value)
+    if type(found) is int:
+        return found, None
+    _typed(found, _INT, _BOOL)
+    return found[0], found[1]
+
+
+_PLAIN_REQUEST: tuple[Any, ...] = ("", "", 0, None, False, (), None, 0)
+
+
+@_reader("a request of a program")
+def unpack_request(value: bytes) -> tuple[str, str, int, bytes | None, bool, tuple[bytes, ...], int | None, int]:
+    """(kind, name, wall_us, value, is_error, ids, due µs, parts)."""
+    fields = unpack(value)
+    _typed(fields, _STR, _STR, _INT, _MAYBE_BYTES, _BOOL, _TUPLE, _MAYBE_INT, _INT)
+    kind, name, wall_us, data, error, ids, due_us, parts = (*fields[:8], *_PLAIN_REQUEST[len(fields) :])
+    if not kind or any(type(one) is not bytes for one in ids):
+        raise ValueError("it isn't whole")
+    return kind, name, wall_us, data, error, ids, due_us, parts
+
+
 def backoff_of(options: dict[str, Any]) -> Backoff | None:
     fields = options.get("backoff")
     return None if fields is None else Backoff(*fields)
@@ -531,6 +579,7 @@ def has_defaults_only(spec: FutureSpec) -> bool:
         and not spec.keep
         and not spec.parent
         and spec.ttl is None
+        and not spec.durable
         and spec.max_restarts is None
         and not spec.dataset
     )

@@ -20,6 +20,7 @@ _FIELDS: Final[dict[str, bytes]] = {
     **dict.fromkeys(("port", "attempt", "due µs"), _COUNT),
     "-priority": rb"(?:\x14|" + _LARGER + b"|" + _BELOW_ZERO + rb")",
     "n": rb"\x1c.{8}",
+    "part": _COUNT,
     "versionstamp": rb"\x33[^\xff].{11}",  # those that begin with 0xff aren't complete
     "ip": _TEXT,
     "name": _TEXT,

@@ -150,6 +150,7 @@ class FutureSpec:
     parent: bytes = b""  # 16 bytes: the future of the task that submits it, and whose cancel is its own
     max_restarts: int | None = None  # starts after the first one, whatever ended those before, drained ones too
     dataset: bytes = b""  # what the partitions of one dataset have in common, for people; b"": it is none's
+    durable: bool = False  # a program: what it asks for is recorded, and found again by its next attempt
 
     def __post_init__(self) -> None:
         if type(self.id) is not bytes:
@@ -206,6 +207,21 @@ class Claims(list[Claim]):
 
 
 @dataclass(frozen=True, slots=True)
+class Away:
+    """What a program waits for without a process.
+
+    kind: "sleep"; "futures", all of `ids` or (`first`) one of them; or "event", one of that `name`. due_us: of the cluster clock,
+    when it goes on in any case; None: never.
+    """
+
+    kind: str
+    name: str = ""
+    ids: tuple[bytes, ...] = ()
+    first: bool = False
+    due_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How one claim ended; made by the class methods."""
 
@@ -218,6 +234,7 @@ class Outcome:
     absent: tuple[tuple[bytes, WorkerId], ...] = ()
     started: bool = True
     requirements: Requirements | None = None
+    away: Away | None = None
 
     @classmethod
     def realized(cls, claim: Claim, result: FutureResult | bytes) -> Outcome:
@@ -241,6 +258,11 @@ class Outcome:
         `started`: its code may have run. A future that may start once only then fails.
         """
         return cls(claim, "relinquish_claim", None, Failure(reason), started=started)
+
+    @classmethod
+    def left(cls, claim: Claim, away: Away) -> Outcome:
+        """A program that waits, and holds nothing meanwhile. Charged nothing."""
+        return cls(claim, "leave_program", away=away)
 
     @classmethod
     def short(cls, claim: Claim, message: str, payload: bytes = b"", started: bool = False) -> Outcome:

@@ -59,7 +59,13 @@ KEYS: tuple[KeyDoc, ...] = (
         "attempts of this epoch that max_retries doesn't count; absent: 0, 0, 0, 0",
     ),
     KeyDoc("futures", "(id, 'late')", "empty", "its queue_timeout passed while a worker held its first claim"),
-    KeyDoc("futures", "(id, 'due')", "cluster clock in µs", "set while Waiting for a back-off"),
+    KeyDoc("futures", "(id, 'due')", "cluster clock in µs", "set while Waiting for a back-off, or away until then"),
+    KeyDoc(
+        "futures",
+        "(id, 'away')",
+        "sleep, futures or event, name of the event",
+        "set while a program is away: Waiting, without a process, for what it asked for",
+    ),
     KeyDoc("futures", "(id, 'listeners')", "empty", "a hint: subspace listeners has, or had, rows of this future"),
     KeyDoc(
         "futures", "(id, 'deleted')", "wall_us, cluster clock in µs", "tombstone: the only key a deleted future has"
@@ -87,9 +93,20 @@ KEYS: tuple[KeyDoc, ...] = (
         "incarnation, reason, pinned, cpu, ram, gpu",
         "Unclaimed futures that wait for this worker instead of the pool",
     ),
-    KeyDoc("dependencies", "(id, upstream)", "epoch asked for", "what a Waiting future waits for"),
+    KeyDoc(
+        "dependencies",
+        "(id, upstream)",
+        "epoch asked for; of a program that is away as in `listeners`",
+        "what a Waiting future waits for",
+    ),
     KeyDoc("listeners", "(id, 'edge', downstream)", "epoch asked for", "the other end of `dependencies`"),
     KeyDoc("listeners", "(id, 'session', session)", "empty", "who, besides the submitter, is mailed when it ends"),
+    KeyDoc(
+        "listeners",
+        "(id, 'wake', downstream)",
+        "epoch, whether one is enough",
+        "the other end of `dependencies` of a program that is away: any end of the upstream counts",
+    ),
     KeyDoc("waits", "(id, upstream)", "token", "a running future blocks on another; of the attempt with this token"),
     KeyDoc("unsettled", "(id)", "empty", "ended futures with more listeners than one transaction settles"),
     KeyDoc(
@@ -108,6 +125,17 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc("streams", "(id, 'taken')", "int", "how many a reader has taken"),
     KeyDoc("streams", "(id, 'reader', session)", "empty", "who is mailed when there are more items"),
     KeyDoc("streams", "(id, 'writer')", "session", "who is mailed when items were taken"),
+    KeyDoc("programs", "('all', id)", "wall_us", "every program that there is: when it was submitted"),
+    KeyDoc(
+        "programs",
+        "(id, 'request', n)",
+        "kind, name, wall_us, value, is_error, ids, due µs, parts",
+        "the n-th thing that a program asked for, and what it got",
+    ),
+    KeyDoc("programs", "(id, 'value', n, part)", "bytes", "the value of the n-th request, where that is large"),
+    KeyDoc("programs", "(id, 'event', name, versionstamp)", "bytes", "sent to the program and not taken yet"),
+    KeyDoc("programs", "(id, 'published', name)", "bytes", "what the program published last under a name"),
+    KeyDoc("programs", "(id, 'charged')", "int", "how many requests there were when an attempt was charged last"),
     KeyDoc("actors", "('name', name)", "id", "the actor of that name, the latest one"),
     KeyDoc("actors", "(id, 'name')", "name", "every actor that there is, with the name it was begun with, or ''"),
     KeyDoc(
@@ -164,14 +192,18 @@ EPOCH = _name("epoch")
 UNCHARGED = _name("uncharged")
 LATE = _name("late")
 DUE = _name("due")
+AWAY = _name("away")
 LISTENERS = _name("listeners")
 DELETED = _name("deleted")
 EDGE = _name("edge")
 SESSION = _name("session")
+WAKE = _name("wake")
 FUTURE = _name("future")
 HEARTBEAT = _name("heartbeat")
 INCARNATION = _name("incarnation")
 PLACE = _name("place")
+_REQUEST = _name("request") + b"\x1c"
+_VALUE = _name("value") + b"\x1c"
 
 
 class Layout:
@@ -204,6 +236,7 @@ class Layout:
         self.actors = subspace("actors")
         self.streams = subspace("streams")
         self.children = subspace("children")
+        self.programs = subspace("programs")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
         self.session_bells = bytes(space["bells"]["session"].key())
         self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
@@ -274,6 +307,9 @@ class Layout:
     def edge(self, e: bytes, downstream: bytes) -> bytes:
         return self.listeners + e + EDGE + downstream
 
+    def wake(self, e: bytes, downstream: bytes) -> bytes:
+        return self.listeners + e + WAKE + downstream
+
     def wait(self, e: bytes, upstream: bytes) -> bytes:
         return self.waits + e + upstream
 
@@ -293,6 +329,30 @@ class Layout:
 
     def stream_item(self, e: bytes, number: int) -> bytes:
         return self.streams + e + _name("item") + b"\x1c" + number.to_bytes(8, "big")
+
+    def program(self, e: bytes) -> bytes:
+        return self.programs + _name("all") + e
+
+    def program_row(self, e: bytes, name: str) -> bytes:
+        return self.programs + e + _name(name)
+
+    def program_request(self, e: bytes, number: int) -> bytes:
+        return self.programs + e + _REQUEST + number.to_bytes(8, "big")
+
+    def program_value(self, e: bytes, number: int, part: int) -> bytes:
+        return self.programs + e + _VALUE + number.to_bytes(8, "big") + bytes(fdb_tuple.pack((part,)))
+
+    def program_events(self, e: bytes, name: str) -> bytes:
+        """The prefix of the events of a name; a versionstamp follows."""
+        return self.programs + e + _name("event") + _name(name)
+
+    def stamped_event(self, e: bytes, name: str) -> bytes:
+        """The parameter of `set_versionstamped_key` for an event's row."""
+        head = self.program_events(e, name) + b"\x33"
+        return head + _STAMP_PLACE + b"\x00\x00" + len(head).to_bytes(4, "little")
+
+    def program_published(self, e: bytes, name: str) -> bytes:
+        return self.programs + e + _name("published") + _name(name)
 
     def actor_name(self, name: str) -> bytes:
         return self.actors + bytes(fdb_tuple.pack(("name", name)))

@@ -46,6 +46,8 @@ TRANSITIONS: dict[str, Transition] = {
         _row("miss_inputs", (_C,), (_W, _U, _F)),  # a dependency's object is gone
         _row("settle_edge", (_W,), (_W, _U, _C, _F)),  # an upstream ended
         _row("release_backoff", (_W,), (_U, _W)),
+        _row("leave_program", (_C,), (_W, _U, _F)),  # unclaimed: what it waits for is there; failed: the wait can't end
+        _row("return_program", (_W,), (_U,)),  # what it waits for ended, came, or is due
         _row("assign_future", (_U,), (_U,)),
         _row("reassign_future", (_U,), (_U,)),
         _row("cancel_future", _UNFINISHED, (_F,)),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, fail_for_good, finish, timed_out
-from fdb_datamodel.lifecycle.placement import set_timer
+from fdb_datamodel.lifecycle.placement import come_back, set_timer
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
 from fdb_datamodel.rows.elements import decode_id
@@ -82,6 +82,8 @@ def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
     if kind == "backoff":
         if f.due != due:
             return 0
+        if f.away is not None:
+            come_back(ch, f)
         ch.put(f, DUE, None)
         if not ch.has_dependencies(f.e):
             enqueue_or_fail(ch, f)

@@ -10,6 +10,7 @@ from fdb_datamodel.errors import ClaimLostError, OversizeError
 from fdb_datamodel.lifecycle.attempts import end_attempt
 from fdb_datamodel.lifecycle.copies import miss_inputs
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish, settle
+from fdb_datamodel.lifecycle.programs import leave_program
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
 from fdb_datamodel.rows.elements import decode_id, encode_id, token_stamp
@@ -57,7 +58,7 @@ def finish_turn(
             f = ch.load(one.claim.id)
             if not _holds(f, one.claim):
                 stale.append(f.id)
-            elif _end(ch, f, one) is not FutureState.failed:
+            elif _end(ch, f, one) is not FutureState.failed and one.away is None:
                 retried.append(f.id)
     unblocked: list[FutureRows] = []
     while ch.ended:
@@ -292,6 +293,8 @@ def _end(ch: Changes, f: FutureRows, outcome: Outcome) -> FutureState:
     """A held claim's end but realized."""
     if outcome.event == "miss_inputs":
         return miss_inputs(ch, f, outcome.lost, outcome.absent)
+    if outcome.away is not None:
+        return leave_program(ch, f, outcome.away)
     failure = outcome.failure or Failure("error", "no reason was given")
     return end_attempt(
         ch,

@@ -12,6 +12,7 @@ from fdb_datamodel.lifecycle.copies import add_copy, find_copy, forget_copy, nam
 from fdb_datamodel.lifecycle.copies import live_copies as _live_copies
 from fdb_datamodel.lifecycle.endings import finish, forget_results, stored_copies
 from fdb_datamodel.lifecycle.placement import withdraw
+from fdb_datamodel.lifecycle.programs import forget_program
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
 from fdb_datamodel.rows.elements import encode_id
@@ -227,6 +228,7 @@ def delete_future(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes)
     )
     copies = forget_results(ch, f)
     clear_stream(ch, f)
+    forget_program(ch, f)
     if f.listened:
         ch.ended.append(Ended(f.id, f.e, "failed", failure, f.epoch))
     if unfinished and f.session != NO_SESSION:

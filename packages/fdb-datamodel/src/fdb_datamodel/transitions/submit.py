@@ -242,6 +242,8 @@ def _write_options(ch: Changes, f: FutureRows, spec: FutureSpec) -> None:
     shape = spec.requirements.shape if spec.requirements else _ZERO
     ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, spec.priority, locality))
     ch.put(f, OPTIONS, codec.pack_options(spec))
+    if spec.durable:
+        ch.set(ch.keys.program(f.e), codec.pack(ch.wall_us))
     if spec.max_retries != 3:
         ch.put(f, MAX_RETRIES, codec.pack(spec.max_retries))
     if not spec.allow_reconstruction:

@@ -14,7 +14,7 @@ from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id, split_id
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Violation, WorkerId
-from fdb_datamodel.rows.space import CLAIM, CODE, DELETED, DUE, EDGE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, SESSION
+from fdb_datamodel.rows.space import CLAIM, CODE, DELETED, EDGE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, SESSION, WAKE
 
 INVARIANTS: Final[Mapping[str, str]] = {
     "known-keys": "every key is one of the reference's table, every value a record of its kind",
@@ -23,7 +23,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "claim-row": "a future is Claimed iff the claiming worker's claim_future row carries the same token",
     "claim-live": "a running claim's incarnation is registered, or listed as dead and about to be reaped",
     "one-place": "an Unclaimed future is in all three resource indices xor assigned to one worker; no other one is in any",
-    "waiting-timer": "a future in its back-off has the timer that ends it",
+    "waiting-timer": "a future in its back-off, or a program that is away, has what ends that: a timer, an edge, an event",
     "edges": "every edge has both ends, its upstream exists and is unfinished, or its settling is still listed",
     "listeners-flag": "a future with listeners carries the hint that makes its end look for them",
     "attempts": "num_attempts counts starts: at least the claim's attempt, the epoch's base and all that is uncharged",
@@ -74,7 +74,7 @@ def check_future(ch: Changes, f: FutureRows) -> Iterator[Violation]:
 
 
 def _has_listeners(ch: Changes, e: bytes) -> bool:
-    rows = [ch.read_ids(ch.keys.listeners + e + kind, limit=1, snapshot=True) for kind in (EDGE, SESSION)]
+    rows = [ch.read_ids(ch.keys.listeners + e + kind, limit=1, snapshot=True) for kind in (EDGE, SESSION, WAKE)]
     return any(rows)
 
 
@@ -119,9 +119,12 @@ def _check_place(ch: Changes, f: FutureRows) -> Iterator[Violation]:
     if edges and settled:
         yield _found("edges", f.id, "has ended or runs, and still waits on an edge")
     if f.backing_off:
-        due = codec.unpack(f.rows[DUE])
+        due = f.due
         if settled:
-            yield _found("one-state", f.id, "has ended or runs, and is in a back-off")
+            yield _found("one-state", f.id, "has ended or runs, and is in a back-off, or away")
+        elif due is None:
+            if not edges and f.away is not None and f.away[0] != "event":
+                yield _found("waiting-timer", f.id, f"is away for {f.away[0]}, and nothing will bring it back")
         elif ch.get_many([ch.keys.timer(due, f.e, "backoff")], snapshot=True)[0] is None:
             yield _found("waiting-timer", f.id, f"is in a back-off until {due} without a timer")
     if settled or f.backing_off or edges:
@@ -206,8 +209,13 @@ def check_dependency(ch: Changes, key: bytes, value: bytes) -> Iterator[Violatio
     down, up = ch.keys.space["dependencies"].unpack(key)
     e_down, e_up = encode_id(down), encode_id(up)
     names = (CODE, CLAIM, LATEST_RESULT, FAILURE, EPOCH, DELETED)
+    asked, first = codec.unpack_edge(value)
     rows = ch.get_many(
-        [ch.keys.edge(e_up, e_down), ch.keys.unsettled + e_up, ch.keys.future(e_down, CODE)]
+        [
+            (ch.keys.edge if first is None else ch.keys.wake)(e_up, e_down),
+            ch.keys.unsettled + e_up,
+            ch.keys.future(e_down, CODE),
+        ]
         + [ch.keys.future(e_up, name) for name in names],
         snapshot=True,
     )
@@ -221,16 +229,16 @@ def check_dependency(ch: Changes, key: bytes, value: bytes) -> Iterator[Violatio
     ended = failure is not None or (claim is not None and result is not None and codec.same_token(claim, result))
     if ended and unsettled is None:
         yield _found("edges", down, f"waits for {show_id(up)}, which ended, and nobody is to settle it")
-    if codec.unpack(value) > (codec.unpack(epoch)[0] if epoch is not None else 0):
-        yield _found("edges", down, f"waits for epoch {codec.unpack(value)} of {show_id(up)}, which isn't there yet")
+    if asked > (codec.unpack(epoch)[0] if epoch is not None else 0):
+        yield _found("edges", down, f"waits for epoch {asked} of {show_id(up)}, which isn't there yet")
 
 
 def check_listener(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
     """A listener is an edge whose other end is there, or a session, of a future that didn't end or is unsettled."""
     base = len(ch.keys.listeners)
     e, rest = split_id(key, base)
-    if rest.startswith(EDGE):
-        down = rest[len(EDGE) :]
+    if rest.startswith((EDGE, WAKE)):
+        down = rest[len(EDGE if rest.startswith(EDGE) else WAKE) :]
         if ch.get_many([ch.keys.dependency(down, e)], snapshot=True)[0] != value:
             yield _found("edges", decode_id(down), f"is a listener of {show_id(decode_id(e))} but doesn't wait for it")
     elif not rest.startswith(SESSION):

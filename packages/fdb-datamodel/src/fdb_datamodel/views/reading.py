@@ -15,7 +15,7 @@ from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
 from fdb_datamodel.rows.requirements import Requirements
-from fdb_datamodel.rows.space import ARGS, CLAIM, CODE, DELETED, DUE, FAILURE, LATEST_RESULT
+from fdb_datamodel.rows.space import ARGS, AWAY, CLAIM, CODE, DELETED, DUE, FAILURE, LATEST_RESULT
 from fdb_datamodel.rows.states import FutureState
 from fdb_datamodel.transitions.workers import list_workers
 from fdb_schema import ClusterSpace, RecordError, Transaction
@@ -47,12 +47,12 @@ def get_future_states(
 ) -> list[FutureState | None]:
     """States of many; None for ids that are unknown or deleted."""
     ch = Changes(tr, space)
-    names = (CODE, FAILURE, CLAIM, LATEST_RESULT, DUE)
+    names = (CODE, FAILURE, CLAIM, LATEST_RESULT, DUE, AWAY)
     encoded = [encode_id(one) for one in ids]
     values = ch.get_many([ch.keys.future(e, name) for e in encoded for name in names], snapshot)
     states: list[FutureState | None] = []
     for at, e in enumerate(encoded):
-        code, failure, claim, result, due = values[at * len(names) : (at + 1) * len(names)]
+        code, failure, claim, result, due, away = values[at * len(names) : (at + 1) * len(names)]
         if code is None:
             states.append(None)
         elif failure is not None:
@@ -60,7 +60,7 @@ def get_future_states(
         elif claim is not None:
             ended = result is not None and codec.same_token(claim, result)
             states.append(FutureState.realized if ended else FutureState.claimed)
-        elif due is not None:
+        elif due is not None or away is not None:
             states.append(FutureState.waiting)
         else:
             waits = ch.read_ids(ch.keys.dependencies + e, limit=1, snapshot=snapshot)
@@ -162,7 +162,7 @@ def list_downstreams(tr: Transaction, space: ClusterSpace, future_id: UUID | byt
 
 
 def _upstreams(ch: Changes, f: FutureRows) -> tuple[bytes, ...]:
-    if f.ended or f.claimed or ARGS not in f.rows:
+    if f.ended or f.claimed or (ARGS not in f.rows and f.away is None):
         return ()
     rows = ch.read_ids(ch.keys.dependencies + f.e, limit=_SHOWN, snapshot=True)
     return tuple(decode_id(e) for _, e, _ in rows)
@@ -193,6 +193,10 @@ def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[
         state, reason = FutureState.realized, f"result {where}"
     elif f.claimed:
         state, reason = FutureState.claimed, f"attempt {f.attempts} on worker {worker}"
+    elif f.away is not None and not waiting_on:
+        kind, event = f.away
+        what = "asleep" if kind == "sleep" else f"waiting for the event {event!r}" if kind == "event" else "waiting"
+        state, reason = FutureState.waiting, f"a program that is {what}"
     elif waiting_on:
         many = f"{len(waiting_on)} futures, first" if len(waiting_on) > 1 else "1 future,"
         state, reason = FutureState.waiting, f"waiting on {many} {show_id(waiting_on[0])}"

@@ -1,0 +1,98 @@
+"""Programs that are away: how they leave and come back, and when their attempts are forgiven.
+
+A program is a future whose requests are recorded (`fdb_datamodel.programs`). While it waits for longer than a moment it has no
+process: its claim is given up, and it is Waiting on a timer, on ends of futures, on an event, or on some of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fdb_datamodel.lifecycle.endings import fail_for_good, place
+from fdb_datamodel.lifecycle.placement import release_claim
+from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.records import Away, Failure
+from fdb_datamodel.rows.space import AWAY, CODE, DUE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, UNCHARGED
+from fdb_datamodel.rows.states import FutureState
+from fdb_schema import read_range
+
+
+def leave_program(ch: Changes, f: FutureRows, away: Away) -> FutureState:
+    """A Claimed program waits without a process (row `leave_program`); claimable again at once where that is over already.
+
+    What it waits for is read serializably, so that of this and the end, or the event, one sees the other. It came further
+    than any attempt before: none of those is charged.
+    """
+    if not f.option("durable"):
+        fail_for_good(
+            ch, f, Failure("error", f"future {show_id(f.id)} left, and it is no program: submit it with durable=True")
+        )
+        return FutureState.failed
+    ch.put(f, UNCHARGED, codec.pack((0, 0, f.attempts - f.attempts_before_epoch, f.never_begun)))
+    release_claim(ch, f)
+    over = False
+    if away.kind == "event":
+        events = ch.keys.program_events(f.e, away.name)
+        over = bool(ch.read(events, events + b"\xff", limit=1))
+    elif away.kind == "futures":
+        over = not _await_ends(ch, f, away.ids, first=away.first)
+    if over:
+        place(ch, f)
+        return FutureState.failed if f.failed else FutureState.unclaimed
+    ch.put(f, AWAY, codec.pack_away(away.kind, away.name))
+    if away.due_us is not None:
+        ch.set(ch.keys.timer(away.due_us, f.e, "backoff"), b"")
+        ch.put(f, DUE, codec.pack(away.due_us))
+    return FutureState.waiting
+
+
+def _await_ends(ch: Changes, f: FutureRows, ids: Sequence[bytes], *, first: bool) -> bool:
+    """Have a program told when futures end, by result or not; False, and nothing is written, where that is over already.
+
+    It is over with the first failure, or with the `first` end at all. A future that isn't there, or was deleted, has ended.
+    """
+    names = (CODE, FAILURE, LATEST_RESULT, EPOCH)
+    waited: list[tuple[bytes, int]] = []
+    for one in dict.fromkeys(ids):
+        e = encode_id(one)
+        code, failure, result, epoch = ch.get_many([ch.keys.future(e, name) for name in names])
+        if code is None or failure is not None:
+            return False
+        if result is None:
+            waited.append((e, 0 if epoch is None else codec.unpack_ints(epoch, 2)[0]))
+        elif first:
+            return False
+    for e, epoch_now in waited:
+        asked = codec.pack_wake(epoch_now, first)
+        ch.set(ch.keys.dependency(f.e, e), asked)
+        ch.set(ch.keys.wake(e, f.e), asked)
+        ch.set(ch.keys.future(e, LISTENERS), b"")
+    return bool(waited)
+
+
+def requests_made(ch: Changes, e: bytes) -> int:
+    """How many requests of a program are recorded."""
+    begin = ch.keys.program_request(e, 0)
+    rows = read_range(ch.tr, begin, begin[:-8] + b"\xff" * 9, limit=1, reverse=True)
+    return 1 + int.from_bytes(rows[0][0][-8:], "big") if rows else 0
+
+
+def has_come_further(ch: Changes, f: FutureRows) -> bool:
+    """Whether a program has recorded more requests than when an attempt was charged last; told once."""
+    made, key = requests_made(ch, f.e), ch.keys.program_row(f.e, "charged")
+    before = ch.get_many([key])[0]
+    if made <= (0 if before is None else codec.unpack_int(before)):
+        return False
+    ch.set(key, codec.pack(made))
+    return True
+
+
+def forget_program(ch: Changes, f: FutureRows) -> None:
+    """Delete all that is recorded of a program."""
+    if f.option("durable"):
+        ch.clear(ch.keys.program(f.e))
+        ch.flush_rows()
+        ch.tr.clear_range(ch.keys.programs + f.e, ch.keys.programs + f.e + b"\xff")
