@@ -84,15 +84,15 @@ def test_sleep_ends_by_the_cluster_clock(program: Program) -> None:
     assert lab.info(program.id).charged == 1, "what runs now, and nothing of before"
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("until", ["all", "first", "failure"])
 @pytest.mark.parametrize("end", ["result", "failure", "deleted"])
-def test_ends_of_futures_bring_it_back(memory_lab: Lab, end: str, first: bool) -> None:
+def test_ends_of_futures_bring_it_back(memory_lab: Lab, end: str, until: str) -> None:
     lab = memory_lab
     program = Program(lab)
     children = [lab.spec() for _ in range(3)]
     lab.submit(*children)
     ids = tuple(child.id for child in children)
-    assert program.leave("futures", ids=ids, first=first) == "waiting"
+    assert program.leave("futures", ids=ids, until=until) == "waiting"
     assert set(lab.info(program.id).waiting_on) == set(ids)
     assert lab.validate() == []
     if end == "deleted":
@@ -103,7 +103,7 @@ def test_ends_of_futures_bring_it_back(memory_lab: Lab, end: str, first: bool) -
             lab(dm.realize_future, claim, b"1")
         else:
             lab(dm.fail_future, claim, Failure("error", "x"), True)
-    back = first or end != "result"
+    back = until == "first" or (until == "failure" and end != "result")
     assert lab.state(program.id) == ("unclaimed" if back else "waiting")
     for one in ids[1:]:
         lab(dm.realize_future, lab(dm.claim_future, one, program.worker), b"1")

@@ -43,6 +43,7 @@ __all__ = [
     "Request",
     "begin_program",
     "clear_value",
+    "find_request",
     "last_requests",
     "list_programs",
     "publish",
@@ -131,6 +132,15 @@ def record_request(
     if now:
         request = request._replace(due_us=read_clock(tr, space) + (request.due_us or 0))
     return _write(ch, e, number, request)
+
+
+def find_request(tr: Transaction, space: ClusterSpace, claim: ProgramClaim, number: int) -> Request | None:
+    """What the same attempt, or one before, recorded as that number; read before the transaction does what is asked.
+
+    Raises ClaimLostError.
+    """
+    ch = Changes(tr, space)
+    return _known(ch, _fence(ch, claim), number)
 
 
 def take_event(

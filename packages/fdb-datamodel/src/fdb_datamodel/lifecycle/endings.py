@@ -163,8 +163,8 @@ def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: _Bu
             budget.bytes -= size
             continue
         ch.clear(ch.keys.dependency(e, up.e))
-        if kind is WAKE and (failure is not None or codec.unpack_edge(asked)[1]):
-            clear_edges(ch, ch.load(decode_id(e)))  # this end is enough: a failure is for the program to see at once
+        if kind is WAKE and codec.unpack_edge(asked)[1] in ("first", "failure" if failure is not None else ""):
+            clear_edges(ch, ch.load(decode_id(e)))  # this end is enough
         if failure is None or kind is WAKE:
             released[e] = None
             continue

@@ -38,7 +38,7 @@ def leave_program(ch: Changes, f: FutureRows, away: Away) -> FutureState:
         events = ch.keys.program_events(f.e, away.name)
         over = bool(ch.read(events, events + b"\xff", limit=1))
     elif away.kind == "futures":
-        over = not _await_ends(ch, f, away.ids, first=away.first)
+        over = not _await_ends(ch, f, away.ids, until=away.until)
     if over:
         place(ch, f)
         return FutureState.failed if f.failed else FutureState.unclaimed
@@ -49,24 +49,23 @@ def leave_program(ch: Changes, f: FutureRows, away: Away) -> FutureState:
     return FutureState.waiting
 
 
-def _await_ends(ch: Changes, f: FutureRows, ids: Sequence[bytes], *, first: bool) -> bool:
-    """Have a program told when futures end, by result or not; False, and nothing is written, where that is over already.
+def _await_ends(ch: Changes, f: FutureRows, ids: Sequence[bytes], *, until: str) -> bool:
+    """Have a program told when futures end; False, and nothing is written, where it needs wait no more (`Away`).
 
-    It is over with the first failure, or with the `first` end at all. A future that isn't there, or was deleted, has ended.
+    A future that isn't there, or was deleted, has failed.
     """
     names = (CODE, FAILURE, LATEST_RESULT, EPOCH)
     waited: list[tuple[bytes, int]] = []
     for one in dict.fromkeys(ids):
         e = encode_id(one)
         code, failure, result, epoch = ch.get_many([ch.keys.future(e, name) for name in names])
-        if code is None or failure is not None:
-            return False
-        if result is None:
+        failed = code is None or failure is not None
+        if not failed and result is None:
             waited.append((e, 0 if epoch is None else codec.unpack_ints(epoch, 2)[0]))
-        elif first:
+        elif until == "first" or (failed and until == "failure"):
             return False
     for e, epoch_now in waited:
-        asked = codec.pack_wake(epoch_now, first)
+        asked = codec.pack_wake(epoch_now, until)
         ch.set(ch.keys.dependency(f.e, e), asked)
         ch.set(ch.keys.wake(e, f.e), asked)
         ch.set(ch.keys.future(e, LISTENERS), b"")

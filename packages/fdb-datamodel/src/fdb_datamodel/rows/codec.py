@@ -524,19 +524,22 @@ def unpack_away(value: bytes) -> tuple[str, str]:
     return kind, name
 
 
-def pack_wake(epoch: int, first: bool) -> bytes:
+_UNTIL = ("all", "first", "failure")
+
+
+def pack_wake(epoch: int, until: str) -> bytes:
     """Of both ends of what a program that is away waits for; those of other edges hold a number."""
-    return pack((epoch, first))
+    return pack((epoch, _UNTIL.index(until)))
 
 
 @_reader("an edge")
-def unpack_edge(value: bytes) -> tuple[int, bool | None]:
-    """(epoch asked for, whether one is enough); None of an edge that isn't of a program which is away."""
+def unpack_edge(value: bytes) -> tuple[int, str | None]:
+    """(epoch asked for, until when is waited: "all", "first", "failure"); None of an edge that isn't of a program which is away."""
     found = unpack(value)
     if type(found) is int:
         return found, None
-    _typed(found, _INT, _BOOL)
-    return found[0], found[1]
+    _typed(found, _INT, _INT)
+    return found[0], _UNTIL[found[1]]
 
 
 _PLAIN_REQUEST: tuple[Any, ...] = ("", "", 0, None, False, (), None, 0)
@@ -547,7 +550,7 @@ def unpack_request(value: bytes) -> tuple[str, str, int, bytes | None, bool, tup
     """(kind, name, wall_us, value, is_error, ids, due µs, parts)."""
     fields = unpack(value)
     _typed(fields, _STR, _STR, _INT, _MAYBE_BYTES, _BOOL, _TUPLE, _MAYBE_INT, _INT)
-    kind, name, wall_us, data, error, ids, due_us, parts = (*fields[:8], *_PLAIN_REQUEST[len(fields) :])
+    kind, name, wall_us, data, error, ids, due_us, parts = fields[:8] + _PLAIN_REQUEST[len(fields) :]
     if not kind or any(type(one) is not bytes for one in ids):
         raise ValueError("it isn't whole")
     return kind, name, wall_us, data, error, ids, due_us, parts

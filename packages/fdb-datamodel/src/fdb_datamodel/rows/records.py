@@ -210,14 +210,14 @@ class Claims(list[Claim]):
 class Away:
     """What a program waits for without a process.
 
-    kind: "sleep"; "futures", all of `ids` or (`first`) one of them; or "event", one of that `name`. due_us: of the cluster clock,
-    when it goes on in any case; None: never.
+    kind: "sleep"; "futures", as long as not all of `ids` have ended, or (`until`) the "first" of them, or one by "failure"; or
+    "event", one of that `name`. due_us: of the cluster clock, when it goes on in any case; None: never.
     """
 
     kind: str
     name: str = ""
     ids: tuple[bytes, ...] = ()
-    first: bool = False
+    until: str = "all"
     due_us: int | None = None
 
 

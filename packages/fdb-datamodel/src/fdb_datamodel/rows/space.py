@@ -104,7 +104,7 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc(
         "listeners",
         "(id, 'wake', downstream)",
-        "epoch, whether one is enough",
+        "epoch, until when it waits",
         "the other end of `dependencies` of a program that is away: any end of the upstream counts",
     ),
     KeyDoc("waits", "(id, upstream)", "token", "a running future blocks on another; of the attempt with this token"),

@@ -209,10 +209,10 @@ def check_dependency(ch: Changes, key: bytes, value: bytes) -> Iterator[Violatio
     down, up = ch.keys.space["dependencies"].unpack(key)
     e_down, e_up = encode_id(down), encode_id(up)
     names = (CODE, CLAIM, LATEST_RESULT, FAILURE, EPOCH, DELETED)
-    asked, first = codec.unpack_edge(value)
+    asked, until = codec.unpack_edge(value)
     rows = ch.get_many(
         [
-            (ch.keys.edge if first is None else ch.keys.wake)(e_up, e_down),
+            (ch.keys.edge if until is None else ch.keys.wake)(e_up, e_down),
             ch.keys.unsettled + e_up,
             ch.keys.future(e_down, CODE),
         ]
