@@ -29,6 +29,7 @@ from futures_worker.errors import (
     FutureFailedError,
     FutureTimeoutError,
     MainspringError,
+    NondeterministicProgram,
     NoWorkerError,
     ObjectLostError,
     OutOfMemoryError,
@@ -44,6 +45,7 @@ from futures_worker.errors import (
 )
 from futures_worker.local.cluster import LocalCluster
 from futures_worker.local.workers import LocalWorker
+from futures_worker.programs.requests import durable, now, patched, publish, random, sleep, step, wait_for_event
 
 __all__ = [
     "Actor",
@@ -66,6 +68,7 @@ __all__ = [
     "LongWaitWarning",
     "MainspringError",
     "NoWorkerError",
+    "NondeterministicProgram",
     "ObjectLostError",
     "OutOfMemoryError",
     "OversizeError",
@@ -83,7 +86,15 @@ __all__ = [
     "WrongClusterError",
     "as_completed",
     "current_client",
+    "durable",
     "gather",
+    "now",
+    "patched",
+    "publish",
+    "random",
+    "sleep",
+    "step",
     "submit_options",
     "wait",
+    "wait_for_event",
 ]

@@ -19,6 +19,7 @@ __all__ = [
     "FutureTimeoutError",
     "MainspringError",
     "NoWorkerError",
+    "NondeterministicProgram",
     "ObjectLostError",
     "OutOfMemoryError",
     "OversizeError",
@@ -75,6 +76,10 @@ class UnschedulableError(FutureFailedError):
 
 class FutureTimeoutError(FutureFailedError, TimeoutError):
     """One of the future's own time limits (`timeout=` of submit) passed; it is Failed."""
+
+
+class NondeterministicProgram(MainspringError):
+    """A program asked for something else than an earlier attempt of it had asked for in the same place."""
 
 
 class TaskUnpickleError(FutureFailedError):

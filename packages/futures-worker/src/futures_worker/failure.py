@@ -113,6 +113,10 @@ def load_exception(failure: Failure) -> BaseException:
     return _as_text(failure, cause, "its exception doesn't pickle")
 
 
+PROGRAM: Final = b"program"
+"""In the place of the exception types: it is a program. What it raises ends it, since its next attempt would raise it again."""
+
+
 def dump_retry_on(kinds: tuple[type[BaseException], ...]) -> bytes:
     """The exception types that a failed attempt is retried for, as bytes; empty for the default, `(Exception,)`."""
     if tuple(kinds) == (Exception,):
@@ -129,6 +133,8 @@ def may_retry(retry_on: bytes, error: BaseException) -> bool:
     """
     if not retry_on:
         return isinstance(error, Exception)
+    if retry_on == PROGRAM:
+        return False
     try:
         kinds = pickle.loads(retry_on)
     except Exception:

@@ -22,6 +22,7 @@ from futures_worker.client.actor_call import Call
 from futures_worker.client.basis import processes
 from futures_worker.client.basis.intake import MAX_BATCH_BYTES
 from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.client.basis.program import refuse_in_program
 from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.basis.spelling import check_call
 from futures_worker.client.context import ClientContext, Home, home_of
@@ -99,6 +100,7 @@ class _Method:
 
 def call_actor(actor: Actor[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
     """Call a method: sent at once, run after all earlier calls of this client."""
+    refuse_in_program("a call of an actor")
     context = actor._home.context()
     session = context()
     data, dependencies = dump_args(args, kwargs, context.origin)
@@ -115,6 +117,7 @@ def make_actor(
     context: ClientContext, kind: type[A], args: tuple[Any, ...], kwargs: Mapping[str, Any], settings: dict[str, Any]
 ) -> Actor[A]:
     """See `Client.actor`."""
+    refuse_in_program("an actor that is made")
     name = settings.pop("name", None)
     max_restarts = settings.pop("max_restarts", 0)
     if not isinstance(kind, type):

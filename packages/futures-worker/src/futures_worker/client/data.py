@@ -21,6 +21,7 @@ from fdb_datamodel import (
 from fdb_schema import MainspringError
 from futures_worker.client.basis import processes, untouched
 from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.client.basis.program import current_program
 from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.context import ClientContext, worker_context
 from futures_worker.client.future import Future, record_of
@@ -40,7 +41,11 @@ def put(
     context: ClientContext, obj: Any, *, name: str | None = None, keep: bool | None = None, ttl: float | None = None
 ) -> Future[Any]:
     """See `Client.put`."""
-    return put_with(context, DEFAULT_OPTIONS.changed(name=name, keep=keep, ttl=ttl), obj)
+    options = DEFAULT_OPTIONS.changed(name=name, keep=keep, ttl=ttl)
+    program = current_program()
+    if program is not None:
+        return program.put(context, options.name, lambda: put_with(context, options, obj))  # type: ignore[no-any-return]
+    return put_with(context, options, obj)
 
 
 def put_with(context: ClientContext, options: SubmitOptions, obj: Any) -> Future[Any]:

@@ -12,8 +12,10 @@ from fdb_datamodel import MailEntry
 from futures_worker.client.basis import untouched
 from futures_worker.client.basis.html import panel
 from futures_worker.client.basis.off_loop import in_thread
+from futures_worker.client.basis.program import current_program
 from futures_worker.client.basis.record import FutureHandle, FutureRecord
 from futures_worker.client.context import Home, home_of
+from futures_worker.client.events import published, send
 from futures_worker.client.outcome import Status, failure_exception
 from futures_worker.client.session.session import Session
 from futures_worker.client.streaming import ResultStream
@@ -178,6 +180,21 @@ class Future(FutureHandle, Generic[T]):
         session = self._home()
         session.callbacks.add(self._known_in(session), partial(callback, self))
 
+    def send(self, name: str, value: Any = None) -> None:
+        """Send an event to the program that this is the future of, which takes it by `wait_for_event(name)`.
+
+        It is there when this returns, and taken once, in the order sent, whatever becomes of the processes. Raises TypeError if
+        it can't be pickled, OversizeError over 60 kB, FutureStateError where this is no program, or one that has ended.
+        """
+        self._make_durable()
+        send(self._home.context(), self._record.id, name, value)
+
+    def published(self, name: str | None = None, default: Any = None) -> Any:
+        """What the program published last under `name`, or all of it by name."""
+        self._make_durable()
+        found = published(self._home.context(), self._record.id)
+        return found if name is None else found.get(name, default)
+
     @property
     def size_in_bytes(self) -> int:
         """Bytes of the stored result. Waits for it; raises like `exception` if there is none."""
@@ -234,7 +251,17 @@ class Future(FutureHandle, Generic[T]):
         self, session: Session, deadline: float | None, timeout: float | None, *, reading: bool = False
     ) -> None:
         """Until the end. `reading`: also until it is seen (`streams`) that it yields items, since it may wait for readers."""
-        session.await_end(self._known_in(session), deadline, timeout, reading=reading)
+        record = self._known_in(session)
+        program = current_program()
+        if program is None or record.ended:
+            session.await_end(record, deadline, timeout, reading=reading)
+            return
+        program.await_end(
+            record.id,
+            timeout,
+            lambda seconds: session.await_end(record, session.deadline(seconds), seconds, reading=reading),
+            lambda: f"{self!r} did not end within {timeout} s: {session.reason(record.id)}",
+        )
 
     def _items(self, timeout: float | None, end: float | None = None) -> ResultStream[Any]:
         return ResultStream(_Source(self), timeout, end)

@@ -36,6 +36,8 @@ long task never holds back finished ones:
     [SKIPPED, seq]                                     not begun: the result of the task before that it takes isn't at hand,
                                                        or the child leaves for one that loads newer files, or for one in
                                                        which no task has run before, or the packet took too long
+    [LEFT, seq, microseconds, kind, name, [id, ...], until, due]
+                                                       a program that waits without a process: the fields of an `Away`
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ FAILED: Final = 2
 BLOCKED: Final = 3
 RESUMED: Final = 4
 SKIPPED: Final = 5
+LEFT: Final = 6
 
 FAIL_RAISED: Final = 0
 """The task's own code raised: counts against `max_retries`."""
@@ -66,6 +69,10 @@ MOST_KEPT: Final = 256
 """Inline results that a child keeps for tasks that take them."""
 MOST_AWAITED: Final = 64
 """Futures that a waiting task names to its worker."""
+MOST_NAME: Final = 500
+"""Characters of an event's name."""
+MOST_LEFT_FOR: Final = 500
+"""Futures that a program that leaves waits for."""
 PACKET_SECONDS: Final = 0.1
 """Seconds of one task after which the rest of its packet is not begun."""
 MAX_PACKET: Final = 96 << 10
@@ -81,6 +88,7 @@ _FIELDS: Final = (
     (int, int, list, list),
     (int, int),
     (int, int),
+    (int, int, int, str, str, list, str, int),
 )
 """Types of the fields of what a child says, by kind."""
 _MOST_MICROSECONDS: Final = 10**15
@@ -99,7 +107,7 @@ def well_formed(message: Any) -> bool:
     kind = message[0]
     if tuple(map(type, message)) != _FIELDS[kind] or message[1] < 0:
         return False
-    if kind <= FAILED and not 0 <= message[2] <= _MOST_MICROSECONDS:
+    if kind in (RESULT, STORED, FAILED, LEFT) and not 0 <= message[2] <= _MOST_MICROSECONDS:
         return False
     if kind == STORED:
         size: int = message[3]
@@ -108,6 +116,10 @@ def well_formed(message: Any) -> bool:
         return message[3] in (FAIL_RAISED, FAIL_PERMANENT, FAIL_MEMORY, FAIL_SHORT, FAIL_NO_ROOM) and _is_failure(
             message[4]
         )
+    if kind == LEFT:
+        why, name, ids, until, due = message[3:]
+        known = why in ("sleep", "futures", "event") and until in ("all", "first", "failure") and len(name) <= MOST_NAME
+        return known and len(ids) <= MOST_LEFT_FOR and all(map(is_id, ids)) and -1 <= due <= _MOST_BYTES
     if kind == BLOCKED:
         returned, awaits = message[2:]
         return len(awaits) <= MOST_AWAITED and {int} >= set(map(type, returned)) and all(map(is_id, awaits))

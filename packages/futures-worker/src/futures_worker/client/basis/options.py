@@ -43,6 +43,7 @@ class SubmitOptions:
     keep: bool | None = None  # None: a future with a name of its own is kept
     ttl: float | None = None
     dataset: bytes = b""  # what a dataset's partitions have in common
+    durable: bool = False
     tr: Any = field(default=None, compare=False)
     chosen: frozenset[str] = field(
         default=frozenset(), compare=False
@@ -195,6 +196,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
     "allow_reconstruction": _flag,
     "retry_on": _retry_on,
     "backoff": _backoff,
+    "durable": _flag,
     "keep": lambda name, value: {name: None} if value is None else _flag(name, value),
     "ttl": _unschedulable,
     "tr": lambda name, value: {"tr": value},

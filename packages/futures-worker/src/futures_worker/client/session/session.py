@@ -99,11 +99,23 @@ class Session:
         self, tr: Any, record: FutureRecord, spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()
     ) -> None:
         """Store a future in the caller's own transaction; it exists if that commits, so nobody waits for it before he asks."""
+        self.begin_within(spec.dependencies)
+        self.store_within(tr, spec, code, holds)
+        self.took_within(record)
+
+    def begin_within(self, dependencies: Sequence[bytes]) -> None:
+        """What a transaction that submits futures itself needs before it begins."""
         self.keeping.begin()
-        self.make_known(spec.dependencies)
+        self.make_known(dependencies)
+
+    def store_within(self, tr: Any, spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()) -> None:
+        """Store a future in that transaction."""
         self._store.store_within(tr, spec, code, holds)
+
+    def took_within(self, record: FutureRecord) -> None:
+        """A handle of such a future is kept here."""
         record.keeping = self.keeping
-        self.keeping.hold_another(spec.id)
+        self.keeping.hold_another(record.id)
         record.stored = True
 
     def flush(self) -> None:

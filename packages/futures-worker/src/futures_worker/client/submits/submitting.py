@@ -5,20 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from inspect import isgeneratorfunction
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from fdb_datamodel import CodeDigest, FutureSpec, id_for_key, new_future_id
 from fdb_schema.serving import tracing
 from futures_worker.client.basis import processes
 from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions, options_of
+from futures_worker.client.basis.program import current_program
 from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.context import ClientContext
 from futures_worker.client.future import Future, record_of
 from futures_worker.client.inputs import MOST_INPUTS, join, joined
 from futures_worker.client.submits.large_arguments import LARGE, note_large
 from futures_worker.client.submits.locality import locality_of
-from futures_worker.payload import arguments_digest, dump_args_and_names, dump_function
+from futures_worker.failure import PROGRAM
+from futures_worker.payload import Code, arguments_digest, dump_args_and_names, dump_function
 from futures_worker.worker.child.task_context import current_task
+
+CALLS_PER_REQUEST: Final = 100
+BYTES_PER_REQUEST: Final = 300_000
+"""Calls of one request of a program, and bytes of their arguments: one transaction each."""
+
+
+class Call(NamedTuple):
+    """A call that is about to be submitted. stored: it is there for sure, by a key that was submitted before."""
+
+    record: FutureRecord
+    spec: FutureSpec
+    code: Code
+    holds: tuple[bytes, ...]
+    stored: bool = False
 
 
 def submit(
@@ -29,6 +45,25 @@ def submit(
     kwargs: dict[str, Any],
 ) -> Future[Any]:
     """The future of `fn(*args, **kwargs)`; see `Client.submit`."""
+    call = _prepare(context, options, fn, args, kwargs)
+    if options.tr is not None:
+        context().submit_within(options.tr, call.record, call.spec, call.code, call.holds)
+        return Future(context, call.record)
+    program = current_program()
+    if program is not None:
+        return program.submit(context, [call])[0]  # type: ignore[no-any-return]
+    if call.stored:
+        return Future(context, call.record)
+    return Future(context, context().submit(call.record, call.spec, call.code, call.holds))
+
+
+def _prepare(
+    context: ClientContext,
+    options: SubmitOptions,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Call:
     session = context()
     defaults = options_of(fn)
     if defaults:
@@ -62,17 +97,17 @@ def submit(
         if options.key is not None and options.tr is None:  # a transaction has to hold it, whoever else may
             known = session.pending.get(future_id)
             if known is not None and known.subscribed:  # it is there for sure
-                return Future(context, known)
+                return Call(known, spec, code, tuple(holds), stored=True)
     if tracing.enabled():
         spec.call_options = tracing.with_trace(spec.call_options)
     own = options.key is None and options.tr is None  # its rows are this session's, and are sure to be
     record = FutureRecord(future_id, name, stored=False, subscribed=own)
     record.streams = isgeneratorfunction(fn)
-    if options.tr is not None:
-        session.submit_within(options.tr, record, spec, code, holds)
-    else:
-        record = session.submit(record, spec, code, holds)
-    return Future(context, record)
+    if spec.durable and record.streams:
+        raise TypeError(
+            f"{name} is a generator, which can't be a program: let a program publish, or submit a generator"
+        )
+    return Call(record, spec, code, tuple(holds))
 
 
 def submit_each(
@@ -90,16 +125,49 @@ def submit_each(
         items = list(items)
         if len(items) != len(keys):
             raise ValueError(f"key has {len(keys)} keys for {len(items)} items: give one per item, or a prefix")
-    futures = []
+    futures: list[Future[Any]] = []
+    program = current_program()
+    if program is not None and options.tr is None:
+        return _ask_for_each(context, options, fn, items, kwargs, keys)
     for number, args in enumerate(items, start=1):
-        one = options
-        if keys is not None:
-            one = options.changed(key=keys[number - 1])
-        elif options.key is not None:
-            one = replace(options, key=f"{options.key}-{arguments_digest(args, kwargs)}")
-        futures.append(submit(context, one, fn, args, kwargs))
+        futures.append(submit(context, _of_item(options, keys, number - 1, args, kwargs), fn, args, kwargs))
         if batch is not None and number % batch == 0:
             context().flush()
+    return futures
+
+
+def _of_item(
+    options: SubmitOptions, keys: Sequence[Any] | None, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> SubmitOptions:
+    if keys is not None:
+        return options.changed(key=keys[number])
+    if options.key is not None:
+        return replace(options, key=f"{options.key}-{arguments_digest(args, kwargs)}")
+    return options
+
+
+def _ask_for_each(
+    context: ClientContext,
+    options: SubmitOptions,
+    fn: Callable[..., Any],
+    items: Iterable[tuple[Any, ...]],
+    kwargs: dict[str, Any],
+    keys: Sequence[Any] | None,
+) -> list[Future[Any]]:
+    """`submit_each` inside a program: many calls are one request."""
+    program = current_program()
+    futures: list[Future[Any]] = []
+    page: list[Call] = []
+    size = 0
+    for number, args in enumerate(items):
+        call = _prepare(context, _of_item(options, keys, number, args, kwargs), fn, args, kwargs)
+        if page and (len(page) == CALLS_PER_REQUEST or size + len(call.spec.args) > BYTES_PER_REQUEST):
+            futures += program.submit(context, page) if program is not None else ()
+            page, size = [], 0
+        page.append(call)
+        size += len(call.spec.args)
+    if page and program is not None:
+        futures += program.submit(context, page)
     return futures
 
 
@@ -133,3 +201,9 @@ def _apply(context: ClientContext, options: SubmitOptions, spec: FutureSpec) -> 
     spec.backoff = options.backoff
     spec.locality = locality_of(context, options.locality)
     spec.keep, spec.ttl, spec.dataset = options.kept, options.ttl, options.dataset
+    if options.durable:
+        if options.call_options:
+            raise ValueError(
+                "retry_on is of tasks: what a program raises ends it; retry its steps, `step(fn, retries=3)`"
+            )
+        spec.durable, spec.call_options = True, PROGRAM

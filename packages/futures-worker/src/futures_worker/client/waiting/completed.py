@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from futures_worker.client.basis.program import current_program
 from futures_worker.client.future import Future
 from futures_worker.client.session.session import check_timeout
 from futures_worker.client.waiting.group import Group
@@ -19,6 +20,9 @@ def as_completed(futures: Iterable[Future[T]], timeout: float | None = None) -> 
     """Yield futures as they end. Raises TimeoutError if not all have `timeout` seconds after the call."""
     futures = check_futures(futures, "as_completed")
     check_timeout(timeout)
+    program = current_program()
+    if program is not None:
+        return program.as_completed(futures, timeout)
     end = None if timeout is None else time.monotonic() + timeout
     return _completed(set(futures), end, timeout)
 

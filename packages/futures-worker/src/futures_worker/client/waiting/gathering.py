@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from futures_worker.client.basis.program import current_program
 from futures_worker.client.future import Future, failure_of, record_of
 from futures_worker.client.session.session import check_timeout
 from futures_worker.client.waiting.group import Group
@@ -23,6 +24,9 @@ def gather(
     check_timeout(timeout)
     if errors not in ("raise", "return"):
         raise ValueError(f'errors is "raise" or "return", found {errors!r}')
+    program = current_program()
+    if program is not None:
+        return program.gather(futures, timeout, errors)
     failed: list[Future[Any]] = []
     left = _read_yielded(futures, timeout)
     with Group(set(futures), all_of_them=True) as group, Progress(len(group.remaining), shown=progress) as bar:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
 from typing import Any, NamedTuple, TypeVar
 
+from futures_worker.client.basis.program import current_program
 from futures_worker.client.future import Future, failure_of
 from futures_worker.client.session.session import check_timeout
 from futures_worker.client.waiting.group import Group
@@ -31,6 +32,9 @@ def wait(
     check_timeout(timeout)
     if return_when not in (ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION):
         raise ValueError(f"return_when is ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION, found {return_when!r}")
+    program = current_program()
+    if program is not None:
+        return program.wait(futures, timeout, return_when)  # type: ignore[no-any-return]
     wanted = set(futures)
     first = return_when == FIRST_COMPLETED
     on_error = return_when == FIRST_EXCEPTION

@@ -21,14 +21,14 @@ from uuid import UUID
 
 import msgpack
 
-from fdb_datamodel import hold_futures
+from fdb_datamodel import Away, hold_futures
 from fdb_schema.serving import tracing
 from fdb_schema.serving.private_files import read_own
 from futures_worker import payload
 from futures_worker.code.function_changes import carries_state
 from futures_worker.database import run_patiently
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
-from futures_worker.failure import may_retry, text_of
+from futures_worker.failure import PROGRAM, may_retry, text_of
 from futures_worker.objects.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
 from futures_worker.objects.object_names import result_name
 from futures_worker.objects.store import SMALL, write_file
@@ -164,12 +164,13 @@ class ChildLoop:
             return
         self._fresh = False
         task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
+        call = _run_program if options == PROGRAM else _call
         try:
             if trace and tracing.configure_tracing("worker"):
                 with tracing.span(f"future {function[1]}", trace, future=str(UUID(bytes=future_id)), attempt=attempt):
-                    value = _call(function[0], positional, keywords)
+                    value = call(function[0], positional, keywords)
             else:
-                value = _call(function[0], positional, keywords)
+                value = call(function[0], positional, keywords)
         except MemoryError as error:
             leave_if_forked(self._pid, error)
             task_context.enter(None)
@@ -189,6 +190,12 @@ class ChildLoop:
         leave_if_forked(self._pid)
         task_context.enter(None)
         self._output.end(future_id, attempt)
+        if type(value) is Away:
+            elapsed = int((time.perf_counter() - started) * 1e6)
+            due = -1 if value.due_us is None else value.due_us
+            ids = list(value.ids)
+            self._write(self._pack((messages.LEFT, seq, elapsed, value.kind, value.name, ids, value.until, due)))
+            return
         try:
             result = payload.dump_result(value)
             if result.contained:
@@ -355,6 +362,13 @@ def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: d
 
         return stream_out(value)
     return value
+
+
+def _run_program(function: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What a program returns, or what it is away for."""
+    from futures_worker.programs.running import run_program
+
+    return run_program(function, positional, keywords)
 
 
 def _hold(result: payload.ResultPayload, outer: bytes) -> None:

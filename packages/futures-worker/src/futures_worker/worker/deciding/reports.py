@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fdb_datamodel import Failure, FutureResult, Outcome, Requirements
+from fdb_datamodel import Away, Failure, FutureResult, Outcome, Requirements
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages
 from futures_worker.worker.deciding import planning
@@ -109,6 +109,9 @@ def result(state: WorkerState, child: Child, task: Task, message: list[Any]) -> 
         result = FutureResult(size=size, name=task.object_name, worker=state.worker)
         state.hand_on(task, result)
         state.end(task, Outcome.realized(task.claim, result))
+    elif kind == messages.LEFT:
+        why, name, ids, until, due = message[3:]
+        state.end(task, Outcome.left(task.claim, Away(why, name, tuple(ids), until, None if due < 0 else due)))
     elif message[3] in (messages.FAIL_SHORT, messages.FAIL_NO_ROOM):
         short(state, task, message, alone=message[3] == messages.FAIL_SHORT and child.ran > 1)
     else:

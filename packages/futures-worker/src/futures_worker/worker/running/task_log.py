@@ -48,7 +48,7 @@ def tell_of_turn(outcomes: Sequence[Outcome], claims: Claims) -> None:
 def _ended(outcome: Outcome, retried: Collection[bytes]) -> tuple[int, str]:
     failure = outcome.failure
     if failure is None:
-        return logging.DEBUG, "done"
+        return logging.DEBUG, "done" if outcome.away is None else f"away ({outcome.away.kind})"
     why = " ".join(f"{failure.reason}: {failure.message}".split())[:_TEXT].removesuffix(": ").rstrip(":")
     if outcome.event != "fail_future":
         return logging.INFO, f"given back ({why})"

@@ -1,0 +1,64 @@
+"""The program that this thread runs, if it runs one: what asks for something inside of it asks by it, so that it is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+
+class RunningProgram(Protocol):
+    """What the client asks of the program it is used in; see `futures_worker.programs.running`."""
+
+    def submit(self, context: Any, calls: Sequence[Any]) -> list[Any]:
+        """Futures of calls that are prepared: made once, and found again by later attempts."""
+
+    def put(self, context: Any, name: str, put: Callable[[], Any]) -> Any:
+        """The same of an object."""
+
+    def await_end(
+        self, future_id: bytes, timeout: float | None, wait: Callable[[float | None], None], what: Callable[[], str]
+    ) -> None:
+        """`wait(seconds)` until a future ended; the program leaves where that takes longer. Raises TimeoutError."""
+
+    def wait(self, futures: Sequence[Any], timeout: float | None, return_when: str) -> Any:
+        """See `futures_worker.wait`."""
+
+    def as_completed(self, futures: Sequence[Any], timeout: float | None) -> Iterator[Any]:
+        """See `futures_worker.as_completed`."""
+
+    def gather(self, futures: Sequence[Any], timeout: float | None, errors: str) -> list[Any]:
+        """See `Client.gather`."""
+
+    def refuse(self, what: str) -> None:
+        """Raises MainspringError: later attempts would do it again."""
+
+
+class _Here(threading.local):
+    program: RunningProgram | None = None
+
+
+_here = _Here()
+
+
+def current_program() -> RunningProgram | None:
+    """The program that this thread runs; None also inside its steps."""
+    return _here.program
+
+
+@contextlib.contextmanager
+def running(program: RunningProgram | None) -> Iterator[None]:
+    """Inside, this thread runs `program`; None: what asks for something does so for itself."""
+    before, _here.program = _here.program, program
+    try:
+        yield
+    finally:
+        _here.program = before
+
+
+def refuse_in_program(what: str) -> None:
+    """Raises MainspringError in the body of a program: its next attempt would do it again."""
+    program = _here.program
+    if program is not None:
+        program.refuse(what)

@@ -1,0 +1,37 @@
+"""What others tell a program, and what it tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fdb_datamodel import hold_futures, programs
+from futures_worker.client.context import ClientContext
+from futures_worker.database import ask
+from futures_worker.payload import dump_result, load_own
+from futures_worker.worker.messages import MOST_NAME
+
+
+def check_name(name: object, what: str) -> str:
+    """Raises ValueError unless it may name an event, or what is published."""
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or "\0" in name:
+        raise ValueError(f"{what} has a name of 1 to {MOST_NAME} characters, none of them NUL, found {name!r:.80}")
+    return name
+
+
+def send(context: ClientContext, program: bytes, name: str, value: Any) -> None:
+    """See `Future.send`."""
+    check_name(name, "an event")
+    payload = dump_result(value)
+    data, contained = payload.to_bytes(), payload.contained_in(context.origin.identity)
+
+    def body(tr: Any) -> None:
+        programs.send_event(tr, context.space, program, name, data)
+        hold_futures(tr, context.space, contained, outer=program)
+
+    ask(context.db, body)  # with an idempotency id: an event is sent once
+
+
+def published(context: ClientContext, program: bytes) -> dict[str, Any]:
+    """See `Future.published`."""
+    found = ask(context.db, programs.read_published, context.space, program, strategy="off")
+    return {name: load_own(value) for name, value in found.items()}

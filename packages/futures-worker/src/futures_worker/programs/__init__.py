@@ -1,0 +1,1 @@
+"""Programs: functions that survive the processes they run in."""
