@@ -1,0 +1,66 @@
+"""Drawn programs, killed in the middle: each comes to its end, and everything it asked for happened once."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+import pytest
+from conftest import seed_params
+from program_sim import PATIENT, Cluster, agrees, body, draw, expected, flat
+
+import fdb_datamodel as dm
+from futures_worker.programs import running
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program leaves at once where it has to wait."""
+    monkeypatch.setattr(running, "HERE_SECONDS", 0.002)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    seed = request.node.callspec.params["seed"]
+    cluster = Cluster(seed, kills=(0.0, 0.03, 0.15)[seed % 3])
+    yield cluster
+    cluster.close()
+
+
+@pytest.mark.parametrize("seed", seed_params(60))
+def test_everything_happens_once(cluster: Cluster, seed: int) -> None:
+    ops = draw(cluster.rng)
+    world = b"world/%s/" % cluster.space.cluster.encode()
+    asked = collections.Counter(op[0] for op in flat(ops))
+    events = list(range(asked["event"]))
+    program = cluster.client.submit(body, ops, world, durable=True, **PATIENT)
+    cluster.run_to_the_end([program], events)
+    seen = program.result(timeout=10)
+    assert agrees(seen, expected(ops))
+    assert [one[1] for one in seen if type(one) is tuple and one[0] == "event"] == list(range(asked["event"]))
+    counted = collections.Counter(op[1] for op in flat(ops) if op[0] == "count")
+    assert cluster.counters(world) == {b"%d" % key: number for key, number in counted.items()}, "exactly once"
+    recorded = collections.Counter(one.kind for one in cluster.requests(program))
+    assert recorded["sleep"] == sum(op[0] == "sleep" for op in ops)
+    children = sum(
+        {"child": 1, "failing child": 1, "program": 1}.get(op[0], op[-1] if op[0] in ("map", "completed", "first") else 0)
+        for op in ops
+    )  # fmt: skip
+    assert cluster.children_of(program) == children, "none was submitted twice"
+    assert dm.validate(cluster.db, cluster.space) == []
+
+
+def test_it_bites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are killed and leave, as the suite means them to."""
+    killed = left = 0
+    for seed in range(30):
+        cluster = Cluster(seed, kills=0.15)
+        ops = draw(cluster.rng)
+        events = list(range(sum(op[0] == "event" for op in ops)))
+        program = cluster.client.submit(
+            body, ops, b"world/%s/" % cluster.space.cluster.encode(), durable=True, **PATIENT
+        )
+        cluster.run_to_the_end([program], events)
+        killed, left = killed + cluster.killed, left + cluster.left
+        cluster.close()
+    assert killed > 50 and left > 50
