@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fdb_datamodel import INVARIANTS, TRANSITIONS, FutureSpec, FutureState
-from fdb_datamodel.rows.space import KEYS
+from fdb_datamodel.rows.table import KEYS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fdb-datamodel" / "keys.md"
 

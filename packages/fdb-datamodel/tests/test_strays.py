@@ -18,7 +18,8 @@ from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id, split_
 from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.pages import read_futures
-from fdb_datamodel.rows.space import EDGE, FUTURE, SESSION, SUBSPACES, layout_of
+from fdb_datamodel.rows.space import EDGE, FUTURE, SESSION, layout_of
+from fdb_datamodel.rows.table import SUBSPACES
 from fdb_datamodel.views.reading import ids_beginning
 from fdb_schema import put_blob
 from idempotent_txn import run

@@ -13,10 +13,10 @@ from fdb_datamodel.errors import (
 )
 from fdb_datamodel.liveness import Observer
 from fdb_datamodel.quarantine import quarantine_future, run_apart, set_apart
+from fdb_datamodel.rows.away import Away
 from fdb_datamodel.rows.ids import as_id, id_for_key, new_future_id, new_future_ids
 from fdb_datamodel.rows.records import (
     NO_SESSION,
-    Away,
     Backoff,
     Claim,
     Claims,

@@ -25,10 +25,10 @@ from fdb_datamodel.lifecycle.copies import reconstruct
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
 from fdb_datamodel.lifecycle.placement import come_back
 from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.away import Away
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import decode_id, encode_id
 from fdb_datamodel.rows.ids import as_id, show_id
-from fdb_datamodel.rows.records import Away
 from fdb_datamodel.rows.space import CLAIM
 from fdb_schema import ClusterSpace, OversizeError, Transaction, read_clock, read_range
 

@@ -11,7 +11,8 @@ from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import Violation
-from fdb_datamodel.rows.space import SUBSPACES, span
+from fdb_datamodel.rows.space import span
+from fdb_datamodel.rows.table import SUBSPACES
 from fdb_datamodel.views import invariants
 from fdb_schema import ClusterSpace, Database, Transaction
 from fdb_schema.database import as_database

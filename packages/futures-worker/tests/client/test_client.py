@@ -23,7 +23,7 @@ from fdb_datamodel import (
     register_worker,
     validate,
 )
-from fdb_datamodel.rows.space import FORMAT
+from fdb_datamodel.rows.table import FORMAT
 from fdb_schema import ClusterSpace, MainspringError, NewerFormatError, open_database
 from fdb_schema.records import pack
 from futures_worker import Client, Status, UpstreamDependencyFailedException, as_completed, wait

@@ -31,7 +31,7 @@ from futures_worker import random as drawn
 from futures_worker.client.context import worker_context
 from futures_worker.failure import PROGRAM
 from futures_worker.payload import dump_exception, dump_result, load_args, load_code, load_own
-from futures_worker.programs import running
+from futures_worker.programs import asking, running
 from futures_worker.worker.child import task_context
 from idempotent_txn import run
 
@@ -305,7 +305,7 @@ class Cluster:
     @contextmanager
     def _killing(self) -> Iterator[None]:
         """Transactions of the program may be its last, before or after they commit."""
-        whole = running.run_patiently
+        whole = asking.run_patiently
 
         def fragile(db: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self.rng.random() < self.kills:
@@ -315,11 +315,11 @@ class Cluster:
                 raise Killed
             return found
 
-        running.run_patiently = fragile
+        asking.run_patiently = fragile
         try:
             yield
         finally:
-            running.run_patiently = whole
+            asking.run_patiently = whole
 
     # --- what is left
 

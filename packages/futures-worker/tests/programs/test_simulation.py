@@ -10,13 +10,13 @@ from conftest import seed_params
 from program_sim import PATIENT, Cluster, agrees, body, draw, expected, flat
 
 import fdb_datamodel as dm
-from futures_worker.programs import running
+from futures_worker.programs import waits
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program leaves at once where it has to wait."""
-    monkeypatch.setattr(running, "HERE_SECONDS", 0.002)
+    monkeypatch.setattr(waits, "HERE_SECONDS", 0.002)
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from fdb_datamodel.lifecycle.endings import fail_for_good, place
 from fdb_datamodel.lifecycle.placement import release_claim
 from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.away import Away
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.ids import show_id
-from fdb_datamodel.rows.records import Away, Failure
+from fdb_datamodel.rows.records import Failure
 from fdb_datamodel.rows.space import AWAY, CODE, DUE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, UNCHARGED
 from fdb_datamodel.rows.states import FutureState
 from fdb_schema import read_range

@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 from fdb_datamodel.errors import StrayKeyError
-from fdb_datamodel.rows.space import KEYS, TIMER_KINDS, Layout
+from fdb_datamodel.rows.space import Layout
+from fdb_datamodel.rows.table import KEYS, TIMER_KINDS
 
 _ID = rb"\x01(?:[^\x00]|\x00\xff){16}\x00"
 _TEXT = rb"\x02(?:[^\x00]|\x00\xff)*\x00"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from fdb_datamodel.rows.away import Away
 from fdb_datamodel.rows.ids import as_id, new_future_id
 from fdb_datamodel.rows.requirements import NOTHING, Requirements, Shape
 from fdb_datamodel.rows.states import FutureState
@@ -204,21 +205,6 @@ class Claims(list[Claim]):
     retried: tuple[bytes, ...] = ()
     unsettled: bool = False
     cut: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Away:
-    """What a program waits for without a process.
-
-    kind: "sleep"; "futures", as long as not all of `ids` have ended, or (`until`) the "first" of them, or one by "failure"; or
-    "event", one of that `name`. due_us: of the cluster clock, when it goes on in any case; None: never.
-    """
-
-    kind: str
-    name: str = ""
-    ids: tuple[bytes, ...] = ()
-    until: str = "all"
-    due_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

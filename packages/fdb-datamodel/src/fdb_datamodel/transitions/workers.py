@@ -18,7 +18,8 @@ from fdb_datamodel.rows.elements import decode_id
 from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, Heartbeat, WorkerId, WorkerInfo, WorkerStatus
-from fdb_datamodel.rows.space import FORMAT, HEARTBEAT, INCARNATION, layout_of, span
+from fdb_datamodel.rows.space import HEARTBEAT, INCARNATION, layout_of, span
+from fdb_datamodel.rows.table import FORMAT
 from fdb_datamodel.transitions.assign import is_unclaimed, relocate
 from fdb_schema import ClusterSpace, RecordError, Transaction, check_format, read_range
 

@@ -13,6 +13,7 @@ from futures_worker.client.basis.options import submit_options
 from futures_worker.client.basis.program import current_program
 from futures_worker.client.events import check_name
 from futures_worker.programs.running import Program
+from futures_worker.programs.steps import Step
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,9 +74,8 @@ def step(
             raise MainspringError("a step with tr=True needs a program, which has the transaction that records it")
         return function(*args, **kwargs)
     label = check_name(name or _name_of(function), "a step")
-    within = bool(tr)
     return program.step(  # type: ignore[no-any-return]
-        label, function, args, kwargs, within=within, retries=retries, backoff=float(backoff)
+        Step(label, function, args, kwargs, bool(tr), retries, float(backoff))
     )
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any, Final
 
-import fdb_datamodel.rows.space
+import fdb_datamodel.rows.table
 import lease_locks.grants.space
 from fdb_schema import ClusterSpace, get_many, unpack
 from idempotent_txn import run
@@ -23,7 +23,7 @@ SLOW_COMMIT: Final = 1.0
 MAP_SHARE: Final = 0.9
 _BINDINGS: Final = (7, 3), (9, 0)
 _FORMATS: Final = (
-    ("futures", fdb_datamodel.rows.space.FORMAT),
+    ("futures", fdb_datamodel.rows.table.FORMAT),
     ("lease", lease_locks.grants.space.FORMAT),
     (SUBSPACE, HEAP_FORMAT),
 )

@@ -1,0 +1,98 @@
+"""How a program asks: each request is found as it was recorded, or done and recorded by one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from fdb_datamodel import Away, hold_futures, programs
+from fdb_datamodel.programs import Request
+from fdb_schema import MainspringError, read_clock
+from fdb_schema.clock import MICROSECONDS
+from futures_worker.client.context import ClientContext, worker_context
+from futures_worker.database import run_patiently
+from futures_worker.payload import ResultPayload
+from futures_worker.programs.history import History, Phase
+from futures_worker.worker.child.task_context import TaskContext
+
+T = TypeVar("T")
+
+
+class Left(BaseException):
+    """Unwinds the frames of a program that waits without a process. No request is made any more."""
+
+
+class Asking:
+    """The requests of one attempt. Used by the thread that runs it, and no other."""
+
+    def __init__(self, task: TaskContext) -> None:
+        self.label = f"program {task.future_id}"
+        self.id = task.id
+        self.away: Away | None = None
+        self.context: ClientContext = worker_context()
+        self._space = self.context.space
+        self._claim = self.transact(programs.begin_program, task.id, task.attempt)
+        self.history = History(self.label, lambda start: self.transact(programs.read_requests, task.id, start))
+
+    def transact(self, fn: Callable[..., T], *args: Any) -> T:
+        """`fn(tr, space, *args)` in a transaction, which finds its own effect when it runs again; until the database answers."""
+        return run_patiently(self.context.db, fn, self._space, *args, strategy="off")
+
+    def within(self, fn: Callable[..., T], *args: Any) -> T:
+        """The same of a function that is fenced by this attempt: `fn(tr, space, claim, *args)`."""
+        return self.transact(fn, self._claim, *args)
+
+    def ask(self, kind: str, name: str = "") -> tuple[int, Request | None]:
+        """The number of a request, and what it got if it was recorded. Raises NondeterministicProgram, `Left`."""
+        if self.history.phase is Phase.left:
+            raise Left  # in a `finally`, or where somebody caught what unwinds the program
+        return self.history.next(kind, name)
+
+    def record(self, number: int, fn: Callable[..., Request], *args: Any) -> Request:
+        """`within` for the transaction that does what was asked, and records it."""
+        try:
+            found = self.within(fn, *args)
+        except BaseException:
+            self.history.undo(number)
+            raise
+        return self.history.record(number, found)
+
+    def note(self, number: int, request: Request, *, now: bool = False, holds: Sequence[bytes] = ()) -> Request:
+        """Record a request that there is nothing else to do for. `now`: its `due_us` counts from this moment."""
+
+        def body(tr: Any, space: Any, claim: programs.ProgramClaim) -> Request:
+            hold_futures(tr, space, holds, outer=self.id)
+            return programs.record_request(tr, space, claim, number, request, now=now)
+
+        return self.record(number, body)
+
+    def leave(self, away: Away) -> NoReturn:
+        """Go on without a process, once that is over."""
+        self.history.enter(Phase.left)
+        self.away = away
+        raise Left
+
+    def contained(self, payload: ResultPayload) -> tuple[bytes, ...]:
+        """The futures inside of a value, which live as long as the program."""
+        return payload.contained_in(self.context.origin.identity)
+
+    # --- time
+
+    def clock(self) -> int:
+        """The cluster's, in µs."""
+        return self.transact(lambda tr, space: read_clock(tr, space))
+
+    def deadline(self, timeout: float | None) -> int | None:
+        """The end of a wait by the cluster clock, counted from when it was asked for first."""
+        if timeout is None:
+            return None
+        number, found = self.ask("deadline")
+        if found is None:
+            found = self.note(number, Request("deadline", due_us=round(timeout * MICROSECONDS)), now=True)
+        return found.due_us
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raises MainspringError."""
+        raise MainspringError(
+            f"{what} inside of {self.label} would be done again by its next attempt: do it in a step, `step(fn, …)`"
+        )
