@@ -451,6 +451,20 @@ class Generated:
 """
 
 
+@pytest.mark.parametrize("kind", ["Flag", "IntFlag"])
+def test_a_flag_has_one_key_whatever_was_made_of_its_members(kind: str) -> None:
+    def made(members: str = "A=1;B=2") -> Any:
+        space: dict[str, Any] = {}
+        exec(f"import enum\nclass F(enum.{kind}): {members}", {"__name__": "__main__"}, space)
+        return space["F"]
+
+    used = made()
+    assert used.A | used.B and used(3) and ~used.A
+    assert canonical(made().A) == canonical(used.A)
+    assert canonical(made()(3)) == canonical(used.A | used.B)
+    assert len({canonical(one.A) for one in (made(), made("A=1;B=4"), made("A=1;B=2;C=2"), made("A=1;B=2;C=3"))}) == 4
+
+
 def test_the_docstring_of_a_class_counts_but_not_what_dataclasses_make_of_its_signature() -> None:
     spaces = [dict[str, Any](__name__="__main__") for _ in range(3)]
     for space, text in zip(spaces, (DOCUMENTED, DOCUMENTED, DOCUMENTED.replace("French", "English")), strict=True):
@@ -885,6 +899,12 @@ def test_what_does_not_return_its_value_is_refused_before_it_runs(locks: LeaseMa
         runner.call(function)
 
 
+@pytest.mark.parametrize("what", [property, classmethod])
+def test_what_cannot_be_called_is_refused_where_it_is_decorated(locks: LeaseManager, what: Any) -> None:
+    with pytest.raises(MemoKeyError, match="put the runner's below that one"):
+        runner_of(locks).memoize(what(lambda self: 1))
+
+
 @pytest.mark.parametrize("pipeline", [b"bytes", None, "", "line\nbreak", 7, "x" * 300])
 def test_a_pipeline_id_that_is_no_name_is_refused_at_once(locks: LeaseManager, pipeline: Any) -> None:
     with pytest.raises(ValueError, match="pipeline_id"):
@@ -1012,6 +1032,41 @@ def test_an_array_has_the_key_of_its_type_shape_and_values_however_it_lies_in_me
         *(numpy.zeros(2, {"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, at]}) for at in (2, 6)),
     ]
     assert len({canonical(each) for each in others}) == len(others)
+
+
+def test_a_masked_array_has_one_key_whether_or_not_it_was_shown() -> None:
+    def made(values: Any = (1.0, 2.0), mask: Any = (0, 1), **more: Any) -> Any:
+        return numpy.ma.masked_array(values, mask, **more)
+
+    shown = made()
+    repr(shown)
+    copied = pickle.loads(pickle.dumps(made()))
+    assert (
+        canonical(made())
+        == canonical(shown)
+        == canonical(copied)
+        == canonical(numpy.ma.masked_array([1.0, 2.0], [0, 1]))
+    )
+    assert canonical(numpy.ma.masked_array([1.0])) == canonical(numpy.ma.masked_array([1.0], [0]))
+    others = [made(), made((1.0, 3.0)), made(mask=(1, 0)), made(fill_value=7), made((1, 2)), made().data]
+    assert len({canonical(each) for each in others}) == len(others)
+
+
+class Distribution:
+    """As those of `scipy.stats`: it holds the generator that numpy has for all."""
+
+    def __init__(self, generator: Any = None, width: float = 1.0) -> None:
+        self.width = width
+        self.generator = generator or numpy.random.mtrand._rand
+
+
+def test_what_holds_the_generator_that_numpy_has_for_all_counts_without_its_state() -> None:
+    before = canonical(Distribution())
+    numpy.random.random()
+    assert canonical(Distribution()) == before
+    own = [canonical(Distribution(numpy.random.RandomState(seed))) for seed in (1, 1, 2)]
+    assert own[0] == own[1] != own[2]
+    assert len({before, *own, canonical(Distribution(width=2.0))}) == 4
 
 
 def test_tables_of_arrow_have_keys() -> None:

@@ -283,6 +283,54 @@ def test_classes_that_libraries_made_are_the_same_in_every_process(tmp_path: Pat
     assert [run(script, shared_url) for _ in range(2)] == ["True True", "False True"]
 
 
+OF_PYDANTIC = """
+import inspect, sys
+from pydantic import BaseModel, Field, computed_field, field_serializer, field_validator, model_validator
+from lease_locks.memo.functions import bind
+
+class Settings(BaseModel):
+    rate: float = Field(0.1, gt=0)
+    more: list["Settings"] = []
+
+    @field_validator("rate", mode="before")
+    @classmethod
+    def checked(cls, value):
+        return value
+
+    @model_validator(mode="after")
+    def whole(self):
+        return self
+
+    @field_serializer("rate")
+    def shown(self, value):
+        return value
+
+    @computed_field
+    @property
+    def double(self) -> float:
+        return self.rate * 2
+
+class Other(Settings):
+    pass
+
+def f(settings):
+    return Settings(), Other()
+
+if len(sys.argv) > 1:
+    inspect.signature(Settings), inspect.signature(Other), Other(more=[Settings()]).model_dump_json()
+print(bind("default", f, (Other(),), {}).memo.digest.hex())
+"""
+
+
+def test_a_model_of_pydantic_with_validators_has_one_key_in_every_process(tmp_path: Path) -> None:
+    pytest.importorskip("pydantic")
+    script = written(tmp_path, OF_PYDANTIC)
+    first = run(script)
+    assert first == run(script, "used")
+    for old, new in (('mode="before"', 'mode="after"'), ("gt=0", "gt=1"), ("return value", "return -value")):
+        assert run(written(tmp_path, OF_PYDANTIC.replace(old, new))) != first
+
+
 NAMED_AS_TEXT = """
 from __future__ import annotations
 import sys, typing

@@ -1,4 +1,6 @@
-"""What a function's behaviour depends on beside its code and arguments, and whether a name of that was bound anew."""
+"""What a function is, without the wrapper that `memoize` puts around it; what its behaviour depends on beside its code and arguments; and
+whether a name of that was bound anew.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,26 @@ from fdb_schema.whole_copies import DISPATCHER_ATTRIBUTES, SCRIPTS, is_dispatchi
 
 _ABSENT: Final = object()
 _REGISTERED: Final = vars(abc)["_get_dump"]  # as cloudpickle has it; Python names nothing public that says it
+
+
+def memoizing(call: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with its calls made by `call(function, *args, **kwargs)`."""
+
+    @functools.wraps(function)
+    def memoized(*args: Any, **kwargs: Any) -> Any:
+        return call(function, *args, **kwargs)
+
+    return memoized
+
+
+_CODE: Final = memoizing(functools.partial, print).__code__
+
+
+def plain(function: Any) -> Any:
+    """The function itself, where this is a runner's wrapper of it: told by its code, which a pickled copy has, too."""
+    while isinstance(function, types.FunctionType) and function.__code__ == _CODE:
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    return function
 
 
 def around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

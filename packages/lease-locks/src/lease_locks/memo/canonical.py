@@ -40,8 +40,8 @@ from typing import Any, Final
 
 from fdb_schema.whole_copies import ANNOTATING, LENT, SCRIPTS, annotations_of, named_as_text
 from lease_locks.errors import LeaseError
-from lease_locks.memo.bindings import Bindings, around, registered_with
-from lease_locks.memo.wrapping import plain
+from lease_locks.memo.bindings import Bindings, around, plain, registered_with
+from lease_locks.memo.walking import Once, TooManyWays, Ways
 
 log = logging.getLogger("lease_locks")
 
@@ -156,7 +156,10 @@ def identity(thing: Any) -> bytes:
 
             digest = hashlib.sha256()
             for part in met:  # it grows while it is read
-                _Encoder(digest.update, number, in_order=True).content(part)
+                try:
+                    _Encoder(digest.update, number, Ways(), in_order=True).content(part)
+                except TooManyWays:
+                    _Encoder(digest.update, number, _once(), in_order=True).content(part)
             known = digest.digest()
             _identities[at] = weakref.ref(thing, lambda gone: _forget(at, gone)), known, Bindings(met)
     noted = getattr(_noting, "list", None)
@@ -184,7 +187,10 @@ def _forget(at: int, gone: weakref.ref[Any]) -> None:
 
 def _encode(write: Callable[[Any], Any], value: Any) -> None:
     try:
-        _Encoder(write, identity).put(value)
+        try:
+            _Encoder(write, identity, Ways()).put(value)
+        except TooManyWays:  # with as many of them before it as it takes to find out
+            _Encoder(write, identity, _once()).put(value)
     except RecursionError:
         raise MemoKeyError("it is nested too deeply for a memo key: pass what identifies it instead") from None
 
@@ -205,6 +211,10 @@ def body_of(kind: type) -> Iterator[tuple[str, Any]]:
             continue  # there is none, or `dataclasses` made it of the signature: a default may be told by its place in memory
         if name in ("__init__", "__subclasshook__") and _of_typing(kind, name, value):
             continue
+        if name == "__signature__" and type(value).__module__.startswith("pydantic."):
+            continue  # of the fields, made when it is first asked for
+        if name == "_value2member_map_" and issubclass(kind, enum.Enum):
+            value = {data: member for data, member in value.items() if _is_declared(kind, data, member)}
         yield name, value
 
 
@@ -237,6 +247,11 @@ def _of_attrs(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<attrs generated")
 
 
+def _is_declared(kind: type[enum.Enum], data: Any, member: enum.Enum) -> bool:
+    """Whether the body made the member of this value; a flag is given more as they are combined and inverted."""
+    return member.name in kind.__members__ and not (isinstance(member, enum.Flag) and data != member.value)
+
+
 def module_of(thing: Any) -> str | None:
     """The name of its module; that of a script is `__main__`, also in a process of multiprocessing."""
     module = getattr(thing, "__module__", None)
@@ -259,6 +274,15 @@ def _which_module(value: Any, name: str) -> str:
         return "__main__"
 
 
+def _without_the_generator(state: Any) -> Any:
+    """An object's state; the generator that numpy has for all, which those of `scipy.stats` hold, by its name: what it will draw next is
+    no object's own, and another in each process."""
+    generator = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
+    if generator is None or not isinstance(state, dict) or all(part is not generator for part in state.values()):
+        return state
+    return {name: "numpy.random" if part is generator else part for name, part in state.items()}
+
+
 def _name(thing: Any) -> bytes:
     return f"{module_of(thing)}:{thing.__qualname__}".encode()
 
@@ -269,12 +293,23 @@ def _name_and_code(thing: Any) -> bytes:
     return _name(thing) if code is None else _name(thing) + canonical_digest(code)
 
 
+def _once() -> Once:
+    return Once(
+        MemoKeyError(
+            "its parts refer to each other through sets, or as keys, in more ways than can be put in order: pass what "
+            "identifies it instead, or give its class a __memo_key__"
+        )
+    )
+
+
 class _Encoder:
-    def __init__(self, write: Callable[[Any], Any], refer: Callable[[Any], bytes], in_order: bool = False) -> None:
+    def __init__(
+        self, write: Callable[[Any], Any], refer: Callable[[Any], bytes], ways: Ways, in_order: bool = False
+    ) -> None:
         self.write = write
         self.refer = refer  # how a function or class that has no name elsewhere is told
+        self.ways = ways
         self.in_order = in_order  # whether the order of a dict counts: a program's own is part of what it says
-        self.open: dict[int, int] = {}  # containers being encoded: id → depth, for values that contain themselves
 
     def sized(self, tag: bytes, data: Any) -> None:
         self.write(tag + len(data).to_bytes(8, "big"))
@@ -289,15 +324,22 @@ class _Encoder:
         if kind is types.FunctionType or isinstance(value, type):
             self._function_or_class(value)
             return
-        known = self.open.get(id(value))
-        if known is not None:
-            self.sized(b"@", str(len(self.open) - known).encode())
+        ways, tell = self.ways, _COMPOUND.get(kind, _Encoder._object)
+        if isinstance(ways, Once):
+            ways.part(self, value, tell)
             return
-        self.open[id(value)] = len(self.open)
+        known = ways.open.get(id(value))
+        if known is not None:
+            self.sized(b"@", str(len(ways.open) - known).encode())
+            return
+        if not ways.left:
+            raise TooManyWays
+        ways.left -= 1
+        ways.open[id(value)] = len(ways.open)
         try:
-            _COMPOUND.get(kind, _Encoder._object)(self, value)
+            tell(self, value)
         finally:
-            del self.open[id(value)]
+            del ways.open[id(value)]
 
     def items(self, tag: bytes, values: Iterable[Any], count: int) -> None:
         self.write(tag + count.to_bytes(8, "big"))
@@ -316,12 +358,15 @@ class _Encoder:
     def _sorted(self, values: Iterable[Any]) -> list[Any]:
         """In an order that no process chooses: that of their bytes."""
 
+        refer = _name_and_code if self.refer is not identity else identity
+
         def key(value: Any) -> bytes:
-            out: list[bytes] = []
-            part = _Encoder(out.append, _name_and_code if self.refer is not identity else identity, self.in_order)
-            part.open = self.open
-            part.put(value)
-            return b"".join(out)
+            def told(ways: Ways) -> bytes:
+                out: list[bytes] = []
+                _Encoder(out.append, refer, ways, self.in_order).put(value)
+                return b"".join(out)
+
+            return self.ways.apart(told, refer is self.refer)
 
         return sorted(values, key=key)
 
@@ -363,6 +408,17 @@ class _Encoder:
             self.put((value.dtype.str, value.dtype if value.dtype.names else None, value.shape))
             self.sized(b"b", value.tobytes())
             return
+        if kind.__module__.startswith("numpy.ma") and kind.__name__ == "MaskedArray":
+            # Its pickle has the value to fill it with only once that was asked for, as its repr does.
+            masked = sys.modules["numpy.ma"].getmaskarray(value)
+            self.write(b"o")
+            self.put((kind, value.data, masked, value.fill_value))
+            return
+        if kind.__module__ == "pydantic._internal._decorators" and kind.__name__ == "Decorator":
+            # `cls_ref` names the class by its place in memory.
+            self.write(b"o")
+            self.put((kind, {name: getattr(value, name) for name in kind.__dataclass_fields__ if name != "cls_ref"}))
+            return
         if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
             # By columns: how pandas has put them into blocks depends on how the frame was made.
             self.write(b"D")
@@ -382,6 +438,7 @@ class _Encoder:
             self._global(value, kind, reduced)
             return
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+        state = _without_the_generator(state)
         if maker is kind and isinstance(value, PurePath):
             arguments = value.parts  # from Python 3.14 on what it was made of, which equal paths needn't share
         self.write(b"o")
@@ -438,7 +495,7 @@ class _Encoder:
         """The value; where it has no key, its type."""
         out: list[bytes] = []
         try:
-            _Encoder(out.append, self.refer, self.in_order).put(value)
+            _Encoder(out.append, self.refer, self.ways.afresh(), self.in_order).put(value)
         except (MemoKeyError, RecursionError):
             out = [_name(type(value))]
         self.sized(b"a", b"".join(out))

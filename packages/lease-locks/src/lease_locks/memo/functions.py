@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
+from lease_locks.memo.bindings import plain
 from lease_locks.memo.canonical import (
     MemoKeyError,
     by_name,
@@ -26,7 +27,6 @@ from lease_locks.memo.canonical import (
 )
 from lease_locks.memo.pickling import dumps, dumps_result, loads
 from lease_locks.memo.rows import INLINE_BYTES, Memo
-from lease_locks.memo.wrapping import plain
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 160
@@ -133,6 +133,11 @@ def check_memoizable(function: Any) -> None:
     """Raises `MemoKeyError` for what doesn't return its value when it is called."""
     if type(function) is types.FunctionType and not function.__code__.co_flags & _LATER:
         return
+    if not callable(function):  # a property, a classmethod: the runner's decorator has to stand below theirs
+        raise MemoKeyError(
+            f"{_show(function)} can't be called: a runner memoizes functions; where it is what another decorator made, put the "
+            f"runner's below that one"
+        )
     for kind, told in _NO_VALUE.items():
         if told(function):
             raise MemoKeyError(

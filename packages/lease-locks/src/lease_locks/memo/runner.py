@@ -25,6 +25,7 @@ from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
+from lease_locks.memo.bindings import memoizing
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
@@ -47,7 +48,6 @@ from lease_locks.memo.rows import (
     store,
 )
 from lease_locks.memo.shells import Shell, subprocess_shell
-from lease_locks.memo.wrapping import memoizing
 from lease_locks.session.upkeep import IDEMPOTENT
 from lease_locks.waiting import threads
 from lease_locks.waiting.acquiring import acquiring
