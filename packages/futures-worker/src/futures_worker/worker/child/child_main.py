@@ -46,6 +46,9 @@ MOST_FUNCTIONS = 1000
 """Functions kept loaded by a child; the one loaded first goes first."""
 
 
+_OWN_FRAMES = (__name__, "futures_worker.programs.running")
+"""Modules whose frames a traceback doesn't begin with."""
+
 _Function = tuple[Callable[..., Any], str, str, list[ClassState]]
 """A function that is loaded, its name, the Python that pickled it, the classes by value in it."""
 
@@ -307,7 +310,7 @@ class ChildLoop:
     def _fail(self, seq: int, started: float, kind: int, error: BaseException) -> None:
         elapsed = int((time.perf_counter() - started) * 1e6)
         own, frames = 0, error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename == _call.__code__.co_filename:
+        while frames is not None and frames.tb_frame.f_globals.get("__name__") in _OWN_FRAMES:
             own, frames = own + 1, frames.tb_next
         failure = payload.dump_exception(error, skip_frames=own).to_bytes()
         self._write(self._pack((messages.FAILED, seq, elapsed, kind, failure)))
