@@ -156,6 +156,24 @@ def test_workers_end_with_their_process_whatever_ends_it(killed: bool) -> None:
     assert not Path(folder).exists()
 
 
+FORKS = """
+import os, sys
+from futures_worker import LocalCluster
+
+with LocalCluster(workers=1) as client:
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    os.waitpid(child, 0)
+    print(client.submit(pow, 2, 5).result(timeout=60))
+"""
+
+
+def test_a_fork_that_ends_takes_nothing_along() -> None:
+    said = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=False)
+    assert said.stdout == "32\n", said.stderr
+
+
 def test_without_workers_a_wait_says_so() -> None:
     with (
         LocalCluster(workers=0) as client,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -73,10 +74,10 @@ class LocalCluster:
         self._closed = False
         self._slots = slots or max(1, len(os.sched_getaffinity(0)) // max(1, workers))
         self._grace = grace
-        self._folder = tempfile.TemporaryDirectory(prefix="mainspring-", ignore_cleanup_errors=True)
-        self._logs = make_private_directory(Path(logs or Path(self._folder.name, "logs")).absolute())
+        self._folder = tempfile.mkdtemp(prefix="mainspring-")  # a TemporaryDirectory goes with the first fork that ends
         try:
-            url = url or f"embedded:{self._folder.name}/db"
+            self._logs = make_private_directory(Path(logs or Path(self._folder, "logs")).absolute())
+            url = url or f"embedded:{self._folder}/db"
             self._client = Client(url, cluster, **options)
             self._url = self._client.origin.url or url
             _open.add(self)
@@ -163,10 +164,10 @@ class LocalCluster:
                     worker.ask_to_stop()
                 for worker in self._workers:
                     worker.stop()
-                self._folder.cleanup()
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, count: int) -> None:
-        temporary = self._folder.name
+        temporary = self._folder
         for _ in range(count):
             self._started += 1
             settings = {
