@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +17,7 @@ from support.terminal import piped
 
 from futures_worker import Client, Future, LocalCluster, MainspringError, UnknownFutureError
 from futures_worker.cli import main
+from futures_worker.client import operating
 
 WAIT = 60.0
 
@@ -143,6 +145,38 @@ def test_many_are_cancelled_at_once(client: Client, tmp_path: Path) -> None:
     assert client.cancel([]) == 0
     with pytest.raises(TypeError, match="cancel takes futures"):
         client.cancel([1])  # type: ignore[list-item]
+
+
+class Held:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def hold(self, begun: str, gate: str) -> int:
+        Path(begun).touch()
+        while not Path(gate).exists():
+            time.sleep(0.005)
+        return self.count()
+
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+def test_calls_of_actors_are_cancelled_unless_they_began(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operating, "CANCEL_SECONDS", 0.05)
+    actor = client.actor(Held)
+    done, running = actor.count(), actor.hold(str(tmp_path / "begun"), str(tmp_path / "gate"))
+    first, second = actor.count(), actor.count()
+    begun(tmp_path / "begun")
+    assert client.cancel([done, running, first]) == 0, "the actor, which knows, is busy"
+    (tmp_path / "gate").touch()
+    assert running.result(timeout=WAIT) == 2, "it had begun"
+    assert second.result(timeout=WAIT) == 3, "the one before it didn't run"
+    with pytest.raises(CancelledError):
+        first.result(timeout=WAIT)
+    client.kill_actor(actor)
 
 
 @pytest.mark.parametrize("task", [mark_and_wait, hold_the_interpreter])

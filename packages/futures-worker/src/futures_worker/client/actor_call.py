@@ -33,15 +33,19 @@ class Call(Future[T]):
         One that runs isn't stopped: its actor goes on, and so does what it submitted.
         """
         if self._record.entry is None:
-            session = self._home()
-            record = self._unanswered(session)
-            if record is not None:
-                record.link.cancel(record)
+            self.keep_from_beginning()
             try:
-                self._await_end(session, time.monotonic() + CANCEL_SECONDS, CANCEL_SECONDS)
+                self._await_end(self._home(), time.monotonic() + CANCEL_SECONDS, CANCEL_SECONDS)
             except TimeoutError:
                 return False
         return self.cancelled()
+
+    def keep_from_beginning(self) -> bool:
+        """Ask that it doesn't begin, without waiting; False where the session has no connection by which it could ask."""
+        record = None if self._record.ended else self._unanswered(self._home())
+        if record is not None:
+            record.link.cancel(record)
+        return record is not None or self._record.ended
 
     def _make_durable(self) -> None:
         record = self._unanswered(self._home()) if not self._record.ended else None

@@ -303,7 +303,10 @@ class Client:
         return operating.retry(self._context, future)
 
     def cancel(self, futures: Iterable[Future[Any]], *, children: bool = True) -> int:
-        """Cancel futures that haven't ended, as `Future.cancel`, and return once none of them runs; how many are cancelled now."""
+        """Cancel futures that haven't ended, as `Future.cancel`, and return once none of them runs; how many are cancelled now.
+
+        Calls of actors are kept from beginning: one that runs goes on, and what is known of them after a second is counted.
+        """
         return operating.cancel(self._context, futures, children)
 
     def logs(self, future: Future[Any] | UUID | bytes | str, attempt: int | None = None) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fdb_datamodel import FutureState, as_id, list_workers
+from futures_worker.client.actor_call import CANCEL_SECONDS, Call
 from futures_worker.client.actors import Actor, actor_id
 from futures_worker.client.basis.diagnosis import clusters, start_hint
 from futures_worker.client.basis.record import CallRecord
@@ -107,13 +108,18 @@ def cancel(context: ClientContext, chosen: Iterable[Future[Any]], children: bool
     listed = check_futures([chosen] if isinstance(chosen, Future) else chosen, "cancel")
     context().flush()
     failed: list[Future[Any]] = []
+    asked: list[Future[Any]] = []
     for future in reversed(listed):  # what waits for one of them is cancelled itself, and doesn't fail with that
+        if isinstance(future, Call) and future.keep_from_beginning():
+            asked.append(future)  # only its actor knows whether it has begun
+            continue
         session, record = known_in_its_session(future)
         with contextlib.suppress(FutureDeletedError):  # the others are meant all the same
             session.make_known([record.id])
             if session.cancel(record.id, children):
                 failed.append(future)
     wait(failed)
+    wait(asked, timeout=CANCEL_SECONDS)
     return sum(future.cancelled() for future in failed)
 
 
