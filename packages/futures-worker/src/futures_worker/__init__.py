@@ -2,6 +2,7 @@
 
 from futures_worker.client import (
     Actor,
+    AsCompleted,
     BoundOptions,
     Client,
     Dataset,
@@ -51,6 +52,7 @@ __all__ = [
     "Actor",
     "ActorDiedError",
     "AddressInUseError",
+    "AsCompleted",
     "BoundOptions",
     "ClaimLostError",
     "Client",

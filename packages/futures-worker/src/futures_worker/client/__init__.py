@@ -11,13 +11,14 @@ from futures_worker.client.future import Future
 from futures_worker.client.outcome import Status
 from futures_worker.client.shell import WorkerPoolShell
 from futures_worker.client.streaming import ResultStream
-from futures_worker.client.waiting.completed import as_completed
+from futures_worker.client.waiting.completed import AsCompleted, as_completed
 from futures_worker.client.waiting.gathering import gather
 from futures_worker.client.waiting.waits import DoneAndNotDone, wait
 from futures_worker.operations.rows import FutureRow, WorkerRow
 
 __all__ = [
     "Actor",
+    "AsCompleted",
     "BoundOptions",
     "Client",
     "Dataset",

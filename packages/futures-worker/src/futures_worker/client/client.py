@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
 from fdb_datamodel import FutureState
@@ -21,11 +21,12 @@ from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
 from futures_worker.client.submits.submitting import submit, submit_each
-from futures_worker.client.waiting.gathering import gather
+from futures_worker.client.waiting.gathering import GatherOptions, gather
 from futures_worker.client.waiting.waits import await_all
 from futures_worker.operations.rows import FutureRow, WorkerRow
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 class Client:
@@ -167,20 +168,24 @@ class Client:
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
+    @overload
+    def gather(self, futures: tuple[Any, ...], **how: Unpack[GatherOptions]) -> tuple[Any, ...]: ...
+    @overload
+    def gather(self, futures: dict[K, Any], **how: Unpack[GatherOptions]) -> dict[K, Any]: ...  # type: ignore[overload-overlap]
+    @overload
+    def gather(self, futures: Iterable[Future[T]], **how: Unpack[GatherOptions]) -> list[T]: ...
+    @overload
+    def gather(self, futures: Iterable[Any], **how: Unpack[GatherOptions]) -> Any: ...
     def gather(
-        self,
-        futures: Iterable[Future[T]],
-        *,
-        progress: bool = True,
-        timeout: float | None = None,
-        errors: str = "raise",
-    ) -> list[T]:
-        """The results of `futures`, in order.
+        self, futures: Any, *, progress: bool = True, timeout: float | None = None, errors: str = "raise"
+    ) -> Any:
+        """The results of `futures`, in order: a list; of lists, tuples and dicts, however nested, the same with results in it.
 
         Args:
             progress: show a bar, in a terminal, if it takes more than a moment.
             timeout: seconds for all of it.
-            errors: "raise" the first failure as soon as it happened, or "return" exceptions in the place of results.
+            errors: "raise" the first failure as soon as it happened, "return" exceptions in the place of results, or "skip" what
+                failed, which then is missing.
         """
         return gather(futures, progress=progress, timeout=timeout, errors=errors)
 

@@ -134,7 +134,7 @@ class Dataset(Generic[T]):
 
     def _counts(self, timeout: float | None) -> list[int]:
         options = _named(self._options, "count")
-        counts = [self._submit(len, partition, options=options) for partition in self.partitions]
+        counts: list[Future[int]] = [self._submit(len, partition, options=options) for partition in self.partitions]
         return gather(counts, timeout=timeout, progress=False)
 
 

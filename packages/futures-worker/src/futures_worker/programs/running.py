@@ -192,10 +192,9 @@ class Program:
         done = waits.ended(self._asking, futures, return_when, self._asking.deadline(timeout))
         return DoneAndNotDone(done, set(futures) - done)
 
-    def as_completed(self, futures: Sequence[Future[Any]], timeout: float | None) -> Iterator[Future[Any]]:
+    def as_completed(self, left: list[Future[Any]], timeout: float | None) -> Iterator[Future[Any]]:
         """See `RunningProgram`."""
-        due = self._asking.deadline(timeout)
-        return waits.completed(self._asking, list(dict.fromkeys(futures)), due, timeout)
+        return waits.completed(self._asking, left, self._asking.deadline(timeout), timeout)
 
     def gather(self, futures: Sequence[Future[Any]], timeout: float | None, errors: str) -> list[Any]:
         """See `RunningProgram`. All are waited for, also where one has failed: so attempts find the same."""
@@ -204,7 +203,8 @@ class Program:
         if len(done) < len(asked):
             raise TimeoutError(f"{len(asked) - len(done)} of {len(asked)} futures did not end within {timeout} s")
         with running(None):
-            return gather(futures, progress=False, errors=errors)
+            found: list[Any] = gather(list(futures), progress=False, errors=errors)
+            return found
 
 
 def _handle(context: ClientContext, future_id: bytes, made: FutureRecord) -> Future[Any]:

@@ -63,14 +63,16 @@ def ended(asking: Asking, futures: Sequence[Future[Any]], return_when: str, due:
 
 
 def completed(asking: Asking, left: list[Future[Any]], due: int | None, timeout: float | None) -> Iterator[Future[Any]]:
-    """One after the other, as they end."""
-    total = len(left)
+    """One after the other, as they end; what ended is taken out of `left`, and more may be put into it meanwhile."""
+    told = 0
     while left:
         done = ended(asking, left, FIRST_COMPLETED, due)
         if not done:
-            raise TimeoutError(f"{len(left)} of {total} futures did not end within {timeout} s")
-        yield from [one for one in left if one in done]
-        left = [one for one in left if one not in done]
+            raise TimeoutError(f"{len(left)} of {told + len(left)} futures did not end within {timeout} s")
+        found = [one for one in left if one in done]
+        left[:] = [one for one in left if one not in done]
+        told += len(found)
+        yield from found
 
 
 def _wait_for(

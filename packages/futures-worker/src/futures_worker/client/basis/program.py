@@ -25,8 +25,8 @@ class RunningProgram(Protocol):
     def wait(self, futures: Sequence[Any], timeout: float | None, return_when: str) -> Any:
         """See `futures_worker.wait`."""
 
-    def as_completed(self, futures: Sequence[Any], timeout: float | None) -> Iterator[Any]:
-        """See `futures_worker.as_completed`."""
+    def as_completed(self, left: list[Any], timeout: float | None) -> Iterator[Any]:
+        """See `futures_worker.as_completed`. What came is taken out of `left`; more may be put into it meanwhile."""
 
     def gather(self, futures: Sequence[Any], timeout: float | None, errors: str) -> list[Any]:
         """See `Client.gather`."""

@@ -25,6 +25,20 @@ class Group:
         self._ended: deque[Future[Any]] = deque()
         self._noting = threading.Lock()  # held while a member goes from the one to the other
         self._sessions: dict[int, Session] = {}
+        self._entered = False
+
+    def add(self, future: Future[Any]) -> None:
+        """One more member, at any time, in any thread; again one that has ended before."""
+        with self._noting:
+            self._members[record_of(future).id] = future
+            self.remaining.add(future)
+        if self._entered:
+            self._take_up([future])
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Those that tell it, once it was entered."""
+        return list(self._sessions.values())
 
     def note(self, ended: Iterable[FutureRecord]) -> None:
         """Called by a session, in any thread, with futures that just ended; also others than this group's."""
@@ -89,22 +103,32 @@ class Group:
             for session in self._sessions.values():
                 session.callbacks.unwatch(self)
 
-    def __enter__(self) -> Group:
+    def _take_up(self, futures: Sequence[Future[Any]]) -> None:
+        """Have their sessions tell this group of them, and note those that have ended."""
         members: dict[int, list[FutureRecord]] = {}
-        for future in tuple(self.remaining):
+        for future in futures:
             session, record = known_in_its_session(future)
-            self._sessions[id(session)] = session
             members.setdefault(id(session), []).append(record)
-        try:
-            for key, session in self._sessions.items():
+            if id(session) not in self._sessions:
+                self._sessions[id(session)] = session
                 session.join(self)
-                session.expect(members[key])
+        for key, records in members.items():
+            self._sessions[key].expect(records)
+        self.note([record_of(future) for future in futures])
+        for key in members:
+            self._sessions[key].wake_followers()
+
+    def __enter__(self) -> Group:
+        try:
+            self._entered = True
+            self._take_up(tuple(self.remaining))
         except BaseException:
             self.__exit__()
             raise
-        self.note([record_of(future) for future in tuple(self.remaining)])
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for session in self._sessions.values():
+        self._entered = False
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
             session.leave(self)

@@ -62,8 +62,15 @@ def await_all(futures: Iterable[Future[Any]], timeout: float | None = None) -> N
         raise TimeoutError(f"{len(ended.not_done)} of {len(ended.done) + len(ended.not_done)} futures did not end")
 
 
-def check_futures(futures: Iterable[Future[T]], what: str) -> list[Future[T]]:
-    """The futures, if they are. Raises TypeError, which names the one that isn't."""
+def check_errors(errors: str) -> str:
+    """Raises ValueError for what no failure can become."""
+    if errors not in ("raise", "return", "skip"):
+        raise ValueError(f'errors is "raise", "return" or "skip", found {errors!r}')
+    return errors
+
+
+def check_futures(futures: Iterable[Future[T]], what: str, place: str = "") -> list[Future[T]]:
+    """The futures, if they are. Raises TypeError, which names the one that isn't. `place`: where the only one was found."""
     if isinstance(futures, Future):
         raise TypeError(f"{what} takes several futures, found one: {what}([future]), or future.result()")
     found = list(futures)
@@ -71,5 +78,5 @@ def check_futures(futures: Iterable[Future[T]], what: str) -> list[Future[T]]:
         if not isinstance(future, Future):
             kind = type(future).__name__
             hint = "; futures of an executor have their durable one as .durable" if hasattr(future, "durable") else ""
-            raise TypeError(f"{what} takes futures, found {future!r:.80} ({kind}) in place {number}{hint}")
+            raise TypeError(f"{what} takes futures, found {future!r:.80} ({kind}) in place {place or number}{hint}")
     return found
