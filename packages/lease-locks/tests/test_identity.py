@@ -451,6 +451,25 @@ class Generated:
 """
 
 
+WITH_A_CLASS = """
+def f(x):
+    class Inner:
+        size = 1
+        def doubled(self):
+            return x * 2
+    return Inner
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 3, 400])
+def test_the_line_on_which_a_class_within_a_function_stands_is_no_part_of_its_key(lines: int) -> None:
+    """Which the code of its body has in it from Python 3.13 on."""
+    known = identity(drawn_functions.made(WITH_A_CLASS))
+    assert identity(drawn_functions.made("# why\n" * lines + WITH_A_CLASS)) == known
+    for old, new in (("size = 1", "size = 2"), ("size = 1", "size = 3"), ("x * 2", "x * 3")):
+        assert identity(drawn_functions.made(WITH_A_CLASS.replace(old, new))) != known
+
+
 @pytest.mark.parametrize("kind", ["Flag", "IntFlag"])
 def test_a_flag_has_one_key_whatever_was_made_of_its_members(kind: str) -> None:
     def made(members: str = "A=1;B=2") -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import abc
 import dis
 import functools
+import inspect
+import itertools
 import sys
 import types
 import weakref
@@ -83,6 +85,25 @@ def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             # In a remote a nested function of a module has globals of its own, with what the module holds in them.
             if name in space and (module in SCRIPTS or there.get(name, space) is not space[name]):
                 yield name, space[name]
+
+
+def unplaced(code: types.CodeType) -> dict[str, Any]:
+    """What the code of a class's body is made of without the line that it begins on, which it sets as `__firstlineno__` from Python
+    3.13 on; of any other code nothing."""
+    if code.co_flags & inspect.CO_OPTIMIZED or "__firstlineno__" not in code.co_names:
+        return {}
+    steps = list(dis.get_instructions(code))
+    pairs = itertools.pairwise(steps)
+    load = next((one for one, then in pairs if (then.opname, then.argval) == ("STORE_NAME", "__firstlineno__")), None)
+    if load is None:
+        return {}
+    if load.opname == "LOAD_SMALL_INT":
+        return {"co_code": code.co_code[: load.offset + 1] + b"\0" + code.co_code[load.offset + 2 :]}
+    if load.opcode not in dis.hasconst or any(
+        step.opcode in dis.hasconst and step.arg == load.arg for step in steps if step is not load
+    ):
+        return {}  # a number of the program's is the same
+    return {"co_consts": tuple(None if at == load.arg else one for at, one in enumerate(code.co_consts))}
 
 
 @dataclass(frozen=True, slots=True)

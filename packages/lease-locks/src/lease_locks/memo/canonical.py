@@ -40,7 +40,7 @@ from typing import Any, Final
 
 from fdb_schema.whole_copies import ANNOTATING, LENT, SCRIPTS, annotations_of, named_as_text
 from lease_locks.errors import LeaseError
-from lease_locks.memo.bindings import Bindings, around, plain, registered_with
+from lease_locks.memo.bindings import Bindings, around, plain, registered_with, unplaced
 from lease_locks.memo.walking import Once, TooManyWays, Ways
 
 log = logging.getLogger("lease_locks")
@@ -529,7 +529,8 @@ class _Encoder:
         self.put((type(value), *(getattr(value, part, None) for part in DESCRIPTOR_PARTS)))
 
     def code(self, code: types.CodeType) -> None:
-        self.items(b"k", (getattr(code, part) for part in _CODE_PARTS), len(_CODE_PARTS))
+        parts = {part: getattr(code, part) for part in _CODE_PARTS} | unplaced(code)
+        self.items(b"k", parts.values(), len(parts))
 
 
 def _int(encoder: _Encoder, value: int) -> None:
