@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ import pytest
 import futures_worker as fw
 from fdb_schema import open_database
 from futures_worker import NondeterministicProgram, durable, step
+from futures_worker.cli import main
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -363,3 +368,60 @@ def test_many_programs_sleep_and_come_back(shared_cluster: Any) -> None:
 def sleeper(number: int) -> int:
     fw.sleep(1.0)
     return number
+
+
+def command(*arguments: str) -> SimpleNamespace:
+    """Runs `futures-worker programs …` inside this process: a new one would mostly import."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, sys.argv, code = sys.argv, ["futures-worker", "programs", *arguments], 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = argv
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def test_people_see_programs_send_to_them_and_let_them_go_on(shared_cluster: Any, tmp_path: Path) -> None:
+    demo = shared_cluster(workers=1, slots=1)
+    client = demo.client()
+    where = ("--db", demo.url, "--cluster", demo.name)
+    program = client.submit(clerk, str(tmp_path / "mended"), durable=True)
+    until(lambda: "event 'paid'" in program.state().reason)
+    (row,) = [one for one in json.loads(command("ls", *where, "--json").stdout) if one["id"] == str(program.id)]
+    assert (row["state"], "event 'paid'" in row["reason"]) == ("waiting", True)
+    assert command("send", str(program.id), "paid", "{", *where).returncode == 2, "no JSON"
+    assert command("send", str(program.id), "paid", '{"by": "card"}', *where).returncode == 0
+    with pytest.raises(OSError, match="not mended"):
+        program.result(timeout=WAIT)
+    assert command("send", str(program.id), "paid", *where).returncode == 1, "it has ended"
+    (tmp_path / "mended").touch()
+    assert command("resume", str(program.id), *where).returncode == 0
+    assert client.get_future(program.id).result(timeout=WAIT) == {"by": "card"}
+    refused = command("resume", str(program.id), *where)
+    assert refused.returncode == 1 and "only what failed is resumed" in refused.stderr
+    shown = json.loads(command("show", str(program.id), *where, "--json").stdout)
+    asked = [(one["kind"], one["name"], one["outcome"]) for one in shown["requests"]]
+    assert asked == [("publish", "stage", "done"), ("event", "paid", "taken"), ("step", "needs", "done")]
+    assert list(shown["published"]) == ["stage"]
+    assert "taken" in command("show", str(program.id), *where).stdout
+    plain = command("show", str(client.submit(square, 2).id), *where)
+    assert plain.returncode == 1 and "is no program" in plain.stderr
+    doomed = client.submit(listen, "x", durable=True)
+    assert command("cancel", str(doomed.id), *where).returncode == 0
+    assert command("cancel", str(program.id), *where).returncode == 1
+    demo.check()
+
+
+def clerk(path: str) -> Any:
+    fw.publish("stage", "waiting")
+    found = fw.wait_for_event("paid")
+    step(needs, path)
+    return found
+
+
+def needs(path: str) -> None:
+    if not os.path.exists(path):
+        raise OSError("not mended")
