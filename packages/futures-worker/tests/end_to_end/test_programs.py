@@ -354,7 +354,7 @@ def test_outside_of_a_program_each_does_the_plain_thing() -> None:
     assert 0 <= fw.random() < 1
     assert abs(fw.now() - time.time()) < 60
     fw.sleep(0.0)
-    assert durable(square) is square
+    assert durable(sleeper) is sleeper
     with pytest.raises(ValueError, match="sleep takes"):
         fw.sleep(-1)
 
