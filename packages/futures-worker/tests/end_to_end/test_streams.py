@@ -31,7 +31,7 @@ from fdb_datamodel import (
     release_futures,
     submit_futures,
 )
-from fdb_schema import ClusterSpace, open_database
+from fdb_schema import ClusterSpace, DatabaseUnreachableError, open_database
 from futures_worker import Client
 from futures_worker.worker.child import streaming
 from futures_worker.worker.child.streaming import _ItemWriter, stream_out
@@ -300,6 +300,30 @@ def test_large_items_and_their_loss_with_a_worker(cluster: Callable[..., Any]) -
     again = demo.client().get_future(future.id)
     assert [int(a[0]) for a in again.stream(timeout=WAIT)] == list(range(8))
     demo.check()
+
+
+def test_an_item_whose_fetching_was_interrupted_is_the_next_one(shared_cluster: Callable[..., Any]) -> None:
+    client = shared_cluster(workers=1).client()
+    future = client.submit(arrays, 4)
+    assert future.exception(WAIT) is None, "all items are there: they are read together"
+    stream = future.stream(timeout=WAIT)
+    assert next(stream)[0] == 0
+    results = client._context().results
+    genuine = results.fetch_object
+    interrupts = [KeyboardInterrupt(), DatabaseUnreachableError("no answer")]
+
+    def interrupted(item: Any) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        return genuine(item)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "fetch_object", interrupted)
+        with pytest.raises(DatabaseUnreachableError):
+            next(stream)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        assert [int(item[0]) for item in stream] == [1, 2, 3]
 
 
 def test_async_streams(shared_cluster: Callable[..., Any]) -> None:

@@ -101,9 +101,10 @@ class ResultStream(Generic[T]):
         while True:
             if not self._page and not self._more(deadline):
                 return _END
-            item = self._page.popleft()
+            item = self._page[0]  # the next one still if the fetching is interrupted, or fails
             data = item.inline if item.inline is not None else self._fetch(item)
             if data is not None:
+                self._page.popleft()
                 self._position += 1
                 return load_own(data)
             self._page.clear()  # it is lost, and made again
