@@ -47,7 +47,8 @@ GROUPS = {
 """Group → what it asks for. The first is locked first, and the others take the versions that it has."""
 RAY = "ray==2.60.0"
 DASK = "distributed==2026.8.0"
-PEERS = {"futures": ("ray", "dask")}  # benchmark -> what it is measured beside
+DBOS = "dbos==3.4.0"
+PEERS = {"futures": ("ray", "dask"), "programs": ("dbos",)}  # benchmark -> what it is measured beside
 SOAK_SEEDS = "10000"
 SOAK_KILLS = "500"
 
@@ -246,6 +247,12 @@ def peer_ray(session: nox.Session) -> None:
 def peer_dask(session: nox.Session) -> None:
     """Dask.distributed in an environment of its own, for the benchmarks."""
     session.install(DASK)
+
+
+@nox.session(name="peer-dbos")
+def peer_dbos(session: nox.Session) -> None:
+    """DBOS in an environment of its own, for the benchmarks."""
+    session.install(DBOS)
 
 
 @nox.session

@@ -125,8 +125,7 @@ def record_request(
     `now`: `due_us` is counted from the cluster clock of this transaction. Raises ClaimLostError, OversizeError.
     """
     ch = Changes(tr, space)
-    e = _fence(ch, claim)
-    known = _known(ch, e, number)
+    e, known = _known(ch, claim, number)
     if known is not None:
         return known
     if now:
@@ -140,7 +139,7 @@ def find_request(tr: Transaction, space: ClusterSpace, claim: ProgramClaim, numb
     Raises ClaimLostError.
     """
     ch = Changes(tr, space)
-    return _known(ch, _fence(ch, claim), number)
+    return _known(ch, claim, number)[1]
 
 
 def take_event(
@@ -150,8 +149,7 @@ def take_event(
     recorded too (kind "event", no value). None: there is none yet. Raises ClaimLostError.
     """
     ch = Changes(tr, space)
-    e = _fence(ch, claim)
-    known = _known(ch, e, number)
+    e, known = _known(ch, claim, number)
     if known is not None:
         return known
     events = ch.keys.program_events(e, name)
@@ -171,8 +169,7 @@ def publish(tr: Transaction, space: ClusterSpace, claim: ProgramClaim, number: i
             f"what is published under {name!r} has {len(value):,} bytes, {VALUE_LIMIT:,} are possible: publish a future of it"
         )
     ch = Changes(tr, space)
-    e = _fence(ch, claim)
-    known = _known(ch, e, number)
+    e, known = _known(ch, claim, number)
     if known is not None:
         return known
     ch.set(ch.keys.program_published(e, name), value)
@@ -281,12 +278,15 @@ def clear_value(tr: Transaction, space: ClusterSpace, claim: ProgramClaim, numbe
 def _fence(ch: Changes, claim: ProgramClaim) -> bytes:
     """The encoded id of the program, which this attempt still has: whoever takes it over changes the row that is read."""
     e = encode_id(claim.id)
-    row = ch.get_many([ch.keys.future(e, CLAIM)])[0]
+    _check_fence(claim, ch.get_many([ch.keys.future(e, CLAIM)])[0])
+    return e
+
+
+def _check_fence(claim: ProgramClaim, row: bytes | None) -> None:
     if row is None or codec.unpack_claim(row)[0] != claim.token:
         raise ClaimLostError(
             f"program {show_id(claim.id)} is no longer claimed by this attempt: its requests don't count"
         )
-    return e
 
 
 def _program(ch: Changes, future_id: UUID | bytes) -> FutureRows:
@@ -296,9 +296,12 @@ def _program(ch: Changes, future_id: UUID | bytes) -> FutureRows:
     return f
 
 
-def _known(ch: Changes, e: bytes, number: int) -> Request | None:
-    row = ch.get_many([ch.keys.program_request(e, number)])[0]
-    return None if row is None else _unpack(row)
+def _known(ch: Changes, claim: ProgramClaim, number: int) -> tuple[bytes, Request | None]:
+    """The encoded id of the program, as `_fence` has it, and what is recorded as that number."""
+    e = encode_id(claim.id)
+    held, row = ch.get_many([ch.keys.future(e, CLAIM), ch.keys.program_request(e, number)])
+    _check_fence(claim, held)
+    return e, None if row is None else _unpack(row)
 
 
 def _write(ch: Changes, e: bytes, number: int, request: Request) -> Request:
