@@ -361,12 +361,14 @@ class _Encoder:
         refer = _name_and_code if self.refer is not identity else identity
 
         def key(value: Any) -> bytes:
-            def told(ways: Ways) -> bytes:
-                out: list[bytes] = []
-                _Encoder(out.append, refer, ways, self.in_order).put(value)
-                return b"".join(out)
+            return (
+                told(self.ways, value) if type(value) in _SIMPLE else self.ways.apart(told, value, refer is self.refer)
+            )
 
-            return self.ways.apart(told, refer is self.refer)
+        def told(ways: Ways, value: Any) -> bytes:
+            out: list[bytes] = []
+            _Encoder(out.append, refer, ways, self.in_order).put(value)
+            return b"".join(out)
 
         return sorted(values, key=key)
 
