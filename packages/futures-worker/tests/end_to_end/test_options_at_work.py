@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,22 @@ def test_a_cancel_takes_the_children_with_it(cluster: Callable[..., Any], tmp_pa
     for future in left:
         assert future.cancel()
     demo.check()
+
+
+def test_what_is_to_begin_later_does(shared_cluster: Any) -> None:
+    client = shared_cluster(workers=1, slots=1).client()
+    began = time.monotonic()
+    later = [
+        client.submit(time.monotonic, after=0.6),
+        client.submit(time.monotonic, after=timedelta(seconds=0.6)),
+        client.submit(time.monotonic, at=datetime.now() + timedelta(seconds=0.6)),
+        client.submit(time.monotonic, at=time.time() + 0.6),
+    ]
+    assert client.submit(pow, 2, 3).result(timeout=WAIT) == 8
+    assert later[0].state() == "waiting"
+    assert min(future.result(timeout=WAIT) for future in later) >= began + 0.5, "the clock's row may be a little behind"
+    assert client.submit(pow, 2, 3, at=datetime(2000, 1, 1)).result(timeout=WAIT) == 8
+    with pytest.raises(ValueError, match="after is a number of seconds"):
+        client.submit(pow, 2, 3, after=-1)
+    with pytest.raises(ValueError, match="at is a datetime"):
+        client.submit(pow, 2, 3, at="tomorrow")

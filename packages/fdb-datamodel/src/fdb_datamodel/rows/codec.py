@@ -583,6 +583,7 @@ def has_defaults_only(spec: FutureSpec) -> bool:
         and not spec.parent
         and spec.ttl is None
         and not spec.durable
+        and not spec.after
         and spec.max_restarts is None
         and not spec.dataset
     )

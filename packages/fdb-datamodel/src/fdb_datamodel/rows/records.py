@@ -151,6 +151,7 @@ class FutureSpec:
     parent: bytes = b""  # 16 bytes: the future of the task that submits it, and whose cancel is its own
     max_restarts: int | None = None  # starts after the first one, whatever ended those before, drained ones too
     dataset: bytes = b""  # what the partitions of one dataset have in common, for people; b"": it is none's
+    after: float | None = None  # seconds of the cluster clock that it waits first, whatever it depends on
     durable: bool = False  # a program: what it asks for is recorded, and found again by its next attempt
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from fdb_datamodel.rows.space import (
     CLAIM,
     CODE,
     DELETED,
+    DUE,
     FAILURE,
     MAX_RETRIES,
     NUM_ATTEMPTS,
@@ -109,9 +110,9 @@ def submit_claimed(
     held = ch.keys.claim_rows(worker.ip, worker.port)
     claims: list[Claim] = []
     for spec, e, exists in zip(specs, encoded, present, strict=True):
-        if spec.dependencies:
+        if spec.dependencies or spec.after:
             raise FutureStateError(
-                f"future {show_id(spec.id)} has dependencies: submit it to the pool, not to a worker"
+                f"future {show_id(spec.id)} has dependencies, or is to begin later: submit it to the pool, not to a worker"
             )
         shape = spec.requirements.shape if spec.requirements else _ZERO
         token, attempt = ch.token, 1
@@ -183,16 +184,21 @@ def _submit_special(ch: Changes, spec: FutureSpec, e: bytes, fresh: set[bytes]) 
     _set_timers(ch, spec, e)
     if spec.parent and not _adopt(ch, f, spec):
         return False
+    if spec.after:
+        ch.put(f, DUE, codec.pack(set_timer(ch, e, "backoff", spec.after)))
     if spec.dependencies:
         for upstream in dict.fromkeys(spec.dependencies):
             ch.set(ch.keys.named_by(encode_id(upstream), e), b"")
         waits, failure = add_edges(ch, f, spec.dependencies, fresh)
         if failure is not None:
             clear_edges(ch, f)
+            ch.put(f, DUE, None)
             write_failure(ch, f, dataclasses.replace(failure, wall_us=ch.wall_us))
             return False
         if waits:
             return True
+    if f.backing_off:
+        return True
     enqueue_or_fail(ch, f)
     return not f.failed
 
@@ -210,10 +216,11 @@ def _adopt(ch: Changes, f: FutureRows, spec: FutureSpec) -> bool:
 
 
 def _set_timers(ch: Changes, spec: FutureSpec, e: bytes) -> None:
+    """Limits count from when it may begin."""
     for kind in ("queue", "total", "unschedulable"):
         seconds = getattr(spec, kind + "_timeout")
         if seconds is not None:
-            set_timer(ch, e, kind, seconds)
+            set_timer(ch, e, kind, seconds + (spec.after or 0.0))
 
 
 def _check_dependencies(ch: Changes, spec: FutureSpec, fresh: set[bytes]) -> None:

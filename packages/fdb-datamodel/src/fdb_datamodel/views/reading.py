@@ -201,7 +201,8 @@ def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[
         many = f"{len(waiting_on)} futures, first" if len(waiting_on) > 1 else "1 future,"
         state, reason = FutureState.waiting, f"waiting on {many} {show_id(waiting_on[0])}"
     elif f.backing_off:
-        state, reason = FutureState.waiting, "back-off before the next attempt"
+        state = FutureState.waiting
+        reason = "back-off before the next attempt" if f.attempts else "it is to begin later"
     elif worker is not None:
         state, reason = FutureState.unclaimed, f"assigned to worker {worker}"
     else:

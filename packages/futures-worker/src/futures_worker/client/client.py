@@ -104,6 +104,8 @@ class Client:
             allow_reconstruction: whether a lost result may be computed again. Default True.
             retry_on: the exception types worth a retry. Default (Exception,).
             backoff: pause before a retry: seconds, or {"initial": s, "factor": 2, "maximum": s}. Default none.
+            durable: it is a program, whose requests survive the process that makes them; see `durable`.
+            after, at: seconds that it waits before it may begin, or a datetime before which it doesn't.
             tr: submit within this transaction of yours; the future exists once it commits.
 
         Raises:

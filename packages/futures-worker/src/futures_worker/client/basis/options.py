@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from fdb_datamodel import Backoff, Locality, Requirements, WorkerId
@@ -44,6 +45,8 @@ class SubmitOptions:
     ttl: float | None = None
     dataset: bytes = b""  # what a dataset's partitions have in common
     durable: bool = False
+    after: float | None = None
+    at: float | None = None  # seconds since 1970, by the submitter's wall clock
     tr: Any = field(default=None, compare=False)
     chosen: frozenset[str] = field(
         default=frozenset(), compare=False
@@ -166,6 +169,22 @@ def _is_pause(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 <= value <= _FOREVER_SECONDS
 
 
+def _after(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value is not None and not _is_pause(value):
+        raise ValueError(f"after is a number of seconds, 0 or more, or a timedelta, found {value!r}")
+    return {"after": value or None, "at": None}
+
+
+def _at(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, datetime):
+        value = value.timestamp()
+    if value is not None and not _is_pause(value):
+        raise ValueError(f"at is a datetime, or seconds since 1970, found {value!r}")
+    return {"at": value, "after": None}
+
+
 def _locality(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str) and not _ADDRESS.fullmatch(value):
         raise ValueError(f'locality is a future, a worker or its address "ip:port", found {value!r}')
@@ -197,6 +216,8 @@ _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
     "retry_on": _retry_on,
     "backoff": _backoff,
     "durable": _flag,
+    "after": _after,
+    "at": _at,
     "keep": lambda name, value: {name: None} if value is None else _flag(name, value),
     "ttl": _unschedulable,
     "tr": lambda name, value: {"tr": value},

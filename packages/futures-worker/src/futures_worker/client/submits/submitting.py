@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from inspect import isgeneratorfunction
@@ -201,6 +202,7 @@ def _apply(context: ClientContext, options: SubmitOptions, spec: FutureSpec) -> 
     spec.backoff = options.backoff
     spec.locality = locality_of(context, options.locality)
     spec.keep, spec.ttl, spec.dataset = options.kept, options.ttl, options.dataset
+    spec.after = options.after if options.at is None else max(0.0, options.at - time.time()) or None
     if options.durable:
         if options.call_options:
             raise ValueError(
