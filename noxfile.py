@@ -268,7 +268,8 @@ def build(session: nox.Session) -> None:
         folder = str(staged / project.relative_to(ROOT))
         session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), folder, silent=True)
     session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())), silent=True)
-    session.run("check-wheel-contents", str(dist), silent=True)
+    # W009: a plugin of pytest is a package beside that which it comes with.
+    session.run("check-wheel-contents", "--ignore", "W009", str(dist), silent=True)
     session.log(f"{len(list(dist.glob('*.whl')))} wheels and {len(list(dist.glob('*.tar.gz')))} sdists in {dist}")
     pins = () if os.environ.get("MAINSPRING_UNLOCKED") else ("--versions", str(versions_alone(session)))
     session.run("python", "tools/try_wheels.py", str(dist), *pins)

@@ -34,6 +34,7 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
     "lease_locks": ("idempotent_txn", "fdb_schema"),
     "fdb_datamodel": ("idempotent_txn", "fdb_schema"),
     "futures_worker": ("fdb_datamodel", "idempotent_txn", "fdb_schema"),
+    "futures_worker_pytest": ("futures_worker", "fdb_datamodel", "idempotent_txn", "fdb_schema", "fdb_embedded"),
     "s3heap_tender": ("lease_locks", "idempotent_txn", "fdb_schema"),
 }
 """Package → what it may import of the others. A service may import everything; no package imports a service."""

@@ -71,9 +71,14 @@ def is_installed(file: str) -> bool:
     return file.startswith(_INSTALLED) or "/site-packages/" in file or "/dist-packages/" in file
 
 
+def is_own(name: str) -> bool:
+    """Whether a module is Mainspring's own: every process that runs tasks has it."""
+    return name.partition(".")[0] in _OWN
+
+
 def local_file(name: str) -> str | None:
     """The file of a module, loaded or not, if it has one and that lies outside the installation."""
-    if name.partition(".")[0] in _OWN or name == "__main__":
+    if is_own(name) or name == "__main__":
         return None
     module = sys.modules.get(name)
     if module is not None:

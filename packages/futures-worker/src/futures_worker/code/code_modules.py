@@ -9,7 +9,7 @@ from typing import Final
 
 import cloudpickle
 
-from futures_worker.code.code_files import is_installed, local_file
+from futures_worker.code.code_files import is_installed, is_own, local_file
 
 _IMPORT_SYSTEM: Final = ("_frozen_importlib_external", "_frozen_importlib", "zipimport")
 
@@ -53,7 +53,7 @@ class _Modules:
         for name, module in list(sys.modules.items()):
             if name in self._seen or module is None:
                 continue
-            if name == "__main__":
+            if name == "__main__" or is_own(name):  # which pytest loads by itself, since a plugin of it comes with them
                 pass
             elif name == "__mp_main__" or made_outside_the_import_system(module):
                 cloudpickle.register_pickle_by_value(module)
