@@ -286,6 +286,7 @@ def test_classes_that_libraries_made_are_the_same_in_every_process(tmp_path: Pat
 OF_PYDANTIC = """
 import inspect, sys
 from pydantic import BaseModel, Field, computed_field, field_serializer, field_validator, model_validator
+from lease_locks import LeaseManager, MemoizingPicklingRunner, subprocess_shell
 from lease_locks.memo.functions import bind
 
 class Settings(BaseModel):
@@ -316,17 +317,23 @@ class Other(Settings):
 def f(settings):
     return Settings(), Other()
 
+def key(settings):
+    return bind("default", f, (settings,), {}).memo.digest.hex()
+
 if len(sys.argv) > 1:
+    with LeaseManager(sys.argv[1]) as locks:
+        found = MemoizingPicklingRunner(locks, shell=subprocess_shell).call(key, Other())
+    assert found == key(Other())
     inspect.signature(Settings), inspect.signature(Other), Other(more=[Settings()]).model_dump_json()
-print(bind("default", f, (Other(),), {}).memo.digest.hex())
+print(key(Other()))
 """
 
 
-def test_a_model_of_pydantic_with_validators_has_one_key_in_every_process(tmp_path: Path) -> None:
+def test_a_model_of_pydantic_with_validators_has_one_key_in_every_process(tmp_path: Path, shared_url: str) -> None:
     pytest.importorskip("pydantic")
     script = written(tmp_path, OF_PYDANTIC)
     first = run(script)
-    assert first == run(script, "used")
+    assert first == run(script, shared_url)
     for old, new in (('mode="before"', 'mode="after"'), ("gt=0", "gt=1"), ("return value", "return -value")):
         assert run(written(tmp_path, OF_PYDANTIC.replace(old, new))) != first
 

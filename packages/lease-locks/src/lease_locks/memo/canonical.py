@@ -59,6 +59,7 @@ _CLASS_NOISE: Final = frozenset(
     | ANNOTATING  # the annotations are told themselves
     # What pydantic makes of a model's fields and methods, which are told: it names the class by its place in memory.
     | {"__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__"}
+    | {"__pydantic_parent_namespace__"}  # whatever the frame held that made it
 )
 # What the import system makes of where a module was found.
 _MODULE_NOISE: Final = frozenset(
@@ -227,6 +228,8 @@ def order_of(kind: type) -> tuple[str, ...]:
         return ()
     body = dict(body_of(kind))
     annotated = body.get("__annotations__") or ()
+    if type(kind).__module__.startswith("pydantic."):
+        body.pop("model_config", None)  # which its metaclass sets where there is none
     return (*(name for name in vars(kind) if name in body and name[:1] != "_"), "", *annotated)
 
 

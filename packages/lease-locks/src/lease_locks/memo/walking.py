@@ -59,9 +59,7 @@ class Once(Ways):
         self._done: dict[int, tuple[bytes, bool]] = {}
         self._pending: dict[int, tuple[int, int]] = {}  # id → when, and what is highest above it that it refers to
         self._kept: list[Any] = []  # so that no other object comes to lie where one of those did
-        self._rings: list[
-            int
-        ] = []  # those of `_done` with circles in them: their digests depend on what was met before
+        self._rings: list[int] = []  # those of `_done` with a circle in them, which depend on what was met before
         self._others: Once | None = None
         self._apart = 0
         # Of the part that is being told:
