@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fdb_datamodel import hold_futures, programs
+from futures_worker.client.basis.program import current_program
 from futures_worker.client.context import ClientContext
 from futures_worker.database import ask
 from futures_worker.payload import dump_result, load_own
@@ -21,6 +22,10 @@ def check_name(name: object, what: str) -> str:
 def send(context: ClientContext, program: bytes, name: str, value: Any) -> None:
     """See `Future.send`."""
     check_name(name, "an event")
+    inside = current_program()
+    if inside is not None:
+        inside.send(context, program, name, value)
+        return
     payload = dump_result(value)
     data, contained = payload.to_bytes(), payload.contained_in(context.origin.identity)
 

@@ -24,7 +24,7 @@ class RequestRow:
     """One request of a program, as a history shows it. Nothing in it was unpickled."""
 
     number: int
-    kind: str  # "step", "submit", "put", "sleep", "now", "random", "event", "publish", "patch", "deadline", "wait"
+    kind: str  # "step", "submit", "put", "sleep", "now", "random", "event", "send", "publish", "patch", "deadline", "wait"
     name: str
     outcome: str  # what came of it, in words
     at: datetime  # when it was recorded, by the wall clock of the process
@@ -100,7 +100,8 @@ def _outcome(request: Request, now_us: int) -> str:
     if request.kind == "event":
         return "timed out" if request.value is None else "taken"
     if request.kind == "wait":
-        return f"{len(request.ids)} ended" if request.ids else "none ended"
+        count = len(request.ids) if request.value is None else int.from_bytes(request.value, "little").bit_count()
+        return f"{count:,} ended" if count else "none ended"
     if request.ids:
         return f"{len(request.ids)} futures" if len(request.ids) > 1 else "1 future"
     return "done"

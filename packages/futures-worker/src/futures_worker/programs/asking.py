@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from fdb_datamodel import Away, hold_futures, programs
+from fdb_datamodel import Away, ClaimLostError, hold_futures, programs
 from fdb_datamodel.programs import Request
 from fdb_schema import MainspringError, read_clock
 from fdb_schema.clock import MICROSECONDS
 from futures_worker.client.context import ClientContext, worker_context
 from futures_worker.database import run_patiently
+from futures_worker.failure import Failure, dump_exception, load_exception
 from futures_worker.payload import ResultPayload
 from futures_worker.programs.history import History, Phase
 from futures_worker.worker.child.task_context import TaskContext
@@ -19,7 +21,7 @@ T = TypeVar("T")
 
 
 class Left(BaseException):
-    """Unwinds the frames of a program that waits without a process. No request is made any more."""
+    """Unwinds the frames of a program that waits without a process, or runs elsewhere. No request is made any more."""
 
 
 class Asking:
@@ -29,6 +31,7 @@ class Asking:
         self.label = f"program {task.future_id}"
         self.id = task.id
         self.away: Away | None = None
+        self.lost: ClaimLostError | None = None
         self.context: ClientContext = worker_context()
         self._space = self.context.space
         self._claim = self.transact(programs.begin_program, task.id, task.attempt)
@@ -39,23 +42,47 @@ class Asking:
         return run_patiently(self.context.db, fn, self._space, *args, strategy="off")
 
     def within(self, fn: Callable[..., T], *args: Any) -> T:
-        """The same of a function that is fenced by this attempt: `fn(tr, space, claim, *args)`."""
-        return self.transact(fn, self._claim, *args)
+        """The same of a function that is fenced by this attempt: `fn(tr, space, claim, *args)`.
+
+        Where another attempt has the program by now, its body is unwound: what it would do of that is not for it to do.
+        """
+        try:
+            return self.transact(fn, self._claim, *args)
+        except ClaimLostError as error:
+            self.history.enter(Phase.left)
+            self.lost = error
+            raise Left from error
 
     def ask(self, kind: str, name: str = "") -> tuple[int, Request | None]:
-        """The number of a request, and what it got if it was recorded. Raises NondeterministicProgram, `Left`."""
+        """The number of a request, and what it got if it was recorded.
+
+        Raises NondeterministicProgram, `Left`, and what the request was refused with (a step's exception is its result).
+        """
         if self.history.phase is Phase.left:
             raise Left  # in a `finally`, or where somebody caught what unwinds the program
-        return self.history.next(kind, name)
+        number, found = self.history.next(kind, name)
+        if found is not None and found.error and kind != "step":
+            raise load_exception(Failure.from_bytes(found.value or b""))
+        return number, found
 
-    def record(self, number: int, fn: Callable[..., Request], *args: Any) -> Request:
-        """`within` for the transaction that does what was asked, and records it."""
-        try:
+    def record(self, number: int, form: tuple[str, str], fn: Callable[..., Request], *args: Any) -> Request:
+        """`within` for the transaction that does what was asked, and records it; what refuses it is recorded too."""
+        with self.recording_errors(number, form):
             found = self.within(fn, *args)
+        return self.history.record(number, found)
+
+    @contextlib.contextmanager
+    def recording_errors(self, number: int, form: tuple[str, str]) -> Iterator[None]:
+        """Inside, a request is made: who catches what it raises goes on with the next one, and so do later attempts."""
+        try:
+            yield
+        except Exception as error:
+            refused = Request(*form, dump_exception(error, skip_frames=1).to_bytes(), error=True)
+            self.history.record(number, self.within(programs.record_request, number, refused))
+            raise
         except BaseException:
             self.history.undo(number)
             raise
-        return self.history.record(number, found)
 
     def note(self, number: int, request: Request, *, now: bool = False, holds: Sequence[bytes] = ()) -> Request:
         """Record a request that there is nothing else to do for. `now`: its `due_us` counts from this moment."""
@@ -64,7 +91,7 @@ class Asking:
             hold_futures(tr, space, holds, outer=self.id)
             return programs.record_request(tr, space, claim, number, request, now=now)
 
-        return self.record(number, body)
+        return self.record(number, request.form, body)
 
     def leave(self, away: Away) -> NoReturn:
         """Go on without a process, once that is over."""

@@ -4,7 +4,7 @@
 |---|---|---|
 | replaying | recorded by an attempt before: its form is compared, and what it got is found | replaying, live, left |
 | live | new: it is done, and recorded | live, left |
-| left | refused: the program waits without a process, and its frames are being left | left |
+| left | refused: the program waits without a process, or runs in another one, and its frames are being left | left |
 """
 
 from __future__ import annotations

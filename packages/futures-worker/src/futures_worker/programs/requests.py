@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 
 from fdb_schema import MainspringError
 from futures_worker.client.basis.options import submit_options
-from futures_worker.client.basis.program import current_program
+from futures_worker.client.basis.program import current_program, refuse_in_other_thread
 from futures_worker.client.events import check_name
 from futures_worker.programs.running import Program
 from futures_worker.programs.steps import Step
@@ -68,7 +68,7 @@ def step(
         raise TypeError(
             f"tr of a step is True: it gets a transaction of the program's database, found {type(tr).__name__}"
         )
-    program = _program()
+    program = _program("step")
     if program is None:
         if tr:
             raise MainspringError("a step with tr=True needs a program, which has the transaction that records it")
@@ -84,7 +84,7 @@ def sleep(seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, day
     total = seconds + 60.0 * (minutes + 60.0 * (hours + 24.0 * days))
     if not 0 <= total <= MOST_SECONDS:
         raise ValueError(f"sleep takes 0 to {MOST_SECONDS:g} seconds, found {total!r}")
-    program = _program()
+    program = _program("sleep")
     if program is None:
         time.sleep(total)
     else:
@@ -97,13 +97,13 @@ MOST_SECONDS = 1e10
 
 def now() -> float:
     """Seconds since 1970 as `time.time()` has them, the same for every attempt."""
-    program = _program()
+    program = _program("now")
     return time.time() if program is None else program.now()
 
 
 def random() -> float:
     """A random number of [0, 1), the same for every attempt: seed `random.Random` with it for more."""
-    program = _program()
+    program = _program("random")
     return chance.random() if program is None else program.random()
 
 
@@ -130,17 +130,18 @@ def patched(name: str) -> bool:
 
     `if patched("vat"): new() else: old()`: programs that are under way keep to what they began with. Outside of a program: True.
     """
-    program = _program()
+    program = _program("patched")
     return True if program is None else program.patched(check_name(name, "a patch"))
 
 
-def _program() -> Program | None:
+def _program(what: str) -> Program | None:
+    refuse_in_other_thread(what)
     program = current_program()
     return program if isinstance(program, Program) else None
 
 
 def _inside(what: str) -> Program:
-    program = _program()
+    program = _program(what)
     if program is None:
         raise MainspringError(f"{what} is asked for by a program: submit the function with durable=True, or @durable")
     return program

@@ -36,7 +36,7 @@ log = logging.getLogger("futures_worker")
 
 
 def run_program(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the program returns, or the `Away` that it left for. Raises what it raises."""
+    """What the program returns, or the `Away` that it left for. Raises what it raises; ClaimLostError."""
     task = current_task()
     if task is None:
         raise MainspringError("a program is run by a worker")
@@ -48,9 +48,11 @@ def run_program(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     except Left:
         pass
     except BaseException:
-        if asking.away is None:
+        if asking.away is None and asking.lost is None:
             raise
         log.warning("%s raised while it left: that is lost; its requests are kept", asking.label, exc_info=True)
+    if asking.lost is not None:
+        raise asking.lost
     return value if asking.away is None else asking.away
 
 
@@ -128,24 +130,46 @@ class Program:
 
     def publish(self, name: str, value: Any) -> None:
         """Let others read a value."""
+        payload = dump_result(value)
         number, found = self._asking.ask("publish", name)
         if found is None:
-            payload = dump_result(value)
             data, holds = payload.to_bytes(), self._asking.contained(payload)
 
             def body(tr: Any, space: Any, claim: programs.ProgramClaim) -> Request:
                 hold_futures(tr, space, holds, outer=self._asking.id)
                 return programs.publish(tr, space, claim, number, name, data)
 
-            self._asking.record(number, body)
+            self._asking.record(number, ("publish", name), body)
+
+    def send(self, context: ClientContext, program: bytes, name: str, value: Any) -> None:
+        """See `RunningProgram`. The event and the record of it are one transaction."""
+        asking = self._asking
+        self._must_be_own(context, "an event that is sent")
+        payload = dump_result(value)
+        number, found = asking.ask("send", name)
+        if found is None:
+            data, holds = payload.to_bytes(), asking.contained(payload)
+
+            def body(tr: Any, space: Any, claim: programs.ProgramClaim) -> Request:
+                known = programs.find_request(tr, space, claim, number)
+                if known is not None:
+                    return known
+                programs.send_event(tr, space, program, name, data)
+                hold_futures(tr, space, holds, outer=program)
+                return programs.record_request(tr, space, claim, number, Request("send", name))
+
+            asking.record(number, ("send", name), body)
+
+    def _must_be_own(self, context: ClientContext, what: str) -> None:
+        if context.origin.identity != self._asking.context.origin.identity:
+            self._asking.refuse(f"{what} to cluster {context.cluster!r}, which is another one,")
 
     # --- futures
 
     def submit(self, context: ClientContext, calls: Sequence[Call]) -> list[Future[Any]]:
         """See `RunningProgram`. Calls are one request, and one transaction with its record."""
         asking = self._asking
-        if context.origin.identity != asking.context.origin.identity:
-            asking.refuse(f"a submit to cluster {context.cluster!r}, which is another one,")
+        self._must_be_own(context, "a submit")
         name = calls[0].record.name if len(calls) == 1 else f"{calls[0].record.name} × {len(calls)}"
         number, found = asking.ask("submit", name)
         if found is None:
@@ -162,19 +186,15 @@ class Program:
                 hold_futures(tr, space, ids, outer=asking.id)
                 return programs.record_request(tr, space, claim, number, Request("submit", name, ids=ids))
 
-            found = asking.record(number, body)
+            found = asking.record(number, ("submit", name), body)
         return [_handle(context, one, call.record) for one, call in zip(found.ids, calls, strict=True)]
 
     def put(self, context: ClientContext, name: str, put: Callable[[], Future[Any]]) -> Future[Any]:
         """See `RunningProgram`."""
         number, found = self._asking.ask("put", name)
         if found is None:
-            try:
-                with running(None):
-                    made = record_of(put()).id
-            except BaseException:
-                self._asking.history.undo(number)
-                raise
+            with self._asking.recording_errors(number, ("put", name)), running(None):
+                made = record_of(put()).id
             found = self._asking.note(number, Request("put", name, ids=(made,)), holds=(made,))
         return _handle(context, found.ids[0], FutureRecord(found.ids[0], name, stored=True, subscribed=False))
 
@@ -190,7 +210,7 @@ class Program:
     def wait(self, futures: Sequence[Future[Any]], timeout: float | None, return_when: str) -> DoneAndNotDone:
         """See `RunningProgram`."""
         done = waits.ended(self._asking, futures, return_when, self._asking.deadline(timeout))
-        return DoneAndNotDone(done, set(futures) - done)
+        return DoneAndNotDone(set(done), set(futures) - set(done))
 
     def as_completed(self, left: list[Future[Any]], timeout: float | None) -> Iterator[Future[Any]]:
         """See `RunningProgram`."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from fdb_datamodel import ClaimLostError, hold_futures, programs
+from fdb_datamodel import hold_futures, programs
 from fdb_datamodel.programs import PART_BYTES, PARTS_AT_ONCE, VALUE_LIMIT, Request
 from futures_worker.client.basis.program import running
 from futures_worker.failure import Failure, dump_exception, load_exception
@@ -48,8 +48,6 @@ def _try(asking: Asking, number: int, step: Step) -> Request:
                 if step.within:
                     return _transact(asking, number, step)
                 payload = dump_result(step.function(*step.args, **step.kwargs))
-        except ClaimLostError:
-            raise
         except Exception as error:
             if attempt == step.retries:
                 return _keep(asking, number, step.name, dump_exception(error, skip_frames=1).to_bytes(), error=True)

@@ -18,8 +18,8 @@ from futures_worker.worker.messages import MOST_LEFT_FOR
 
 HERE_SECONDS: Final = 0.5
 """That a program waits with its process; for longer it leaves, and begins again from what is recorded."""
-MOST_RECORDED: Final = 1000
-"""Ends that one wait of a program tells."""
+MOST_LISTED: Final = 1000
+"""Ends that the record of a wait lists; of more it has a bit for each future waited for."""
 _UNTIL: Final = {ALL_COMPLETED: "all", FIRST_COMPLETED: "first", FIRST_EXCEPTION: "failure"}
 _Ids = tuple[bytes, ...]
 
@@ -33,15 +33,15 @@ def await_one(asking: Asking, future_id: bytes, due: int | None, wait_here: Call
             return (future_id,)
         return None
 
-    if future_id not in _wait_for(asking, waited, lambda: (future_id,), lambda: (), "all", due):
+    if future_id not in _wait_for(asking, (future_id,), waited, lambda: (future_id,), lambda: (), "all", due):
         return False
     with running(None):
         wait_here(None)
     return True
 
 
-def ended(asking: Asking, futures: Sequence[Future[Any]], return_when: str, due: int | None) -> set[Future[Any]]:
-    """Those that have ended when a wait is over, as `concurrent.futures.wait` means it."""
+def ended(asking: Asking, futures: Sequence[Future[Any]], return_when: str, due: int | None) -> list[Future[Any]]:
+    """Those that have ended when a wait is over, as `concurrent.futures.wait` means it; by every attempt in the same order."""
     handles = {record_of(future).id: future for future in futures}
     done: set[Future[Any]] = set()
 
@@ -58,18 +58,18 @@ def ended(asking: Asking, futures: Sequence[Future[Any]], return_when: str, due:
     def unended() -> _Ids:
         return tuple(one for one, future in handles.items() if future not in done)
 
-    ids = _wait_for(asking, waited, unended, told, _UNTIL[return_when], due)
-    return {handles[one] for one in ids if one in handles}
+    ids = _wait_for(asking, tuple(handles), waited, unended, told, _UNTIL[return_when], due)
+    return [handles[one] for one in ids if one in handles]
 
 
 def completed(asking: Asking, left: list[Future[Any]], due: int | None, timeout: float | None) -> Iterator[Future[Any]]:
     """One after the other, as they end; what ended is taken out of `left`, and more may be put into it meanwhile."""
     told = 0
     while left:
-        done = ended(asking, left, FIRST_COMPLETED, due)
-        if not done:
+        found = ended(asking, left, FIRST_COMPLETED, due)
+        if not found:
             raise TimeoutError(f"{len(left)} of {told + len(left)} futures did not end within {timeout} s")
-        found = [one for one in left if one in done]
+        done = set(found)
         left[:] = [one for one in left if one not in done]
         told += len(found)
         yield from found
@@ -77,6 +77,7 @@ def completed(asking: Asking, left: list[Future[Any]], due: int | None, timeout:
 
 def _wait_for(
     asking: Asking,
+    asked: _Ids,
     waited: Callable[[float], _Ids | None],
     unended: Callable[[], _Ids],
     told: Callable[[], _Ids],
@@ -90,7 +91,7 @@ def _wait_for(
     recorded = until != "all" or due is not None
     number, found = asking.ask("wait", until) if recorded else (-1, None)
     if found is not None:
-        return found.ids
+        return found.ids if found.value is None else _listed(found.value, asked)
     while True:
         left = HERE_SECONDS if due is None else min(HERE_SECONDS, max(0.0, (due - asking.clock()) / MICROSECONDS))
         ids = waited(left)
@@ -101,9 +102,26 @@ def _wait_for(
         some = unended()
         if len(some) <= MOST_LEFT_FOR or until == "all":
             asking.leave(Away("futures", "", some[:MOST_LEFT_FOR], until, due))
-    if recorded:
-        asking.note(number, Request("wait", until, ids=ids[:MOST_RECORDED]))
-    return ids
+    if not recorded:
+        return ids
+    if len(ids) <= MOST_LISTED:
+        asking.note(number, Request("wait", until, ids=ids))
+        return ids
+    bits = _bits(ids, asked)
+    asking.note(number, Request("wait", until, bits))
+    return _listed(bits, asked)
+
+
+def _bits(ids: _Ids, asked: _Ids) -> bytes:
+    """One for each future asked for, by their ids, set where it is one of `ids`."""
+    among, bits = set(ids), bytearray((len(asked) + 7) // 8)
+    for place, one in enumerate(sorted(asked)):
+        bits[place >> 3] |= (one in among) << (place & 7)
+    return bytes(bits)
+
+
+def _listed(bits: bytes, asked: _Ids) -> _Ids:
+    return tuple(one for place, one in enumerate(sorted(asked)) if bits[place >> 3] >> (place & 7) & 1)
 
 
 def _is_enough(done: set[Future[Any]], return_when: str) -> bool:

@@ -7,12 +7,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from fdb_schema import MainspringError
+
 
 class RunningProgram(Protocol):
     """What the client asks of the program it is used in; see `futures_worker.programs.running`."""
 
     def submit(self, context: Any, calls: Sequence[Any]) -> list[Any]:
         """Futures of calls that are prepared: made once, and found again by later attempts."""
+
+    def send(self, context: Any, program: bytes, name: str, value: Any) -> None:
+        """An event to another program, sent once."""
 
     def put(self, context: Any, name: str, put: Callable[[], Any]) -> Any:
         """The same of an object."""
@@ -40,6 +45,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_running: RunningProgram | None = None  # by whichever thread of this process; it runs one task at a time
 
 
 def current_program() -> RunningProgram | None:
@@ -50,11 +56,22 @@ def current_program() -> RunningProgram | None:
 @contextlib.contextmanager
 def running(program: RunningProgram | None) -> Iterator[None]:
     """Inside, this thread runs `program`; None: what asks for something does so for itself."""
+    global _running
     before, _here.program = _here.program, program
+    _running = program
     try:
         yield
     finally:
-        _here.program = before
+        _running = _here.program = before
+
+
+def refuse_in_other_thread(what: str) -> None:
+    """Raises MainspringError in a thread that the body of a program started: the order of its requests would be chance."""
+    if _here.program is None and _running is not None:
+        raise MainspringError(
+            f"{what} is asked for by another thread than the one that runs the program, which alone may: what threads ask for "
+            "comes in another order each time. Start the threads in a step, or submit futures in their place"
+        )
 
 
 def refuse_in_program(what: str) -> None:

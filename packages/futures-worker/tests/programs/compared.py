@@ -1,0 +1,95 @@
+"""Programs whose attempts are compared: all of them run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from futures_worker import MainspringError, as_completed, current_client, publish, sleep, step, wait, wait_for_event
+
+DONE: list[Any] = []
+"""What bodies and steps did, in every attempt."""
+LOSE: list[Callable[[], None]] = []
+"""What takes the claim away from the attempt that runs, the first time."""
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def done(what: str) -> str:
+    DONE.append(what)
+    return what
+
+
+def ears() -> int:
+    heard = 0
+    while wait_for_event("told") != "all":
+        heard += 1
+    return heard
+
+
+def teller() -> tuple[int, str]:
+    other = current_client().submit(ears, durable=True)
+    for told in ("this", "that", "all"):
+        other.send("told", told)
+        sleep(5)
+    heard, said = other.result(), ""
+    try:
+        other.send("told", 1)
+    except MainspringError as error:
+        said = str(error)
+    sleep(5)
+    return heard, said
+
+
+def careful() -> list[str]:
+    client = current_client()
+    refused: list[Callable[[], Any]] = [
+        lambda: publish("large", bytes(70_000)),
+        lambda: publish("no value", (n for n in [])),
+        lambda: client.submit(len, bytes(900_000)),
+        lambda: client.put(n for n in []),
+    ]
+    seen = []
+    for ask in refused:
+        try:
+            ask()
+        except Exception as error:
+            seen.append(type(error).__name__)
+        step(same, len(seen))
+        sleep(5)
+    return seen
+
+
+def crowd(count: int, how: str) -> tuple[int, list[int]]:
+    client = current_client()
+    children = client.map(same, range(count))
+    client.gather(children, progress=False)
+    told = len(wait(children, timeout=100.0, return_when=how).done)
+    client.gather(children, timeout=100.0, progress=False)
+    given = children[::-1] if DONE else children  # as a set has another order in another process
+    order = [one.result() for one in as_completed(given)]
+    DONE.append((told, order))
+    sleep(5)
+    return told, order
+
+
+def saga() -> str:
+    try:
+        step(done, "charged")
+        step(LOSE[0], name="lose")
+        return step(done, "shipped")
+    except Exception:
+        step(done, "refunded")
+        raise
+
+
+def threaded() -> list[int]:
+    with ThreadPoolExecutor(1) as threads:
+        return list(threads.map(lambda number: step(same, number), range(3)))
+
+
+def threaded_in_a_step() -> list[int]:
+    return step(threaded)
