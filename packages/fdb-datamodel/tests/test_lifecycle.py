@@ -21,6 +21,7 @@ from fdb_datamodel import (
     WorkerFencedError,
 )
 from fdb_datamodel.rows import space as keys
+from fdb_datamodel.rows.table import KEYS
 from fdb_datamodel.rows.ids import show_id
 
 
@@ -517,7 +518,7 @@ def test_every_row_is_in_the_reference(lab: Lab) -> None:
     lab(dm.realize_future, claims[0], b"r")
     lab(dm.fail_future, claims[2], Failure("oom", "x"))
     lab.kill(lab.worker(2))
-    documented = {(doc.subspace, _constants(doc.key)) for doc in keys.KEYS}
+    documented = {(doc.subspace, _constants(doc.key)) for doc in KEYS}
     for row in lab.rows():
         if row[0] in ("clock", "blobs", "format"):
             continue

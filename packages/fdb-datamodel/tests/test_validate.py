@@ -176,6 +176,14 @@ _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
     ),
     "a tombstone that is not alone": ("tombstone", lambda h: h.row(h.deleted, keys.ARGS, codec.pack((b"",)))),
     "an unsettled future that never was": ("unsettled", lambda h: h.put(h.at.unsettled + encode_id(bytes(16)), b"")),
+    "a time of a schedule that isn't there": ("schedules", lambda h: h.put(h.at.schedule_due(7, "none"), b"")),
+    "a program that nothing brings back": (
+        "waiting-timer",
+        lambda h: [
+            h.row(h.pooled, keys.AWAY, codec.pack_away("sleep", "")),  # type: ignore[func-returns-value]
+            *[h.put(prefix + h.pooled, None) for prefix in h.at.index_prefixes((0, 1001, 0), 0)[:3]],  # type: ignore[func-returns-value]
+        ],
+    ),
     "a worker without a heartbeat": ("workers", lambda h: h.put(h.at.heartbeat("127.0.0.1", 1), None)),
     "a heartbeat without a worker": (
         "workers",

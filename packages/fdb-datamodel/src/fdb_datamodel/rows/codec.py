@@ -556,6 +556,31 @@ def unpack_request(value: bytes) -> tuple[str, str, int, bytes | None, bool, tup
     return kind, name, wall_us, data, error, ids, due_us, parts
 
 
+_Schedule = tuple[str, str, str, bool, int, int, bytes, int, bytes, bytes, bytes | None, bytes | None, int, bool, int]
+_SCHEDULE_TYPES = (
+    _STR, _STR, _STR, _BOOL, _INT, _INT, _BYTES, _INT, _BYTES, _BYTES, _MAYBE_BYTES, _MAYBE_BYTES, _INT, _BOOL, _INT,
+)  # fmt: skip
+
+
+@_reader("a schedule")
+def unpack_schedule(value: bytes) -> _Schedule:
+    """(when, zone, missed, overlap, nominal µs, due µs, last id, made, code, args, requirements, options, max_retries,
+    allow_reconstruction, wall_us)."""
+    fields = unpack(value)
+    _typed(fields, *_SCHEDULE_TYPES)
+    if len(fields) < len(_SCHEDULE_TYPES):
+        raise ValueError("it isn't whole")
+    found: _Schedule = fields[: len(_SCHEDULE_TYPES)]
+    return found
+
+
+def set_options(spec: FutureSpec, options: dict[str, Any]) -> None:
+    """The inverse of `pack_options`."""
+    for name in _OPTION_DEFAULTS.keys() & options.keys():
+        setattr(spec, name, options[name])
+    spec.backoff = backoff_of(options)
+
+
 def backoff_of(options: dict[str, Any]) -> Backoff | None:
     fields = options.get("backoff")
     return None if fields is None else Backoff(*fields)

@@ -85,6 +85,7 @@ class Layout:
         self.streams = subspace("streams")
         self.children = subspace("children")
         self.programs = subspace("programs")
+        self.schedules = subspace("schedules")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
         self.session_bells = bytes(space["bells"]["session"].key())
         self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
@@ -201,6 +202,12 @@ class Layout:
 
     def program_published(self, e: bytes, name: str) -> bytes:
         return self.programs + e + _name("published") + _name(name)
+
+    def schedule(self, name: str) -> bytes:
+        return self.schedules + bytes(fdb_tuple.pack(("all", name)))
+
+    def schedule_due(self, due_us: int, name: str) -> bytes:
+        return self.schedules + bytes(fdb_tuple.pack(("due", due_us, name)))
 
     def actor_name(self, name: str) -> bytes:
         return self.actors + bytes(fdb_tuple.pack(("name", name)))

@@ -112,6 +112,13 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc("streams", "(id, 'taken')", "int", "how many a reader has taken"),
     KeyDoc("streams", "(id, 'reader', session)", "empty", "who is mailed when there are more items"),
     KeyDoc("streams", "(id, 'writer')", "session", "who is mailed when items were taken"),
+    KeyDoc(
+        "schedules",
+        "('all', name)",
+        "when, zone, missed, overlap, nominal, due µs, last id, made, code, args, requirements, options, …",
+        "what is submitted again and again, when it was last, and when it is next",
+    ),
+    KeyDoc("schedules", "('due', due µs, name)", "empty", "every schedule, by when it is next"),
     KeyDoc("programs", "('all', id)", "wall_us", "every program that there is: when it was submitted"),
     KeyDoc(
         "programs",

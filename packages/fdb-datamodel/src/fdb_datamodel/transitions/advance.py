@@ -16,6 +16,7 @@ from fdb_datamodel.rows.records import Failure
 from fdb_datamodel.rows.requirements import Requirements
 from fdb_datamodel.rows.space import DUE, LATE, layout_of, span
 from fdb_datamodel.transitions.assign import is_unclaimed, relocate
+from fdb_datamodel.transitions.schedules import next_due
 from fdb_datamodel.transitions.workers import list_workers
 from fdb_schema import ClusterSpace, Transaction, read_range
 
@@ -74,6 +75,9 @@ def how_late(tr: Transaction, space: ClusterSpace, now_us: int) -> int | None:
         due = int(space["timers"].unpack(key)[0])
         if due <= now_us:
             return now_us - due
+    scheduled = next_due(tr, space)
+    if scheduled is not None and scheduled <= now_us:
+        return now_us - scheduled
     return 0 if read_range(tr, *span(keys.unsettled), limit=1, snapshot=True) else None
 
 

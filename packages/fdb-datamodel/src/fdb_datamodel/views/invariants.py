@@ -31,6 +31,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "result-rows": "every row of results is of a Realized future and carries its claim's token",
     "lineage": "a future names its dependencies in `lineage`, as long as it isn't deleted, and nobody else does",
     "tombstone": "a deleted future has no other row",
+    "schedules": "a schedule and the row that says when it is next belong together",
     "unsettled": "a future listed as unsettled exists or is a tombstone",
     "workers": "a registered worker has a heartbeat, and isn't listed as dead",
     "assignment-live": "an assignment is to a registered incarnation, or to one about to be reaped",
@@ -260,6 +261,18 @@ def check_unsettled(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation
     f = ch.load(decode_id(key[len(ch.keys.unsettled) :]), snapshot=True)
     if not f.exists and not f.deleted:
         yield _found("unsettled", f.id, "is listed but no such future was ever there")
+
+
+def check_schedule(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
+    """A schedule has one row that says when it is next, and such a row is of a schedule."""
+    kind, *rest = ch.keys.space["schedules"].unpack(key)
+    name = rest[-1]
+    row = value if kind == "all" else ch.get_many([ch.keys.schedule(name)], snapshot=True)[0]
+    due = None if row is None else codec.unpack_schedule(row)[5]
+    if due is None or (kind == "due" and due != rest[0]):
+        yield Violation("schedules", f"schedule {name!r}", f"is due at {rest[0]}, which it doesn't say")
+    elif kind == "all" and ch.get_many([ch.keys.schedule_due(due, name)], snapshot=True)[0] is None:
+        yield Violation("schedules", f"schedule {name!r}", f"is next at {due}, and no row brings that about")
 
 
 def check_dead_worker(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:

@@ -20,6 +20,7 @@ from futures_worker.client.context import ClientContext, attach_context, enter, 
 from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
+from futures_worker.client.submits.scheduling import Schedule, every, schedules
 from futures_worker.client.submits.submitting import submit, submit_each
 from futures_worker.client.waiting.gathering import GatherOptions, gather
 from futures_worker.client.waiting.waits import await_all
@@ -139,6 +140,25 @@ class Client:
         options = self._context.options.changed(**{name: kwargs.pop(name) for name in OPTION_SET & kwargs.keys()})
         check_keywords(fn, kwargs, OPTION_NAMES, "map")
         return submit_each(self._context, options, fn, iterables, batch, kwargs, keys)
+
+    def every(self, when: str | float | timedelta, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Schedule:
+        """Submit `fn(*args, **kwargs)` again and again, whoever is there: any worker does it, each occurrence once.
+
+        A schedule is known by its name, and one of the same name is replaced.
+
+        Args:
+            when: seconds between two, 1 or more (or a timedelta), or a cron expression: "*/5 * * * *".
+            name, zone: of the schedule, by default the function's; of a cron expression's times, by default "UTC".
+            missed: of those that were due while no worker was there, run "one" (the latest), "all", or none ("skip").
+            overlap: whether one begins while the one before hasn't ended. Default True.
+
+        Other keywords are as in `submit`, but for key, tr, after, at and locality. Raises ValueError, TypeError; OversizeError.
+        """
+        return every(self._context, when, fn, args, kwargs)
+
+    def schedules(self) -> list[Schedule]:
+        """Every schedule of the cluster, by name."""
+        return schedules(self._context)
 
     # --- actors ---------------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from futures_worker.client.basis.off_loop import in_thread
 from futures_worker.client.basis.program import current_program
 from futures_worker.client.basis.record import FutureHandle, FutureRecord
 from futures_worker.client.context import Home, home_of
-from futures_worker.client.events import published, send
 from futures_worker.client.outcome import Status, failure_exception
 from futures_worker.client.session.session import Session
 from futures_worker.client.streaming import ResultStream
+from futures_worker.client.submits.events import published, send
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import load_own, note_contained, reference_to
 from futures_worker.streams import StreamedItems

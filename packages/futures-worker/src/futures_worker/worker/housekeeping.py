@@ -18,6 +18,7 @@ from fdb_datamodel import WorkerId, WorkerSighting, WorkerStatus, advance, decla
 from fdb_schema import ClusterClock, ClusterSpace, fdb_error_code
 from fdb_schema.clock import ADVANCE_SECONDS, MICROSECONDS
 from futures_worker.liveness import TTL_SECONDS, WorkerObserver, find_dead, see_workers, worker_gone
+from futures_worker.schedules.firing import fire_due
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
@@ -116,7 +117,8 @@ class Housekeeping:
         """Fires what was due at the last tick, and settles what earlier turns left."""
         while not self._stop.is_set():
             if not run_apart(self._db, self._space, advance, self._space, self._now_us).more:
-                return
+                break
+        fire_due(self._db, self._space, self._now_us)
 
     def _advance(self, tr: Any) -> tuple[int, int | None]:
         now_us = self._clock.advance(tr)

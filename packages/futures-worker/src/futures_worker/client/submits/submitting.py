@@ -94,7 +94,7 @@ def _prepare(
     if task is not None and not task.actor:
         spec.parent = task.id
     if options is not DEFAULT_OPTIONS:
-        _apply(context, options, spec)
+        apply_options(context, options, spec)
         if options.key is not None and options.tr is None:  # a transaction has to hold it, whoever else may
             known = session.pending.get(future_id)
             if known is not None and known.subscribed:  # it is there for sure
@@ -187,7 +187,8 @@ def _join(
     return join(dependencies, context, submit_joint)
 
 
-def _apply(context: ClientContext, options: SubmitOptions, spec: FutureSpec) -> None:
+def apply_options(context: ClientContext, options: SubmitOptions, spec: FutureSpec) -> None:
+    """Put options into a spec, in the data model's terms."""
     spec.requirements = options.requirements
     spec.max_retries = options.max_retries
     spec.max_worker_losses = options.max_worker_losses

@@ -1,0 +1,1 @@
+"""Schedules: futures that are submitted again and again."""
