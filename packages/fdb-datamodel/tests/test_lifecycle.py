@@ -20,9 +20,8 @@ from fdb_datamodel import (
     UnknownFutureError,
     WorkerFencedError,
 )
-from fdb_datamodel.rows import space as keys
-from fdb_datamodel.rows.table import KEYS
 from fdb_datamodel.rows.ids import show_id
+from fdb_datamodel.rows.table import KEYS
 
 
 def test_submit_claim_realize_and_mail(lab: Lab) -> None:
