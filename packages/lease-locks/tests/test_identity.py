@@ -451,6 +451,24 @@ class Generated:
 """
 
 
+OF_A_MODULE = """
+WORD, TABLE = "one two three", {"a": [1, 2]}
+def made(n):
+    return lambda x: (WORD, TABLE, n, x)
+"""
+
+
+def test_a_nested_function_of_a_module_has_its_key_in_a_remote_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its globals are copies of what the module holds."""
+    module = types.ModuleType("holds_a_word")
+    exec(OF_A_MODULE, vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    function = module.made(1)
+    there = loads(dumps(function))
+    assert there.__globals__ is not function.__globals__
+    assert identity(there) == identity(function) != identity(module.made(2))
+
+
 WITH_A_CLASS = """
 def f(x):
     class Inner:

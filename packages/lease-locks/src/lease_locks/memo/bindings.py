@@ -19,6 +19,7 @@ from typing import Any, Final
 from fdb_schema.whole_copies import DISPATCHER_ATTRIBUTES, SCRIPTS, is_dispatching, named_as_text
 
 _ABSENT: Final = object()
+_PLAIN: Final = (str, bytes, int, float, complex, tuple, list, dict, set, frozenset)
 _REGISTERED: Final = vars(abc)["_get_dump"]  # as cloudpickle has it; Python names nothing public that says it
 
 
@@ -83,8 +84,18 @@ def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     if module in SCRIPTS or there is not space:
         for name in sorted({*_names(function.__code__).globals, *named_as_text(function)}):
             # In a remote a nested function of a module has globals of its own, with what the module holds in them.
-            if name in space and (module in SCRIPTS or there.get(name, space) is not space[name]):
+            if name in space and (module in SCRIPTS or not _is_copy(space[name], there.get(name, space))):
                 yield name, space[name]
+
+
+def _is_copy(value: Any, held: Any) -> bool:
+    """Whether it is what the module holds, or plain data like that, as it comes to a remote."""
+    if value is held:
+        return True
+    try:
+        return type(value) is type(held) and isinstance(value, _PLAIN) and bool(value == held)
+    except Exception:  # of what is in it
+        return False
 
 
 def unplaced(code: types.CodeType) -> dict[str, Any]:
