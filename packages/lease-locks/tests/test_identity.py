@@ -533,10 +533,18 @@ class Base:
         TOLD.append(tag)
 class Sub(Base, tag="sub"):
     __slots__ = ()
+class Long:
+    seconds = 60
+class Middle(Long):
+    pass
+class Short:
+    seconds = 30
+class Again(Middle, Short):
+    seconds = 30  # as the second base has it
 def process():
     inc()
     inc()
-    return get(), TOLD, hasattr(Sub(), "__dict__"), [one.value for one in Named("Colour", "RED BLUE")]
+    return get(), TOLD, hasattr(Sub(), "__dict__"), [one.value for one in Named("Colour", "RED BLUE")], Again.seconds
 """
 CALLED = """
 import sys
@@ -550,7 +558,7 @@ def test_a_function_of_a_script_does_in_a_remote_what_it_does_here() -> None:
     exec(CLOSED_OVER, space)
     command = [sys.executable, "-c", CALLED]
     ran = subprocess.run(command, input=dumps(space["process"]), capture_output=True, check=True, timeout=120)
-    assert ran.stdout.decode().strip() == str(space["process"]()) == "(2, ['sub'], False, ['red', 'blue'])"
+    assert ran.stdout.decode().strip() == str(space["process"]()) == "(2, ['sub'], False, ['red', 'blue'], 30)"
 
 
 REGISTERED = """

@@ -225,6 +225,7 @@ def whole_class(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
         if isinstance(slots, (str, tuple, list, dict, set)) and typing.NamedTuple not in args[2]:  # that has its own
             named["__slots__"] = slots
         args = (*args[:3], named, *args[4:])
+    members = {**_restated(kind, members), **members}
     if not ANNOTATING.isdisjoint(vars(kind)):
         members = {name: value for name, value in members.items() if name not in ANNOTATING}
         members["__annotations__"] = annotations_of(kind)
@@ -233,6 +234,12 @@ def whole_class(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     place = {name: at for at, name in enumerate(vars(kind))}
     in_order = dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
     return _make, (make, args), (in_order, more), *rest
+
+
+def _restated(kind: type, members: dict[str, Any]) -> dict[str, Any]:
+    """What a class's body says again that a base says, which cloudpickle leaves out: another base may come before that one."""
+    own = {name: value for name, value in vars(kind).items() if name not in members and not name.startswith("__")}
+    return {name: own[name] for base in kind.__bases__ for name in own if vars(base).get(name, own) is own[name]}
 
 
 def _make(make: Callable[..., type], args: tuple[Any, ...]) -> type:
