@@ -124,7 +124,7 @@ def main(program: str, *words: str) -> int:
     return 0
 
 
-FUTURES = [bytes.fromhex(f"019ad1f23c4d7{at:03x}9{at:015x}") for at in range(3)]
+FUTURES = [bytes.fromhex(f"019ad1f23c4d7{at:03x}9{at:015x}") for at in range(4)]
 TASK = UUID("0f2a3c4d-0000-4000-8000-000000000000")
 
 
@@ -142,7 +142,8 @@ def scene(tmp_path: Path) -> Iterator[Any]:
     run(db, dm.beat_session, space, b"s" * 16, 1)
     info = dm.WorkerInfo(4, dm.Requirements(4, 8 << 30), 512 << 20, 4711, host="a-host", wall_us=now_us)
     worker = run(db, dm.register_worker, space, dm.WorkerId("10.0.0.7", 40001, b"w" * 16), info)
-    specs = [dm.FutureSpec(code=b"x", name="resize", id=one, session=b"s" * 16, max_retries=0) for one in FUTURES]
+    specs = [dm.FutureSpec(code=b"x", name="resize", id=one, session=b"s" * 16, max_retries=0) for one in FUTURES[:3]]
+    specs.append(dm.FutureSpec(code=b"x", name="order", id=FUTURES[3], session=b"s" * 16, durable=True))
     run(db, dm.submit_futures, space, specs)
     for future in FUTURES[:2]:
         claim = run(db, dm.claim_future, space, future, worker)
@@ -150,6 +151,7 @@ def scene(tmp_path: Path) -> Iterator[Any]:
             run(db, dm.fail_future, space, claim, dm.Failure("error", "no image", traceback="ValueError: x\n"), True)
         else:
             run(db, dm.realize_future, space, claim, b"r")
+    run_program(db, space, run(db, dm.claim_future, space, FUTURES[3], worker))
     run(db, lambda tr: tr.set(b"a", b"x"), idempotency_id=IdempotencyId(b"order-17"))
     run(db, lambda tr: tr.set(b"b", b"x"), strategy="ids", idempotency_id=IdempotencyId(b"order-18"))
     store = f"file:{tmp_path / 'heap'}"
@@ -168,11 +170,21 @@ def scene(tmp_path: Path) -> Iterator[Any]:
         yield SimpleNamespace(db=db, url=url, where=where, store=store, tmp=tmp_path)
 
 
+def run_program(db: Any, space: ClusterSpace, claim: dm.Claim) -> None:
+    """What one asks for before it sleeps."""
+    attempt = run(db, dm.programs.begin_program, space, claim.id, claim.attempt)
+    for number, request in enumerate(
+        (dm.programs.Request("step", "charge", b"1"), dm.programs.Request("sleep", due_us=7))
+    ):
+        run(db, dm.programs.record_request, space, attempt, number, request)
+
+
 def arguments(scene: Any, path: str, invocations: list[str]) -> list[str]:
     """What a command is given besides its name."""
     words = path.split()
     given = {
         "futures-worker show": [str(UUID(bytes=FUTURES[0]))],
+        "futures-worker programs show": [str(UUID(bytes=FUTURES[3]))],
         "futures-worker logs": [str(UUID(bytes=FUTURES[1]))],
         "futures-worker stack": [str(UUID(bytes=FUTURES[0]))],
         "mainspring logs": [str(UUID(bytes=FUTURES[1]))],

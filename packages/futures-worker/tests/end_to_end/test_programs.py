@@ -398,7 +398,8 @@ def test_people_see_programs_send_to_them_and_let_them_go_on(shared_cluster: Any
         program.result(timeout=WAIT)
     assert command("send", str(program.id), "paid", *where).returncode == 1, "it has ended"
     (tmp_path / "mended").touch()
-    assert command("resume", str(program.id), *where).returncode == 0
+    resumed = command("resume", str(program.id), *where, "--json")
+    assert json.loads(resumed.stdout) == {"id": str(program.id), "done": "resumed"}
     assert client.get_future(program.id).result(timeout=WAIT) == {"by": "card"}
     refused = command("resume", str(program.id), *where)
     assert refused.returncode == 1 and "only what failed is resumed" in refused.stderr
@@ -411,6 +412,10 @@ def test_people_see_programs_send_to_them_and_let_them_go_on(shared_cluster: Any
     assert plain.returncode == 1 and "is no program" in plain.stderr
     doomed = client.submit(listen, "x", durable=True)
     assert command("cancel", str(doomed.id), *where).returncode == 0
+    assert command("resume", str(doomed.id), *where).returncode == 0, "also what was cancelled"
+    for value in ("1", "2"):
+        assert command("send", str(doomed.id), "go", value, *where).returncode == 0
+    assert demo.client().get_future(doomed.id).result(timeout=WAIT) == ("x", 1, 2)
     assert command("cancel", str(program.id), *where).returncode == 1
     demo.check()
 

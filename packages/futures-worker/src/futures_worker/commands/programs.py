@@ -101,6 +101,7 @@ def send(
     value: Annotated[str | None, typer.Argument(help="Its value, as JSON; without it: None.")] = None,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
+    as_json: JsonOption = False,
 ) -> None:
     """Send an event to a program: it is taken once, by `wait_for_event(NAME)`."""
     database, space, program_id = _found(program, db, cluster)
@@ -110,25 +111,42 @@ def send(
         fail(str(error), EXIT_USAGE)
     except FutureStateError as error:
         fail(str(error))
-    say(f"{program_id}  sent {name!r}")
+    _tell(program_id, f"sent {name!r}", as_json)
 
 
 @programs_app.command()
-def cancel(program: IdArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER) -> None:
+def cancel(
+    program: IdArgument,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    as_json: JsonOption = False,
+) -> None:
     """Cancel a program and what it asked for. Fails if it had ended."""
     database, space, program_id = _found(program, db, cluster)
     acted = cancel_one(database, space, program_id)
     cancel_children(database, space, program_id.bytes)
     if not acted.done:
         fail(f"program {program_id} is {acted.state.value}: it had ended before")
-    say(f"{program_id}  cancelled")
+    _tell(program_id, "cancelled", as_json)
 
 
 @programs_app.command("resume")
-def resume_program(program: IdArgument, db: DbOption = None, cluster: ClusterOption = DEFAULT_CLUSTER) -> None:
-    """Let a program that failed go on from where it was; a step that it failed with runs again."""
+def resume_program(
+    program: IdArgument,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    as_json: JsonOption = False,
+) -> None:
+    """Let one that failed, or was cancelled, go on from where it was; a step that it failed with runs again."""
     database, space, program_id = _found(program, db, cluster)
     if not resume(database, space, program_id):
         info = find_future(database, space, program_id)
         fail(f"program {program_id} is {info.state.value} ({info.reason}): only what failed is resumed")
-    say(f"{program_id}  resumed")
+    _tell(program_id, "resumed", as_json)
+
+
+def _tell(program: UUID, done: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"id": str(program), "done": done})
+    else:
+        say(f"{program}  {done}")
