@@ -227,6 +227,17 @@ def unpack_session(value: bytes) -> tuple[int, int, str, int]:
     return f[0], f[1], f[2], f[3]
 
 
+def pack_session(counter: int, wall_us: int, host: str, pid: int, hears: bool) -> bytes:
+    """`hears`: whether it is mailed when its futures' tasks have printed something."""
+    return pack((counter, wall_us, host, pid, True) if hears else (counter, wall_us, host, pid))
+
+
+@_reader("a session")
+def hears_output(value: bytes) -> bool:
+    """Whether the session is mailed of output."""
+    return bool(_at(unpack(value), 4, False))
+
+
 # --- claims
 
 

@@ -268,7 +268,7 @@ class Outcome:
 
 
 class MailEntry(NamedTuple):
-    """One message of a mailbox. To a client: a future ended. To a worker: `kind` "cancel", "free" or "late".
+    """One message of a mailbox. To a client: a future ended. To a worker: `kind` "cancel", "free" or "late". To who hears of output: "output".
 
     kind: "realized" | "failed" | "cancel" | "free" | "late" (its queue timeout passed: give it back unless it began). result: with "realized" and "free" (what to free).
     """

@@ -136,7 +136,12 @@ KEYS: tuple[KeyDoc, ...] = (
         "actors", "(id, 'place')", "start, ip, port", "where the actor takes calls, while its claim is that start's"
     ),
     KeyDoc("logs", "(id, attempt)", "bytes, bytes in all", "the end of what the attempt wrote to its output"),
-    KeyDoc("sessions", "(session)", "counter, wall_us, host, pid", "a client process that lives: it holds its futures"),
+    KeyDoc(
+        "sessions",
+        "(session)",
+        "counter, wall_us, host, pid, whether it hears output",
+        "a client process that lives: it holds its futures",
+    ),
     KeyDoc(
         "references",
         "(id, 'session', session)",

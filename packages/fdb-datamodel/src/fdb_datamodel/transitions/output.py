@@ -6,6 +6,7 @@ import contextlib
 from uuid import UUID
 
 from fdb_datamodel.rows import codec
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_int, encode_id
 from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.ids import as_id
@@ -19,14 +20,25 @@ ATTEMPTS_KEPT = 5
 
 
 def write_output(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, output: TaskOutput) -> bool:
-    """Keep what an attempt has printed so far, instead of what was kept of it; False if the future isn't there."""
-    keys = layout_of(space)
+    """Keep what an attempt has printed so far, instead of what was kept of it; False if the future isn't there.
+
+    The session that submitted it is mailed ("output"), if it hears of output (`beat_session`).
+    """
+    ch = Changes(tr, space)
+    keys = ch.keys
     e = encode_id(as_id(future_id))
-    if tr.get(keys.future(e, CODE)).value is None:
+    code = tr.get(keys.future(e, CODE)).value
+    if code is None:
         return False
+    with contextlib.suppress(RecordError):  # nobody is told where it can't be read whom to tell
+        session = codec.unpack_code(code)[0]
+        row = tr.snapshot.get(keys.session(session)).value
+        if row is not None and codec.hears_output(row):
+            ch.send(session, as_id(future_id), "output", None)
     tr.set(keys.log(e, output.attempt), codec.pack((output.data[-OUTPUT_KEPT:], output.size)))
     if output.attempt > ATTEMPTS_KEPT:
         tr.clear_range(keys.logs + e, keys.log(e, output.attempt - ATTEMPTS_KEPT + 1))
+    ch.flush()
     return True
 
 

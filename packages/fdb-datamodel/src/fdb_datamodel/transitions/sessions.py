@@ -32,9 +32,17 @@ class SessionSighting(NamedTuple):
 
 
 def beat_session(
-    tr: Transaction, space: ClusterSpace, session: bytes, counter: int, host: str = "", pid: int = 0
+    tr: Transaction,
+    space: ClusterSpace,
+    session: bytes,
+    counter: int,
+    host: str = "",
+    pid: int = 0,
+    hears: bool = False,
 ) -> bool:
     """A session's sign of life, by which it also begins. False: it wasn't there (it is new, or was declared dead).
+
+    `hears`: from now on it is mailed ("output") when a task of a future that it submitted has printed something.
 
     A client that was declared dead begins anew under the same id; what it still needs it must hold again, and mail of
     the time between is lost: it asks by `subscribe`.
@@ -42,7 +50,7 @@ def beat_session(
     ch = Changes(tr, space)
     key = ch.keys.session(session)
     known = tr.snapshot.get(key).value is not None
-    tr.set(key, codec.pack((counter, ch.wall_us, host, pid)))
+    tr.set(key, codec.pack_session(counter, ch.wall_us, host, pid, hears))
     return known
 
 

@@ -9,6 +9,7 @@ from futures_worker.client.client import Client
 from futures_worker.client.dataset import Dataset
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import Status
+from futures_worker.client.session.forwarding import OutputForwarding, OutputLine
 from futures_worker.client.shell import WorkerPoolShell
 from futures_worker.client.streaming import ResultStream
 from futures_worker.client.waiting.completed import AsCompleted, as_completed
@@ -27,6 +28,8 @@ __all__ = [
     "FutureRow",
     "LargeArgumentWarning",
     "LongWaitWarning",
+    "OutputForwarding",
+    "OutputLine",
     "ResultStream",
     "Status",
     "WorkerPoolShell",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
-from fdb_datamodel import FutureState
 from fdb_schema import Origin
-from futures_worker.client import data, operating
+from futures_worker.client import data
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, get_actor, make_actor
 from futures_worker.client.basis.html import panel
 from futures_worker.client.basis.options import OPTION_NAMES, OPTION_SET
@@ -20,17 +19,17 @@ from futures_worker.client.context import ClientContext, attach_context, enter, 
 from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
+from futures_worker.client.operating import ClientOperations
 from futures_worker.client.submits.scheduling import Schedule, every, schedules
 from futures_worker.client.submits.submitting import submit, submit_each
 from futures_worker.client.waiting.gathering import GatherOptions, gather
 from futures_worker.client.waiting.waits import await_all
-from futures_worker.operations.rows import FutureRow, WorkerRow
 
 T = TypeVar("T")
 K = TypeVar("K")
 
 
-class Client:
+class Client(ClientOperations):
     """A connection to one cluster of workers.
 
     Threads may share a client. A forked child that uses its parent's client gets a session of its own. Leaving a
@@ -284,75 +283,6 @@ class Client:
     def delete_all(self, futures: Iterable[Future[Any]]) -> None:
         """Delete several futures and their results."""
         data.delete_all(self._context, futures)
-
-    # --- operations -----------------------------------------------------------------------------------------------------
-
-    def workers(self) -> list[WorkerRow]:
-        """The workers of the cluster: what each offers, and what of it is free. One that died is listed until that is noticed."""
-        return operating.workers(self._context)
-
-    def wait_for_workers(self, n: int = 1, timeout: float | None = None) -> None:
-        """Return once the cluster has `n` workers or more. Raises TimeoutError, which says how one is started, after `timeout` seconds."""
-        operating.wait_for_workers(self._context, n, timeout)
-
-    def futures(
-        self,
-        state: FutureState | str | Iterable[FutureState | str] | None = None,
-        *,
-        function: Callable[..., Any] | str | None = None,
-        name: str | None = None,
-        reason: str | None = None,
-        since: datetime | timedelta | float | None = None,
-        newest: bool = True,
-        limit: int | None = 100,
-    ) -> list[FutureRow]:
-        """Futures of the cluster, whoever submitted them, and why each is in its state; `get_future(row.id)` is one's handle.
-
-        Args:
-            state: "waiting", "unclaimed", "claimed", "realized" or "failed", or several; None: any.
-            function: a function, or its name, with or without its module; those whose futures were given a name have that instead.
-            name: a glob of the name: "resize", "my.tasks.*".
-            reason: a text that the reason has in it.
-            since: submitted since: a moment, or a time ago as timedelta or seconds.
-            newest: the newest first, else the oldest.
-            limit: so many at most; None: all. Where few are like this, many may be read to find them.
-
-        Raises ValueError, TypeError.
-        """
-        return operating.futures(self._context, state, function, name, reason, since, newest, limit)
-
-    def retry(self, future: Future[Any] | UUID | bytes | str) -> bool:
-        """Run a future (or the one with this id) again that has failed, with a fresh budget of attempts; whether this did.
-
-        Its handle waits again: `result()` is what follows. What failed because of it has to be asked too. Raises FutureStateError
-        for a call of an actor, UnknownFutureError, FutureDeletedError.
-        """
-        return operating.retry(self._context, future)
-
-    def cancel(self, futures: Iterable[Future[Any]], *, children: bool = True) -> int:
-        """Cancel futures that haven't ended, as `Future.cancel`, and return once none of them runs; how many are cancelled now.
-
-        Calls of actors are kept from beginning: one that runs goes on, and what is known of them after a second is counted.
-        """
-        return operating.cancel(self._context, futures, children)
-
-    def logs(self, future: Future[Any] | UUID | bytes | str, attempt: int | None = None) -> str:
-        """What a future's task printed, to its standard output and error: the end of it, of its last attempts or of one.
-
-        A running one's is there a moment after it was printed. Raises ValueError for what is no id.
-        """
-        return operating.logs(self._context, future, attempt)
-
-    def stack(self, future: Future[Any] | Actor[Any] | UUID | bytes | str) -> str | None:
-        """Where a running task is: the calls that each thread of its process is in, as a traceback; None where it isn't running.
-
-        Of an actor, and of a call that it hasn't answered, where the actor's process is.
-
-        It is seen also where it is stuck in native code. Its process is asked by a signal: a system call of native code that doesn't
-        go on after one (`sleep`, `poll`) ends early; Python's own go on. Raises UnknownFutureError, FutureDeletedError;
-        MainspringError where its worker can't be reached.
-        """
-        return operating.stack(self._context, future)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 

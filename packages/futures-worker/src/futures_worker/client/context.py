@@ -25,6 +25,7 @@ from fdb_schema import (
 from fdb_schema.keyspace import CLUSTER_VARIABLE
 from futures_worker.client.basis import processes
 from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions, check_defaults
+from futures_worker.client.session.forwarding import OutputForwarding
 from futures_worker.client.session.reading import Fetching
 from futures_worker.client.session.session import Session
 from futures_worker.database import ask
@@ -81,6 +82,7 @@ class ClientContext:
         self.from_url = opened or not (self.url or "memory:").startswith("memory:")
         self.code = CodeCache()
         self.own_actors: list[bytes] = []  # unnamed ones, which end with this client
+        self.forwarding: OutputForwarding | None = None  # of what tasks print
         self.face: Callable[[], Any] = lambda: None  # the `Client`, while there is one
         self._fetching = Fetching(db, self.space, secret)
         self.origin = Origin(cluster, ask(db, _begin, self.space, strategy="off"), self.url)
@@ -134,11 +136,14 @@ class ClientContext:
         self.session = None
         self.code = CodeCache()
         self.own_actors = []
+        self.forwarding = None
 
     def close(self) -> None:
         """Store what was submitted, end the own actors, let go of the session; futures go on. Closing twice is harmless."""
         if self.closed:
             return
+        if self.forwarding is not None:
+            self.forwarding.stop()
         own, self.own_actors = self.own_actors, []
         for actor in own:
             with contextlib.suppress(MainspringError):  # it was deleted

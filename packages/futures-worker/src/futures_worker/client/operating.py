@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TextIO
 from uuid import UUID
 
 from fdb_datamodel import FutureState, as_id, list_workers
+from fdb_schema.serving.logs import printable
 from futures_worker.client.actor_call import CANCEL_SECONDS, Call
 from futures_worker.client.actors import Actor, actor_id
 from futures_worker.client.basis.diagnosis import clusters, start_hint
 from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.context import ClientContext
 from futures_worker.client.future import Future, known_in_its_session, record_of
+from futures_worker.client.session.forwarding import OutputForwarding, OutputLine
 from futures_worker.client.session.session import check_timeout
 from futures_worker.client.waiting.waits import check_futures, wait
 from futures_worker.code.function_code import function_name
@@ -32,7 +36,10 @@ from futures_worker.operations.stacks import stack_of
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.25
 """Seconds between two looks at the workers, which register without telling anybody."""
+_SHORT: Final = len("019ad1f2-3c4d-7000")  # of an id, as listings show it
 
+Taker = TextIO | logging.Logger | Callable[[OutputLine], object]
+"""Where lines of tasks go."""
 Meant = Future[Any] | UUID | bytes | str
 """A future, or its id."""
 
@@ -141,6 +148,32 @@ def stack(context: ClientContext, future: Meant | Actor[Any]) -> str | None:
     return stack_of(context.db, context.space, context.object_fetcher(), future_id)
 
 
+def forward_output(context: ClientContext, to: Taker | None) -> OutputForwarding:
+    """See `Client.forward_output`."""
+    if not (to is None or isinstance(to, logging.Logger) or callable(to) or hasattr(to, "write")):
+        raise TypeError(f"to is a text stream, a logger, or what is called with each line, found {to!r:.80}")
+    session = context()
+    if context.forwarding is not None:
+        context.forwarding.stop()
+    context.forwarding = OutputForwarding(session, lambda line: _put_out(line, to))
+    return context.forwarding
+
+
+def _put_out(line: OutputLine, to: Taker | None) -> None:
+    if isinstance(to, logging.Logger):
+        extra = {"task": str(line.future_id), "function": line.name, "attempt": line.attempt}
+        to.info("%s: %s", line.name, line.text, extra=extra)
+        return
+    stream: Any = sys.stderr if to is None else to
+    if not hasattr(stream, "write"):
+        stream(line)
+        return
+    short = str(line.future_id)[:_SHORT]
+    text = f"({line.name.rpartition('.')[2]} {short}) {line.text}"
+    stream.write((printable(text) if stream.isatty() else text) + "\n")
+    stream.flush()
+
+
 def id_of(context: ClientContext, future: Meant) -> bytes:
     """The id of a future, which is in the database from then on, or that was given. Raises ValueError, TypeError."""
     if isinstance(future, Future):
@@ -172,3 +205,88 @@ def _since_us(given: datetime | timedelta | float | None) -> int:
     if isinstance(back, bool) or not isinstance(back, (int, float)):
         raise TypeError(f"since is a moment (datetime) or a time ago (timedelta, or seconds), found {given!r:.80}")
     return int((time.time() - back) * 1e6)
+
+
+class ClientOperations:
+    """The part of a client by which people look after a cluster."""
+
+    _context: ClientContext
+
+    def workers(self) -> list[WorkerRow]:
+        """The workers of the cluster: what each offers, and what of it is free. One that died is listed until that is noticed."""
+        return workers(self._context)
+
+    def wait_for_workers(self, n: int = 1, timeout: float | None = None) -> None:
+        """Return once the cluster has `n` workers or more. Raises TimeoutError, which says how one is started, after `timeout` seconds."""
+        wait_for_workers(self._context, n, timeout)
+
+    def futures(
+        self,
+        state: FutureState | str | Iterable[FutureState | str] | None = None,
+        *,
+        function: Callable[..., Any] | str | None = None,
+        name: str | None = None,
+        reason: str | None = None,
+        since: datetime | timedelta | float | None = None,
+        newest: bool = True,
+        limit: int | None = 100,
+    ) -> list[FutureRow]:
+        """Futures of the cluster, whoever submitted them, and why each is in its state; `get_future(row.id)` is one's handle.
+
+        Args:
+            state: "waiting", "unclaimed", "claimed", "realized" or "failed", or several; None: any.
+            function: a function, or its name, with or without its module; those whose futures were given a name have that instead.
+            name: a glob of the name: "resize", "my.tasks.*".
+            reason: a text that the reason has in it.
+            since: submitted since: a moment, or a time ago as timedelta or seconds.
+            newest: the newest first, else the oldest.
+            limit: so many at most; None: all. Where few are like this, many may be read to find them.
+
+        Raises ValueError, TypeError.
+        """
+        return futures(self._context, state, function, name, reason, since, newest, limit)
+
+    def retry(self, future: Meant) -> bool:
+        """Run a future (or the one with this id) again that has failed, with a fresh budget of attempts; whether this did.
+
+        Its handle waits again: `result()` is what follows. What failed because of it has to be asked too. Raises FutureStateError
+        for a call of an actor, UnknownFutureError, FutureDeletedError.
+        """
+        return retry(self._context, future)
+
+    def cancel(self, futures: Iterable[Future[Any]], *, children: bool = True) -> int:
+        """Cancel futures that haven't ended, as `Future.cancel`, and return once none of them runs; how many are cancelled now.
+
+        Calls of actors are kept from beginning: one that runs goes on, and what is known of them after a second is counted.
+        """
+        return cancel(self._context, futures, children)
+
+    def logs(self, future: Meant, attempt: int | None = None) -> str:
+        """What a future's task printed, to its standard output and error: the end of it, of its last attempts or of one.
+
+        A running one's is there a moment after it was printed. Raises ValueError for what is no id.
+        """
+        return logs(self._context, future, attempt)
+
+    def stack(self, future: Meant | Actor[Any]) -> str | None:
+        """Where a running task is: the calls that each thread of its process is in, as a traceback; None where it isn't running.
+
+        Of an actor, and of a call that it hasn't answered, where the actor's process is.
+
+        It is seen also where it is stuck in native code. Its process is asked by a signal: a system call of native code that doesn't
+        go on after one (`sleep`, `poll`) ends early; Python's own go on. Raises UnknownFutureError, FutureDeletedError;
+        MainspringError where its worker can't be reached.
+        """
+        return stack(self._context, future)
+
+    def forward_output(self, to: Taker | None = None) -> OutputForwarding:
+        """Show here what tasks of this client print and log, while they run, until the client is closed or `stop()` is called.
+
+        Lines come as "(function id) line", a moment after they were printed. What tasks log comes as they have set up logging;
+        without that, warnings and errors do. What tasks submit themselves is theirs.
+
+        Args:
+            to: a text stream (None: standard error), a `logging.Logger`, which gets each line at level INFO, or what is called with
+                each `OutputLine`, by a thread of its own.
+        """
+        return forward_output(self._context, to)

@@ -61,6 +61,7 @@ class Keeping:
         self._untold: list[bytes] = []  # held, and the database wasn't told yet
         self._lock = threading.Lock()
         self._stop = Flag()
+        self._hears = False  # whether it is mailed of its tasks' output
         self._counter = 0
         self._beaten = 0.0  # when it was about to beat last
         self._begun = False
@@ -80,6 +81,14 @@ class Keeping:
                 self._thread = threading.Thread(target=self._beat, name="mainspring-session", daemon=True)
                 self._thread.start()
             self._begun = True  # last: an interrupt before leaves it to be begun again
+
+    def hear_output(self, hears: bool) -> None:
+        """From now on this session is mailed, or no more, when its futures' tasks have printed something."""
+        self._hears = hears
+        self.begin()
+        with self._lock:
+            if not self._stop.is_set():
+                self._sign()
 
     def hold(self, future_id: bytes) -> None:
         """There is a first handle of a future that was just made."""
@@ -215,6 +224,7 @@ class Keeping:
             self._counter,
             socket.gethostname(),
             os.getpid(),
+            self._hears,
             strategy="off",
         )
         return known

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from fdb_datamodel import MailEntry, WorkerId
@@ -27,6 +28,8 @@ class Expected:
         self.pending: dict[bytes, FutureRecord] = {}  # id -> future whose end was asked for and hasn't come
         self.due: deque[FutureRecord] = deque()  # ended, with callbacks to be run
         self.signals: dict[bytes, int] = {}  # id -> changes whenever its stream was told of, of late
+        self.hear: Callable[[bytes], None] | None = None  # is told of futures whose tasks have printed something
+        self.last_end = 0.0  # when a future ended last, where somebody hears of output
         self._signals_told = 0
         self._groups: tuple[Group, ...] = ()
         self._joining = threading.Lock()
@@ -43,10 +46,17 @@ class Expected:
         An interrupt leaves in `pending` what wasn't told of yet: the same entries once more do the rest.
         """
         pending = self.pending
+        hear = self.hear
+        if hear is not None:
+            self.last_end = time.monotonic()
         ended: dict[bytes, FutureRecord] = {}
         for entry in entries:
             if entry.kind == "stream":
                 self._signal(entry.id)
+                continue
+            if entry.kind == "output":
+                if hear is not None:
+                    hear(entry.id)
                 continue
             record = pending.get(entry.id)
             # A result that was lost and may not be computed again fails in the epoch that it was realized in.
