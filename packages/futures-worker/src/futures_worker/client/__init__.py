@@ -8,6 +8,7 @@ from futures_worker.client.bound import BoundOptions
 from futures_worker.client.client import Client
 from futures_worker.client.dataset import Dataset
 from futures_worker.client.future import Future
+from futures_worker.client.operating import ClientOperations
 from futures_worker.client.outcome import Status
 from futures_worker.client.session.forwarding import OutputForwarding, OutputLine
 from futures_worker.client.shell import WorkerPoolShell
@@ -22,6 +23,7 @@ __all__ = [
     "AsCompleted",
     "BoundOptions",
     "Client",
+    "ClientOperations",
     "Dataset",
     "DoneAndNotDone",
     "Future",

@@ -208,7 +208,7 @@ def _since_us(given: datetime | timedelta | float | None) -> int:
 
 
 class ClientOperations:
-    """The part of a client by which people look after a cluster."""
+    """The part of every `Client` by which people look after its cluster."""
 
     _context: ClientContext
 
