@@ -318,6 +318,24 @@ def nested(depth: int) -> list[int]:
     return [depth, *fw.current_client().submit(nested, depth - 1, durable=True).result()]
 
 
+def test_a_program_gives_away_its_id_and_is_answered(shared_cluster: Any) -> None:
+    demo = shared_cluster(workers=1, slots=2)
+    client = demo.client()
+    program = client.submit(asks, durable=True)
+    assert program.result(timeout=WAIT) == str(program.id)
+    with pytest.raises(fw.MainspringError, match="is of a task"):
+        fw.current_future_id()
+
+
+def asks() -> str:
+    fw.current_client().submit(answers, str(fw.current_future_id()))
+    return str(fw.wait_for_event("answer"))
+
+
+def answers(program: str) -> None:
+    fw.current_client().get_future(program).send("answer", program)
+
+
 class Counter:
     def add(self) -> int:
         return 1

@@ -1,7 +1,7 @@
 """The client side: submit functions as futures, wait for them, get their results."""
 
 from futures_worker.client.actors import Actor
-from futures_worker.client.ambient import current_client
+from futures_worker.client.ambient import current_client, current_future_id
 from futures_worker.client.basis.diagnosis import LargeArgumentWarning, LongWaitWarning
 from futures_worker.client.basis.options import submit_options
 from futures_worker.client.bound import BoundOptions
@@ -38,6 +38,7 @@ __all__ = [
     "WorkerRow",
     "as_completed",
     "current_client",
+    "current_future_id",
     "gather",
     "submit_options",
     "wait",

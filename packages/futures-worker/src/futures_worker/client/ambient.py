@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
+from fdb_schema import MainspringError
 from futures_worker.client.client import Client, attach_client, client_over
 from futures_worker.client.context import current_context, home_of
 from futures_worker.client.future import attach_future
+from futures_worker.worker.child.task_context import current_task
 
-__all__ = ["attach_client", "attach_future", "current_client", "home_of"]
+__all__ = ["attach_client", "attach_future", "current_client", "current_future_id", "home_of"]
 
 
 def current_client() -> Client:
@@ -17,3 +21,14 @@ def current_client() -> Client:
     shared by the process. Raises MainspringError where other threads are in blocks of different clusters.
     """
     return client_over(current_context())
+
+
+def current_future_id() -> UUID:
+    """The id of the future that this process runs, the same in each of its attempts: a name for what it does elsewhere.
+
+    Who has it can `get_future` it: a program's, to send it events. Raises MainspringError outside of tasks, and in actors.
+    """
+    task = current_task()
+    if task is None or task.actor:
+        raise MainspringError("current_future_id() is of a task: nothing that a worker runs as one runs here")
+    return task.future_id
