@@ -127,3 +127,43 @@ def test_streams_and_loggers_take_lines(
         assert (fields["task"], fields["function"], fields["attempt"]) == (str(future.id), "talker", 1)
         with pytest.raises(TypeError, match="to is a text stream, a logger, or what is called"):
             client.forward_output(7)  # type: ignore[arg-type]
+
+
+def log_much(name: str) -> int:
+    logging.getLogger(name).info("in passing")
+    logging.getLogger(name).debug("in detail")
+    print("done")
+    return len(logging.getLogger().handlers)
+
+
+def test_tasks_log_from_the_level_that_is_asked_for(local: LocalCluster) -> None:
+    came: queue.Queue[str] = queue.Queue()
+    with Client(local.url, local.cluster) as client:
+        for level, lines in (
+            ("info", ["INFO work: in passing"]),
+            (10, ["INFO work: in passing", "DEBUG work: in detail"]),
+        ):
+            with client.forward_output(lambda line: came.put(line.text), level=level):  # type: ignore[arg-type]
+                futures = client.map(log_much, ["work"] * 3, name="logs")
+                came_first = [came.get(timeout=WAIT) for _ in range(3 * (len(lines) + 1))]
+                assert sorted(came_first) == sorted(3 * [*lines, "done"])
+                assert client.gather(futures) == [1, 1, 1]
+        with client.forward_output(lambda line: came.put(line.text)):
+            assert client.submit(log_much, "work").result(timeout=WAIT) == 0, "as before"
+            assert came.get(timeout=WAIT) == "done"
+        with pytest.raises(ValueError, match="level is one of logging's, by number or name, found 'loud'"):
+            client.forward_output(level="loud")
+
+
+def test_retries_are_decided_as_without_a_level(local: LocalCluster, tmp_path: Path) -> None:
+    def fail(path: str) -> None:
+        with open(path, "a") as file:
+            file.write("x")
+        raise KeyError(path)
+
+    with Client(local.url, local.cluster) as client, client.forward_output(level=logging.INFO):
+        for retry_on, attempts in (((ValueError,), 1), ((KeyError,), 3)):
+            path = tmp_path / str(attempts)
+            future = client.submit(fail, str(path), retry_on=retry_on, max_retries=2)
+            assert isinstance(future.exception(timeout=WAIT), KeyError)
+            assert path.read_text() == "x" * attempts

@@ -83,6 +83,7 @@ class ClientContext:
         self.code = CodeCache()
         self.own_actors: list[bytes] = []  # unnamed ones, which end with this client
         self.forwarding: OutputForwarding | None = None  # of what tasks print
+        self.log_level: int | None = None  # from which tasks that are submitted now show what they log
         self.face: Callable[[], Any] = lambda: None  # the `Client`, while there is one
         self._fetching = Fetching(db, self.space, secret)
         self.origin = Origin(cluster, ask(db, _begin, self.space, strategy="off"), self.url)

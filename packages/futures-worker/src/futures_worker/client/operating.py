@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final, TextIO
@@ -32,6 +33,7 @@ from futures_worker.operations.newest import newest_first
 from futures_worker.operations.outputs import outputs, text_of
 from futures_worker.operations.rows import FutureRow, WorkerRow, future_row, worker_row
 from futures_worker.operations.stacks import stack_of
+from futures_worker.worker.child.task_logging import MOST
 
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.25
@@ -148,15 +150,36 @@ def stack(context: ClientContext, future: Meant | Actor[Any]) -> str | None:
     return stack_of(context.db, context.space, context.object_fetcher(), future_id)
 
 
-def forward_output(context: ClientContext, to: Taker | None) -> OutputForwarding:
+def forward_output(context: ClientContext, to: Taker | None, level: int | str | None) -> OutputForwarding:
     """See `Client.forward_output`."""
+    chosen = _level(level)
     if not (to is None or isinstance(to, logging.Logger) or callable(to) or hasattr(to, "write")):
         raise TypeError(f"to is a text stream, a logger, or what is called with each line, found {to!r:.80}")
     session = context()
     if context.forwarding is not None:
         context.forwarding.stop()
-    context.forwarding = OutputForwarding(session, lambda line: _put_out(line, to))
+    known = weakref.ref(context)
+
+    def forget_level() -> None:
+        found = known()
+        if found is not None:
+            found.log_level = None
+
+    context.forwarding = OutputForwarding(session, lambda line: _put_out(line, to), forget_level)
+    context.log_level = chosen
     return context.forwarding
+
+
+def _level(level: int | str | None) -> int | None:
+    """A level of logging as a number. Raises ValueError, TypeError."""
+    if level is None:
+        return None
+    found = logging.getLevelNamesMapping().get(level.upper()) if isinstance(level, str) else level
+    if found is None:
+        raise ValueError(f"level is one of logging's, by number or name, found {level!r}")
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise TypeError(f"level is one of logging's, by number or name, found {level!r:.80}")
+    return max(1, min(found, MOST))
 
 
 def _put_out(line: OutputLine, to: Taker | None) -> None:
@@ -279,14 +302,17 @@ class ClientOperations:
         """
         return stack(self._context, future)
 
-    def forward_output(self, to: Taker | None = None) -> OutputForwarding:
+    def forward_output(self, to: Taker | None = None, *, level: int | str | None = None) -> OutputForwarding:
         """Show here what tasks of this client print and log, while they run, until the client is closed or `stop()` is called.
 
-        Lines come as "(function id) line", a moment after they were printed. What tasks log comes as they have set up logging;
-        without that, warnings and errors do. What tasks submit themselves is theirs.
+        Lines come as "(function id) line", a moment after they were printed. What tasks submit themselves is theirs.
 
         Args:
             to: a text stream (None: standard error), a `logging.Logger`, which gets each line at level INFO, or what is called with
                 each `OutputLine`, by a thread of its own.
+            level: tasks that are submitted from now on log from this level on ("INFO"), to standard error unless their code has set
+                up handlers. None: as their code has set up logging; without that, warnings and errors.
+
+        Raises ValueError, TypeError.
         """
-        return forward_output(self._context, to)
+        return forward_output(self._context, to, level)

@@ -39,8 +39,11 @@ class OutputLine(NamedTuple):
 class OutputForwarding:
     """What `Client.forward_output` returns: it goes on until `stop()`, the end of its `with` block, or the client's."""
 
-    def __init__(self, session: Session, write: Callable[[OutputLine], object]) -> None:
-        """Begin. `write` is called by a thread of its own, a line at a time."""
+    def __init__(
+        self, session: Session, write: Callable[[OutputLine], object], then: Callable[[], object] = lambda: None
+    ) -> None:
+        """Begin. `write` is called by a thread of its own, a line at a time; `then` when it is told to stop."""
+        self._then = then
         self._session = session
         self._write = write
         self._due: dict[bytes, None] = {}  # futures with something new, in order
@@ -56,6 +59,7 @@ class OutputForwarding:
         """Show what tasks that have ended printed last, and end. Stopping twice is harmless."""
         if self._stop.is_set():
             return
+        self._then()
         late = self._session.expected.last_end + LAST_SECONDS - time.monotonic()
         if late > 0 and not self._session.closed:
             self._stop.wait(late)  # what workers keep a moment after the end

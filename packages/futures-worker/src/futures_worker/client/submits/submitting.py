@@ -22,6 +22,7 @@ from futures_worker.client.submits.locality import locality_of
 from futures_worker.failure import PROGRAM
 from futures_worker.payload import Code, arguments_digest, dump_args_and_names, dump_function
 from futures_worker.worker.child.task_context import current_task
+from futures_worker.worker.child.task_logging import with_log_level
 
 CALLS_PER_REQUEST: Final = 100
 BYTES_PER_REQUEST: Final = 300_000
@@ -101,6 +102,8 @@ def _prepare(
                 return Call(known, spec, code, tuple(holds), stored=True)
     if tracing.enabled():
         spec.call_options = tracing.with_trace(spec.call_options)
+    if context.log_level is not None:
+        spec.call_options = with_log_level(spec.call_options, context.log_level)
     own = options.key is None and options.tr is None  # its rows are this session's, and are sure to be
     record = FutureRecord(future_id, name, stored=False, subscribed=own)
     record.streams = isgeneratorfunction(fn)

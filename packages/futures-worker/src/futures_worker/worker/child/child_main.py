@@ -37,6 +37,7 @@ from futures_worker.worker.child import task_context
 from futures_worker.worker.child.class_states import ClassState, ClassStates
 from futures_worker.worker.child.code_versions import CodeVersions
 from futures_worker.worker.child.surroundings import Surroundings
+from futures_worker.worker.child.task_logging import show_logs
 from futures_worker.worker.output import ChildOutput
 from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.shortage import HostShortError, out_of_memory, shortage_of
@@ -131,7 +132,7 @@ class ChildLoop:
 
     def _run_task(self, task: list[Any]) -> None:
         seq, digest, args, dependencies, future_id, epoch, attempt, options = task
-        trace, options = tracing.split_trace(options)
+        trace, options = tracing.split_trace(show_logs(options))
         self._seq = seq
         started = time.perf_counter()
         self._output.begin(future_id, attempt)
