@@ -126,6 +126,31 @@ def test_a_future_s_page_says_why_and_draws_its_lineage(page: Page, served: Serv
     shown.wait_for_url(f"**/futures/{UUID(bytes=ids['total'])}")
 
 
+def test_a_program_s_page_has_what_it_asked_for_and_waits_for(page: Page, served: Served) -> None:
+    lab = served.lab
+    child = lab.submit(name="resize")
+    order = lab.submit(name="order", durable=True)
+    claim = lab(dm.claim_future, order, lab.worker)
+    attempt = lab(dm.programs.begin_program, order, claim.attempt)
+    lab(dm.programs.record_request, attempt, 0, dm.programs.Request("step", "charge <b>", b"never unpickled"))
+    lab(dm.programs.record_request, attempt, 1, dm.programs.Request("submit", "resize", ids=(child,)))
+    lab(dm.programs.publish, attempt, 2, "stage", b"neither this")
+    shown = page.go(f"/futures/{UUID(bytes=order)}")
+    rows = shown.locator(".program tbody tr")
+    sync_api.expect(rows).to_have_count(3, timeout=PATIENCE_MS)
+    sync_api.expect(rows.nth(0)).to_contain_text("publish stage")
+    sync_api.expect(rows.nth(2)).to_contain_text("step charge <b>")
+    sync_api.expect(shown.locator(".program dl")).to_contain_text("published stage")
+    away = dm.Away("event", "paid")
+    lab(dm.finish_turn, lab.worker, [dm.Outcome.left(claim, away)], dm.Capacity(), 0)
+    sync_api.expect(shown.locator("p.reason")).to_contain_text("the event 'paid'", timeout=PATIENCE_MS)
+    picture(shown, "program")
+    rows.nth(1).locator("a").click()
+    shown.wait_for_url(f"**/futures/{UUID(bytes=child)}")
+    shown.locator("h1", has_text="resize").wait_for()
+    sync_api.expect(shown.locator(".program")).to_have_count(0)
+
+
 def test_a_search_goes_through_all_futures_and_the_newest_come_first(
     page: Page, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

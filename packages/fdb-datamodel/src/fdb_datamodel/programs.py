@@ -31,6 +31,7 @@ from fdb_datamodel.rows.elements import decode_id, encode_id
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.space import CLAIM
 from fdb_schema import ClusterSpace, OversizeError, Transaction, read_clock, read_range
+from fdb_schema.clock import MICROSECONDS
 
 VALUE_LIMIT: Final = 60_000  # bytes in a request's row; more goes into rows of its own
 PART_BYTES: Final = 60_000
@@ -46,6 +47,7 @@ __all__ = [
     "find_request",
     "last_requests",
     "list_programs",
+    "outcome",
     "publish",
     "read_published",
     "read_requests",
@@ -238,6 +240,23 @@ def list_programs(
     rows = read_range(tr, begin, end, limit=limit, reverse=newest_first, snapshot=True)
     ids = [decode_id(key[len(prefix) :]) for key, _ in rows]
     return ids, ids[-1] if len(rows) == limit else None
+
+
+def outcome(request: Request, now_us: int) -> str:
+    """What came of a request, in words. `now_us`: the cluster clock's."""
+    if request.error:
+        return "raised"
+    if request.kind in ("sleep", "deadline") and request.due_us is not None:
+        left = (request.due_us - now_us) / MICROSECONDS
+        return "over" if left <= 0 else f"{left:,.0f} s left"
+    if request.kind == "event":
+        return "timed out" if request.value is None else "taken"
+    if request.kind == "wait":
+        count = len(request.ids) if request.value is None else int.from_bytes(request.value, "little").bit_count()
+        return f"{count:,} ended" if count else "none ended"
+    if request.ids:
+        return f"{len(request.ids)} futures" if len(request.ids) > 1 else "1 future"
+    return "done"
 
 
 # --- values in parts

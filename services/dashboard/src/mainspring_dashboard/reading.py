@@ -33,6 +33,7 @@ from idempotent_txn.cleaner import id_status
 from lease_locks import LeaseEvent, LeaseInfo, LeaseManager
 from lease_locks.grants.info import SERVICES
 from mainspring_dashboard.lists.describing import DESCRIBED, described
+from mainspring_dashboard.programs import read_program
 from mainspring_dashboard.survey import Survey
 
 LINEAGE_NODES: Final = 60
@@ -114,6 +115,7 @@ class Cluster:
             return None
         except FutureDeletedError as deleted:
             return {"id": str(future_id), "state": "deleted", "reason": str(deleted)}
+        program = info.details.get("durable")
         outputs = run(self.db, read_output, self.space, future_id, strategy="off")
         ended = run(self.db, recount, self.space, info.dependencies[:READY_DEPENDENCIES], strategy="off")
         ready = max((one.ended_us for one in ended), default=0)
@@ -121,6 +123,7 @@ class Cluster:
             future_row(info)
             | _details(info)
             | {"output": [_output(one) for one in outputs], "ready": ready / 1e6 or None, "do": self._advice(info)}
+            | ({"program": run(self.db, read_program, self.space, future_id, strategy="off")} if program else {})
         )
 
     def _advice(self, info: FutureInfo) -> str | None:

@@ -88,20 +88,4 @@ def _row(number: int, request: Request, now_us: int) -> RequestRow:
         size = request.parts * programs.PART_BYTES
     at = datetime.fromtimestamp(request.wall_us / MICROSECONDS, UTC)
     futures = tuple(str(UUID(bytes=one)) for one in request.ids)
-    return RequestRow(number, request.kind, request.name, _outcome(request, now_us), at, size, futures)
-
-
-def _outcome(request: Request, now_us: int) -> str:
-    if request.error:
-        return "raised"
-    if request.kind in ("sleep", "deadline") and request.due_us is not None:
-        left = (request.due_us - now_us) / MICROSECONDS
-        return "over" if left <= 0 else f"{left:,.0f} s left"
-    if request.kind == "event":
-        return "timed out" if request.value is None else "taken"
-    if request.kind == "wait":
-        count = len(request.ids) if request.value is None else int.from_bytes(request.value, "little").bit_count()
-        return f"{count:,} ended" if count else "none ended"
-    if request.ids:
-        return f"{len(request.ids)} futures" if len(request.ids) > 1 else "1 future"
-    return "done"
+    return RequestRow(number, request.kind, request.name, programs.outcome(request, now_us), at, size, futures)

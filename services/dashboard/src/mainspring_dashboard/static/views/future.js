@@ -3,6 +3,7 @@ import { buttons } from "../actions.js";
 import { badge, code, h, list, replace } from "../dom.js";
 import { ago, count, duration, short, size, time } from "../format.js";
 import { lineageGraph } from "../lineage.js";
+import { program } from "./program.js";
 
 export default async function future({ parameters: [id], get }) {
   const body = h("div");
@@ -38,6 +39,7 @@ export default async function future({ parameters: [id], get }) {
         ["waits on", info.waiting_on?.length ? [count(info.waiting_on.length), ": ", info.waiting_on.slice(0, 20).map(link)] : null],
         ...Object.entries(info.options ?? {}).map(([name, value]) => [name.replaceAll("_", " "), String(value)]),
       ]))),
+    program(info.program),
     info.output?.length ? h("section", { class: "panel" }, h("h2", {}, "Output"), info.output.map((one) => [
       info.output.length > 1 || one.dropped ? h("p", { class: "soft" }, `attempt ${one.attempt}${one.dropped ? `: the first ${size(one.dropped)} are no longer kept` : ""}`) : null,
       h("pre", { tabindex: 0, class: "output" }, one.text)])) : null,
