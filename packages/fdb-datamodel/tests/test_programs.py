@@ -262,3 +262,62 @@ def test_a_task_that_is_no_program_cannot_leave(memory_lab: Lab) -> None:
     lab(dm.finish_turn, worker, [Outcome.left(claim, Away("sleep", due_us=FOREVER))], Capacity(), 0)
     assert lab.state(claim.id) == "failed"
     assert lab.validate() == []
+
+
+def test_a_cancelled_one_is_told_once_by_what_it_asks_next(program: Program) -> None:
+    lab = program.lab
+    program.record(0, Request("step", "a", b"1"))
+    assert lab(programs.cancel_program, program.id) == "claimed"
+    assert lab(programs.cancel_program, program.id) == "claimed", "again: nothing new"
+    assert program.record(0, Request("step", "a")).cancels is False, "that was before"
+    told = program.record(1, Request("step", "b", b"2"))
+    assert told.cancels and told.name == "b", "what was done is recorded, and the next one raises"
+    assert program.record(1, Request("step", "b")).cancels, "a commit whose outcome wasn't known"
+    assert [one.kind for one in lab(programs.read_requests, program.id)] == ["step", "step", "cancel"]
+    assert program.record(3, Request("step", "undo", b"3")).cancels is False
+    assert program.leave("sleep", due_us=FOREVER) == "waiting", "it may wait while it undoes"
+    assert lab(programs.cancel_program, program.id) == "unclaimed"
+    assert lab.validate() == []
+
+
+def test_one_that_is_away_comes_back_to_be_told(program: Program) -> None:
+    lab = program.lab
+    program.leave("event", name="never")
+    assert lab(programs.cancel_program, program.id, 5.0) == "unclaimed"
+    program.take()
+    assert program.leave("event", name="never") == "unclaimed", "it isn't to wait before it is told"
+    program.take()
+    assert lab(programs.deliver_cancel, program.fence, 0) is True
+    assert lab(programs.deliver_cancel, program.fence, 0) is True, "a commit whose outcome wasn't known"
+    assert lab(programs.deliver_cancel, program.fence, 1) is False
+    lab(dm.advance, lab.clock(1) + 5_000_000)
+    assert lab.info(program.id).failure.reason == "cancelled"  # type: ignore[union-attr]
+    with pytest.raises(dm.FutureStateError, match="submit it anew"):
+        lab(programs.resume_program, program.id)
+    assert lab.validate() == []
+
+
+def test_a_cancel_is_of_one_epoch(program: Program) -> None:
+    lab = program.lab
+    lab(programs.cancel_program, program.id, 5.0)
+    lab(dm.cancel_future, program.id)
+    assert lab(programs.resume_program, program.id), "it was never told"
+    program.take()
+    assert program.record(0, Request("step", "a", b"1")).cancels is False
+    lab(dm.advance, lab.clock(1) + 5_000_000)
+    assert lab.state(program.id) == "claimed", "nor does the grace of before end it"
+
+
+@pytest.mark.parametrize("kind", ["never begun", "no program", "no grace", "ended"])
+def test_what_is_cancelled_at_once(memory_lab: Lab, kind: str) -> None:
+    lab = memory_lab
+    lab.clock(1)
+    spec = lab.spec(durable=kind != "no program")
+    lab.submit(spec)
+    if kind in ("no grace", "ended"):
+        claim = lab(dm.claim_future, spec.id, lab.worker())
+        if kind == "ended":
+            lab(dm.realize_future, claim, b"1")
+    state = lab(programs.cancel_program, spec.id, 0 if kind == "no grace" else 5.0)
+    assert state == ("realized" if kind == "ended" else "failed")
+    assert lab.validate() == []

@@ -365,6 +365,74 @@ def yields() -> Any:
     yield 1
 
 
+@pytest.mark.parametrize("where", ["event", "sleep", "child", "steps"])
+def test_one_that_is_cancelled_undoes_what_it_did(shared_cluster: Any, tmp_path: Path, where: str) -> None:
+    demo = shared_cluster(workers=1, slots=2)
+    path = tmp_path / "log"
+    program = demo.client().submit(booking, str(path), where, durable=True)
+    until(lambda: "booked" in lines(path))
+    assert program.cancel() is True
+    assert lines(path) == ["booked", "undone"], "once each"
+    with pytest.raises(CancelledError):
+        program.result(timeout=WAIT)
+    assert program.cancel() is True
+    demo.check()
+
+
+def booking(path: str, where: str) -> None:
+    step(noted, path, "booked")
+    try:
+        if where == "event":
+            fw.wait_for_event("never")
+        elif where == "sleep":
+            fw.sleep(days=30)
+        elif where == "child":
+            fw.current_client().submit(listen, "x", durable=True).result()
+        else:
+            for number in range(100_000):
+                step(time.sleep, 0.01 * (number > 0))
+    except CancelledError:
+        fw.sleep(0.6)  # it may leave while it undoes
+        step(noted, path, "undone")
+        raise
+
+
+def test_one_that_takes_too_long_to_end_is_stopped(shared_cluster: Any) -> None:
+    demo = shared_cluster(workers=1, slots=1)
+    client = demo.client()
+    stubborn = client.submit(ignores, durable=True)
+    until(lambda: stubborn.published("here"))
+    assert stubborn.cancel(grace=0.5) is True
+    late = client.submit(ignores, durable=True)
+    until(lambda: late.published("here"))
+    assert late.cancel(grace=0) is True, "at once"
+    fresh = client.submit(ignores, durable=True, after=60)
+    assert fresh.cancel() is True, "it never began"
+    assert client.submit(square, 2).result(timeout=WAIT) == 4
+    demo.check()
+
+
+def ignores() -> None:
+    while True:
+        with contextlib.suppress(CancelledError):
+            fw.publish("here", True)
+            step(time.sleep, 0.05)
+
+
+def test_one_that_takes_its_cancel_for_no_reason_to_end_goes_on(shared_cluster: Any) -> None:
+    client = shared_cluster(workers=1, slots=1).client()
+    program = client.submit(undaunted, durable=True)
+    until(lambda: "event" in program.state().reason)
+    assert program.cancel() is False
+    assert program.result(timeout=WAIT) == "went on"
+
+
+def undaunted() -> str:
+    with contextlib.suppress(CancelledError):
+        fw.wait_for_event("never")
+    return step(str, "went on")
+
+
 def test_outside_of_a_program_each_does_the_plain_thing() -> None:
     assert step(square, 3, retries=2) == 9
     assert square.__name__ == "square"
@@ -429,12 +497,17 @@ def test_people_see_programs_send_to_them_and_let_them_go_on(shared_cluster: Any
     plain = command("show", str(client.submit(square, 2).id), *where)
     assert plain.returncode == 1 and "is no program" in plain.stderr
     doomed = client.submit(listen, "x", durable=True)
-    assert command("cancel", str(doomed.id), *where).returncode == 0
-    assert command("resume", str(doomed.id), *where).returncode == 0, "also what was cancelled"
+    assert command("cancel", str(doomed.id), "--grace", "0", *where).returncode == 0
+    assert command("resume", str(doomed.id), *where).returncode == 0, "also what was cancelled at once"
     for value in ("1", "2"):
         assert command("send", str(doomed.id), "go", value, *where).returncode == 0
     assert demo.client().get_future(doomed.id).result(timeout=WAIT) == ("x", 1, 2)
     assert command("cancel", str(program.id), *where).returncode == 1
+    told = client.submit(listen, "y", durable=True)
+    until(lambda: "event" in told.state().reason)
+    assert command("cancel", str(told.id), *where).returncode == 0
+    refused = command("resume", str(told.id), *where)
+    assert refused.returncode == 1 and "submit it anew" in refused.stderr
     demo.check()
 
 

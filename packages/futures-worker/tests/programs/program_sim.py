@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,6 +127,30 @@ def body(ops: list[Op], space: bytes) -> list[Any]:
     return seen
 
 
+def careful(count: int, space: bytes) -> int:
+    """A program that undoes each thing that it did, if it is cancelled, and waits in every way in between."""
+    done = 0
+    try:
+        for number in range(count):
+            step(globals()["count"], space + b"done%d" % number, tr=True)
+            done = number + 1
+            kind = number % 4
+            if kind == 0:
+                sleep(40.0)
+            elif kind == 1:
+                current_client().submit(double, number).result()
+            elif kind == 2:
+                _raised(lambda: wait_for_event("never", timeout=5.0))
+            else:
+                wait(current_client().map(double, range(3)), return_when="FIRST_COMPLETED")
+    except CancelledError:
+        for number in reversed(range(done)):
+            step(globals()["count"], space + b"undone%d" % number, tr=True)
+            sleep(3.0)
+        raise
+    return done
+
+
 def expected(ops: list[Op]) -> list[Any]:
     """What `body` sees, but for what is drawn."""
     seen: list[Any] = []
@@ -235,12 +260,15 @@ class Cluster:
 
     # --- one worker
 
-    def run_to_the_end(self, futures: list[Any], events: list[Any]) -> None:
-        """Claim and run until nothing is left; `events` are sent to the first program, at any time."""
+    def run_to_the_end(self, futures: list[Any], events: list[Any], cancel_at: int = -1) -> None:
+        """Claim and run until nothing is left; `events` are sent to the first program, at any time. It is cancelled at the
+        turn `cancel_at`."""
         ids = [future._record.id for future in futures]
         self.client.flush()
         idle = 0
-        for _ in range(20_000):
+        for turn in range(20_000):
+            if turn == cancel_at:
+                self.transact(programs.cancel_program, ids[0])
             states = self.transact(dm.get_future_states, ids)
             if all(state in (dm.FutureState.realized, dm.FutureState.failed) for state in states):
                 return
@@ -289,7 +317,8 @@ class Cluster:
                 value = function(*args, **kwargs)
         except Exception as error:
             packed = dump_exception(error).to_bytes()
-            outcome = Outcome.failed(claim, Failure("error", str(error), packed), permanently=True)
+            reason = "cancelled" if isinstance(error, CancelledError) else "error"
+            outcome = Outcome.failed(claim, Failure(reason, str(error), packed), permanently=True)
         else:
             if isinstance(value, Away):
                 self.left += 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import seed_params
-from program_sim import PATIENT, Cluster, agrees, body, draw, expected, flat
+from program_sim import PATIENT, Cluster, agrees, body, careful, draw, expected, flat
 
 import fdb_datamodel as dm
 from futures_worker.programs import waits
@@ -64,3 +64,20 @@ def test_it_bites(monkeypatch: pytest.MonkeyPatch) -> None:
         killed, left = killed + cluster.killed, left + cluster.left
         cluster.close()
     assert killed > 50 and left > 50
+
+
+@pytest.mark.parametrize("seed", seed_params(60))
+def test_one_that_is_cancelled_at_any_time_undoes_all_that_it_did(cluster: Cluster, seed: int) -> None:
+    world = b"world/%s/" % cluster.space.cluster.encode()
+    program = cluster.client.submit(careful, cluster.rng.randrange(1, 9), world, durable=True, **PATIENT)
+    cluster.run_to_the_end([program], [], cancel_at=cluster.rng.randrange(30))
+    counters = cluster.counters(world)
+    done, undone = (sum(counters.get(b"%s%d" % (kind, n), 0) for n in range(9)) for kind in (b"done", b"undone"))
+    assert max(counters.values(), default=0) <= 1, "exactly once"
+    state = cluster.transact(dm.get_future_states, [program._record.id])[0]
+    if state is dm.FutureState.realized:
+        assert (done, undone) == (program.result(timeout=10), 0)
+    else:
+        assert cluster.transact(dm.describe_future, program._record.id).failure.reason == "cancelled"
+        assert done == undone
+    assert dm.validate(cluster.db, cluster.space) == []

@@ -34,8 +34,10 @@ def leave_program(ch: Changes, f: FutureRows, away: Away) -> FutureState:
         return FutureState.failed
     ch.put(f, UNCHARGED, codec.pack((0, 0, f.attempts - f.attempts_before_epoch, f.never_begun)))
     release_claim(ch, f)
-    over = False
-    if away.kind == "event":
+    over = is_cancelled(ch, f, untold=True)
+    if over:
+        pass
+    elif away.kind == "event":
         events = ch.keys.program_events(f.e, away.name)
         over = bool(ch.read(events, events + b"\xff", limit=1))
     elif away.kind == "futures":
@@ -71,6 +73,15 @@ def _await_ends(ch: Changes, f: FutureRows, ids: Sequence[bytes], *, until: str)
         ch.set(ch.keys.wake(e, f.e), asked)
         ch.set(ch.keys.future(e, LISTENERS), b"")
     return bool(waited)
+
+
+def is_cancelled(ch: Changes, f: FutureRows, *, untold: bool = False) -> bool:
+    """Whether a program is to end, in this epoch; `untold`: and its body doesn't know yet."""
+    row = ch.get_many([ch.keys.program_row(f.e, "cancel")])[0]
+    if row is None:
+        return False
+    epoch, told = codec.unpack_ints(row, 2)[:2]
+    return epoch == f.epoch and not (untold and told)
 
 
 def requests_made(ch: Changes, e: bytes) -> int:

@@ -51,6 +51,9 @@ TRANSITIONS: dict[str, Transition] = {
         _row("assign_future", (_U,), (_U,)),
         _row("reassign_future", (_U,), (_U,)),
         _row("cancel_future", _UNFINISHED, (_F,)),
+        _row(
+            "cancel_program", _UNFINISHED, (_U, _C, _F)
+        ),  # it is told; failed: it never began, or has no time for that
         _row("expire_future", _UNFINISHED, (_F,)),  # a timeout, unschedulable, a pinned worker's death
         _row("resubmit_future", (_R, _F), (_U, _W, _F)),
         _row("lose_result", (_R,), (_F,)),  # may not be reconstructed

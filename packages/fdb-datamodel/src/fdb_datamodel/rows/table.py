@@ -129,6 +129,9 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc("programs", "(id, 'value', n, part)", "bytes", "the value of the n-th request, where that is large"),
     KeyDoc("programs", "(id, 'event', name, versionstamp)", "bytes", "sent to the program and not taken yet"),
     KeyDoc("programs", "(id, 'published', name)", "bytes", "what the program published last under a name"),
+    KeyDoc(
+        "programs", "(id, 'cancel')", "epoch, is delivered", "it is to end, and its body is told by its next request"
+    ),
     KeyDoc("programs", "(id, 'charged')", "int", "how many requests there were when an attempt was charged last"),
     KeyDoc("actors", "('name', name)", "id", "the actor of that name, the latest one"),
     KeyDoc("actors", "(id, 'name')", "name", "every actor that there is, with the name it was begun with, or ''"),
@@ -164,6 +167,6 @@ KEYS: tuple[KeyDoc, ...] = (
 
 SUBSPACES: tuple[str, ...] = tuple(dict.fromkeys(doc.subspace for doc in KEYS))
 
-TIMER_KINDS: tuple[str, ...] = ("backoff", "locality", "queue", "total", "unschedulable")
+TIMER_KINDS: tuple[str, ...] = ("backoff", "locality", "queue", "total", "unschedulable", "cancel")
 
 FORMAT = 1  # of all subspaces of KEYS together, checked under the name "futures"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, fail_for_good, finish, timed_out
 from fdb_datamodel.lifecycle.placement import come_back, set_timer
+from fdb_datamodel.lifecycle.programs import is_cancelled
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
 from fdb_datamodel.rows.elements import decode_id
@@ -98,6 +99,12 @@ def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
             return 0
         relocate(ch, f, None)
         return 1
+    if kind == "cancel":
+        if f.option("durable") and is_cancelled(ch, f):
+            told = "was cancelled, and had not ended when its grace was over"
+            fail_for_good(ch, f, Failure("cancelled", f"program {show_id(f.id)} {told}"), tell_worker=True)
+            return 1
+        return 0
     if kind == "unschedulable":
         return _check_schedulable(ch, f)
     if kind == "queue" and f.begun:

@@ -25,6 +25,8 @@ from futures_worker.streams import StreamedItems
 
 T = TypeVar("T")
 A = TypeVar("A")
+GRACE_SECONDS = 30.0
+"""That a program which is cancelled has to undo what it did."""
 
 
 class Future(FutureHandle, Generic[T]):
@@ -160,16 +162,20 @@ class Future(FutureHandle, Generic[T]):
         """Whether the future ended because it was cancelled. Doesn't wait."""
         return self.done() and isinstance(self._exception(), CancelledError)
 
-    def cancel(self, children: bool = True) -> bool:
+    def cancel(self, children: bool = True, grace: float = GRACE_SECONDS) -> bool:
         """Cancel the future unless it ended; True if it is cancelled now.
 
         A queued future never runs; a running one is stopped with every process that it started, and what it would have
-        returned is dropped. `children`: also what its task submitted and hasn't ended, and what those did.
+        returned is dropped. A program is told first: its next request raises CancelledError, so that it can undo what it did,
+        and it is stopped `grace` seconds later. `children`: also what its task submitted and hasn't ended, and what those did.
         """
         self._make_durable()
         session = self._home()
-        if session.cancel(self._record.id, children) and self._record.entry is None:
-            self._await_end(session, None, None)
+        if session.cancel(self._record.id, children, grace):
+            if self._record.entry is None:
+                self._await_end(session, None, None)
+            if children:
+                session.cancel_children(self._record.id)
         return self.cancelled()
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:

@@ -20,8 +20,8 @@ from futures_worker.client.actors import Actor, actor_id
 from futures_worker.client.basis.diagnosis import clusters, start_hint
 from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.context import ClientContext
-from futures_worker.client.future import Future, known_in_its_session, record_of
 from futures_worker.client.session.forwarding import OutputForwarding, OutputLine
+from futures_worker.client.future import GRACE_SECONDS, Future, known_in_its_session, record_of
 from futures_worker.client.session.session import check_timeout
 from futures_worker.client.waiting.waits import check_futures, wait
 from futures_worker.code.function_code import function_name
@@ -125,9 +125,13 @@ def cancel(context: ClientContext, chosen: Iterable[Future[Any]], children: bool
         session, record = known_in_its_session(future)
         with contextlib.suppress(FutureDeletedError):  # the others are meant all the same
             session.make_known([record.id])
-            if session.cancel(record.id, children):
+            if session.cancel(record.id, children, GRACE_SECONDS):
                 failed.append(future)
     wait(failed)
+    if children:
+        for future in failed:
+            session, record = known_in_its_session(future)
+            session.cancel_children(record.id)
     wait(asked, timeout=CANCEL_SECONDS)
     return sum(future.cancelled() for future in failed)
 

@@ -23,11 +23,11 @@ from fdb_schema.cli import (
     say,
 )
 from fdb_schema.errors import EXIT_USAGE
-from futures_worker.client.session.queries import cancel_children
+from futures_worker.client.client import Client
+from futures_worker.client.future import GRACE_SECONDS
 from futures_worker.commands.choosing import IdArgument, cut, parse_id, resolve_id, short_ids
 from futures_worker.commands.listing import future_row, future_times
 from futures_worker.commands.opening import find_future, look_into, nothing
-from futures_worker.operations.acting import cancel_one
 from futures_worker.operations.programs import history, published, resume, send_json, walk_programs
 
 programs_app = command_app("programs", "Durable programs: functions that survive the processes they run in.")
@@ -119,14 +119,16 @@ def cancel(
     program: IdArgument,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that it has to undo what it did.")] = GRACE_SECONDS,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a program and what it asked for. Fails if it had ended."""
-    database, space, program_id = _found(program, db, cluster)
-    acted = cancel_one(database, space, program_id)
-    cancel_children(database, space, program_id.bytes)
-    if not acted.done:
-        fail(f"program {program_id} is {acted.state.value}: it had ended before")
+    """Cancel a program and what it asked for, and wait for its end: its next request raises CancelledError. Fails if it had
+    ended, or takes that for no reason to end."""
+    database, _, program_id = _found(program, db, cluster)
+    with Client(database, cluster) as client:
+        found = client.get_future(program_id)
+        if not found.cancel(grace=grace):
+            fail(f"program {program_id} isn't cancelled: {found.state()}")
     _tell(program_id, "cancelled", as_json)
 
 
@@ -137,7 +139,7 @@ def resume_program(
     cluster: ClusterOption = DEFAULT_CLUSTER,
     as_json: JsonOption = False,
 ) -> None:
-    """Let one that failed, or was cancelled, go on from where it was; a step that it failed with runs again."""
+    """Let one that failed, or was cancelled with --grace 0, go on from where it was; a step that it failed with runs again."""
     database, space, program_id = _found(program, db, cluster)
     if not resume(database, space, program_id):
         info = find_future(database, space, program_id)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, NoReturn, TypeVar
 
 from fdb_datamodel import Away, ClaimLostError, hold_futures, programs
-from fdb_datamodel.programs import Request
+from fdb_datamodel.programs import CANCEL, Request
 from fdb_schema import MainspringError, read_clock
 from fdb_schema.clock import MICROSECONDS
 from futures_worker.client.context import ClientContext, worker_context
@@ -61,6 +62,8 @@ class Asking:
         if self.history.phase is Phase.left:
             raise Left  # in a `finally`, or where somebody caught what unwinds the program
         number, found = self.history.next(kind, name)
+        if found is not None and found.form == CANCEL.form:
+            raise CancelledError(f"{self.label} was cancelled")
         if found is not None and found.error and kind != "step":
             raise load_exception(Failure.from_bytes(found.value or b""))
         return number, found
@@ -94,10 +97,27 @@ class Asking:
         return self.record(number, request.form, body)
 
     def leave(self, away: Away) -> NoReturn:
-        """Go on without a process, once that is over."""
+        """Go on without a process, once that is over. Raises CancelledError where the program was cancelled."""
+        number = self.history.end
+        if self.within(programs.deliver_cancel, number):
+            self.history.undo(number)
+            self.history.record(number, CANCEL)
+        self.raise_if_cancelled()
         self.history.enter(Phase.left)
         self.away = away
         raise Left
+
+    def raise_if_cancelled(self) -> None:
+        """Raises CancelledError where that is what comes next: what waits without a record of its own looks for it.
+
+        So each attempt is told in the same place: by the request, or the wait, that comes next.
+        """
+        if self.history.phase is Phase.left:
+            raise Left
+        found = self.history.peek()
+        if found is not None and found.form == CANCEL.form:
+            self.history.position += 1
+            raise CancelledError(f"{self.label} was cancelled")
 
     def contained(self, payload: ResultPayload) -> tuple[bytes, ...]:
         """The futures inside of a value, which live as long as the program."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from fdb_datamodel.programs import Request
+from fdb_datamodel.programs import CANCEL, Request
 from futures_worker.errors import NondeterministicProgram
 
 
@@ -49,7 +49,7 @@ class History:
         Raises NondeterministicProgram: another one was made in its place.
         """
         number, found = self.position, self.peek()
-        if found is not None and found.form != (kind, name):
+        if found is not None and found.form not in ((kind, name), CANCEL.form):
             raise NondeterministicProgram(
                 f"{self._label} asks for {_show(kind, name)} as its request {number}, where it asked for {_show(*found.form)} before: "
                 "a program asks for the same in the same order whenever it runs; where its code has changed, say "
@@ -70,6 +70,11 @@ class History:
             self.enter(Phase.live)
         return None
 
+    @property
+    def end(self) -> int:
+        """The number of the first request that isn't recorded, as far as is known."""
+        return len(self._known)
+
     def undo(self, number: int) -> None:
         """The request of that number came to nothing: it isn't recorded, and the next one takes its place."""
         self.position = number
@@ -79,6 +84,8 @@ class History:
         if number != len(self._known):
             raise AssertionError(f"request {number} of {self._label} is recorded after {len(self._known)} others")
         self._known.append(request)
+        if request.cancels:
+            self._known.append(CANCEL)
         return request
 
     def enter(self, phase: Phase) -> None:

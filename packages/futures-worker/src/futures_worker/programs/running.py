@@ -81,6 +81,7 @@ class Program:
             found = asking.note(number, Request("sleep", due_us=round(seconds * MICROSECONDS)), now=True)
         else:
             left = ((found.due_us or 0) - asking.clock()) / MICROSECONDS
+        asking.raise_if_cancelled()
         if left > waits.HERE_SECONDS:
             asking.leave(Away("sleep", due_us=found.due_us))
         if left > 0:

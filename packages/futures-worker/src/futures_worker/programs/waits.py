@@ -89,6 +89,8 @@ def _wait_for(
     A wait for all of them without an end of its own finds the same whenever it is made: it needs no record.
     """
     recorded = until != "all" or due is not None
+    if not recorded:
+        asking.raise_if_cancelled()
     number, found = asking.ask("wait", until) if recorded else (-1, None)
     if found is not None:
         return found.ids if found.value is None else _listed(found.value, asked)

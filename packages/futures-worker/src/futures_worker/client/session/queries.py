@@ -12,6 +12,7 @@ from fdb_datamodel import (
     cancel_future,
     children_of,
     describe_future,
+    programs,
 )
 from futures_worker.client.basis.diagnosis import explain
 from futures_worker.client.outcome import Status
@@ -58,10 +59,12 @@ class FutureQueries:
         except (ObjectLostError, AuthenticationError):
             return True
 
-    def cancel(self, future_id: bytes, children: bool) -> FutureState:
-        """Cancel it in the database, and what its task submitted; its state now."""
-        state: FutureState = ask(self._db, cancel_future, self._space, future_id)
-        if children:
+    def cancel(self, future_id: bytes, children: bool, grace: float | None) -> FutureState:
+        """Cancel it in the database, and what its task submitted; its state now. A program is told, and ends after `grace` seconds:
+        what it submitted is cancelled then.
+        """
+        state: FutureState = ask(self._db, programs.cancel_program, self._space, future_id, grace)
+        if children and state in (FutureState.failed, FutureState.realized):
             cancel_children(self._db, self._space, future_id)
         return state
 

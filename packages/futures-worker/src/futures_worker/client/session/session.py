@@ -34,7 +34,7 @@ from futures_worker.client.session.callbacks import Callbacks
 from futures_worker.client.session.calls import CallReader
 from futures_worker.client.session.expected import Expected, Group
 from futures_worker.client.session.line import Line
-from futures_worker.client.session.queries import FutureQueries
+from futures_worker.client.session.queries import FutureQueries, cancel_children
 from futures_worker.client.session.reader import MailReader, rest_between_looks
 from futures_worker.client.session.reading import ResultReader
 from futures_worker.client.session.storing import Submission, SubmitStore
@@ -437,11 +437,15 @@ class Session:
         self.check_open()
         return self._queries.runs(future_id)
 
-    def cancel(self, future_id: bytes, children: bool) -> bool:
-        """Cancel it in the database, and what its task submitted; whether it failed, by this or before."""
+    def cancel(self, future_id: bytes, children: bool, grace: float | None) -> bool:
+        """Cancel it in the database, and what its task submitted; whether it failed, by this or before, or will, as a program."""
         self.check_open()
         self.line.interrupt()
-        return self._queries.cancel(future_id, children) is FutureState.failed
+        return self._queries.cancel(future_id, children, grace) is not FutureState.realized
+
+    def cancel_children(self, future_id: bytes) -> None:
+        """Cancel what its task submitted, once it ended."""
+        cancel_children(self.db, self.space, future_id)
 
     # --- streams ------------------------------------------------------------------------------------------------------
 

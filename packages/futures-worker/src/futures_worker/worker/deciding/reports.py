@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fdb_datamodel import Away, Failure, FutureResult, Outcome, Requirements
+from futures_worker.failure import PROGRAM
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages
 from futures_worker.worker.deciding import planning
@@ -269,6 +270,8 @@ def failed_outcome(task: Task, message: list[Any]) -> Outcome:
         return Outcome.failed(task.claim, Failure("oom", text, packed, carried.traceback))
     permanent = kind == messages.FAIL_PERMANENT
     reason = _REASONS.get(short, "error") if permanent else "error"
+    if short == "CancelledError" and task.claim.call_options.endswith(PROGRAM):
+        reason = "cancelled"  # its body was told, and let that be its end
     return Outcome.failed(task.claim, Failure(reason, text, packed, carried.traceback), permanently=permanent)
 
 
