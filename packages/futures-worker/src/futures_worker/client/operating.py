@@ -20,8 +20,8 @@ from futures_worker.client.actors import Actor, actor_id
 from futures_worker.client.basis.diagnosis import clusters, start_hint
 from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.context import ClientContext
-from futures_worker.client.session.forwarding import OutputForwarding, OutputLine
 from futures_worker.client.future import GRACE_SECONDS, Future, known_in_its_session, record_of
+from futures_worker.client.session.forwarding import OutputForwarding, OutputLine
 from futures_worker.client.session.session import check_timeout
 from futures_worker.client.waiting.waits import check_futures, wait
 from futures_worker.code.function_code import function_name
