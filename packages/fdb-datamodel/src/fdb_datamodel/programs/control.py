@@ -26,8 +26,8 @@ from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.states import FutureState
 from fdb_datamodel.transitions.finish import cancel_future
 from fdb_datamodel.views.reading import state_of
-from fdb_schema.clock import MICROSECONDS
 from fdb_schema import ClusterSpace, OversizeError, Transaction, read_clock, read_range
+from fdb_schema.clock import MICROSECONDS
 
 
 def take_event(
