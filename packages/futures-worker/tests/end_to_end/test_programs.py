@@ -511,6 +511,23 @@ def test_people_see_programs_send_to_them_and_let_them_go_on(shared_cluster: Any
     demo.check()
 
 
+def test_a_program_that_is_retried_goes_on_from_where_it_was(shared_cluster: Any, tmp_path: Path) -> None:
+    client = shared_cluster(workers=1, slots=1).client()
+    program = client.submit(mended, str(tmp_path / "mended"), str(tmp_path / "log"), durable=True)
+    with pytest.raises(OSError, match="not mended"):
+        program.result(timeout=WAIT)
+    (tmp_path / "mended").touch()
+    assert client.retry(program)
+    assert client.get_future(program.id).result(timeout=WAIT) == "begun"
+    assert lines(tmp_path / "log") == ["begun"]
+
+
+def mended(path: str, log: str) -> str:
+    begun = step(noted, log, "begun")
+    step(needs, path)
+    return begun
+
+
 def clerk(path: str) -> Any:
     fw.publish("stage", "waiting")
     found = fw.wait_for_event("paid")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fdb_datamodel.errors import FutureStateError
 from fdb_datamodel.lifecycle.endings import fail_for_good, place
 from fdb_datamodel.lifecycle.placement import release_claim
 from fdb_datamodel.rows import codec
@@ -99,6 +100,27 @@ def has_come_further(ch: Changes, f: FutureRows) -> bool:
         return False
     ch.set(key, codec.pack(made))
     return True
+
+
+def prepare_again(ch: Changes, f: FutureRows) -> None:
+    """A program that failed is to run again: the last thing that it asked for, if that was an error, is asked for anew.
+
+    Raises FutureStateError for one that was told that it is cancelled.
+    """
+    cancel = ch.get_many([ch.keys.program_row(f.e, "cancel")])[0]
+    if cancel is not None and codec.unpack_ints(cancel, 2)[1]:
+        raise FutureStateError(
+            f"program {show_id(f.id)} was told that it is cancelled, and may have undone what it did: submit it anew"
+        )
+    begin = ch.keys.program_request(f.e, 0)
+    for key, row in read_range(ch.tr, begin, begin[:-8] + b"\xff" * 9, limit=1, reverse=True):
+        request = codec.unpack_request(row)
+        error, parts = request[4], request[7]
+        if error:
+            number = int.from_bytes(key[-8:], "big")
+            ch.clear(key)
+            for part in range(parts):
+                ch.clear(ch.keys.program_value(f.e, number, part))
 
 
 def forget_program(ch: Changes, f: FutureRows) -> None:

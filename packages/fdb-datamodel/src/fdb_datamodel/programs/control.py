@@ -8,13 +8,13 @@ from fdb_datamodel.errors import FutureStateError
 from fdb_datamodel.lifecycle.copies import reconstruct
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
 from fdb_datamodel.lifecycle.placement import come_back, set_timer
+from fdb_datamodel.lifecycle.programs import prepare_again
 from fdb_datamodel.programs.requests import (
     CANCEL,
     VALUE_LIMIT,
     ProgramClaim,
     Request,
     known_request,
-    last_requests,
     load_program,
     note_delivered,
     write_request,
@@ -142,17 +142,7 @@ def resume_program(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes
     f = load_program(ch, future_id)
     if not f.failed:
         return False
-    cancel = ch.get_many([ch.keys.program_row(f.e, "cancel")])[0]
-    if cancel is not None and codec.unpack_ints(cancel, 2)[1]:
-        raise FutureStateError(
-            f"program {show_id(f.id)} was told that it is cancelled, and may have undone what it did: submit it anew"
-        )
-    last = last_requests(tr, space, f.id, 1)
-    if last and last[0][1].error:
-        number, request = last[0]
-        ch.clear(ch.keys.program_request(f.e, number))
-        for part in range(request.parts):
-            ch.clear(ch.keys.program_value(f.e, number, part))
+    prepare_again(ch, f)
     reconstruct(ch, f, lost=False)
     finish(ch)
     return True

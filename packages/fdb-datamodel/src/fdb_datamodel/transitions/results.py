@@ -12,7 +12,7 @@ from fdb_datamodel.lifecycle.copies import add_copy, find_copy, forget_copy, nam
 from fdb_datamodel.lifecycle.copies import live_copies as _live_copies
 from fdb_datamodel.lifecycle.endings import finish, forget_results, stored_copies
 from fdb_datamodel.lifecycle.placement import withdraw
-from fdb_datamodel.lifecycle.programs import forget_program
+from fdb_datamodel.lifecycle.programs import forget_program, prepare_again
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
 from fdb_datamodel.rows.elements import encode_id
@@ -180,6 +180,7 @@ def resubmit_future(tr: Transaction, space: ClusterSpace, future_id: UUID | byte
 
     `epoch` is the one the caller saw the loss or failure in: of any number of callers one succeeds. A Realized future
     that may not be reconstructed, or was `max_reconstructions` times, fails ("object-lost"): then the answer is True too.
+    A program goes on from where it was, as by `resume_program`.
 
     Raises FutureStateError for what has no code (a call of an actor), UnknownFutureError, FutureDeletedError.
     """
@@ -189,6 +190,8 @@ def resubmit_future(tr: Transaction, space: ClusterSpace, future_id: UUID | byte
         return False
     if f.failed and not f.code:
         raise FutureStateError(f"future {show_id(f.id)} is a call of an actor or a put: it has no code to run again")
+    if f.failed and f.option("durable"):
+        prepare_again(ch, f)
     reconstruct(ch, f, lost=f.realized)
     finish(ch)
     return True
