@@ -182,7 +182,7 @@ def resubmit_future(tr: Transaction, space: ClusterSpace, future_id: UUID | byte
     that may not be reconstructed, or was `max_reconstructions` times, fails ("object-lost"): then the answer is True too.
     A program goes on from where it was, as by `resume_program`.
 
-    Raises FutureStateError for what has no code (a call of an actor), UnknownFutureError, FutureDeletedError.
+    Raises FutureStateError for what has no code (a call of an actor), and for a program that was told of its cancelling, UnknownFutureError, FutureDeletedError.
     """
     ch = Changes(tr, space)
     f = ch.load_existing(as_id(future_id))
