@@ -203,7 +203,7 @@ class Client(ClientOperations):
         """The results of `futures`, in order: a list; of lists, tuples and dicts, however nested, the same with results in it.
 
         Args:
-            progress: show a bar, in a terminal, if it takes more than a moment.
+            progress: show a bar, in a terminal or a notebook, if it takes more than a moment.
             timeout: seconds for all of it.
             errors: "raise" the first failure as soon as it happened, "return" exceptions in the place of results, or "skip" what
                 failed, which then is missing.

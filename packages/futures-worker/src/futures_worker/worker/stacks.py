@@ -25,9 +25,9 @@ from fdb_schema.serving.private_files import read_own
 
 STACK_SIGNAL: Final = signal.SIGRTMAX - 3
 """One that programs seldom use: what a task's process does at it is decided here."""
-ANSWER_SECONDS: Final = 3.0
+ANSWER_SECONDS: Final = 5.0
 """That a process has to answer."""
-QUIET_SECONDS: Final = 0.2
+QUIET_SECONDS: Final = 1.0
 """Without another byte after which an answer whose end isn't recognized is taken to be whole."""
 _LOOK: Final = 0.005
 _MOST_BYTES: Final = 256 << 10
