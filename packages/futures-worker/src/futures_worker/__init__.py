@@ -25,6 +25,7 @@ from futures_worker.client import (
     submit_options,
     wait,
 )
+from futures_worker.doors import register_joblib
 from futures_worker.errors import (
     ActorDiedError,
     AddressInUseError,
@@ -102,6 +103,7 @@ __all__ = [
     "patched",
     "publish",
     "random",
+    "register_joblib",
     "sleep",
     "step",
     "submit_options",
