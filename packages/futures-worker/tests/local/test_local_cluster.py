@@ -28,7 +28,7 @@ def wait_gone(pid: int, seconds: float = 60.0) -> None:
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[LocalCluster]:
-    cluster = LocalCluster(workers=1, slots=2, max_retries=0)
+    cluster = LocalCluster(workers=1, slots=2, cpus=3, ram="1GiB", gpus=2, max_retries=0)
     try:
         yield cluster
     finally:
@@ -63,6 +63,8 @@ def test_options_are_the_clients(local: LocalCluster) -> None:
     assert worker.alive
     assert worker.slots == 2
     assert worker.address.startswith("127.0.0.1:")
+    (row,) = local.client.workers()
+    assert (row.cpu, row.ram, row.gpu) == (3, 1 << 30, 2)
     assert worker.log == local.logs / "worker-1.log"
 
 
@@ -124,6 +126,8 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path, m
         ({"workers": -1}, ValueError, "workers is 0 or more, found -1"),
         ({"workers": 1.5}, TypeError, r"workers is a whole number, found 1\.5"),
         ({"slots": 0}, ValueError, "slots is 1 or more, found 0"),
+        ({"ram": "much"}, ValueError, "much"),
+        ({"gpus": -1}, ValueError, "gpu"),
         ({"db": "memory:"}, ValueError, "lives in one process"),
         ({"max_retry": 1}, TypeError, "max_retr"),
     ],

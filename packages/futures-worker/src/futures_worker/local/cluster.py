@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from fdb_datamodel import Requirements, parse_size
 from fdb_schema.serving.figures import counted
 from fdb_schema.serving.private_files import make_private_directory
 from futures_worker.client import Client
@@ -40,6 +41,9 @@ class LocalCluster:
         *,
         db: str | Path | None = None,
         cluster: str | None = None,
+        cpus: float | None = None,
+        ram: int | str | None = None,
+        gpus: float = 0,
         logs: str | Path | None = None,
         grace: float = 0.0,
         **options: Any,
@@ -52,6 +56,8 @@ class LocalCluster:
             db: the database: a URL, as `Client` takes it, or a `Path`, the folder of an embedded one; it stays. None: an embedded
                 one in a temporary folder, which is removed at the end.
             cluster: the cluster's name; None: of the environment variable MAINSPRING_CLUSTER, else the default one.
+            cpus, ram, gpus: what each worker offers to tasks that ask for `resources`; ram in bytes, or "8GiB". None: the cpus of this
+                machine, and 80 % of its memory.
             logs: a folder for what workers and tasks print, a file per worker, which stays. None: a temporary one.
             grace: seconds that running tasks have at the end; what isn't done by then is given back to the database.
             options: those of `Client`: `secret`, `durability`, and defaults for its submits, as `max_retries=0`.
@@ -62,6 +68,8 @@ class LocalCluster:
         check_count("workers", workers, 0)
         if slots is not None:
             check_count("slots", slots, 1)
+        offered = {"cpus": cpus, "ram": None if ram is None else parse_size(ram), "gpus": gpus}
+        Requirements(cpus or 0, offered["ram"] or 0, gpus)  # refuses what makes no sense
         url = f"embedded:{db}" if isinstance(db, Path) else db
         if url is not None and url.startswith("memory:"):
             raise ValueError(
@@ -74,6 +82,7 @@ class LocalCluster:
         self._closed = False
         self._slots = slots or max(1, len(os.sched_getaffinity(0)) // max(1, workers))
         self._grace = grace
+        self._offered = offered
         self._folder = tempfile.mkdtemp(prefix="mainspring-")  # a TemporaryDirectory goes with the first fork that ends
         try:
             self._logs = make_private_directory(Path(logs or Path(self._folder, "logs")).absolute())
@@ -174,6 +183,7 @@ class LocalCluster:
                 "url": self._url,
                 "cluster": self.cluster,
                 "slots": self._slots,
+                **self._offered,
                 "spill": f"{temporary}/spill-{self._started}",
                 "grace": self._grace,
                 "remove": temporary,
