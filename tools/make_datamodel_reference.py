@@ -45,6 +45,7 @@ _SUBSPACES = {
     "children": "Which futures a task submitted, so that they can be cancelled with it.",
     "streams": "What generators yielded, item by item.",
     "programs": "What programs asked for and got, request by request; events sent to them, and what they published.",
+    "limits": "How many futures of a kind run at once, or begin in a second, on all workers together.",
     "schedules": "What is submitted again and again, by its name.",
     "actors": "Where actors take calls, and their names. An actor and its calls are futures.",
     "logs": "Standard output and error of tasks that print; deleted with the future.",

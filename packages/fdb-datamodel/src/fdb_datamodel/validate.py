@@ -51,6 +51,7 @@ _CHECKS: dict[str, _Check] = {
     "children": _nothing,
     "streams": _nothing,
     "programs": _nothing,
+    "limits": invariants.check_limit,
     "schedules": invariants.check_schedule,
     "actors": _nothing,  # a place counts while the claim is that start's, a name until its actor ended
 }

@@ -19,6 +19,7 @@ from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.keyspace import DEFAULT_CLUSTER
 from futures_worker.commands.acting import cancel, retry
 from futures_worker.commands.grouping import errors
+from futures_worker.commands.limits import limits_app
 from futures_worker.commands.listing import ls, show, workers
 from futures_worker.commands.output import logs, watch
 from futures_worker.commands.programs import programs_app
@@ -132,6 +133,7 @@ def run(
 
 
 app.add_typer(secret_app, name="secret")
+app.add_typer(limits_app, name="limits")
 app.add_typer(programs_app, name="programs")
 app.add_typer(schedules_app, name="schedules")
 

@@ -163,3 +163,37 @@ def test_what_is_to_begin_later_does(shared_cluster: Any) -> None:
         client.submit(pow, 2, 3, after=-1)
     with pytest.raises(ValueError, match="at is a datetime"):
         client.submit(pow, 2, 3, at="tomorrow")
+
+
+def test_a_limit_holds_on_all_workers_together(cluster: Any, tmp_path: Path) -> None:
+    demo = cluster(workers=2, slots=2)
+    client = demo.client()
+    with pytest.raises(ValueError, match="no limit 'api'"):
+        client.submit(pow, 2, 3, limits="api")
+    client.limit("api", concurrent=2)
+    futures = client.map(in_and_out, [str(tmp_path / "log")] * 12, limits=["api"], max_worker_losses=9)
+    until(lambda: client.limits()[0].held == 2 and client.limits()[0].queued > 0)
+    demo.workers[0].kill()
+    client.gather(futures, progress=False, timeout=WAIT)
+    inside = most = 0
+    for line in (tmp_path / "log").read_text().split():
+        inside = max(0, inside + (1 if line == "in" else -1))
+        most = max(most, inside)
+    assert most <= 2 + 2, "what a killed worker had never went out"
+    assert (client.limits()[0].held, client.limits()[0].queued) == (0, 0)
+    client.limit("pace", per_second=20)
+    began = time.monotonic()
+    client.gather(client.map(pow, range(6), [2] * 6, limits="pace"), progress=False, timeout=WAIT)
+    assert time.monotonic() - began > 0.2, "5 pauses of 50 ms"
+    client.limit("pace")
+    assert [one.name for one in client.limits()] == ["api"]
+    for wrong in ({"concurrent": 0}, {"concurrent": True}, {"per_second": 0}, {"per_second": float("nan")}):
+        with pytest.raises(ValueError, match="concurrent is a whole|per_second is a number"):
+            client.limit("api", **wrong)
+    demo.check()
+
+
+def in_and_out(path: str) -> None:
+    note(path, "in")
+    time.sleep(0.1)
+    note(path, "out")

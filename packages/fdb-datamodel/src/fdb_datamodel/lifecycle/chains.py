@@ -74,8 +74,8 @@ def _follower(ch: Changes, worker: WorkerId, upstream: bytes, free: Shape) -> tu
         prefix = keys.dependencies + down_e
         if len(read_range(ch.tr, prefix, prefix + b"\xff", limit=2, snapshot=True)) > 1:
             return None
-    if down.option("max_worker_losses") == 0:
-        return None  # the loss of a claim that never began would count
+    if down.option("max_worker_losses") == 0 or down.option("limits"):
+        return None  # the loss of a claim that never began would count; a permit is taken when it may begin
     shape, _, locality = down.placement
     if (locality is not None and locality.worker != worker) or any(n > f for n, f in zip(shape, free, strict=True)):
         return None

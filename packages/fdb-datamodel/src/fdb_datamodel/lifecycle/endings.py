@@ -127,7 +127,10 @@ def settle(ch: Changes) -> list[FutureRows]:
                 if down.away is not None:
                     come_back(ch, down)
                 if down.exists and not down.ended and not down.claimed and not down.backing_off:
-                    unblocked[down.id] = down
+                    if down.option("limits"):
+                        enqueue_or_fail(ch, down)  # it may have to wait for a permit
+                    else:
+                        unblocked[down.id] = down
         released.clear()
     return list(unblocked.values())
 

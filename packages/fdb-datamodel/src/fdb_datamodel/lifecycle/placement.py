@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from fdb_datamodel.errors import DamagedFutureError
+from fdb_datamodel.lifecycle.limits import admit, give_back
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import encode_id
@@ -21,6 +22,7 @@ from fdb_datamodel.rows.space import (
     EPOCH,
     FAILURE,
     LATEST_RESULT,
+    LIMITS,
     LISTENERS,
     REQUIREMENTS,
 )
@@ -50,6 +52,8 @@ def enqueue(ch: Changes, f: FutureRows, *, anywhere: bool = False) -> Failure | 
     Soft locality of a worker that isn't live falls back to the pool at once; a pinned future can't be placed then, and
     the failure to end it with is returned.
     """
+    if f.option("limits") and not admit(ch, f):
+        return None
     shape, priority, locality = f.placement
     if locality is not None:
         if ch.is_live(locality.worker):
@@ -153,6 +157,14 @@ def release_claim(ch: Changes, f: FutureRows) -> None:
         ch.tr.clear_range(waits, waits + b"\xff")
         ch.clear(ch.keys.claim_rows(claim[1].ip, claim[1].port) + f.e)
         ch.put(f, CLAIM, None)
+        if LIMITS in f.rows:
+            give_permits_back(ch, f)
+
+
+def give_permits_back(ch: Changes, f: FutureRows) -> None:
+    """A future with limits ended, or its attempt did: who waits for its permits is next."""
+    for following in give_back(ch, f):
+        enqueue(ch, following)
 
 
 # --- edges: Waiting
@@ -251,6 +263,11 @@ def withdraw(ch: Changes, f: FutureRows) -> WorkerId | None:
         release_claim(ch, f)
         return claim[1] if claim else None
     waited = clear_edges(ch, f)
+    if f.permits[1]:
+        give_permits_back(ch, f)
+        return None
+    if LIMITS in f.rows:
+        give_permits_back(ch, f)
     if f.away is not None:
         come_back(ch, f)
     elif f.backing_off:

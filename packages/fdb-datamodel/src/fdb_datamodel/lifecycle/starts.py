@@ -103,6 +103,7 @@ def start(
             claim.run_timeout = unpacked.get("run_timeout")
             claim.name = unpacked.get("name", "")
             claim.call_options = unpacked.get("call_options", b"")
+            claim.limited = bool(unpacked.get("limits"))
         if dependencies:
             with_inputs.append((one, claim))
         claims.append(claim)

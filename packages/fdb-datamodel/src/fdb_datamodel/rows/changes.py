@@ -28,6 +28,7 @@ from fdb_datamodel.rows.space import (
     FAILURE,
     LATEST_EXCEPTION,
     LATEST_RESULT,
+    LIMITS,
     LISTENERS,
     MAX_RETRIES,
     NUM_ATTEMPTS,
@@ -98,8 +99,13 @@ class FutureRows:
 
     @property
     def backing_off(self) -> bool:
-        """Whether it waits by a row of its own: for a back-off, or as a program that is away."""
-        return DUE in self.rows or AWAY in self.rows
+        """Whether it waits by a row of its own: for a back-off, as a program that is away, or for a permit."""
+        return DUE in self.rows or AWAY in self.rows or (LIMITS in self.rows and bool(self.permits[1]))
+
+    @property
+    def permits(self) -> tuple[tuple[str, ...], str]:
+        """The limits it has a permit of, and the one it waits for, or ""."""
+        return self._read(LIMITS, codec.unpack_permits, ((), ""))
 
     @property
     def away(self) -> tuple[str, str] | None:
@@ -278,6 +284,7 @@ _DECODERS: dict[bytes, Callable[[bytes], Any]] = {
     UNCHARGED: _three,
     DUE: codec.unpack_int,
     AWAY: codec.unpack_away,
+    LIMITS: codec.unpack_permits,
 }
 
 

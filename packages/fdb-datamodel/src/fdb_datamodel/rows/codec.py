@@ -462,6 +462,7 @@ _OPTION_DEFAULTS: dict[str, Any] = {
     "max_restarts": None,
     "dataset": b"",
     "durable": False,
+    "limits": (),
 }
 
 
@@ -482,6 +483,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "max_restarts": _COUNT,
     "dataset": _MAYBE_BYTES,
     "durable": (bool, _NONE),
+    "limits": _MAYBE_TUPLE,
     "backoff": _MAYBE_TUPLE,
 }
 
@@ -592,6 +594,26 @@ def set_options(spec: FutureSpec, options: dict[str, Any]) -> None:
     spec.backoff = backoff_of(options)
 
 
+@_reader("permits of limits")
+def unpack_permits(value: bytes) -> tuple[tuple[str, ...], str]:
+    """(names of limits it has a permit of, the one it waits for or "")."""
+    fields = unpack(value)
+    _typed(fields, _TUPLE, _STR)
+    held, waits = fields[:2]
+    if any(type(name) is not str for name in held):
+        raise ValueError("a limit has a name")
+    return held, waits
+
+
+@_reader("a limit")
+def unpack_limit(value: bytes) -> tuple[int | None, int | None, int, int, int]:
+    """(at once, µs between two, held, next µs, wall_us)."""
+    fields = unpack(value)
+    _typed(fields, _MAYBE_INT, _MAYBE_INT, _INT, _INT, _INT)
+    at_once, between, held, next_us, wall_us = fields[:5]
+    return at_once, between, held, next_us, wall_us
+
+
 def backoff_of(options: dict[str, Any]) -> Backoff | None:
     fields = options.get("backoff")
     return None if fields is None else Backoff(*fields)
@@ -620,6 +642,7 @@ def has_defaults_only(spec: FutureSpec) -> bool:
         and spec.ttl is None
         and not spec.durable
         and not spec.after
+        and not spec.limits
         and spec.max_restarts is None
         and not spec.dataset
     )

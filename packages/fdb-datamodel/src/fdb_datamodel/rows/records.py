@@ -151,6 +151,7 @@ class FutureSpec:
     parent: bytes = b""  # 16 bytes: the future of the task that submits it, and whose cancel is its own
     max_restarts: int | None = None  # starts after the first one, whatever ended those before, drained ones too
     dataset: bytes = b""  # what the partitions of one dataset have in common, for people; b"": it is none's
+    limits: tuple[str, ...] = ()  # names of limits of which it needs a permit to begin
     after: float | None = None  # seconds of the cluster clock that it waits first, whatever it depends on
     durable: bool = False  # a program: what it asks for is recorded, and found again by its next attempt
 
@@ -184,6 +185,7 @@ class Claim:
     assigned: bool = False  # from this worker's assignments, not from the pool
     reason: bytes | None = None  # the object an assignment named
     listened: bool = False  # others may wait for it
+    limited: bool = False  # it has permits, which its end gives back
 
     @property
     def future_id(self) -> UUID:

@@ -41,6 +41,7 @@ UNCHARGED = _name("uncharged")
 LATE = _name("late")
 DUE = _name("due")
 AWAY = _name("away")
+LIMITS = _name("limits")
 LISTENERS = _name("listeners")
 DELETED = _name("deleted")
 EDGE = _name("edge")
@@ -86,6 +87,7 @@ class Layout:
         self.children = subspace("children")
         self.programs = subspace("programs")
         self.schedules = subspace("schedules")
+        self.limits = subspace("limits")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
         self.session_bells = bytes(space["bells"]["session"].key())
         self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
@@ -208,6 +210,19 @@ class Layout:
 
     def schedule_due(self, due_us: int, name: str) -> bytes:
         return self.schedules + bytes(fdb_tuple.pack(("due", due_us, name)))
+
+    def limit(self, name: str) -> bytes:
+        return self.limits + _name(name) + _name("config")
+
+    def limit_held(self, name: str, e: bytes) -> bytes:
+        return self.limits + _name(name) + _name("held") + e
+
+    def limit_queue(self, name: str) -> bytes:
+        """The prefix of the queue of a limit; the negated priority and an encoded id follow."""
+        return self.limits + _name(name) + _name("queue")
+
+    def limit_queued(self, name: str, priority: int, e: bytes) -> bytes:
+        return self.limit_queue(name) + bytes(fdb_tuple.pack((-priority,))) + e
 
     def actor_name(self, name: str) -> bytes:
         return self.actors + bytes(fdb_tuple.pack(("name", name)))

@@ -58,6 +58,12 @@ KEYS: tuple[KeyDoc, ...] = (
         "futures", "(id, 'deleted')", "wall_us, cluster clock in µs", "tombstone: the only key a deleted future has"
     ),
     KeyDoc(
+        "futures",
+        "(id, 'limits')",
+        "names of limits it has a permit of, the one it waits for or ''",
+        "of a future with limits, from when it may begin until its attempt ended",
+    ),
+    KeyDoc(
         "resource_requirements_cpu",
         "(cpu, ram rounded, gpu rounded, -priority, id)",
         "empty, or the exact cpu, ram, gpu where rounding lost them",
@@ -119,6 +125,14 @@ KEYS: tuple[KeyDoc, ...] = (
         "what is submitted again and again, when it was last, and when it is next",
     ),
     KeyDoc("schedules", "('due', due µs, name)", "empty", "every schedule, by when it is next"),
+    KeyDoc(
+        "limits",
+        "(name, 'config')",
+        "at once or nil, µs between two or nil, held, next µs, wall_us",
+        "a limit, how many permits are held, and when the next start may be",
+    ),
+    KeyDoc("limits", "(name, 'held', id)", "empty", "a future that has a permit"),
+    KeyDoc("limits", "(name, 'queue', -priority, id)", "empty", "a future that waits for one, in this order"),
     KeyDoc("programs", "('all', id)", "wall_us", "every program that there is: when it was submitted"),
     KeyDoc(
         "programs",

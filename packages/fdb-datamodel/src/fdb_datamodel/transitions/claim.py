@@ -251,4 +251,5 @@ def describe_claim(ch: Changes, f: FutureRows, worker: WorkerId, token: bytes, a
         f.option("call_options"),
         locality is not None,
         locality.reason if locality else None,
+        limited=bool(f.option("limits")),
     )

@@ -10,6 +10,7 @@ from fdb_datamodel.errors import ClaimLostError, OversizeError
 from fdb_datamodel.lifecycle.attempts import end_attempt
 from fdb_datamodel.lifecycle.copies import miss_inputs
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish, settle
+from fdb_datamodel.lifecycle.placement import give_permits_back
 from fdb_datamodel.lifecycle.programs import leave_program
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
@@ -204,6 +205,9 @@ def _realize(
         writes[futures + e + LATEST_RESULT] = value
         writes[stored + e + token_stamp(token)] = copy
         writes[held + e] = None
+        if claim.limited:
+            give_permits_back(ch, ch.load(future_id))
+            writes = ch.writes
         session = claim.session
         if session != NO_SESSION:
             entries = mail.get(session)

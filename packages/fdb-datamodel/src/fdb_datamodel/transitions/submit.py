@@ -110,9 +110,9 @@ def submit_claimed(
     held = ch.keys.claim_rows(worker.ip, worker.port)
     claims: list[Claim] = []
     for spec, e, exists in zip(specs, encoded, present, strict=True):
-        if spec.dependencies or spec.after:
+        if spec.dependencies or spec.after or spec.limits:
             raise FutureStateError(
-                f"future {show_id(spec.id)} has dependencies, or is to begin later: submit it to the pool, not to a worker"
+                f"future {show_id(spec.id)} has dependencies or limits, or is to begin later: submit it to the pool, not to a worker"
             )
         shape = spec.requirements.shape if spec.requirements else _ZERO
         token, attempt = ch.token, 1

@@ -11,12 +11,12 @@ from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION
-from fdb_datamodel.rows.space import ARGS, AWAY, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, NUM_ATTEMPTS, OPTIONS
+from fdb_datamodel.rows.space import ARGS, AWAY, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, LIMITS, NUM_ATTEMPTS, OPTIONS
 from fdb_datamodel.rows.states import FutureState
 from fdb_schema import ClusterSpace, Transaction
 
 _ROWS_OF_ANY_FUTURE = 64  # more than a future can have: a page always holds a whole one
-_NAMES = (CODE, ARGS, FAILURE, CLAIM, LATEST_RESULT, DUE, AWAY, OPTIONS, NUM_ATTEMPTS)
+_NAMES = (CODE, ARGS, FAILURE, CLAIM, LATEST_RESULT, DUE, AWAY, LIMITS, OPTIONS, NUM_ATTEMPTS)
 
 
 class Counted(NamedTuple):

@@ -31,6 +31,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "result-rows": "every row of results is of a Realized future and carries its claim's token",
     "lineage": "a future names its dependencies in `lineage`, as long as it isn't deleted, and nobody else does",
     "tombstone": "a deleted future has no other row",
+    "limits": "permits of a limit are held by futures that say so, as many as it counts, and its queue is of those that wait",
     "schedules": "a schedule and the row that says when it is next belong together",
     "unsettled": "a future listed as unsettled exists or is a tombstone",
     "workers": "a registered worker has a heartbeat, and isn't listed as dead",
@@ -124,7 +125,7 @@ def _check_place(ch: Changes, f: FutureRows) -> Iterator[Violation]:
         if settled:
             yield _found("one-state", f.id, "has ended or runs, and is in a back-off, or away")
         elif due is None:
-            if not edges and f.away is not None and f.away[0] != "event":
+            if not edges and f.away is not None and f.away[0] != "event" and not f.permits[1]:
                 yield _found("waiting-timer", f.id, f"is away for {f.away[0]}, and nothing will bring it back")
         elif ch.get_many([ch.keys.timer(due, f.e, "backoff")], snapshot=True)[0] is None:
             yield _found("waiting-timer", f.id, f"is in a back-off until {due} without a timer")
@@ -261,6 +262,26 @@ def check_unsettled(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation
     f = ch.load(decode_id(key[len(ch.keys.unsettled) :]), snapshot=True)
     if not f.exists and not f.deleted:
         yield _found("unsettled", f.id, "is listed but no such future was ever there")
+
+
+def check_limit(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
+    """A limit's permits are of futures that have them, as many as it says; who is in its queue waits for it."""
+    name, kind, *rest = ch.keys.space["limits"].unpack(key)
+    subject = f"limit {name!r}"
+    if kind == "config":
+        prefix = ch.keys.limit_held(name, b"")
+        count, held = len(ch.read(prefix, prefix + b"\xff", snapshot=True)), codec.unpack_limit(value)[2]
+        if count != held:
+            yield Violation("limits", subject, f"says that {held} permits are held, and {count} are")
+        return
+    f = ch.load(rest[-1], snapshot=True)
+    permits, waits = f.permits
+    if kind == "held" and (name not in permits or f.ended):
+        yield Violation("limits", subject, f"future {show_id(f.id)} has a permit of it, which it doesn't say")
+    elif kind == "queue" and waits != name:
+        yield Violation(
+            "limits", subject, f"future {show_id(f.id)} is in its queue, and waits for {waits or 'nothing'!r}"
+        )
 
 
 def check_schedule(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:

@@ -15,7 +15,7 @@ from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
 from fdb_datamodel.rows.requirements import Requirements
-from fdb_datamodel.rows.space import ARGS, AWAY, CLAIM, CODE, DELETED, DUE, FAILURE, LATEST_RESULT
+from fdb_datamodel.rows.space import ARGS, AWAY, CLAIM, CODE, DELETED, DUE, FAILURE, LATEST_RESULT, LIMITS
 from fdb_datamodel.rows.states import FutureState
 from fdb_datamodel.transitions.workers import list_workers
 from fdb_schema import ClusterSpace, RecordError, Transaction
@@ -47,12 +47,12 @@ def get_future_states(
 ) -> list[FutureState | None]:
     """States of many; None for ids that are unknown or deleted."""
     ch = Changes(tr, space)
-    names = (CODE, FAILURE, CLAIM, LATEST_RESULT, DUE, AWAY)
+    names = (CODE, FAILURE, CLAIM, LATEST_RESULT, DUE, AWAY, LIMITS)
     encoded = [encode_id(one) for one in ids]
     values = ch.get_many([ch.keys.future(e, name) for e in encoded for name in names], snapshot)
     states: list[FutureState | None] = []
     for at, e in enumerate(encoded):
-        code, failure, claim, result, due, away = values[at * len(names) : (at + 1) * len(names)]
+        code, failure, claim, result, due, away, limits = values[at * len(names) : (at + 1) * len(names)]
         if code is None:
             states.append(None)
         elif failure is not None:
@@ -60,7 +60,7 @@ def get_future_states(
         elif claim is not None:
             ended = result is not None and codec.same_token(claim, result)
             states.append(FutureState.realized if ended else FutureState.claimed)
-        elif due is not None or away is not None:
+        elif due is not None or away is not None or (limits is not None and codec.unpack_permits(limits)[1]):
             states.append(FutureState.waiting)
         else:
             waits = ch.read_ids(ch.keys.dependencies + e, limit=1, snapshot=snapshot)
@@ -180,6 +180,17 @@ def _describe(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[Future
         return replace(info, reason=f"a row of it is damaged: {error}"[:500], details={**info.details, "damaged": True})
 
 
+def _why_by_itself(f: FutureRows) -> str:
+    """Why a future waits that waits by a row of its own, for neither a future nor a back-off."""
+    if f.permits[1]:
+        return f"waiting for a permit of limit {f.permits[1]!r}"
+    if f.away is None:
+        return ""
+    kind, event = f.away
+    what = "asleep" if kind == "sleep" else f"waiting for the event {event!r}" if kind == "event" else "waiting"
+    return f"a program that is {what}"
+
+
 def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[FutureResult, ...]) -> FutureInfo:
     shape, priority, locality = f.placement
     claim = f.claim
@@ -193,10 +204,8 @@ def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[
         state, reason = FutureState.realized, f"result {where}"
     elif f.claimed:
         state, reason = FutureState.claimed, f"attempt {f.attempts} on worker {worker}"
-    elif f.away is not None and not waiting_on:
-        kind, event = f.away
-        what = "asleep" if kind == "sleep" else f"waiting for the event {event!r}" if kind == "event" else "waiting"
-        state, reason = FutureState.waiting, f"a program that is {what}"
+    elif (why := _why_by_itself(f)) and not waiting_on:
+        state, reason = FutureState.waiting, why
     elif waiting_on:
         many = f"{len(waiting_on)} futures, first" if len(waiting_on) > 1 else "1 future,"
         state, reason = FutureState.waiting, f"waiting on {many} {show_id(waiting_on[0])}"

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
+from fdb_datamodel.transitions.limits import LimitStatus
 from fdb_schema import Origin
 from futures_worker.client import data
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, get_actor, make_actor
@@ -20,6 +21,7 @@ from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future
 from futures_worker.client.operating import ClientOperations
+from futures_worker.client.submits.limiting import limit, limits
 from futures_worker.client.submits.scheduling import Schedule, every, schedules
 from futures_worker.client.submits.submitting import submit, submit_each
 from futures_worker.client.waiting.gathering import GatherOptions, gather
@@ -105,6 +107,7 @@ class Client(ClientOperations):
             retry_on: the exception types worth a retry. Default (Exception,).
             backoff: pause before a retry: seconds, or {"initial": s, "factor": 2, "maximum": s}. Default none.
             durable: it is a program, whose requests survive the process that makes them; see `durable`.
+            limits: names of limits (`limit`): it begins when each of them has room.
             after, at: seconds that it waits before it may begin, or a datetime before which it doesn't.
             tr: submit within this transaction of yours; the future exists once it commits.
 
@@ -158,6 +161,17 @@ class Client(ClientOperations):
     def schedules(self) -> list[Schedule]:
         """Every schedule of the cluster, by name."""
         return schedules(self._context)
+
+    def limit(self, name: str, *, concurrent: int | None = None, per_second: float | None = None) -> None:
+        """Make a limit, or change it: of futures with `limits=[name]`, `concurrent` at once and `per_second` starts, on all workers.
+
+        First come first served within a priority. Both None: remove it, and what waits for it begins. Raises ValueError.
+        """
+        limit(self._context, name, concurrent, per_second)
+
+    def limits(self) -> list[LimitStatus]:
+        """Every limit, how many of its permits are held, and how many futures wait for one."""
+        return limits(self._context)
 
     # --- actors ---------------------------------------------------------------------------------------------------------
 

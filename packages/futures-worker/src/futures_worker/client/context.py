@@ -81,6 +81,7 @@ class ClientContext:
         self.url = url_of(db)  # with an absolute path: a fork or a task may run in another directory
         self.from_url = opened or not (self.url or "memory:").startswith("memory:")
         self.code = CodeCache()
+        self.limits: set[str] = set()  # those that are known to be
         self.own_actors: list[bytes] = []  # unnamed ones, which end with this client
         self.forwarding: OutputForwarding | None = None  # of what tasks print
         self.log_level: int | None = None  # from which tasks that are submitted now show what they log

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from fdb_schema import MainspringError
-from futures_worker.client.basis.options import submit_options
+from futures_worker.client.basis.options import check_name, submit_options
 from futures_worker.client.basis.program import current_program, refuse_in_other_thread
-from futures_worker.client.submits.events import check_name
 from futures_worker.programs.running import Program
 from futures_worker.programs.steps import Step
 

@@ -13,6 +13,7 @@ from fdb_datamodel import Backoff, Locality, Requirements, WorkerId
 from futures_worker.client.basis.record import FutureHandle
 from futures_worker.client.basis.spelling import meant
 from futures_worker.payload import dump_retry_on
+from futures_worker.worker.messages import MOST_NAME
 
 _RESOURCES: Final = ("cpu", "ram", "gpu")
 _TIMEOUTS: Final = ("queue", "run", "total")
@@ -45,6 +46,7 @@ class SubmitOptions:
     ttl: float | None = None
     dataset: bytes = b""  # what a dataset's partitions have in common
     durable: bool = False
+    limits: tuple[str, ...] = ()
     after: float | None = None
     at: float | None = None  # seconds since 1970, by the submitter's wall clock
     tr: Any = field(default=None, compare=False)
@@ -177,6 +179,13 @@ def _after(name: str, value: Any) -> dict[str, Any]:
     return {"after": value or None, "at": None}
 
 
+def _limits(name: str, value: Any) -> dict[str, Any]:
+    names = (value,) if isinstance(value, str) else tuple(value or ())
+    if not all(isinstance(one, str) and 0 < len(one) <= 500 and "\0" not in one for one in names):
+        raise ValueError(f"limits are names of limits (`client.limit`), found {value!r:.80}")
+    return {"limits": tuple(sorted(set(names)))}
+
+
 def _at(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, datetime):
         value = value.timestamp()
@@ -201,6 +210,13 @@ def split_address(address: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
+def check_name(name: object, what: str) -> str:
+    """Raises ValueError unless it may name an event, a limit, or what is published."""
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or "\0" in name:
+        raise ValueError(f"{what} has a name of 1 to {MOST_NAME} characters, none of them NUL, found {name!r:.80}")
+    return name
+
+
 _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
     "resources": _resources,
     "max_retries": _count,
@@ -216,6 +232,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
     "retry_on": _retry_on,
     "backoff": _backoff,
     "durable": _flag,
+    "limits": _limits,
     "after": _after,
     "at": _at,
     "keep": lambda name, value: {name: None} if value is None else _flag(name, value),

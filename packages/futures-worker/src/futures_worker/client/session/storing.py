@@ -199,4 +199,4 @@ class SubmitStore:
 
 def _may_be_pushed(spec: FutureSpec) -> bool:
     """Whether any worker with a free slot will do."""
-    return not (spec.dependencies or spec.after) and spec.requirements is None and spec.locality is None
+    return not (spec.dependencies or spec.after or spec.limits) and spec.requirements is None and spec.locality is None

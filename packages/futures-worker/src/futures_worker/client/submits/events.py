@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fdb_datamodel import hold_futures, programs
+from futures_worker.client.basis.options import check_name
 from futures_worker.client.basis.program import current_program
 from futures_worker.client.context import ClientContext
 from futures_worker.database import ask
 from futures_worker.payload import dump_result, load_own
-from futures_worker.worker.messages import MOST_NAME
-
-
-def check_name(name: object, what: str) -> str:
-    """Raises ValueError unless it may name an event, or what is published."""
-    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or "\0" in name:
-        raise ValueError(f"{what} has a name of 1 to {MOST_NAME} characters, none of them NUL, found {name!r:.80}")
-    return name
 
 
 def send(context: ClientContext, program: bytes, name: str, value: Any) -> None:

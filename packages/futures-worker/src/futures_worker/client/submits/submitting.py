@@ -18,6 +18,7 @@ from futures_worker.client.context import ClientContext
 from futures_worker.client.future import Future, record_of
 from futures_worker.client.inputs import MOST_INPUTS, join, joined
 from futures_worker.client.submits.large_arguments import LARGE, note_large
+from futures_worker.client.submits.limiting import known_limits
 from futures_worker.client.submits.locality import locality_of
 from futures_worker.failure import PROGRAM
 from futures_worker.payload import Code, arguments_digest, dump_args_and_names, dump_function
@@ -207,6 +208,8 @@ def apply_options(context: ClientContext, options: SubmitOptions, spec: FutureSp
     spec.locality = locality_of(context, options.locality)
     spec.keep, spec.ttl, spec.dataset = options.kept, options.ttl, options.dataset
     spec.after = options.after if options.at is None else max(0.0, options.at - time.time()) or None
+    if options.limits:
+        spec.limits = known_limits(context, options.limits)
     if options.durable:
         if options.call_options:
             raise ValueError(
