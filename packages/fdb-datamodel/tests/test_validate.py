@@ -176,6 +176,7 @@ _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
     ),
     "a tombstone that is not alone": ("tombstone", lambda h: h.row(h.deleted, keys.ARGS, codec.pack((b"",)))),
     "an unsettled future that never was": ("unsettled", lambda h: h.put(h.at.unsettled + encode_id(bytes(16)), b"")),
+    "a permit of a limit that nobody has": ("limits", lambda h: h.put(h.at.limit_held("api", h.pooled), b"")),
     "a time of a schedule that isn't there": ("schedules", lambda h: h.put(h.at.schedule_due(7, "none"), b"")),
     "a program that nothing brings back": (
         "waiting-timer",
