@@ -167,3 +167,18 @@ def test_retries_are_decided_as_without_a_level(local: LocalCluster, tmp_path: P
             future = client.submit(fail, str(path), retry_on=retry_on, max_retries=2)
             assert isinstance(future.exception(timeout=WAIT), KeyError)
             assert path.read_text() == "x" * attempts
+
+
+def test_a_database_that_is_gone_keeps_nobody_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client("memory:forwarding", "test") as client:
+        forwarding = client.forward_output(lambda line: None)
+        session = client._context()
+
+        def refuse(*_: Any) -> None:
+            raise OSError("it is gone")
+
+        monkeypatch.setattr(session.reader, "read", refuse)
+        monkeypatch.setattr(session.keeping, "_write_beat", refuse)
+        forwarding.stop()
+        assert session.expected.hear is None
+        monkeypatch.undo()

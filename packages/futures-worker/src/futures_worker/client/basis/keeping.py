@@ -83,8 +83,10 @@ class Keeping:
             self._begun = True  # last: an interrupt before leaves it to be begun again
 
     def hear_output(self, hears: bool) -> None:
-        """From now on this session is mailed, or no more, when its futures' tasks have printed something."""
+        """From now on this session is mailed when its futures' tasks have printed something; or no more, from its next beat on."""
         self._hears = hears
+        if not hears:
+            return
         self.begin()
         with self._lock:
             if not self._stop.is_set():

@@ -66,11 +66,10 @@ class OutputForwarding:
         self._stop.set()
         self._woken.set()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(LAST_SECONDS)  # longer where the database doesn't answer, which holds up nobody
         if self._session.expected.hear == self._hear:
             self._session.expected.hear = None
-            if not self._session.closed:
-                self._session.keeping.hear_output(False)
+            self._session.keeping.hear_output(False)
 
     def __enter__(self) -> OutputForwarding:
         return self
