@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fdb_schema.clock as clock_module
-from fdb_schema import ClockReading, ClusterClock, ClusterSpace, RecordError, open_database, read_clock
+from fdb_schema import ClockReading, ClusterClock, ClusterSpace, RecordError, due_after, open_database, read_clock
 
 SECOND = 1_000_000
 
@@ -147,6 +147,18 @@ def test_after_a_silence_the_smaller_of_wall_and_version_age_is_caught_up(
     # The version age grows with the real time that the test itself takes.
     assert world.read() - 1000 * SECOND == pytest.approx((expected + 0.25) * SECOND, abs=30 * SECOND)
     assert world.read() - 1000 * SECOND >= (expected + 0.25) * SECOND - 1
+
+
+@pytest.mark.parametrize(("wall_age", "version_age", "behind"), [(3600, 50, 50), (20, 9000, 20), (-50, 100, 0)])
+def test_what_is_due_later_counts_the_silence_that_will_be_caught_up(
+    world: World, wall_age: float, version_age: float, behind: float
+) -> None:
+    assert due_after(world.db.create_transaction(), world.space, 7) == 7 * SECOND, "where no clock ever ran"
+    world.now = time.time() - 1_700_000_000
+    _plant(world, 1000 * SECOND, wall_age, version_age)
+    due = due_after(world.db.create_transaction(), world.space, 7)
+    assert due - 1007 * SECOND == pytest.approx(behind * SECOND, abs=30 * SECOND)
+    assert due - 1007 * SECOND >= behind * SECOND - 1
 
 
 def test_nothing_is_caught_up_while_another_service_is_alive(world: World) -> None:

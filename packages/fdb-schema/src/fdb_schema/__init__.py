@@ -22,7 +22,7 @@ from fdb_schema.bulk import (
     read_version,
     set_many,
 )
-from fdb_schema.clock import ClockReading, ClusterClock, read_clock
+from fdb_schema.clock import ClockReading, ClusterClock, due_after, read_clock
 from fdb_schema.database import DEFAULT_URL, database_url, open_database, url_of
 from fdb_schema.engine import BulkTransaction, Database, KeyValue, ReadTransaction, Transaction
 from fdb_schema.errors import (
@@ -84,6 +84,7 @@ __all__ = [
     "collect_blob",
     "database_url",
     "drop_reference",
+    "due_after",
     "fdb_error_code",
     "get_blob",
     "get_many",

@@ -44,6 +44,27 @@ def read_clock(tr: Any, space: ClusterSpace) -> int:
     return 0 if data is None else ClockReading.decode(data).value
 
 
+def due_after(tr: Any, space: ClusterSpace, seconds: float) -> int:
+    """When so much real time will have passed, in µs of the cluster clock.
+
+    After a silence of all services the row is behind, until one catches it up: by as much what is counted from it would be
+    early. So this adds what would be caught up now; as there, a wall clock or a version that jumped alone adds nothing.
+    """
+    due = round(seconds * MICROSECONDS)
+    data = tr.snapshot.get(space.clock_key).value
+    if data is None:
+        return due
+    reading = ClockReading.decode(data)
+    if not reading.wall:
+        return reading.value + due  # of a clock that is moved by hand
+    return reading.value + due + _silence(reading, time.time(), read_version(tr))
+
+
+def _silence(reading: ClockReading, wall: float, version: int) -> int:
+    """µs that may be taken to have passed since the row was written."""
+    return max(0, min(int(wall * MICROSECONDS) - reading.wall, version - reading.version))
+
+
 class ClusterClock:
     """One process's part in advancing the clock. Not thread-safe: one thread of a service owns it."""
 
@@ -92,8 +113,7 @@ class ClusterClock:
         if data != self._row:
             # Another service wrote it, or this is the first look: nothing was observed to pass yet.
             first = self._row is None
-            wall_age = int(self._wall() * MICROSECONDS) - reading.wall
-            self._catch_up = max(0, min(wall_age, version - reading.version)) if first else 0
+            self._catch_up = _silence(reading, self._wall(), version) if first else 0
             # The row may have been written during this call, which may have taken long: what passes is counted from here.
             self._row, self._at = data, self._monotonic()
             return reading.value

@@ -26,9 +26,8 @@ from fdb_datamodel.rows.space import (
     LISTENERS,
     REQUIREMENTS,
 )
-from fdb_schema import RecordError, read_clock
+from fdb_schema import RecordError, due_after
 
-_MICROSECONDS = 1_000_000
 WORTH_A_WAIT = 1 << 20  # bytes of inputs with one worker
 INPUTS_WAIT = 0.5  # seconds that a future waits for the worker that holds them
 _CHAIN_KEPT = 64  # ids of a chain of failures that are stored
@@ -141,7 +140,7 @@ def dequeue(ch: Changes, f: FutureRows) -> None:
 
 def set_timer(ch: Changes, e: bytes, kind: str, seconds: float) -> int:
     """Arm a timer on the cluster clock; when it is due (µs). Timers are never disarmed: one that is stale does nothing."""
-    due = read_clock(ch.tr, ch.keys.space) + round(seconds * _MICROSECONDS)
+    due = due_after(ch.tr, ch.keys.space, seconds)
     ch.set(ch.keys.timer(due, e, kind), b"")
     return due
 

@@ -12,7 +12,8 @@ from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.space import CLAIM, EPOCH
-from fdb_schema import ClusterSpace, OversizeError, Transaction, read_clock, read_range
+from fdb_schema import ClusterSpace, OversizeError, Transaction, due_after, read_range
+from fdb_schema.clock import MICROSECONDS
 
 VALUE_LIMIT: Final = 60_000
 """Bytes in a request's row; more goes into rows of its own."""
@@ -99,7 +100,7 @@ def record_request(
     if known is not None:
         return known
     if now:
-        request = request._replace(due_us=read_clock(tr, space) + (request.due_us or 0))
+        request = request._replace(due_us=due_after(tr, space, (request.due_us or 0) / MICROSECONDS))
     return write_request(ch, e, number, request, cancels=cancels)
 
 
