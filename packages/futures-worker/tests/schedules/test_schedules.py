@@ -253,10 +253,10 @@ def test_workers_do_it_and_the_next_ones_go_on(cluster: Any) -> None:
     assert last is not None and abs(last.result(timeout=WAIT) - time.time()) < WAIT
     listed = command("ls", "--db", demo.url, "--cluster", demo.name, "--json")
     (row,) = json.loads(listed)
-    assert (row["name"], row["when"], row["made"] > before) == ("ticks", "1 s", True)
-    assert "deleted" in command("rm", "ticks", "--db", demo.url, "--cluster", demo.name)
+    assert (row["name"], row["seconds"], row["cron"], row["made"] > before) == ("ticks", 1.0, None, True)
+    assert "deleted" in command("delete", "ticks", "--db", demo.url, "--cluster", demo.name)
     with pytest.raises(SystemExit) as end:
-        command("rm", "ticks", "--db", demo.url, "--cluster", demo.name)
+        command("delete", "ticks", "--db", demo.url, "--cluster", demo.name)
     assert end.value.code == 3
     demo.check()
 
