@@ -18,6 +18,7 @@ import pytest
 import typer
 
 import fdb_datamodel as dm
+from fdb_datamodel.transitions.limits import set_limit
 from fdb_datamodel.transitions.schedules import put_schedule
 from fdb_schema import ClusterSpace, open_database
 from idempotent_txn import IdempotencyId, run
@@ -153,6 +154,7 @@ def scene(tmp_path: Path) -> Iterator[Any]:
         else:
             run(db, dm.realize_future, space, claim, b"r")
     again = dm.FutureSpec(code=b"x", name="report")
+    run(db, set_limit, space, "api", 2, None)
     run(db, put_schedule, space, "nightly", "3600", again, nominal=3_600_000_000, due_us=3_600_000_000)
     run_program(db, space, run(db, dm.claim_future, space, FUTURES[3], worker))
     run(db, lambda tr: tr.set(b"a", b"x"), idempotency_id=IdempotencyId(b"order-17"))
@@ -188,6 +190,8 @@ def arguments(scene: Any, path: str, invocations: list[str]) -> list[str]:
     given = {
         "futures-worker show": [str(UUID(bytes=FUTURES[0]))],
         "futures-worker schedules delete": ["nightly"],
+        "futures-worker limits set": ["api", "--concurrent", "3"],
+        "futures-worker limits delete": ["api"],
         "futures-worker programs show": [str(UUID(bytes=FUTURES[3]))],
         "futures-worker logs": [str(UUID(bytes=FUTURES[1]))],
         "futures-worker stack": [str(UUID(bytes=FUTURES[0]))],
