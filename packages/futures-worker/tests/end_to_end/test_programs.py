@@ -244,15 +244,16 @@ def changing(mark: str) -> tuple[str, bool]:
 def test_large_values_of_steps_and_arguments(shared_cluster: Any) -> None:
     client = shared_cluster(workers=1, slots=1).client()
     sizes = client.submit(heavy, 300_000, durable=True).result(timeout=WAIT)
-    assert sizes == (300_000, 300_000, 400_000)
+    assert sizes == (300_000, 300_000, 400_000, 3_000_000)
 
 
-def heavy(size: int) -> tuple[int, int, int]:
+def heavy(size: int) -> tuple[int, int, int, int]:
     client = fw.current_client()
     made = step(bytes, size)
     fw.sleep(0.6)
     large = client.put(bytes(400_000))
-    return len(made), client.submit(len, made).result(), client.submit(len, large).result()
+    larger = client.submit(len, bytes(3_000_000))
+    return len(made), client.submit(len, made).result(), client.submit(len, large).result(), larger.result()
 
 
 def test_waits_with_an_end_find_the_same_whenever_they_are_made(shared_cluster: Any, tmp_path: Path) -> None:

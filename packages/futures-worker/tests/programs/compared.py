@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -49,7 +50,7 @@ def careful() -> list[str]:
     refused: list[Callable[[], Any]] = [
         lambda: publish("large", bytes(70_000)),
         lambda: publish("no value", (n for n in [])),
-        lambda: client.submit(len, bytes(900_000)),
+        lambda: current_client().get_future(str(uuid.UUID(int=7))).send("nobody"),
         lambda: client.put(n for n in []),
     ]
     seen = []

@@ -40,7 +40,7 @@ def test_who_goes_on_after_a_refusal_does_so_in_every_attempt(cluster: Cluster) 
     assert ran(cluster, compared.careful) == [
         "OversizeError",
         "ResultPickleError",
-        "OversizeError",
+        "UnknownFutureError",
         "ResultPickleError",
     ]
     assert cluster.left == 4

@@ -177,13 +177,14 @@ class Program:
             session = context()
             session.begin_within([one for call in calls for one in call.spec.dependencies])
             ids = tuple(call.record.id for call in calls)
+            uploaded = [session.upload(call.spec, call.code) for call in calls]
 
             def body(tr: Any, space: Any, claim: programs.ProgramClaim) -> Request:
                 known = programs.find_request(tr, space, claim, number)
                 if known is not None:
                     return known
-                for call in calls:
-                    session.store_within(tr, call.spec, call.code, call.holds)
+                for call, large in zip(calls, uploaded, strict=True):
+                    session.store_within(tr, call.spec, call.code, call.holds, large)
                 hold_futures(tr, space, ids, outer=asking.id)
                 return programs.record_request(tr, space, claim, number, Request("submit", name, ids=ids))
 

@@ -108,9 +108,15 @@ class Session:
         self.keeping.begin()
         self.make_known(dependencies)
 
-    def store_within(self, tr: Any, spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()) -> None:
+    def upload(self, spec: FutureSpec, code: Code) -> tuple[bytes, ...]:
+        """What of it is too large for that transaction, stored before it begins."""
+        return self._store.upload(spec, code)
+
+    def store_within(
+        self, tr: Any, spec: FutureSpec, code: Code, holds: Sequence[bytes] = (), uploaded: Sequence[bytes] = ()
+    ) -> None:
         """Store a future in that transaction."""
-        self._store.store_within(tr, spec, code, holds)
+        self._store.store_within(tr, spec, code, holds, uploaded)
 
     def took_within(self, record: FutureRecord) -> None:
         """A handle of such a future is kept here."""

@@ -177,11 +177,26 @@ class SubmitStore:
         if shared:
             self._stored(shared, entries)
 
-    def store_within(self, tr: Any, spec: FutureSpec, code: Code, holds: Sequence[bytes]) -> None:
+    def upload(self, spec: FutureSpec, code: Code) -> tuple[bytes, ...]:
+        """What of a future is too large for a transaction, stored before it and pinned: `store_within` refers to it."""
+        uploaded = []
+        if len(code.data) > MAX_BATCH_BYTES:
+            uploaded.append(self._upload(code.data, "the code"))
+        if len(spec.args) > MAX_BATCH_BYTES:
+            spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {show_id(spec.id)}"))
+            uploaded.append(spec.args)
+        return tuple(uploaded)
+
+    def store_within(
+        self, tr: Any, spec: FutureSpec, code: Code, holds: Sequence[bytes], uploaded: Sequence[bytes] = ()
+    ) -> None:
         """Store a future in somebody's transaction. One that began to read before its dependencies were stored can't see
-        them: it is told that it conflicts, and finds them when it runs again.
+        them: it is told that it conflicts, and finds them when it runs again. `uploaded`: by `upload`.
         """
-        put_code(tr, self._space, code.data, self._session)
+        if code.digest in uploaded:
+            refer_to_code(tr, self._space, code.digest, self._session)
+        else:
+            put_code(tr, self._space, code.data, self._session)
         try:
             submit_futures(tr, self._space, [spec])
         except UnknownFutureError:
@@ -192,6 +207,8 @@ class SubmitStore:
             raise
         _told.set(False)
         hold_futures(tr, self._space, holds, outer=spec.id)
+        for digest in uploaded:
+            unpin_blob(tr, self._space, digest, session_referrer(self._session))
 
     def _upload(self, data: bytes, what: str) -> bytes:
         return put_blob(run, self._db, self._space, data, session=session_referrer(self._session), what=what)
