@@ -8,18 +8,21 @@ import json
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 
 import fdb_datamodel as dm
-from fdb_datamodel.transitions.schedules import list_schedules
-from fdb_schema import ClockReading, ClusterSpace, open_database
+from fdb_datamodel.rows.space import layout_of
+from fdb_datamodel.transitions.schedules import list_schedules, next_due
+from fdb_schema import ClockReading, ClusterSpace, MainspringError, open_database
 from futures_worker import Client, OversizeError
 from futures_worker.cli import main
+from futures_worker.schedules import planning
 from futures_worker.schedules.firing import fire_due
 from futures_worker.schedules.planning import MOST_AT_ONCE, first, plan, read_when
 from idempotent_txn import run
@@ -125,11 +128,11 @@ class Clock:
         self.now = 0
         self.to(1)
 
-    def to(self, seconds: float) -> int:
+    def to(self, seconds: float, wall: float | None = None) -> int:
         self.now = round(seconds * SECOND)
         row = ClockReading(self.now, 0, 0).encode()
         run(self.db, lambda tr: tr.set(self.space.clock_key, row))
-        return fire_due(self.db, self.space, self.now)
+        return fire_due(self.db, self.space, self.now, lambda: time.time() if wall is None else wall)
 
     def check(self) -> None:
         assert dm.validate(self.db, self.space) == []
@@ -182,6 +185,83 @@ def test_one_of_the_same_name_is_replaced_and_what_is_deleted_is_no_more(client:
     assert client.schedules() == []
     assert clock.to(10_000) == 0
     clock.check()
+
+
+def test_one_that_is_made_again_with_the_same_times_goes_on_from_where_it_was(client: Client) -> None:
+    clock = Clock(client)
+    client.every(10, pow, 2, 3, name="same", overlap=False)
+    assert clock.to(11) == 1
+    for second in range(12, 20):  # a program that starts again and again, and makes its schedules whenever it does
+        schedule = client.every(10, divmod, 7, second, name="same", overlap=False)
+        assert clock.to(second) == 0
+    assert (schedule.function, schedule.made) == ("builtins.divmod", 1)
+    assert clock.to(21) == 0, "the one before hasn't ended"
+    assert schedule.last is not None and schedule.last.cancel()
+    assert clock.to(31) == 1
+    client.every(30, divmod, 7, 3, name="same")
+    assert clock.to(59) == 0, "other times count from now"
+    assert clock.to(62) == 1
+    clock.check()
+
+
+def test_one_that_replaces_another_by_the_name_of_the_function_says_so(client: Client) -> None:
+    client.every(10, pow, 2, 3)
+    with pytest.warns(UserWarning, match="another schedule 'builtins.pow' is replaced.*name="):
+        client.every(10, pow, 2, 4)
+    client.every(10, lambda: 1)
+    with pytest.warns(UserWarning, match="<lambda>' is replaced"):
+        client.every(10, lambda: 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        client.every(10, pow, 2, 4)
+        for count in (3, 4):
+            client.every(10, pow, 2, count, name="named")
+
+
+def test_a_time_of_day_that_the_wall_clock_is_far_from_waits_for_it() -> None:
+    nominal = us("2026-01-01T03:00")
+    found = plan("0 3 * * *", "UTC", "one", nominal, 9 * SECOND, nominal - 3600 * SECOND)
+    assert (list(found.occurrences), found.nominal, found.due_us) == ([], nominal, 3609 * SECOND)
+
+
+def test_one_whose_times_a_worker_can_not_tell_keeps_no_other_from_being_submitted(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(client)
+    there = client.every("* * * * *", pow, 2, 3, name="a", zone="Europe/Berlin")
+    client.every(100, pow, 2, 3, name="b")
+
+    def no_zone(name: str) -> Any:
+        raise ZoneInfoNotFoundError(f"No time zone found with key {name}")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(planning, "_zone", no_zone)
+        with pytest.raises(MainspringError, match=r"'a': ZoneInfoNotFoundError.*Berlin.*tzdata"):
+            clock.to(150)
+    assert [one.made for one in client.schedules()] == [0, 1]
+    assert clock.to(151, wall=time.time() + 151) == 1, "of another worker"
+    assert there.made == 1
+    clock.check()
+
+
+def test_one_that_can_not_be_read_is_deleted_and_made_anew_and_strays_are_stepped_over(client: Client) -> None:
+    clock = Clock(client)
+    keys = layout_of(clock.space)
+
+    def damage(tr: Any) -> None:
+        tr.set(keys.schedule("bad"), b"\xc1bad")
+
+    bad = client.every(10, pow, 2, 3, name="bad")
+    run(clock.db, damage)
+    assert bad.delete() is True
+    clock.check()
+    client.every(10, pow, 2, 3, name="bad")
+    run(clock.db, damage)
+    assert client.every(10, pow, 2, 3, name="bad").made == 0
+    clock.check()
+    run(clock.db, lambda tr: tr.set(keys.schedules + b"\x02due\x00\x01", b""))
+    assert run(clock.db, next_due, clock.space) == 11 * SECOND
+    assert clock.to(12) == 1
 
 
 def test_without_overlap_one_waits_for_the_one_before(client: Client) -> None:

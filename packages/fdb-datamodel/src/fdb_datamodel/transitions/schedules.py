@@ -8,12 +8,14 @@ the nominal time says, in the transaction that moves the schedule on to the next
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fdb_datamodel.errors import OversizeError
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.ids import id_for_key
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest, FutureSpec
 from fdb_datamodel.rows.requirements import Requirements
@@ -23,6 +25,7 @@ from fdb_schema import ClusterSpace, RecordError, Transaction, add_reference, co
 
 MOST_ARGS: Final = 60_000  # bytes of a schedule's arguments
 _REFERRER: Final = b"schedule:"
+_PAGE: Final = 100  # rows of due times that are read at once
 
 
 class Schedule(NamedTuple):
@@ -55,10 +58,11 @@ def put_schedule(
     overlap: bool = True,
     nominal: int,
     due_us: int,
-) -> None:
+) -> frozenset[str]:
     """Make a schedule, or replace that of the name: what `spec` says, from `nominal` on. Again: the same.
 
-    Raises OversizeError for arguments over 60 kB, or code over about 720 kB.
+    One that has the same times goes on from where it was: whoever starts makes its schedules anew, and starts oftener than they
+    are due. Of one that is replaced is told what it had otherwise: "function", "arguments", "times". Raises OversizeError for arguments over 60 kB, or code over about 720 kB.
     """
     if len(spec.args) > MOST_ARGS:
         raise OversizeError(
@@ -67,38 +71,62 @@ def put_schedule(
         )
     ch = Changes(tr, space)
     digest = spec.code if isinstance(spec.code, CodeDigest) else put_code(tr, space, spec.code)
-    _forget(ch, name, keeping=bytes(digest))
+    before = _forget(ch, name, keeping=bytes(digest))
+    last, made, wall_us = b"", 0, ch.wall_us
+    if before is not None:
+        last, made = before[6], before[7]
+        if before[:2] == (when, zone):
+            nominal, due_us, wall_us = before[4], before[5], before[14]
     add_reference(tr, space, bytes(digest), _REFERRER + name.encode())
     shape = spec.requirements.shape if spec.requirements else (0, 0, 0)
     requirements = codec.pack_requirements(shape, spec.priority, None)
     fields = (
-        when, zone, missed, overlap, nominal, due_us, b"", 0, bytes(digest), spec.args, requirements, codec.pack_options(spec),
-        spec.max_retries, spec.allow_reconstruction, ch.wall_us,
+        when, zone, missed, overlap, nominal, due_us, last, made, bytes(digest), spec.args, requirements, codec.pack_options(spec),
+        spec.max_retries, spec.allow_reconstruction, wall_us,
     )  # fmt: skip
     ch.set(ch.keys.schedule(name), codec.pack(fields))
     ch.set(ch.keys.schedule_due(due_us, name), b"")
     ch.flush()
+    if before is None:
+        return frozenset()
+    same = {
+        "function": before[8] == bytes(digest),
+        "arguments": before[9] == spec.args,
+        "times": before[:2] == (when, zone),
+    }
+    return frozenset(what for what, is_same in same.items() if not is_same)
 
 
 def delete_schedule(tr: Transaction, space: ClusterSpace, name: str) -> bool:
     """Submit nothing of it any more; whether there was one. What was submitted stays."""
     ch = Changes(tr, space)
-    found = _forget(ch, name)
+    there = ch.get_many([ch.keys.schedule(name)])[0] is not None
+    _forget(ch, name)
     ch.flush()
-    return found
+    return there
 
 
 def next_due(tr: Transaction, space: ClusterSpace) -> int | None:
     """When the next occurrence of any schedule is due, by snapshot; None: there is none."""
-    rows = read_range(tr, *span(_due_prefix(space)), limit=1, snapshot=True)
-    return None if not rows else int(space["schedules"].unpack(rows[0][0])[1])
+    end = span(_due_prefix(space))[1]
+    return next((due for due, _ in _walk_due(tr, space, end)), None)
 
 
 def due_schedules(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 50) -> list[tuple[int, str]]:
     """(due µs, name) of those of which an occurrence is due, by snapshot."""
-    keys = layout_of(space)
-    rows = read_range(tr, _due_prefix(space), keys.schedule_due(now_us + 1, ""), limit=limit, snapshot=True)
-    return [(int(due), str(name)) for _, due, name in (space["schedules"].unpack(key) for key, _ in rows)]
+    end = layout_of(space).schedule_due(now_us + 1, "")
+    return list(itertools.islice(_walk_due(tr, space, end), limit))
+
+
+def _walk_due(tr: Transaction, space: ClusterSpace, end: bytes) -> Iterator[tuple[int, str]]:
+    """(due µs, name) of what is due before a key, by snapshot. What no release wrote is stepped over."""
+    keys, begin = layout_of(space), _due_prefix(space)
+    while rows := read_range(tr, begin, end, limit=_PAGE, snapshot=True):
+        for key, _ in rows:
+            if is_known(keys, "schedules", key):
+                _, due, name = space["schedules"].unpack(key)
+                yield int(due), str(name)
+        begin = rows[-1][0] + b"\x00"
 
 
 def set_schedule_aside(tr: Transaction, space: ClusterSpace, due_us: int, name: str) -> None:
@@ -173,19 +201,26 @@ def _schedule(name: str, row: bytes) -> Schedule:
     return Schedule(name, when, zone, missed, overlap, nominal, due_us, last, made, function, wall_us)
 
 
-def _forget(ch: Changes, name: str, keeping: bytes = b"") -> bool:
+def _forget(ch: Changes, name: str, keeping: bytes = b"") -> tuple[Any, ...] | None:
+    """Clear the rows of a schedule; what it was. None: there was none, or none that can be read, whose code stays."""
     row = ch.get_many([ch.keys.schedule(name)])[0]
     if row is None:
-        return False
-    fields = codec.unpack_schedule(row)
+        return None
     ch.clear(ch.keys.schedule(name))
+    try:
+        fields: tuple[Any, ...] = tuple(codec.unpack_schedule(row))
+    except RecordError:
+        for due, other in _walk_due(ch.tr, ch.keys.space, span(_due_prefix(ch.keys.space))[1]):
+            if other == name:
+                ch.clear(ch.keys.schedule_due(due, name))
+        ch.flush()
+        return None
     ch.clear(ch.keys.schedule_due(fields[5], name))
     ch.flush()
-    if fields[8] == keeping:
-        return True
-    drop_reference(ch.tr, ch.keys.space, fields[8], _REFERRER + name.encode())
-    collect_blob(ch.tr, ch.keys.space, fields[8])
-    return True
+    if fields[8] != keeping:
+        drop_reference(ch.tr, ch.keys.space, fields[8], _REFERRER + name.encode())
+        collect_blob(ch.tr, ch.keys.space, fields[8])
+    return fields
 
 
 def _due_prefix(space: ClusterSpace) -> bytes:

@@ -146,7 +146,8 @@ class Client(ClientOperations):
     def every(self, when: str | float | timedelta, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Schedule:
         """Submit `fn(*args, **kwargs)` again and again, whoever is there: any worker does it, each occurrence once.
 
-        A schedule is known by its name, and one of the same name is replaced.
+        A schedule is known by its name, and one of the same name is replaced; made again with the same times, it goes on from where
+        it was, so a program may make its schedules whenever it starts.
 
         Args:
             when: seconds between two, 1 or more (or a timedelta), or a cron expression: "*/5 * * * *".

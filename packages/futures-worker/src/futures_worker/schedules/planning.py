@@ -83,6 +83,8 @@ def plan(when: str, zone: str, missed: str, nominal: int, now_us: int, wall_us: 
         )
         following = (ran[-1] if missed == "all" else latest) + period
         return Plan(ran, following, following)
+    if nominal - wall_us > LATE_SECONDS * MICROSECONDS:  # the cluster clock was wrong by that: it isn't due yet
+        return Plan((), nominal, now_us + nominal - wall_us)
     wall_us = max(wall_us, nominal)  # a clock that is behind: it is due all the same
     latest = max(nominal, _latest_of(when, zone, wall_us))
     ran = _chosen(missed, _some_from(when, zone, nominal, wall_us), latest, wall_us, MICROSECONDS * 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -132,11 +133,11 @@ def every(
         raise ValueError(f"a schedule has a name of 1 to 500 characters, none of them NUL, found {name!r:.80}")
     session.keeping.begin()
 
-    def body(tr: Any) -> None:
+    def body(tr: Any) -> frozenset[str]:
         now_us = read_clock(tr, context.space)
         nominal, due_us = first(text, zone, now_us, int(time.time() * 1e6))
         put_code(tr, context.space, code.data, session.id)
-        put_schedule(
+        return put_schedule(
             tr,
             context.space,
             name,
@@ -149,8 +150,20 @@ def every(
             due_us=due_us,
         )
 
-    ask(context.db, body, strategy="off")
+    other = ask(context.db, body, strategy="off")
+    if not settings.get("name"):
+        _warn_of_another(name, other)
     return Schedule(context, _read(context, name))
+
+
+def _warn_of_another(name: str, other: frozenset[str]) -> None:
+    """Two calls of one function, or two lambdas, have one name unless they are given some: only the second is submitted."""
+    if "arguments" in other or ("function" in other and "<" in name):
+        warnings.warn(
+            f"another schedule {name!r} is replaced by this one, since both have the name of their function: to have both, give "
+            "each a name=…",
+            stacklevel=4,
+        )
 
 
 def schedules(context: ClientContext) -> list[Schedule]:
