@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Away, Capacity, Claim, Failure, Outcome, WorkerId, programs
 from fdb_datamodel.programs import ProgramClaim, Request
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.space import layout_of
+from fdb_schema import RecordError
+from idempotent_txn import run
 
 FOREVER = 10**15
 
@@ -50,6 +56,21 @@ def test_a_request_is_recorded_once_and_in_order(program: Program) -> None:
     assert lab(programs.read_requests, program.id) == [first, program.record(1, Request("submit", "f"))]
     assert [number for number, _ in lab(programs.last_requests, program.id, 1)] == [1]
     assert lab.validate() == []
+
+
+def test_a_request_that_can_not_be_read_is_named(program: Program) -> None:
+    lab = program.lab
+    program.record(0, Request("step", "a", b"1"))
+    key = layout_of(lab.space).program_request(encode_id(program.id), 0)
+    run(lab.db, lambda tr: tr.set(key, b"\xc1bad"))
+    asked = [
+        lambda: lab(programs.read_requests, program.id),
+        lambda: lab(programs.last_requests, program.id, 1),
+        lambda: program.record(0, Request("step", "a", b"1")),
+    ]
+    for ask in asked:
+        with pytest.raises(RecordError, match=rf"request 0 of program {UUID(bytes=program.id)} can't be read"):
+            ask()
 
 
 def test_an_attempt_that_lost_its_claim_records_nothing(program: Program) -> None:
@@ -250,6 +271,13 @@ def test_programs_are_listed(memory_lab: Lab) -> None:
     assert page == ids[:2]
     assert lab(programs.list_programs, after, 9) == (ids[2:], None)
     assert lab(programs.list_programs, None, 9, newest_first=True)[0] == ids[::-1]
+    keys = layout_of(lab.space)
+    strays = [keys.program(b"\x00"), keys.program(b"\x07xx")]  # before and after what a release wrote
+    run(lab.db, lambda tr: [tr.set(key, b"") for key in strays])
+    page, after = lab(programs.list_programs, None, 2)
+    assert (page, lab(programs.list_programs, after, 2)[0]) == (ids[:2], ids[2:4])
+    assert lab(programs.list_programs, None, 1, newest_first=True) == (ids[-1:], ids[-1])
+    run(lab.db, lambda tr: [tr.clear(key) for key in strays])
     lab(dm.delete_future, ids[0])
     assert lab(programs.list_programs, None, 9)[0] == ids[1:]
 

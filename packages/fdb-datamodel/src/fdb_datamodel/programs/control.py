@@ -21,7 +21,7 @@ from fdb_datamodel.programs.requests import (
 )
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
-from fdb_datamodel.rows.elements import decode_id, encode_id
+from fdb_datamodel.rows.elements import decode_id, encode_id, is_id
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.states import FutureState
 from fdb_datamodel.transitions.finish import cancel_future
@@ -158,9 +158,16 @@ def list_programs(
     if after is not None:
         at = prefix + encode_id(after)
         begin, end = (begin, at) if newest_first else (at + b"\x00", end)
-    rows = read_range(tr, begin, end, limit=limit, reverse=newest_first, snapshot=True)
-    ids = [decode_id(key[len(prefix) :]) for key, _ in rows]
-    return ids, ids[-1] if len(rows) == limit else None
+    ids: list[bytes] = []
+    while rows := read_range(tr, begin, end, limit=limit - len(ids), reverse=newest_first, snapshot=True):
+        last = rows[-1][0]
+        ids += [
+            decode_id(key[len(prefix) :]) for key, _ in rows if is_id(key[len(prefix) :])
+        ]  # no release wrote others
+        if len(ids) == limit:
+            return ids, ids[-1]
+        begin, end = (begin, last) if newest_first else (last + b"\x00", end)
+    return ids, None
 
 
 def outcome(request: Request, now_us: int) -> str:

@@ -12,7 +12,7 @@ from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.space import CLAIM, EPOCH
-from fdb_schema import ClusterSpace, OversizeError, Transaction, due_after, read_range
+from fdb_schema import ClusterSpace, OversizeError, RecordError, Transaction, due_after, read_range
 from fdb_schema.clock import MICROSECONDS
 
 VALUE_LIMIT: Final = 60_000
@@ -75,7 +75,7 @@ def read_requests(
     ch = Changes(tr, space)
     begin = ch.keys.program_request(encode_id(as_id(future_id)), start)
     rows = ch.read(begin, begin[:-8] + b"\xff" * 9, limit=limit)
-    return [_unpack(value) for _, value in rows]
+    return [_unpack(value, future_id, int.from_bytes(key[-8:], "big")) for key, value in rows]
 
 
 def last_requests(
@@ -85,7 +85,8 @@ def last_requests(
     ch = Changes(tr, space)
     begin = ch.keys.program_request(encode_id(as_id(future_id)), 0)
     rows = read_range(tr, begin, begin[:-8] + b"\xff" * 9, limit=limit, reverse=True, snapshot=True)
-    return [(int.from_bytes(key[-8:], "big"), _unpack(value)) for key, value in reversed(rows)]
+    numbered = [(int.from_bytes(key[-8:], "big"), value) for key, value in reversed(rows)]
+    return [(number, _unpack(value, future_id, number)) for number, value in numbered]
 
 
 def record_request(
@@ -177,10 +178,12 @@ def known_request(ch: Changes, claim: ProgramClaim, number: int) -> tuple[bytes,
         cancels = codec.unpack_ints(cancel, 2)[:2] == (0 if epoch is None else codec.unpack_ints(epoch, 2)[0], 0)
     if row is None:
         return e, None, cancels
-    known = _unpack(row)
+    known = _unpack(row, claim.id, number)
     if known.form != CANCEL.form:  # a commit whose outcome wasn't known, perhaps of both
         (following,) = ch.get_many([keys.program_request(e, number + 1)])
-        known = known._replace(cancels=following is not None and _unpack(following).form == CANCEL.form)
+        known = known._replace(
+            cancels=following is not None and _unpack(following, claim.id, number + 1).form == CANCEL.form
+        )
     return e, known, cancels
 
 
@@ -208,6 +211,12 @@ def write_request(ch: Changes, e: bytes, number: int, request: Request, *, cance
     return request
 
 
-def _unpack(row: bytes) -> Request:
-    kind, name, wall_us, value, error, ids, due_us, parts = codec.unpack_request(row)
+def _unpack(row: bytes, future_id: UUID | bytes, number: int) -> Request:
+    try:
+        kind, name, wall_us, value, error, ids, due_us, parts = codec.unpack_request(row)
+    except RecordError as damage:
+        raise RecordError(
+            f"request {number} of program {show_id(as_id(future_id))} can't be read, so it can't go on: {damage}; cancel or delete it, "
+            "or restore its rows from a dump"
+        ) from damage
     return Request(kind, name, value, error, ids, due_us, parts, wall_us)
