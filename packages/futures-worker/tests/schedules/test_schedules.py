@@ -19,7 +19,7 @@ import pytest
 import fdb_datamodel as dm
 from fdb_datamodel.rows.space import layout_of
 from fdb_datamodel.transitions.schedules import list_schedules, next_due
-from fdb_schema import ClockReading, ClusterSpace, MainspringError, open_database
+from fdb_schema import ClockReading, ClusterSpace, MainspringError, open_database, read_version
 from futures_worker import Client, OversizeError
 from futures_worker.cli import main
 from futures_worker.schedules import planning
@@ -216,6 +216,21 @@ def test_one_that_replaces_another_by_the_name_of_the_function_says_so(client: C
         client.every(10, pow, 2, 4)
         for count in (3, 4):
             client.every(10, pow, 2, count, name="named")
+
+
+def test_what_is_made_while_the_cluster_clock_stands_still_is_not_due_early(client: Client) -> None:
+    clock = Clock(client)
+    hour = 3600 * SECOND
+
+    def stand_still(tr: Any) -> None:
+        reading = ClockReading(5 * SECOND, round(time.time() * 1e6) - 9 * hour, read_version(tr) - 9 * hour)
+        tr.set(clock.space.clock_key, reading.encode())
+
+    run(clock.db, stand_still)
+    period = client.every(7200, pow, 2, 3, name="period")
+    client.every(f"0 {(datetime.now(UTC).hour + 6) % 24} * * *", pow, 2, 3, name="daily")
+    assert abs(period.next - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=1)
+    assert clock.to(5 + 9 * 3600) == 0
 
 
 def test_a_time_of_day_that_the_wall_clock_is_far_from_waits_for_it() -> None:

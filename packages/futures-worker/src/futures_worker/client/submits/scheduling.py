@@ -20,7 +20,7 @@ from fdb_datamodel.transitions.schedules import (
     read_schedule,
 )
 from fdb_datamodel.transitions.submit import put_code
-from fdb_schema import read_clock
+from fdb_schema import due_after
 from futures_worker.client.basis.options import OPTION_NAMES, OPTION_SET, options_of
 from futures_worker.client.basis.spelling import check_keywords
 from futures_worker.client.context import ClientContext
@@ -69,7 +69,7 @@ class Schedule:
     def next(self) -> datetime:
         """When it is due next, as far as this process's wall clock tells."""
         row = self._now()
-        now = ask(self._context.db, read_clock, self._context.space, strategy="off")
+        now = ask(self._context.db, due_after, self._context.space, 0, strategy="off")
         return datetime.fromtimestamp(time.time() + (row.due_us - now) / 1e6, UTC)
 
     @property
@@ -134,7 +134,7 @@ def every(
     session.keeping.begin()
 
     def body(tr: Any) -> frozenset[str]:
-        now_us = read_clock(tr, context.space)
+        now_us = due_after(tr, context.space, 0)  # where the clock stands still, what it will be caught up to
         nominal, due_us = first(text, zone, now_us, int(time.time() * 1e6))
         put_code(tr, context.space, code.data, session.id)
         return put_schedule(
