@@ -38,6 +38,7 @@ from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_res
 from futures_worker.ports import wire
 from futures_worker.ports.acceptor import Acceptor
 from futures_worker.ports.handshake import ACTOR, Identity
+from futures_worker.worker.child.coroutines import finished
 from futures_worker.worker.child.task_context import current_task, waiting, worker_address
 from futures_worker.worker.messages import is_id
 from futures_worker.worker.processes import leave_if_forked
@@ -376,7 +377,7 @@ class Server:
             return _failed(call, _raised(reason, text_of(error), carried, chain))
         pid = os.getpid()
         try:
-            value = self._method(call.method)(*args, **kwargs)
+            value = finished(self._method(call.method)(*args, **kwargs))
         except BaseException as error:
             leave_if_forked(pid, error)
             return _failed(call, _raised("error", f"{type(error).__name__}: {text_of(error)}", error))

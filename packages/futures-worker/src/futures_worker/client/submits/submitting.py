@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from inspect import isgeneratorfunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, Final, NamedTuple
 
 from fdb_datamodel import CodeDigest, FutureSpec, id_for_key, new_future_id
@@ -107,7 +107,9 @@ def _prepare(
         spec.call_options = with_log_level(spec.call_options, context.log_level)
     own = options.key is None and options.tr is None  # its rows are this session's, and are sure to be
     record = FutureRecord(future_id, name, stored=False, subscribed=own)
-    record.streams = isgeneratorfunction(fn)
+    record.streams = isgeneratorfunction(fn) or isasyncgenfunction(fn)
+    if spec.durable and iscoroutinefunction(fn):
+        raise TypeError(f"{name} is a coroutine function, which can't be a program: write it as a plain function")
     if spec.durable and record.streams:
         raise TypeError(
             f"{name} is a generator, which can't be a program: let a program publish, or submit a generator"

@@ -36,6 +36,7 @@ from futures_worker.worker import messages
 from futures_worker.worker.child import task_context
 from futures_worker.worker.child.class_states import ClassState, ClassStates
 from futures_worker.worker.child.code_versions import CodeVersions
+from futures_worker.worker.child.coroutines import finished
 from futures_worker.worker.child.surroundings import Surroundings
 from futures_worker.worker.child.task_logging import show_logs
 from futures_worker.worker.output import ChildOutput
@@ -360,7 +361,7 @@ def _has_room_for(directory: Path, size: int) -> bool:
 
 def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the task's code returns; what it yields, once all of it is stored."""
-    value = function(*positional, **keywords)
+    value = finished(function(*positional, **keywords))
     if type(value) is GeneratorType:
         from futures_worker.worker.child.streaming import stream_out
 
