@@ -204,6 +204,24 @@ def third_time(path: str) -> str:
     return "third"
 
 
+def test_a_step_that_has_no_memory_has_another_attempt(shared_cluster: Any, tmp_path: Path) -> None:
+    client = shared_cluster(workers=1, slots=1).client()
+    program = client.submit(cramped, str(tmp_path / "log"), durable=True)
+    assert program.result(timeout=WAIT) == "fits"
+    assert lines(tmp_path / "log") == ["before"]
+
+
+def cramped(path: str) -> str:
+    step(noted, path, "before")
+    return step(fits, path)
+
+
+def fits(path: str) -> str:
+    if step_is_new(path, 0):
+        raise MemoryError("just now")
+    return "fits"
+
+
 def test_another_request_in_the_same_place_is_refused(shared_cluster: Any, tmp_path: Path) -> None:
     client = shared_cluster(workers=1, slots=1).client()
     program = client.submit(fickle, str(tmp_path / "mark"), durable=True)

@@ -48,6 +48,9 @@ def _try(asking: Asking, number: int, step: Step) -> Request:
                 if step.within:
                     return _transact(asking, number, step)
                 payload = dump_result(step.function(*step.args, **step.kwargs))
+        except MemoryError:
+            asking.history.undo(number)
+            raise  # no answer of the function's: another attempt, with more room perhaps, runs it again
         except Exception as error:
             if attempt == step.retries:
                 return _keep(asking, number, step.name, dump_exception(error, skip_frames=1).to_bytes(), error=True)
