@@ -24,7 +24,7 @@ from futures_worker import Client, OversizeError
 from futures_worker.cli import main
 from futures_worker.schedules import planning
 from futures_worker.schedules.firing import fire_due
-from futures_worker.schedules.planning import MOST_AT_ONCE, first, plan, read_when
+from futures_worker.schedules.planning import LOOK_SECONDS, MOST_AT_ONCE, first, plan, read_when
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -70,7 +70,8 @@ def test_cron_is_of_wall_time_in_its_zone() -> None:
     wall = us("2026-03-28T12:00", "Europe/Berlin")
     nominal, due = first("30 4 * * *", "Europe/Berlin", 7 * SECOND, wall)
     assert nominal == us("2026-03-29T04:30", "Europe/Berlin")
-    assert due - 7 * SECOND == nominal - wall
+    assert due - 7 * SECOND == LOOK_SECONDS * SECOND, "it is looked at before"
+    assert first("30 4 * * *", "UTC", 7, us("2026-03-28T04:29"))[1] == 60 * SECOND + 7
     assert (nominal - wall) // SECOND == int(15.5 * 3600), "an hour of that night is left out"
     found = plan("30 4 * * *", "Europe/Berlin", "one", nominal, due, nominal + 1)
     assert list(found.occurrences) == [nominal]
@@ -236,7 +237,22 @@ def test_what_is_made_while_the_cluster_clock_stands_still_is_not_due_early(clie
 def test_a_time_of_day_that_the_wall_clock_is_far_from_waits_for_it() -> None:
     nominal = us("2026-01-01T03:00")
     found = plan("0 3 * * *", "UTC", "one", nominal, 9 * SECOND, nominal - 3600 * SECOND)
-    assert (list(found.occurrences), found.nominal, found.due_us) == ([], nominal, 3609 * SECOND)
+    assert (list(found.occurrences), found.nominal, found.due_us) == ([], nominal, 309 * SECOND)
+    found = plan("0 3 * * *", "UTC", "one", nominal, 9 * SECOND, nominal - 400 * SECOND)
+    assert (list(found.occurrences), found.due_us) == ([], 409 * SECOND), "never so that it is taken for late"
+
+
+def test_a_time_of_day_comes_in_time_after_the_machine_slept(client: Client) -> None:
+    clock = Clock(client)
+    schedule = client.every("0 3 * * *", pow, 2, 3)
+    comes = schedule.next
+    assert comes.hour == 3
+    wall = comes.timestamp() - 200  # after a sleep, by which the cluster clock is behind
+    made = [clock.to(1 + seconds, wall + seconds) for seconds in range(0, 800, 10)]
+    assert sum(made) == 1
+    assert made.index(1) * 10 in range(200, 310)
+    assert schedule.next == comes + timedelta(days=1)
+    clock.check()
 
 
 def test_one_whose_times_a_worker_can_not_tell_keeps_no_other_from_being_submitted(

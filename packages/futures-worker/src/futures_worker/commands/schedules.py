@@ -53,7 +53,7 @@ def list_all(
             "seconds": None if one.zone else float(one.when),
             "zone": one.zone,
             "function": one.function,
-            "next": (now + timedelta(microseconds=one.due_us - now_us)).replace(microsecond=0),
+            "next": _next(one, now, now_us),
             "made": one.made,
             "last": str(UUID(bytes=one.last)) if one.last else None,
             "missed": one.missed,
@@ -83,3 +83,10 @@ def delete(
         print_json({"name": name, "done": done})
     else:
         say(f"{name}  {done}")
+
+
+def _next(one: Schedule, now: datetime, now_us: int) -> datetime:
+    """Of a cron expression by its own time: when its row is due, it may only be looked at."""
+    if one.zone:
+        return datetime.fromtimestamp(one.nominal / 1e6, UTC)
+    return (now + timedelta(microseconds=one.due_us - now_us)).replace(microsecond=0)

@@ -16,6 +16,8 @@ MOST_AT_ONCE: Final = 100
 """Missed occurrences that are submitted by one transaction."""
 LATE_SECONDS: Final = 60.0
 """Up to which an occurrence isn't missed (or its period, where that is shorter)."""
+LOOK_SECONDS: Final = 300.0
+"""After which it is looked whether a time of day has come: the cluster clock doesn't count what a machine slept, or stood still."""
 LEAST_SECONDS: Final = 1.0
 """Of a period: the cluster clock moves four times a second."""
 MOST_SECONDS: Final = 1e9
@@ -66,7 +68,7 @@ def first(when: str, zone: str, now_us: int, wall_us: int) -> tuple[int, int]:
     if period is not None:
         return now_us + period, now_us + period
     nominal = _next_of(when, zone, wall_us)
-    return nominal, now_us + nominal - wall_us
+    return nominal, _look_at(nominal, now_us, wall_us)
 
 
 def plan(when: str, zone: str, missed: str, nominal: int, now_us: int, wall_us: int) -> Plan:
@@ -83,13 +85,20 @@ def plan(when: str, zone: str, missed: str, nominal: int, now_us: int, wall_us: 
         )
         following = (ran[-1] if missed == "all" else latest) + period
         return Plan(ran, following, following)
-    if nominal - wall_us > LATE_SECONDS * MICROSECONDS:  # the cluster clock was wrong by that: it isn't due yet
-        return Plan((), nominal, now_us + nominal - wall_us)
+    if nominal - wall_us > LATE_SECONDS * MICROSECONDS:  # it was only to be looked at, or the cluster clock was wrong
+        return Plan((), nominal, _look_at(nominal, now_us, wall_us))
     wall_us = max(wall_us, nominal)  # a clock that is behind: it is due all the same
     latest = max(nominal, _latest_of(when, zone, wall_us))
     ran = _chosen(missed, _some_from(when, zone, nominal, wall_us), latest, wall_us, MICROSECONDS * 60)
     following = _next_of(when, zone, ran[-1] if missed == "all" else latest)
-    return Plan(ran, following, now_us + following - wall_us)
+    return Plan(ran, following, _look_at(following, now_us, wall_us))
+
+
+def _look_at(nominal: int, now_us: int, wall_us: int) -> int:
+    """When an occurrence is due by the cluster clock, or while that is long until then, is to be looked at again."""
+    ahead = nominal - wall_us
+    long = ahead > (LOOK_SECONDS + 2 * LATE_SECONDS) * MICROSECONDS
+    return now_us + (round(LOOK_SECONDS * MICROSECONDS) if long else ahead)
 
 
 def _chosen(missed: str, each: Sequence[int], latest: int, now_us: int, period: int) -> Sequence[int]:

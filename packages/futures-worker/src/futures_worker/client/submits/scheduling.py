@@ -69,6 +69,8 @@ class Schedule:
     def next(self) -> datetime:
         """When it is due next, as far as this process's wall clock tells."""
         row = self._now()
+        if row.zone:
+            return datetime.fromtimestamp(row.nominal / 1e6, UTC)
         now = ask(self._context.db, due_after, self._context.space, 0, strategy="off")
         return datetime.fromtimestamp(time.time() + (row.due_us - now) / 1e6, UTC)
 
