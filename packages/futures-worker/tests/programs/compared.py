@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from program_sim import count
 
 from futures_worker import MainspringError, as_completed, current_client, publish, sleep, step, wait, wait_for_event
 
@@ -85,6 +88,20 @@ def saga() -> str:
     except Exception:
         step(done, "refunded")
         raise
+
+
+async def later(value: str) -> str:
+    await asyncio.sleep(0)
+    return value
+
+
+async def counted(tr: Any, key: bytes) -> int:
+    await asyncio.sleep(0)
+    return count(tr, key)
+
+
+def awaiting(key: bytes) -> tuple[str, int]:
+    return step(later, "awaited"), step(counted, key, tr=True)
 
 
 def threaded() -> list[int]:

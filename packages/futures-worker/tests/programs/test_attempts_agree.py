@@ -10,7 +10,7 @@ import pytest
 from program_sim import PATIENT, Cluster
 
 import fdb_datamodel as dm
-from futures_worker import MainspringError
+from futures_worker import MainspringError, step
 from futures_worker.programs import waits
 from idempotent_txn import run
 
@@ -74,6 +74,11 @@ def test_one_whose_claim_is_lost_compensates_nothing(cluster: Cluster, monkeypat
     monkeypatch.setattr(cluster, "_run", losing)
     assert ran(cluster, compared.saga) == "shipped"
     assert compared.DONE == ["charged", "shipped"]
+
+
+def test_a_coroutine_function_is_a_step(cluster: Cluster) -> None:
+    assert ran(cluster, compared.awaiting, cluster.space.cluster.encode()) == ("awaited", 1)
+    assert step(compared.later, "outside") == "outside"
 
 
 def test_only_its_own_thread_asks(cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random as chance
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, overload
 
 from fdb_schema import MainspringError
@@ -13,6 +13,7 @@ from futures_worker.client.basis.options import check_name, submit_options
 from futures_worker.client.basis.program import current_program, refuse_in_other_thread
 from futures_worker.programs.running import Program
 from futures_worker.programs.steps import Step
+from futures_worker.worker.child.coroutines import finished
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +37,18 @@ def durable(function: Any = None, /, **options: Any) -> Any:
     return mark if function is None else mark(function)
 
 
+@overload
+def step(
+    function: Callable[..., Coroutine[Any, Any, T]],
+    /,
+    *args: Any,
+    tr: Any = None,
+    retries: int = 0,
+    backoff: float = 0.1,
+    name: str | None = None,
+    **kwargs: Any,
+) -> T: ...
+@overload
 def step(
     function: Callable[..., T],
     /,
@@ -45,10 +58,21 @@ def step(
     backoff: float = 0.1,
     name: str | None = None,
     **kwargs: Any,
-) -> T:
+) -> T: ...
+def step(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    tr: Any = None,
+    retries: int = 0,
+    backoff: float = 0.1,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Any:
     """Run `function(*args, **kwargs)` in the program's own process, once: later attempts get what it returned, or raised.
 
     A process that dies in the middle leaves no record: the step then runs again, so what it does outside should bear that.
+    A coroutine function has an event loop of its own meanwhile.
 
     Args:
         tr: True: the step is `function(tr, *args, **kwargs)` in a transaction of the program's database, which also records
@@ -71,11 +95,9 @@ def step(
     if program is None:
         if tr:
             raise MainspringError("a step with tr=True needs a program, which has the transaction that records it")
-        return function(*args, **kwargs)
+        return finished(function(*args, **kwargs))
     label = check_name(name or _name_of(function), "a step")
-    return program.step(  # type: ignore[no-any-return]
-        Step(label, function, args, kwargs, bool(tr), retries, float(backoff))
-    )
+    return program.step(Step(label, function, args, kwargs, bool(tr), retries, float(backoff)))
 
 
 def sleep(seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:

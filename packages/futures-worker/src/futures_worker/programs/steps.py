@@ -12,6 +12,7 @@ from futures_worker.client.basis.program import running
 from futures_worker.failure import Failure, dump_exception, load_exception
 from futures_worker.payload import dump_result, load_own
 from futures_worker.programs.asking import Asking
+from futures_worker.worker.child.coroutines import finished
 from futures_worker.worker.child.task_context import waiting
 
 MOST_PAUSE: Final = 60.0
@@ -47,7 +48,7 @@ def _try(asking: Asking, number: int, step: Step) -> Request:
             with running(None):
                 if step.within:
                     return _transact(asking, number, step)
-                payload = dump_result(step.function(*step.args, **step.kwargs))
+                payload = dump_result(finished(step.function(*step.args, **step.kwargs)))
         except MemoryError:
             asking.history.undo(number)
             raise  # no answer of the function's: another attempt, with more room perhaps, runs it again
@@ -68,7 +69,7 @@ def _transact(asking: Asking, number: int, step: Step) -> Request:
         known = programs.find_request(tr, space, claim, number)
         if known is not None:
             return known  # a commit whose outcome wasn't known
-        payload = dump_result(step.function(tr, *step.args, **step.kwargs))
+        payload = dump_result(finished(step.function(tr, *step.args, **step.kwargs)))
         hold_futures(tr, space, asking.contained(payload), outer=asking.id)
         return programs.record_request(tr, space, claim, number, Request("step", step.name, payload.to_bytes()))
 
