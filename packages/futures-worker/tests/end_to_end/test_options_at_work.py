@@ -197,3 +197,10 @@ def in_and_out(path: str) -> None:
     note(path, "in")
     time.sleep(0.1)
     note(path, "out")
+
+
+def test_native_libraries_share_the_cores_among_the_slots(cluster: Any) -> None:
+    demo = cluster(1, 2, "--cpus", "8", env={"MKL_NUM_THREADS": "3"})
+    client = demo.client()
+    said = client.submit(lambda: [os.environ.get(f"{one}_NUM_THREADS") for one in ("OMP", "OPENBLAS", "MKL")])
+    assert said.result(timeout=WAIT) == ["4", "4", "3"], "what the environment says goes first"

@@ -23,6 +23,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 NOT_FOR_TASKS: Final = ("MAINSPRING_DASHBOARD_TOKEN",)
 """Variables of the environment that are for services, which a worker may share its environment with."""
+THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS")
+"""Variables by which native libraries are told how many threads to use: else as many in each slot as the machine has cores."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -100,9 +102,10 @@ def children_of(parent: int) -> Iterator[int]:
                     yield int(name)
 
 
-def environment_for_tasks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what is meant for other services."""
-    return {name: value for name, value in environment.items() if name not in NOT_FOR_TASKS}
+def environment_for_tasks(environment: Mapping[str, str], threads: int = 0) -> dict[str, str]:
+    """The environment without what is meant for other services; `threads`: that native libraries may use, where it doesn't say."""
+    told = dict.fromkeys(THREADS, str(threads)) if threads else {}
+    return told | {name: value for name, value in environment.items() if name not in NOT_FOR_TASKS}
 
 
 def raise_file_limit() -> int:

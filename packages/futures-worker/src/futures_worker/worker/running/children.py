@@ -120,8 +120,11 @@ class ChildProcess:
 class ChildProcesses:
     """Starts the template, and forks, kills and reaps children through it."""
 
-    def __init__(self, directory: str, url: str, cluster: str, files: int = 0, address: str = "") -> None:
+    def __init__(
+        self, directory: str, url: str, cluster: str, files: int = 0, address: str = "", threads: int = 0
+    ) -> None:
         """`files`: how many files a task may have open; 0: as many as this process. `address`: where the worker listens.
+        `threads`: that native libraries may use in a task, unless the environment says; 0: they are told nothing.
 
         Raises OSError where the host is short.
         """
@@ -136,7 +139,7 @@ class ChildProcesses:
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
-                    env=environment_for_tasks(os.environ),
+                    env=environment_for_tasks(os.environ, threads),
                 )
         except OSError:
             self.control.close()

@@ -52,10 +52,20 @@ class Crew:
     """The children of one worker, and their place in the shell's one wait (`epoll`)."""
 
     def __init__(
-        self, epoll: select.epoll, store: ObjectStore, url: str, cluster: str, files: int = 0, address: str = ""
+        self,
+        epoll: select.epoll,
+        store: ObjectStore,
+        url: str,
+        cluster: str,
+        files: int = 0,
+        address: str = "",
+        threads: int = 0,
     ) -> None:
-        """`files`: how many files a task may have open; 0: as many as this process. `address`: where the worker listens."""
+        """`files`: how many files a task may have open; 0: as many as this process. `address`: where the worker listens.
+        `threads`: that native libraries may use in a task.
+        """
         self._files = files
+        self._threads = threads
         self._address = address
         self._epoll = epoll
         self._store = store
@@ -118,7 +128,7 @@ class Crew:
 
     def _start_template(self) -> ChildProcesses:
         folder = str(self._store.directory.path)
-        processes = ChildProcesses(folder, self._url, self._cluster, self._files, self._address)
+        processes = ChildProcesses(folder, self._url, self._cluster, self._files, self._address, self._threads)
         try:
             self._epoll.register(processes.control.fileno(), select.EPOLLIN)
         except OSError:

@@ -90,7 +90,8 @@ class Shell:
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._eventfd, select.EPOLLIN)
         self._posted: deque[Event] = deque()
-        self._crew = Crew(self._epoll, store, url, space.cluster, files, address)
+        threads = -(-core.total.shape[0] // (1000 * core.slots))  # of native libraries; 0: no cpu is offered
+        self._crew = Crew(self._epoll, store, url, space.cluster, files, address, threads)
         self._visitors = Visitors(self._epoll)
         self._eager = Eager()
         self._usage = Usage()
