@@ -150,7 +150,7 @@ class Client(ClientOperations):
         it was, so a program may make its schedules whenever it starts.
 
         Args:
-            when: seconds between two, 1 or more (or a timedelta), or a cron expression: "*/5 * * * *".
+            when: seconds between two, 1 or more (or a timedelta), or a cron expression: `*/5 * * * *`.
             name, zone: of the schedule, by default the function's; of a cron expression's times, by default "UTC".
             missed: of those that were due while no worker was there, run "one" (the latest), "all", or none ("skip").
             overlap: whether one begins while the one before hasn't ended. Default True.
