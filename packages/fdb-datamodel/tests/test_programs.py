@@ -134,6 +134,25 @@ def test_ends_of_futures_bring_it_back(memory_lab: Lab, end: str, until: str) ->
     assert program.leave("futures", ids=ids) == "unclaimed", "all have ended: it comes back at once"
 
 
+@pytest.mark.parametrize("damage", [b"\xc1bad", b"\x92\x00\x63"])
+def test_what_says_how_it_waits_can_not_be_read_and_holds_up_no_end(memory_lab: Lab, damage: bytes) -> None:
+    lab = memory_lab
+    program, keys = Program(lab), layout_of(lab.space)
+    children = [lab.spec() for _ in range(2)]
+    lab.submit(*children)
+    ids = tuple(child.id for child in children)
+    program.leave("futures", ids=ids)
+    run(lab.db, lambda tr: tr.set(keys.wake(encode_id(ids[0]), encode_id(program.id)), damage))
+    lab(dm.realize_future, lab(dm.claim_future, ids[0], program.worker), b"1")
+    assert lab.state(ids[0]) == "realized"
+    assert lab.state(program.id) == "unclaimed", "it looks by itself"
+    program.take()
+    assert program.leave("futures", ids=ids) == "waiting"
+    lab(dm.realize_future, lab(dm.claim_future, ids[1], program.worker), b"1")
+    assert lab.state(program.id) == "unclaimed"
+    assert lab.validate() == []
+
+
 def test_the_last_end_and_the_timer_meet(program: Program) -> None:
     lab = program.lab
     child = lab.spec()

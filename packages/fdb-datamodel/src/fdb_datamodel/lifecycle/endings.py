@@ -166,7 +166,7 @@ def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: _Bu
             budget.bytes -= size
             continue
         ch.clear(ch.keys.dependency(e, up.e))
-        if kind is WAKE and codec.unpack_edge(asked)[1] in ("first", "failure" if failure is not None else ""):
+        if kind is WAKE and _waits_until(asked) in ("first", "failure" if failure is not None else ""):
             clear_edges(ch, ch.load(decode_id(e)))  # this end is enough
         if failure is None or kind is WAKE:
             released[e] = None
@@ -185,6 +185,14 @@ def _settle_one(ch: Changes, up: Ended, released: dict[bytes, None], budget: _Bu
     else:
         ch.clear(ch.keys.future(up.e, LISTENERS))
         ch.clear(ch.keys.unsettled + up.e)
+
+
+def _waits_until(asked: bytes) -> str | None:
+    """Of how many ends a program is to be told; of the first where that can't be read, since it looks by itself."""
+    try:
+        return codec.unpack_edge(asked)[1]
+    except RecordError:
+        return "first"
 
 
 def fail_waiting(ch: Changes, f: FutureRows, failure: Failure) -> None:
