@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
 from uuid import UUID
 
 from fdb_datamodel import AddressInUseError, ClaimLostError, FutureDeletedError, UnknownFutureError
@@ -97,13 +99,51 @@ class DeadlockError(FutureFailedError):
 class UpstreamDependencyFailedException(FutureFailedError):
     """A future that this one depends on failed. `chain`: ids (UUID) from the direct dependency to the one that failed first.
 
-    `epoch` is the epoch of the dependency that failed.
+    `epoch` is the epoch of the dependency that failed. It is also of the type of what that one raised, or `CancelledError` where it
+    was cancelled, so that `except LookupError` takes what a task raised however many others stand between; that itself is its
+    `__cause__`.
     """
 
     def __init__(self, message: str = "", *, chain: tuple[UUID, ...] = (), epoch: int = 0, **details: str) -> None:
         super().__init__(message, **details)
         self.chain = chain
         self.epoch = epoch
+
+    @classmethod
+    def like(
+        cls, original: BaseException | None, message: str, *, chain: tuple[UUID, ...], epoch: int
+    ) -> UpstreamDependencyFailedException:
+        """One that is also of the type of the original exception, its cause, as far as Python lets one be both."""
+        error = cls(message, chain=chain, epoch=epoch)
+        kind = type(original)
+        if isinstance(original, Exception) and not issubclass(kind, FutureFailedError):
+            with contextlib.suppress(Exception):  # of a type that can't be made, or derived from, so
+                error = _of_both(kind, (message,), error.__dict__)
+        error.__cause__ = original
+        return error
+
+
+def _of_both(
+    kind: type[BaseException] | type[None], args: tuple[object, ...], state: dict[str, object]
+) -> UpstreamDependencyFailedException:
+    """An `UpstreamDependencyFailedException` that is a `kind` too: made without that one's constructor, whatever it takes."""
+    both = _both(kind)
+    error: UpstreamDependencyFailedException = both.__new__(both, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _both(kind: Any) -> Any:
+    def text(self: BaseException) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def reduce(self: UpstreamDependencyFailedException) -> tuple[object, ...]:
+        return _of_both, (kind, self.args, dict(self.__dict__))
+
+    base = UpstreamDependencyFailedException
+    names = {"__str__": text, "__reduce__": reduce, "__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (base, kind), names)
 
 
 class AddressUnknownError(MainspringError):

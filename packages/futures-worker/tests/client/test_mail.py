@@ -34,4 +34,8 @@ def test_mail_of_a_submit_outlives_the_mail_that_the_submit_clears() -> None:
         run(open_database(url), mail)  # of the commit that the next transaction reads at
         session.reader.read()
         second = client.submit(abs, first)
-        assert isinstance(second.exception(WAIT), UpstreamDependencyFailedException)
+        with pytest.raises(UpstreamDependencyFailedException) as caught:
+            second.exception(WAIT)
+        assert isinstance(caught.value, CancelledError) and second.cancelled(), (
+            "what was cancelled upstream reads as cancelled"
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
+from concurrent.futures import CancelledError
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -224,3 +226,41 @@ def test_a_type_that_the_reader_doesnt_have() -> None:
     assert isinstance(error, FutureFailedError)
     assert "kept" in str(error)
     assert "no_such_module" in str(error)
+
+
+class Picky(LookupError):
+    """Takes what nobody else would give it."""
+
+    def __init__(self, code: int, *, why: str) -> None:
+        super().__init__(f"{code}: {why}")
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    "original",
+    [
+        LookupError("x"),
+        KeyError("x"),
+        OSError(2, "gone"),
+        Picky(3, why="so"),
+        CancelledError("x"),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
+    ],
+)
+def test_what_fails_with_its_upstream_is_of_the_original_type_too(original: Exception) -> None:
+    chain = (UUID(int=7),)
+    error = UpstreamDependencyFailedException.like(original, "it never ran", chain=chain, epoch=2)
+    again = pickle.loads(pickle.dumps(error))
+    for one in (error, again):
+        assert isinstance(one, UpstreamDependencyFailedException)
+        assert isinstance(one, type(original))
+        assert (str(one), one.chain, one.epoch) == ("it never ran", chain, 2)
+        assert type(one).__name__ == "UpstreamDependencyFailedException"
+    assert error.__cause__ is original
+
+
+def test_what_no_class_can_be_beside_is_the_cause_alone() -> None:
+    for original in (FutureFailedError("text"), SystemExit(3), None):
+        error = UpstreamDependencyFailedException.like(original, "it never ran", chain=(), epoch=0)
+        assert type(error) is UpstreamDependencyFailedException
+        assert error.__cause__ is original

@@ -113,12 +113,8 @@ def _upstream(future_id: bytes, name: str, record: FailureRecord) -> BaseExcepti
     route = " <- ".join(str(link) for link in chain)
     # The record's message begins with the same: which future depends on which.
     _, _, first = record.message.partition(", which failed: ")
-    error = UpstreamDependencyFailedException(
-        f"{describe(future_id, name)} never ran: it depends on {route or 'a future'}, which failed: "
-        f"{first or record.message}",
-        chain=chain,
-        epoch=record.epoch,
-    )
-    if record.payload:
-        error.__cause__ = _carried(record)
-    return error
+    carried = _carried(record) if record.payload else None
+    if carried is None and first.endswith(" was cancelled"):
+        carried = CancelledError(first)
+    text = f"{describe(future_id, name)} never ran: it depends on {route or 'a future'}, which failed: {first or record.message}"
+    return UpstreamDependencyFailedException.like(carried, text, chain=chain, epoch=record.epoch)
