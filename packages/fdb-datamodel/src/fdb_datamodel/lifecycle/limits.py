@@ -14,7 +14,7 @@ from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import decode_id, decode_int
 from fdb_datamodel.rows.space import DUE, LIMITS
-from fdb_schema import read_clock
+from fdb_schema import due_after
 
 
 class Limit(NamedTuple):
@@ -60,7 +60,7 @@ def admit(ch: Changes, f: FutureRows) -> bool:
         ch.set(ch.keys.limit_held(name, f.e), b"")
         due = 0
         if limit.between is not None:
-            now = read_clock(ch.tr, ch.keys.space)
+            now = due_after(ch.tr, ch.keys.space, 0.0)
             due = max(now, limit.next_us)
             limit = limit._replace(next_us=due + limit.between)
             due = due if due > now else 0
