@@ -10,7 +10,9 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, Failure, FutureSpec, Outcome
+from fdb_datamodel.rows.space import layout_of
 from fdb_datamodel.transitions.limits import LimitStatus, list_limits, missing_limits, set_limit
+from idempotent_txn import run
 
 
 def submit(lab: Lab, count: int, *limits: str, **options: object) -> list[FutureSpec]:
@@ -178,6 +180,37 @@ def test_a_limit_is_changed_and_removed(memory_lab: Lab) -> None:
     worker = lab.worker()
     for spec in specs[:5]:
         lab(dm.realize_future, lab(dm.claim_future, spec.id, worker), b"1")
+    assert lab.validate() == []
+
+
+def test_one_that_can_not_be_read_holds_up_no_end_and_is_set_anew(memory_lab: Lab) -> None:
+    lab = memory_lab
+    lab.clock(1)
+    worker = lab.worker()
+    lab(set_limit, "api", 2, None)
+    specs = submit(lab, 4)
+    first, _ = lab.claim(worker)
+    key = layout_of(lab.space).limit("api")
+    run(lab.db, lambda tr: tr.set(key, b"\xc1bad"))
+    lab(dm.realize_future, first, b"1")
+    (later,) = submit(lab, 1)
+    assert states(lab, [*specs, later]) == ["realized", "claimed", "waiting", "waiting", "waiting"]
+    assert status(lab).concurrent == 0
+    lab(set_limit, "api", 2, None)
+    assert (status(lab).held, status(lab).queued) == (2, 2)
+    assert states(lab, specs[2:]) == ["unclaimed", "waiting"]
+    assert lab.validate() == []
+
+
+def test_one_that_is_removed_and_made_again_knows_who_has_a_permit(memory_lab: Lab) -> None:
+    lab = memory_lab
+    lab.clock(1)
+    lab(set_limit, "api", 2, None)
+    submit(lab, 2)
+    lab(set_limit, "api", None, None)
+    lab(set_limit, "api", 2, None)
+    (late,) = submit(lab, 1)
+    assert (lab.state(late.id), status(lab).held) == ("waiting", 2)
     assert lab.validate() == []
 
 

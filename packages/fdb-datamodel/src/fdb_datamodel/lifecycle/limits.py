@@ -8,13 +8,16 @@ is free, and waits for that by its timer.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+from typing import Final, NamedTuple
 
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import decode_id, decode_int
 from fdb_datamodel.rows.space import DUE, LIMITS
-from fdb_schema import due_after
+from fdb_schema import RecordError, due_after
+
+log = logging.getLogger("fdb_datamodel")
 
 
 class Limit(NamedTuple):
@@ -31,10 +34,23 @@ class Limit(NamedTuple):
         return self.at_once is not None and self.held >= self.at_once
 
 
+_UNREADABLE: Final = Limit(0, None)
+
+
 def read_limit(ch: Changes, name: str) -> Limit | None:
-    """The limit of a name, read serializably."""
+    """The limit of a name, read serializably. One that can't be read lets nobody begin and holds up no end, until it is set anew."""
     row = ch.get_many([ch.keys.limit(name)])[0]
-    return None if row is None else Limit(*codec.unpack_limit(row))
+    try:
+        return None if row is None else Limit(*codec.unpack_limit(row))
+    except RecordError as error:
+        log.error("limit %r can't be read, and lets nobody begin: %s; set it anew", name, error)
+        return _UNREADABLE
+
+
+def count_permits(ch: Changes, name: str) -> int:
+    """How many hold a permit of a limit by their rows, where its own row doesn't say so."""
+    prefix = ch.keys.limit_held(name, b"")
+    return len(ch.read(prefix, prefix + b"\xff"))
 
 
 def write_limit(ch: Changes, name: str, limit: Limit) -> None:
@@ -83,6 +99,8 @@ def give_back(ch: Changes, f: FutureRows) -> list[FutureRows]:
     for name in held:
         ch.clear(ch.keys.limit_held(name, f.e))
         limit = read_limit(ch, name)
+        if limit is _UNREADABLE:
+            continue
         if limit is not None:
             write_limit(ch, name, limit._replace(held=max(0, limit.held - 1)))
             following += next_in_line(ch, name, 1)

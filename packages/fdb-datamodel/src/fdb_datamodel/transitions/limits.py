@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
-from fdb_datamodel.lifecycle.limits import Limit, next_in_line, read_limit, write_limit
+from fdb_datamodel.lifecycle.limits import Limit, count_permits, next_in_line, read_limit, write_limit
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.space import layout_of, span
 from fdb_schema import ClusterSpace, Transaction, read_range
@@ -36,7 +36,7 @@ def set_limit(
     ch = Changes(tr, space)
     known = read_limit(ch, name)
     between = None if per_second is None else max(1, round(MICROSECONDS / per_second))
-    held = 0 if known is None else known.held
+    held = known.held if known is not None and known.at_once != 0 else count_permits(ch, name)
     if concurrent is None and between is None:
         ch.clear(ch.keys.limit(name))
     else:
