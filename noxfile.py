@@ -30,7 +30,8 @@ RUFF = "ruff==0.17.6"
 TEST_TOOLS = [
     "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "numpy>=1.26", "playwright>=1.50",
     "axe-playwright-python>=0.1.8", "httpx2>=2",
-    "scikit-learn>=1.6", "pyyaml>=6", "fastapi>=0.115", "coverage[toml]>=7.10", "mypy==2.4.1", "nox>=2025.5", "packaging>=24",
+    "scikit-learn>=1.6", "dask[array,dataframe]>=2025.4",
+    "pyyaml>=6", "fastapi>=0.115", "coverage[toml]>=7.10", "mypy==2.4.1", "nox>=2025.5", "packaging>=24",
 ]  # fmt: skip
 DOCS_TOOLS = ["sphinx>=8.2,<10", "furo>=2025.7", "myst-parser>=4", "sphinx-copybutton>=0.5"]
 BACKEND = ["hatchling>=1.27", "editables>=0.5"]  # what builds our packages, which is done without isolation
@@ -246,7 +247,7 @@ def peer_ray(session: nox.Session) -> None:
 @nox.session(name="peer-dask")
 def peer_dask(session: nox.Session) -> None:
     """Dask.distributed in an environment of its own, for the benchmarks."""
-    session.install(DASK)
+    session.install(DASK, "numpy")
 
 
 @nox.session(name="peer-dbos")

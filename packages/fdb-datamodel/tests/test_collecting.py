@@ -12,6 +12,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import Claim, Collected, FutureResult, WorkerId
+from fdb_datamodel.transitions.collect import shed_results
 from fdb_schema import LEASE_PIN, put_blob, unpin_blob
 from idempotent_txn import run
 
@@ -202,6 +203,25 @@ def test_a_result_goes_while_its_record_stays_as_lineage(lab: Lab, cleaner: Clea
     lab(dm.delete_future, down.id)
     lab(dm.realize_future, first, b"x")
     assert cleaner.collect().futures == 1, "nobody names it any more"
+
+
+def test_what_its_owner_sheds_goes_at_once_and_is_computed_again_for_who_needs_it(lab: Lab) -> None:
+    worker = lab.worker()
+    up, small, put = lab.spec(), lab.spec(), lab.spec()
+    down = lab.spec(dependencies=(up.id,))
+    lab.submit(up)
+    realize(lab, worker, FutureResult(None, 9, "object"))
+    lab.submit(small, down)
+    lab(dm.put_realized_future, put, worker, FutureResult(None, 9, "put", worker))
+    assert lab(shed_results, [up.id, small.id, put.id, b"x" * 16]) == 1, "no put, nothing unfinished, nothing unknown"
+    assert lab.state(up.id) == "realized" and lab(dm.live_copies, up.id) == []
+    assert lab(dm.live_copies, put.id) != []
+    assert lab(shed_results, [up.id]) == 0, "once"
+    claims = {claim.id: claim for claim in lab.claim(worker)}
+    missed = dm.Outcome.missed_inputs(claims[down.id], [up.id], [(up.id, worker)])
+    lab(dm.finish_turn, worker, [missed], dm.Capacity(), 0)
+    (again,) = lab.claim(worker)
+    assert again.id == up.id and again.epoch == 1
 
 
 def test_a_put_stays_as_long_as_somebody_names_it(lab: Lab, cleaner: Cleaner) -> None:

@@ -7,7 +7,7 @@ import importlib
 from types import ModuleType
 from typing import Final
 
-LIBRARIES: Final = {"joblib": "joblib_backend"}
+LIBRARIES: Final = {"dask": "dask_scheduler", "joblib": "joblib_backend"}
 """Library, which is an extra of the package, too → the module of `futures_worker.adapters` that serves it."""
 
 

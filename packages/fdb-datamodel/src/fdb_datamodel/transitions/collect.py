@@ -7,6 +7,7 @@ that the transaction which collects has read serializably.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fdb.subspace_impl import Subspace
@@ -185,6 +186,22 @@ def _read_mark(value: bytes) -> tuple[bool, int | None]:
         return released is True, since if type(since) is int else None
     except (RecordError, TypeError, ValueError):
         return False, None
+
+
+def shed_results(tr: Transaction, space: ClusterSpace, ids: Iterable[bytes]) -> int:
+    """Let the stored copies of results go that their owner has no more use for, before they are collected; of how many.
+
+    Their records stay as lineage, and whoever reads one has it computed again. What is inline, may not be computed again, or isn't
+    Realized stays as it is.
+    """
+    ch = Changes(tr, space)
+    shed = 0
+    for future_id in ids:
+        f = ch.load(future_id)
+        if f.realized and f.allow_reconstruction and f.result is not None and f.result.inline is None:
+            shed += _shed(ch, f)
+    ch.flush()
+    return shed
 
 
 def _shed(ch: Changes, f: FutureRows) -> int:

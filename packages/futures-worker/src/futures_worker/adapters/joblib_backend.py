@@ -7,7 +7,6 @@ with its worker it is put again, and the batch submitted again.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections import deque
@@ -18,11 +17,11 @@ from typing import Any, Final
 from joblib import parallel_config, register_parallel_backend
 from joblib.parallel import BACKENDS, AutoBatchingMixin, ParallelBackendBase
 
+from futures_worker.adapters.leaving import leave_nothing
 from futures_worker.client import Client, Future, current_client
 from futures_worker.client.executor import ExecutorFuture
 from futures_worker.errors import (
     FutureDeletedError,
-    MainspringError,
     ObjectLostError,
     UnknownFutureError,
     UpstreamDependencyFailedException,
@@ -207,12 +206,7 @@ class MainspringBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore
             if len(self._ended) < (1 if all_of_them else DELETED_AT_ONCE):
                 return
             page, self._ended = [*self._ended, *self._shared.left()], []
-        try:
-            self.client.delete_all(page)
-        except MainspringError:  # one is unknown, as what it needed was: that spares none of the others
-            for future in page:
-                with contextlib.suppress(MainspringError):  # else it goes a while after
-                    self.client.delete(future)
+        leave_nothing(self.client.delete_all, page)
 
 
 def _nested(nesting_level: int, options: Mapping[str, Any]) -> MainspringBackend:

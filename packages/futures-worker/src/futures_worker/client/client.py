@@ -26,6 +26,7 @@ from futures_worker.client.submits.scheduling import Schedule, every, schedules
 from futures_worker.client.submits.submitting import submit, submit_each
 from futures_worker.client.waiting.gathering import GatherOptions, gather
 from futures_worker.client.waiting.waits import await_all
+from futures_worker.doors import door
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -298,6 +299,18 @@ class Client(ClientOperations):
     def delete_all(self, futures: Iterable[Future[Any]]) -> None:
         """Delete several futures and their results."""
         data.delete_all(self._context, futures)
+
+    # --- Dask -----------------------------------------------------------------------------------------------------------
+
+    asynchronous = False
+    """What Dask asks of a scheduler before it calls `get`."""
+
+    def get(self, dsk: Any, keys: Any, **options: Any) -> Any:
+        """The values of `keys` of a Dask graph, computed on this cluster: what `dask.compute(…, scheduler=client)` calls.
+
+        `options`: `retries`, and those of `submit`, for every task. Raises what a task raised; ImportError where Dask isn't installed.
+        """
+        return door("dask").get(self._context, dsk, keys, options)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
