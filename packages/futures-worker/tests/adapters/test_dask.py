@@ -70,14 +70,21 @@ def test_a_graph_of_either_form(client: Client) -> None:
         items.compute(scheduler=client)
 
 
-def test_five_thousand_random_nodes(client: Client) -> None:
-    seed = 7
+def random_graph(count: int, seed: int) -> list[Any]:
+    """The ends of a graph of so many nodes, all of which they need."""
     chance = random.Random(seed)
     nodes: list[Any] = []
-    for number in range(5000):
-        inputs = [chance.choice(nodes[-100:]) for _ in range(chance.randrange(4))] if nodes else []
-        nodes.append(dask.delayed(total)(number % 7, *inputs, pure=False))
-    ends = nodes[-40:]
+    used: set[int] = set()
+    for number in range(count):
+        inputs = [chance.randrange(max(0, number - 100), number) for _ in range(chance.randrange(4))] if nodes else []
+        used.update(inputs)
+        nodes.append(dask.delayed(total)(number % 7, *(nodes[one] for one in inputs), pure=False))
+    return [node for number, node in enumerate(nodes) if number not in used]
+
+
+def test_a_thousand_random_nodes(client: Client) -> None:
+    seed = 7
+    ends = random_graph(1000, seed)
     assert dask.compute(*ends, scheduler=client) == dask.compute(*ends, scheduler="sync"), f"seed {seed}"
 
 
