@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
+from futures_worker import TaskUnpickleError
 from futures_worker.worker.child.code_versions import LOOK_SECONDS
 
 WAIT = 60.0
@@ -109,3 +111,33 @@ def test_what_was_submitted_before_an_edit_and_begins_after_it_runs_the_files_as
         assert set(client.gather(later)) == {2}
         assert client.submit(int).result(WAIT) == 0
     demo.check()
+
+
+def test_modules_that_are_sent_along_need_not_be_there(
+    shared_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = shared_cluster(workers=1, slots=1)
+    package = tmp_path / "sent_kit"
+    package.mkdir()
+    (package / "__init__.py").write_text("from sent_kit.work import job\n")
+    (package / "work.py").write_text("from sent_kit.deep import Scale\ndef job(x): return Scale(3).of(x)\n")
+    (package / "deep.py").write_text(
+        "class Scale:\n    def __init__(self, by): self.by = by\n    def of(self, x): return self.by * x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        job = importlib.import_module("sent_kit").job
+        with pytest.raises(TaskUnpickleError, match=r"Client\(modules=\['sent_kit'\]\)"):
+            demo.client().submit(job, 2, max_retries=0).result(timeout=WAIT)
+        client = demo.client(modules=["sent_kit"])
+        assert client.submit(job, 2).result(timeout=WAIT) == 6
+        for wrong in ("sent_kit", [3]):
+            with pytest.raises(TypeError, match="modules are"):
+                demo.client(modules=wrong)
+        with pytest.raises(ModuleNotFoundError):
+            demo.client(modules=["no_such_kit"])
+    finally:
+        if "sent_kit" in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.unregister_pickle_by_value(sys.modules["sent_kit"])
+        for name in [name for name in sys.modules if name.startswith("sent_kit")]:
+            del sys.modules[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from types import ModuleType
 from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from futures_worker.client.submits.scheduling import Schedule, every, schedules
 from futures_worker.client.submits.submitting import submit, submit_each
 from futures_worker.client.waiting.gathering import GatherOptions, gather
 from futures_worker.client.waiting.waits import await_all
+from futures_worker.code.code_modules import send_along
 from futures_worker.doors import door
 
 T = TypeVar("T")
@@ -46,6 +48,7 @@ class Client(ClientOperations):
         secret: bytes | None = None,
         *,
         durability: str | None = None,
+        modules: Iterable[str | ModuleType] = (),
         **options: Any,
     ) -> None:
         """Connect.
@@ -57,10 +60,12 @@ class Client(ClientOperations):
                 MAINSPRING_CLUSTER, else the default one.
             secret: what the cluster's processes prove to one another that they know; None: read from the database.
             durability: of an `embedded:` database: "process" or "fsync".
+            modules: modules and packages, or their names, that are sent along: workers need not have them. From now on, by this process.
             options: those of `submit`, as this client's defaults for `submit`, `map` and datasets: `max_retries=0`.
 
         Raises DatabaseUrlError, NotADatabaseError, NewerFormatError, DatabaseUnreachableError, NameInvalidError.
         """
+        send_along(modules)
         context = url if isinstance(url, ClientContext) else None
         if context is None:
             context = open_context(url, cluster, durability=durability, secret=secret, options=options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Iterable
@@ -72,6 +73,20 @@ def made_outside_the_import_system(module: types.ModuleType) -> bool:
 
 
 modules: Final = _Modules()
+
+
+def send_along(wanted: Iterable[str | types.ModuleType]) -> None:
+    """From now on, what these modules (and packages, with all in them) define goes by value: workers need not have them.
+
+    Raises TypeError for what is no module, ModuleNotFoundError.
+    """
+    if isinstance(wanted, str | types.ModuleType):
+        raise TypeError(f"modules are several: give [{wanted!r:.80}]")
+    for one in wanted:
+        module = importlib.import_module(one) if isinstance(one, str) else one
+        if not isinstance(module, types.ModuleType):
+            raise TypeError(f"modules are modules, or their names, found {one!r:.80}")
+        cloudpickle.register_pickle_by_value(module)
 
 
 def refers_to_local_module(data: bytes) -> bool:
