@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lease_locks import (
     samethread_shell,
     subprocess_shell,
 )
-from lease_locks.memo.functions import bind
+from lease_locks.memo.functions import Call, bind
 
 
 @pytest.fixture
@@ -115,6 +115,41 @@ def test_a_cancelled_invocation_ends_its_remote_and_tells_all_who_wait(
         assert locks.list("memo/") == []
         assert not runner.cancel(functions.slow_square, *arguments)
         assert len(remote_pids(marks)) == 1
+
+
+@pytest.fixture
+def at_dump(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
+    """What is done when the lock is had and the Shell isn't called yet, by each who comes so far."""
+    todo: list[Callable[[], Any]] = []
+    dump = Call.dump
+
+    def dumped(call: Call) -> bytes:
+        todo.pop(0)()
+        return dump(call)
+
+    monkeypatch.setattr(Call, "dump", dumped)
+    return todo
+
+
+def test_what_is_cancelled_before_its_remote_is_started_never_runs(
+    at_dump: list[Callable[[], Any]], marks: Path
+) -> None:
+    with LeaseManager(open_database("memory:"), cluster="demo") as locks:
+        cancelled: list[bool] = []
+        call = functions.square, 3, str(marks)
+        runner = runner_of(locks, samethread_shell)
+        at_dump += [lambda: cancelled.append(runner.cancel(*call)), lambda: None]
+        with pytest.raises(InvocationCancelled, match="was cancelled: by"):
+            runner.call(*call)
+    assert cancelled == [True]
+    assert remote_pids(marks) == []
+
+
+def test_a_limit_that_is_over_before_its_remote_is_started_is_told(at_dump: list[Callable[[], Any]]) -> None:
+    with LeaseManager(open_database("memory:"), cluster="demo") as locks:
+        at_dump.append(lambda: eventually(lambda: not locks.list("memo/"), "the limit is over"))
+        with pytest.raises(InvocationTimedOut):
+            runner_of(locks, samethread_shell, max_hold=0.1).call(functions.length, b"abc")
 
 
 def test_a_limit_is_seconds(locks: LeaseManager) -> None:

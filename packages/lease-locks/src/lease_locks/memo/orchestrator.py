@@ -87,8 +87,10 @@ class Orchestrator:
                 if future is None:
                     future = self._invoke(call, keys, lease)
             except LeaseLost as lost:
-                if lost.reason == "max_hold":
+                # How it ended in the database says nothing of the limit: its own clock had ended it before.
+                if "max_hold" in (lost.reason, lease.lost_reason):
                     raise self._timed_out(keys, lease) from lost
+                self._check_cancelled(keys, lease)
                 return None  # lost before the Shell was called
             except functions.ReboundError:
                 raise  # before the Shell was called, too
@@ -175,6 +177,13 @@ class Orchestrator:
         self._note(keys, lease, state=GONE, note=f"it ran for its max_hold; {what}")
         self._give_back(lease)
         return InvocationTimedOut(f"{keys.memo.uri} ran for its max_hold; {what}")
+
+    def _check_cancelled(self, keys: MemoKeys, lease: Lease) -> None:
+        """Raises `InvocationCancelled` where it was before the Shell was called: then nobody computes it."""
+        key = keys.attempt(bytes(lease.token))
+        attempt = AttemptRecord.found(run(self.locks.db, lambda tr: tr.get(key).value, strategy=IDEMPOTENT))
+        if attempt is not None and attempt.state == CANCELLED:
+            raise InvocationCancelled(f"{keys.memo.uri} was cancelled: {attempt.note}")
 
     def _adopt(self, keys: MemoKeys, lease: Lease, adopts: tuple[FencingToken, ...]) -> Future[Any] | None:
         """Take on the pending remote of a dead orchestrator; None where there is none and a Shell must be called."""
