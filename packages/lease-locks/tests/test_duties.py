@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -104,6 +105,19 @@ def test_a_duty_that_fails_for_days_keeps_its_longest_pause(any_url: str) -> Non
             (lease,) = locks.list(PREFIX + "bad")
             assert lease.name == PREFIX + "bad"  # held all the time
     assert len(tries) == 1
+
+
+def test_a_duty_whose_lease_was_lost_in_its_pause_is_not_done(any_db: Any) -> None:
+    begun: list[int] = []
+    with LeaseManager(any_db) as locks, LeaseManager(any_db) as other:
+        sweep = Duty("sweep", 0.3, lambda: begun.append(1) or 0)  # type: ignore[func-returns-value]
+        with Serving(locks, sweep), contextlib.ExitStack() as held:
+            wait_until(lambda: duty_reports(any_db, locks.space.cluster))
+            other.force_release(PREFIX + "sweep", reason="test")
+            held.enter_context(other.lock(PREFIX + "sweep"))
+            before = len(begun)
+            wait_until(lambda: other.list(PREFIX)[0].waiters)  # the pause is over
+            assert len(begun) == before
 
 
 def test_two_duties_of_one_name_are_refused(any_db: Any) -> None:

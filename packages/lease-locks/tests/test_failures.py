@@ -85,3 +85,31 @@ def test_a_group_keeps_its_type_and_its_exceptions_theirs(runner: MemoizingPickl
     matched, others = error.split(OSError)
     assert matched is not None
     assert others is not None
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "caf\udce9"
+
+
+def test_texts_that_utf8_has_not_are_in_nobodys_way(
+    runner: MemoizingPicklingRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a file's name that isn't UTF-8, which Python has with half surrogate pairs in it."""
+    name = "caf\udce9"
+
+    def fail(*_: Any) -> None:
+        raise ValueError(f"{name} is missing")
+
+    with pytest.raises(ValueError, match=r"caf\udce9 is missing"):
+        runner.call(fail)
+    with pytest.raises(ValueError, match=r"caf\udce9 is missing"):
+        runner.call(fail, Odd())
+    assert runner.call(str.upper, name) == "CAF\udce9"
+    monkeypatch.setattr("sys.argv", [f"/{name}.py"])
+    runner.flush()
+    with LeaseManager(runner.locks.db, cluster="demo") as other:
+        other.acquire("a")
+        assert other.force_release("a", reason=name)
+        assert other.history("a")[-1].why == r"caf\udce9"
+        assert r"/caf\udce9.py" in [record.command for _, record, _ in other.sessions()]

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from fdb_schema import ClusterSpace, MainspringError, Record, RecordError, fdb_error_code, read_range
 from idempotent_txn import run
 from lease_locks.errors import AcquireTimeout
+from lease_locks.grants.records import storable
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.session.upkeep import IDEMPOTENT
@@ -105,7 +106,7 @@ class Duties:
 
     def _do(self, duty: Duty, lease: Lease) -> None:
         pause, failures, rounds, noted = 0.0, 0, 0, float("-inf")
-        while lease.held and not self._stop.wait(pause):
+        while not self._stop.wait(pause) and lease.held:
             done, failure = 0, ""
             try:
                 done = duty.work()
@@ -181,7 +182,7 @@ def _note(tr: Any, cluster: ClusterSpace, name: str, news: _Round) -> int:
         done=before.done + news.done,
         last=news.done,
         failures=before.failures + 1 if news.error else 0,
-        error=news.error[:1000],
+        error=storable(news.error[:1000]),
     )
     tr.set(key, report.encode())
     return report.failures

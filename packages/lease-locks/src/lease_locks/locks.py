@@ -21,6 +21,7 @@ from lease_locks.grants import ending
 from lease_locks.grants.errors import DamagedRowError
 from lease_locks.grants.info import LeaseEvent, LeaseInfo, held_names, history, lease_infos, readable_infos
 from lease_locks.grants.observer import Dead
+from lease_locks.grants.records import storable
 from lease_locks.grants.rows import Damaged, session_subject
 from lease_locks.grants.space import LeaseSpace
 from lease_locks.grants.tokens import FencingToken
@@ -263,7 +264,7 @@ class LeaseManager:
 
         Rows under the name that can't be read are removed, and named in the log. Holders learn it in under a second, and their guarded commits fail at once.
         """
-        session = self.session
+        session, reason = self.session, storable(reason)
 
         def forced(tr: Any) -> tuple[builtins.list[FencingToken], Damaged]:
             wall = session.clocks.wall_us()

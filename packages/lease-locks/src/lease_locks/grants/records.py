@@ -10,6 +10,11 @@ from fdb_schema import Record, pack
 META_BYTES: Final = 16_384
 
 
+def storable(text: str) -> str:
+    """Text that a row takes: half a surrogate pair, as of a file's name that isn't UTF-8, is written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRecord(Record):
     """One process's part: who it is, so that its end can be proved on the same host."""

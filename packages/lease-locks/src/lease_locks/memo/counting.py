@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fdb_schema import read_version
 from idempotent_txn import run
+from lease_locks.grants.records import storable
 from lease_locks.memo.rows import Memo, MemoRows, RunRecord
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Counting:
                     self._counts = +self._counts
 
     def _write(self, tr: Any, page: dict[tuple[Memo, str], int]) -> None:
-        command = " ".join(sys.argv[:1])[-200:]
+        command = storable(" ".join(sys.argv[:1])[-200:])
         record = RunRecord(self._started_us, self._locks.session.by, command, read_version(tr))
         tr.set(self._rows.run_key(self.run_id), record.encode())
         for (memo, kind), count in page.items():

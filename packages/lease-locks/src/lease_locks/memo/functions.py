@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lease_locks.errors import LeaseError
+from lease_locks.grants.records import storable
 from lease_locks.memo.bindings import plain
 from lease_locks.memo.canonical import (
     MemoKeyError,
@@ -112,7 +113,7 @@ class Call:
 
 def _show(value: Any) -> str:
     try:
-        return _SHORT.repr(value)[:200]
+        return storable(_SHORT.repr(value))[:200]
     except Exception as error:
         return f"<{type(value).__qualname__}, whose repr raises {type(error).__name__}>"
 
@@ -280,7 +281,7 @@ def dump_failure(error: BaseException) -> tuple[bytes, str, str]:
     data = _round_trip(plain_error) or _round_trip(_Parts(plain_error))
     if len(data) > INLINE_BYTES:
         data = b""  # carried as text: a failure is one row
-    return data, name[:2_000], text[-12_000:]
+    return data, storable(name)[:2_000], storable(text)[-12_000:]
 
 
 def _message(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from fdb_schema import boot_id, identity, pid_namespace, process_start
-from lease_locks.grants.records import SessionRecord
+from lease_locks.grants.records import SessionRecord, storable
 
 MARK = "MAINSPRING_LEASE_KEEPER"
 """In the environment of all that comes of a helper: its `mark`, after those of the helpers that it came of itself."""
@@ -28,7 +28,7 @@ def describe_session(ttl: float) -> SessionRecord:
         pid=pid,
         pid_start=start[0] if start else 0,
         started_us=time.time_ns() // 1000,
-        command=" ".join(sys.argv[:1])[-200:],
+        command=storable(" ".join(sys.argv[:1])[-200:]),
     )
 
 
