@@ -24,11 +24,12 @@ from lease_locks import (
     LeaseManager,
     MemoizingPicklingRunner,
     OldHistories,
+    aio,
     samethread_shell,
 )
 from lease_locks.grants.info import lease_infos
 from lease_locks.grants.tokens import FencingToken
-from lease_locks.waiting import acquiring, threads
+from lease_locks.waiting import acquiring, loops, threads
 
 DEADLINE = 60.0
 
@@ -130,8 +131,6 @@ def _acquire_on_a_loop(locks: LeaseManager) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("how", ["threads", "asyncio"])
 def test_a_waiter_whose_watches_are_refused_does_not_spin(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    from lease_locks.waiting import loops
-
     looks: list[int] = []
 
     def refused(tr: Any, rows: Any) -> list[Any]:
@@ -259,3 +258,104 @@ def test_a_command_ends_where_the_database_does_not_answer(monkeypatch: pytest.M
         run_app(app)
     assert ended.value.code == 4
     assert db.unbounded == 0
+
+
+@pytest.mark.parametrize("ask", [lambda locks: locks.acquire("a"), lambda locks: locks.acquire("a", timeout=3600.0)])
+def test_a_wait_on_a_loop_can_be_cancelled_where_the_database_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[AsyncLeaseManager], Any]
+) -> None:
+    monkeypatch.setattr(loops, "_LONGEST_TRY", 0.1)
+    db = Hanging(open_database("memory:"))
+
+    async def cancelled() -> None:
+        locks = AsyncLeaseManager(db, "demo", 1.0)
+        for registered in (False, True):
+            db.hangs = lambda: True
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ask(locks), 0.3)
+            db.hangs = lambda: False
+            if not registered:
+                await locks.__aenter__()
+        async with asyncio.timeout(DEADLINE):
+            (await locks.acquire("a")).check()
+        await locks.close()
+
+    asyncio.run(cancelled())
+    assert db.unbounded == 0
+
+
+def test_a_cancelled_call_on_a_loop_is_not_awaited_for_ever(monkeypatch: pytest.MonkeyPatch, any_db: Any) -> None:
+    monkeypatch.setattr(aio, "PATIENCE", 0.1)
+    monkeypatch.setattr(loops, "PATIENCE", 0.1)
+    answers, asked = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        asked.set()
+        assert answers.wait(DEADLINE)
+
+    async def cancelled() -> None:
+        async with AsyncLeaseManager(any_db) as locks, AsyncLeaseManager(any_db) as remotes:
+            lease = await locks.acquire("a")
+            await remotes.acquire("other")
+            join = remotes.sync.join
+            monkeypatch.setattr(remotes.sync, "join", lambda *args: (slow(), join(*args))[1])
+            for ask in (lambda: loops.in_thread(slow), lambda: remotes.join("a", lease.writer_id)):
+                asked.clear()
+                task = asyncio.ensure_future(ask())
+                await asyncio.to_thread(asked.wait, DEADLINE)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            answers.set()
+            session = remotes.sync.session
+            async with asyncio.timeout(DEADLINE):  # its join comes late, and is left again
+                while "joined" not in [e.kind for e in await locks.history("a")]:  # noqa: ASYNC110 - another thread's
+                    await asyncio.sleep(0.005)
+                while session.ledger.owed or len(session.ledger.parts) > 1:  # noqa: ASYNC110 - the renewal thread's
+                    await asyncio.sleep(0.005)
+                while len((await locks.list("a"))[0].maintainers) > 1:  # noqa: ASYNC110 - another session's
+                    await asyncio.sleep(0.005)
+
+    asyncio.run(cancelled())
+
+
+class Slow:
+    """A database whose next transaction begins after a minute, by the clocks that it is."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self.armed = False
+        self.ahead = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def create_transaction(self) -> Any:
+        if self.armed and threading.current_thread() is threading.main_thread():
+            self.armed = False
+            self.ahead += 60.0
+        return self._db.create_transaction()
+
+    def boottime(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_us(self) -> int:
+        return time.time_ns() // 1000
+
+
+def test_a_lease_that_is_had_after_a_silence_of_the_database_is_held() -> None:
+    plain = open_database("memory:")
+    db = Slow(plain)
+    with LeaseManager(db, cluster="demo", clocks=db) as locks, LeaseManager(plain, cluster="demo") as other:
+        db.armed = True
+        lease = locks.acquire("a")
+        lease.check()
+        assert 0.0 < lease.remaining() <= 12.0
+        lease.release()
+        theirs = other.acquire("a")
+        db.armed = True
+        locks.join("a", theirs.writer_id).check()
+        assert not db.armed

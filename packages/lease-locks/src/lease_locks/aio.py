@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import contextlib
 import functools
+import threading
 from typing import Any
 
 from lease_locks.errors import AcquireTimeout
@@ -14,7 +15,7 @@ from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.waiting import loops
-from lease_locks.waiting.loops import AsyncLock, in_thread, started, whatever_comes
+from lease_locks.waiting.loops import PATIENCE, AsyncLock, in_thread, started, whatever_comes
 
 
 class AsyncLeaseManager:
@@ -73,13 +74,27 @@ class AsyncLeaseManager:
 
     async def join(self, name: str, writer_id: str, role: str = "remote") -> Lease:
         """As `LeaseManager.join`. A cancelled one leaves nothing behind."""
-        future = started(self.sync.join, name, writer_id, role)
+        cancelled = threading.Event()
+
+        def leave(joined: Lease) -> None:
+            self.sync.session.unjoin(joined.part.lock, joined.token, joined.part.key)
+
+        def join() -> tuple[Lease, bool]:
+            joined, late = self.sync.join(name, writer_id, role), cancelled.is_set()
+            if late:
+                leave(joined)  # its caller may not have waited for it
+            return joined, late
+
+        future = started(join)
         try:
-            lease: Lease = await asyncio.shield(future)
+            lease: Lease
+            lease, _ = await asyncio.shield(future)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # refused: the cancellation goes first
-                joined = await whatever_comes(future)
-                self.sync.session.unjoin(joined.part.lock, joined.token, joined.part.key)
+            cancelled.set()
+            with contextlib.suppress(Exception):  # refused, or not answered: the cancellation goes first
+                joined, left = await whatever_comes(future, PATIENCE)
+                if not left:
+                    leave(joined)
             raise
         return lease
 

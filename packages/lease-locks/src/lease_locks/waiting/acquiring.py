@@ -79,6 +79,7 @@ def acquiring(
     done = False
     staying = False
     attempts = 0
+    granting: list[float] = []  # when each attempt that found it free was about to commit, of the boot-time clock
 
     def attempt(tr: Any) -> Any:
         nonlocal attempts
@@ -88,14 +89,16 @@ def acquiring(
             if queued or attempts > 1:  # an attempt before may have committed unnoticed: its place, or its grant
                 transitions.withdraw(tr, session.space, lock, claim)
             return found
-        return transitions.acquire(
+        found = transitions.acquire(
             tr, session.space, lock, claim, session.observer, queued=queued, enqueue=enqueue, first=attempts == 1
         )
+        if isinstance(found, Granted) and found.token is None:
+            granting.append(clocks.boottime())
+        return found
 
     try:
         while True:
             session.assert_open()  # nobody would keep what a closed manager gets
-            started = clocks.boottime()
             known = session.revocation
             left = None if give_up is None else max(0.0, give_up - clocks.monotonic()) + GRACE
             try:
@@ -105,6 +108,9 @@ def acquiring(
             found = outcome.value
             if isinstance(found, Granted):
                 token = yield from _token(found, outcome, lock, claim, timeout)
+                # Not from when it was asked for: a database that was silent meanwhile would have it lost as it is had. Where the
+                # token was found, the first attempt that may have committed it.
+                started = granting[-1 if found.token is None else 0]
                 holding = Holding(claim.ttl, started, max_hold=claim.max_hold, maintained=claim.maintained)
                 part = Part(claim.owner, lock, token, claim.mode, HOLDER, holding)
                 session.adopt(part, known)

@@ -7,22 +7,27 @@ import contextlib
 import functools
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 from idempotent_txn import TransactionTimedOut, run, run_committed
 from lease_locks.grants.transitions import Claim
 from lease_locks.lease import Lease
 from lease_locks.session.session import Session
 from lease_locks.session.upkeep import IDEMPOTENT, LEAST_SECONDS
-from lease_locks.waiting.acquiring import PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring, start_within
+from lease_locks.waiting.acquiring import GRACE, PROCESS_LOOK_SECONDS, Pause, Step, Transact, acquiring, unanswered
 from lease_locks.waiting.claims import claim_of, limit, reentered
 from lease_locks.waiting.pausing import REFUSED_LOOK_SECONDS, any_gone, start_watches, watch_rang
 
 log = logging.getLogger("lease_locks")
 
 _POOL_THREADS = 4
+_LONGEST_TRY: Final = 5.0
+"""Seconds of one try of an acquisition's transaction, which is made again: a cancellation is delivered between two."""
+PATIENCE: Final = 15.0
+"""Seconds for which who is cancelled waits for the outcome of any other call; longer than a try, a release or its like takes."""
 
 
 @functools.cache
@@ -38,27 +43,48 @@ def started(call: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Fut
     return asyncio.get_running_loop().run_in_executor(_pool(), functools.partial(call, *args, **options))
 
 
-async def whatever_comes(future: asyncio.Future[Any]) -> Any:
-    """The outcome of a call in the pool, which is known soon: also where this task is cancelled, again and again."""
+async def whatever_comes(future: asyncio.Future[Any], seconds: float | None = None) -> Any:
+    """The outcome of a call in the pool, which is known soon: also where this task is cancelled, again and again.
+
+    Raises `TimeoutError` where it isn't after so many seconds.
+    """
+    until = None if seconds is None else time.monotonic() + seconds
     while not future.done():
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError("the database did not answer in time: what was asked of it may yet be done")
         try:
-            await asyncio.wait([future])
+            await asyncio.wait([future], timeout=left)
         except asyncio.CancelledError:
             continue  # its caller was cancelled before, and says so when the outcome is known
     return future.result()
 
 
 async def in_thread(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run a short blocking call in the pool. A cancellation is delivered after it has ended: its outcome is known then."""
+    """Run a short blocking call in the pool. A cancellation is delivered after it has ended: its outcome is known then; or
+    after `PATIENCE` seconds."""
     future = started(call, *args, **options)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         try:
-            await whatever_comes(future)
+            await whatever_comes(future, PATIENCE)
         except Exception as error:
             log.debug("a cancelled call failed: %s", error)  # the cancellation goes first
         raise
+
+
+async def _in_tries(call: Callable[[float], Any], seconds: float | None) -> Any:
+    """`call(limit)` in the pool, again and again for so many seconds where the database doesn't answer: each finds what one before
+    it did."""
+    until = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = float("inf") if until is None else max(LEAST_SECONDS, until - time.monotonic())
+        try:
+            return await in_thread(call, min(left, _LONGEST_TRY))
+        except TransactionTimedOut:
+            if left <= _LONGEST_TRY:
+                raise
 
 
 def _advance(steps: Generator[Step, Any, Any], answer: Any, failure: BaseException | None) -> tuple[bool, Any]:
@@ -85,10 +111,17 @@ async def acquire(
         return again
     timeout = limit(timeout)
     began = session.clocks.monotonic()
-    await in_thread(start_within, session, name, timeout)
+    try:
+        await _in_tries(session.start, None if timeout is None else timeout + GRACE)
+    except TransactionTimedOut as error:
+        raise unanswered(name, timeout or 0.0, error) from error
     lease = await drive(session, acquiring(session, session.space.lock(name), claim, timeout, began=began))
     lease.part.owner = owner
     return lease
+
+
+def _transacted(db: Any, body: Callable[[Any], Any], timeout: float) -> Any:
+    return run_committed(db, body, strategy=IDEMPOTENT, timeout=timeout)
 
 
 async def drive(session: Session, steps: Generator[Step, Any, Lease]) -> Lease:
@@ -140,7 +173,7 @@ async def _driven(db: Any, steps: Generator[Step, Any, Lease]) -> Lease:
             continue
         try:
             if isinstance(step, Transact):
-                answer = await in_thread(run_committed, db, step.body, strategy=IDEMPOTENT, timeout=step.timeout)
+                answer = await _in_tries(functools.partial(_transacted, db, step.body), step.timeout)
             else:
                 await _pause(db, step)
         except GeneratorExit:

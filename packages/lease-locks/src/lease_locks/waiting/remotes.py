@@ -26,18 +26,19 @@ def join(
     session.start()
     lock = session.space.lock(name)
     record = MaintainerRecord(role, session.clocks.wall_us(), session.record.host, session.record.pid)
-    started = session.clocks.boottime()
     known = session.revocation
 
+    started = session.clocks.boottime()
     at = token
     key = secrets.token_bytes(16)
 
     def joined(tr: Any) -> HeldGrant:
-        nonlocal at
+        nonlocal at, started
         grant = joining.join(tr, lock, token, session.sid, record, session.by)
         at = grant.token
         if also is not None:
             also(tr, grant)
+        started = session.clocks.boottime()  # about to commit: a sign of life, however long the database was silent
         return grant
 
     try:
