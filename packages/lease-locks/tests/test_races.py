@@ -522,3 +522,17 @@ def test_what_is_shorter_than_a_millisecond_is_stored_as_one(locks: LeaseManager
     run(locks.db, body)
     (grant,) = run(locks.db, read_name, lock).grants
     assert (grant.record.ttl_ms, grant.record.max_hold_ms) == (1, 1), "0 would be no limit"
+
+
+def test_who_waits_beside_the_dead_looks_for_the_end_of_the_living_only() -> None:
+    """A process that has ended ends a wait at once: one that was seen to have would end it again and again."""
+    db = open_database("memory:")
+    with LeaseManager(db, ttl=30.0) as dead, LeaseManager(db) as living, LeaseManager(db) as waiter:
+        for one in (dead, living):
+            one.acquire("a", mode="shared")
+        session, lock = waiter.session, waiter.space.lock("a")
+        session.observer._gone = lambda record: record.ttl_ms == 30_000
+        claim = claim_of(session, fair=False)
+        found = run(db, transitions.acquire, session.space, lock, claim, session.observer, strategy="off")
+        assert isinstance(found, transitions.Waiting)
+        assert [vital.session for one in found.processes for vital in one.vitals] == [living.session.sid]

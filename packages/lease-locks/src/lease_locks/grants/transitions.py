@@ -138,7 +138,9 @@ def acquire(
             if enqueue and claim.fair and place is None:
                 return _enqueue(tr, lock, claim)
             look_in = min(verdict.look_in for verdict in verdicts if isinstance(verdict, Alive))
-            return Waiting(_watched(tr, lock, rows.grants), look_in, living[0], processes=tuple(subjects))
+            watched = _watched(tr, lock, rows.grants)
+            alive = [s for s, verdict in zip(subjects, verdicts, strict=True) if isinstance(verdict, Alive)]
+            return Waiting(watched, look_in, living[0], processes=tuple(alive))
         dead = [
             Found(grant, subject, verdict)
             for grant, subject, verdict in zip(rows.grants, subjects, verdicts, strict=True)
