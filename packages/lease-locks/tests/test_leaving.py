@@ -15,7 +15,7 @@ import pytest
 from lease_processes import DEADLINE, children, eventually
 
 from idempotent_txn import run
-from lease_locks import MAINTAIN_LOCKS, LeaseManager, MemoizingPicklingRunner, run_remote
+from lease_locks import MAINTAIN_LOCKS, LeaseManager, MemoizingPicklingRunner, run_remote, samethread_shell
 from lease_locks.grants import ending
 from lease_locks.grants.states import Belief
 from lease_locks.memo.functions import bind
@@ -256,3 +256,31 @@ def test_a_remote_that_loses_the_lease_ends_it_only_where_its_holder_has_left_it
     if not left:
         assert lease.held
         assert other.try_acquire("a") is None, "two would believe"
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["that runs", "that came to nothing"])
+def test_a_shell_that_fails_leaves_the_lock_to_a_remote_that_it_started(
+    shared_url: str, watching: LeaseManager, marks: Path, tmp_path: Path, joined: bool
+) -> None:
+    """As one whose request was heard, and whose answer was lost."""
+    gate = tmp_path / "gate"
+    arguments = 6, str(marks), str(gate)
+
+    def shell(args: Any) -> None:
+        if joined:
+            threading.Thread(target=run_remote, args=(args,), daemon=True).start()
+            eventually(lambda: os.listdir(marks), "the remote runs")
+        raise OSError("the answer was lost")
+
+    with LeaseManager(shared_url, cluster="demo") as locks:
+        runner = MemoizingPicklingRunner(locks, shell=shell, pipeline_id="demo")
+        with pytest.raises(OSError, match="the answer was lost"):
+            runner.call(functions.slow_square, *arguments)
+        name = bind("demo", functions.slow_square, arguments, {}).memo.lock_name
+        held = watching.read(name)
+        assert (None if held is None else [m.role for m in held.maintainers]) == (["remote"] if joined else None)
+        again = MemoizingPicklingRunner(watching, shell=samethread_shell, pipeline_id="demo")
+        future = again.submit(functions.slow_square, *arguments)
+        gate.touch()
+        assert future.result(DEADLINE) == 36
+    assert len(os.listdir(marks)) == 1, "computed once"

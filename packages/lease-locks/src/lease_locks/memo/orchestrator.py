@@ -95,8 +95,8 @@ class Orchestrator:
             except functions.ReboundError:
                 raise  # before the Shell was called, too
             except BaseException as error:
-                # Interrupted, it can't be known whether the Shell started a remote; one that failed has not.
-                if isinstance(error, Exception) or not self._departures.leave(keys, lease):
+                # It can't be known whether the Shell started a remote: one that joined, or is to be adopted, keeps the lock.
+                if not self._departures.leave(keys, lease):
                     self._note(keys, lease, state=GONE, note=f"the Shell raised {error!r}"[:400])
                 raise
             try:
