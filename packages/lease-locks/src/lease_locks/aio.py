@@ -15,7 +15,7 @@ from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.waiting import loops
-from lease_locks.waiting.loops import PATIENCE, AsyncLock, in_thread, started, whatever_comes
+from lease_locks.waiting.loops import PATIENCE, AsyncLock, in_thread, in_tries, started, whatever_comes
 
 
 class AsyncLeaseManager:
@@ -25,7 +25,7 @@ class AsyncLeaseManager:
         self.sync = db if isinstance(db, LeaseManager) else LeaseManager(db, *args, **options)
 
     async def __aenter__(self) -> AsyncLeaseManager:
-        await in_thread(self.sync.__enter__)
+        await in_tries(self.sync.session.start, None)
         return self
 
     async def __aexit__(self, *error: Any) -> None:

@@ -74,7 +74,7 @@ async def in_thread(call: Callable[..., Any], *args: Any, **options: Any) -> Any
         raise
 
 
-async def _in_tries(call: Callable[[float], Any], seconds: float | None) -> Any:
+async def in_tries(call: Callable[[float], Any], seconds: float | None) -> Any:
     """`call(limit)` in the pool, again and again for so many seconds where the database doesn't answer: each finds what one before
     it did."""
     until = None if seconds is None else time.monotonic() + seconds
@@ -112,7 +112,7 @@ async def acquire(
     timeout = limit(timeout)
     began = session.clocks.monotonic()
     try:
-        await _in_tries(session.start, None if timeout is None else timeout + GRACE)
+        await in_tries(session.start, None if timeout is None else timeout + GRACE)
     except TransactionTimedOut as error:
         raise unanswered(name, timeout or 0.0, error) from error
     lease = await drive(session, acquiring(session, session.space.lock(name), claim, timeout, began=began))
@@ -173,7 +173,7 @@ async def _driven(db: Any, steps: Generator[Step, Any, Lease]) -> Lease:
             continue
         try:
             if isinstance(step, Transact):
-                answer = await _in_tries(functools.partial(_transacted, db, step.body), step.timeout)
+                answer = await in_tries(functools.partial(_transacted, db, step.body), step.timeout)
             else:
                 await _pause(db, step)
         except GeneratorExit:
