@@ -18,6 +18,7 @@ from idempotent_txn import run
 from lease_locks import MAINTAIN_LOCKS, LeaseManager, MemoizingPicklingRunner, run_remote, samethread_shell
 from lease_locks.grants import ending
 from lease_locks.grants.states import Belief
+from lease_locks.memo import remote
 from lease_locks.memo.functions import bind
 from lease_locks.waiting import threads
 from lease_locks.waiting.acquiring import acquiring
@@ -284,3 +285,23 @@ def test_a_shell_that_fails_leaves_the_lock_to_a_remote_that_it_started(
         gate.touch()
         assert future.result(DEADLINE) == 36
     assert len(os.listdir(marks)) == 1, "computed once"
+
+
+@pytest.mark.parametrize("error", [OSError("no answer"), KeyboardInterrupt("no answer")], ids=["failed", "interrupted"])
+def test_a_remote_of_this_thread_whose_outcome_was_not_written_keeps_nothing(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch, marks: Path, error: BaseException
+) -> None:
+    """Its process lives on, and its heartbeats would keep the lock for as long."""
+    publish, errors = remote._publish, [error]
+
+    def once(*args: Any, **options: Any) -> None:
+        if errors:
+            raise errors.pop()
+        publish(*args, **options)
+
+    monkeypatch.setattr(remote, "_publish", once)
+    runner = MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id="demo")
+    with pytest.raises(type(error), match="no answer"):
+        runner.call(functions.square, 6, str(marks))
+    assert locks.list("memo/") == []
+    assert runner.call(functions.square, 6, str(marks)) == 36

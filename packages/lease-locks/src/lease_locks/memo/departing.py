@@ -64,7 +64,10 @@ class Departures:
                 return False
             attempt = AttemptRecord.found(tr.get(keys.attempt(bytes(lease.token))).value)
             pending = self._attaches() and attempt is not None and bool(attempt.handle)
-            if grant.joins or grant.record.adopts or pending:
+            # A remote of this very process that has ended without its outcome: this session would keep its row alive.
+            ended = not session.ledger.remotes(lease.name, lease.token.stamp)
+            joined = any(sid != session.sid or not ended for sid, _ in grant.joins)
+            if joined or grant.record.adopts or pending:
                 next_grant(Grant.HELD, Event.LEFT)
                 tr.set(grant.key, replace(grant.record, maintained=False, left=True).encode())
                 return True

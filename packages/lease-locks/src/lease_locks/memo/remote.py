@@ -150,6 +150,8 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.C
         return EXIT_OK
     finally:
         session.ended_elsewhere(lease.part, freed=freed)
+        if not freed:  # in a process that lives on its heartbeats would keep the row of what has ended
+            session.unjoin(lease.part.lock, lease.token, lease.part.key)
 
 
 def _circumstance(error: BaseException) -> bool:
