@@ -8,9 +8,10 @@ from typing import Any
 import memo_functions as functions
 import pytest
 
-from fdb_schema import LEASE_PIN, BlobDamagedError, open_database
+from fdb_schema import LEASE_PIN, BlobDamagedError, open_database, unpin_blob
+from idempotent_txn import run
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
-from lease_locks.memo import rows
+from lease_locks.memo import orchestrator, remote, rows
 from lease_locks.memo.functions import bind
 
 
@@ -99,3 +100,31 @@ def test_a_call_that_is_forgotten_as_it_begins_is_made(locks: LeaseManager, size
     assert runner.call(len, bytes(size)) == size
     assert forgotten == [1]
     assert runner.peek(len, bytes(size)) == size
+
+
+def upper(data: bytes) -> bytes:
+    return data.upper()
+
+
+def test_equal_data_of_another_call_that_is_forgotten_takes_nothing_along(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads of one session share their pin, so that between an upload and the row that refers to it the blob may go."""
+    stored: list[str] = []
+
+    def forgotten(session: Any, data: bytes, what: str) -> Any:
+        payload = rows.store(session, data, what)
+        stored.append(what)
+        if stored.count(what) == 1 and payload.digest is not None:
+            digest = payload.digest
+            run(locks.db, lambda tr: unpin_blob(tr, locks.space.cluster, digest, LEASE_PIN + session.sid))
+            rows.collect(locks.db, locks.space, [digest])
+        return payload
+
+    for module in (orchestrator, remote):
+        monkeypatch.setattr(module, "store", forgotten)
+    runner = MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id="demo")
+    assert runner.call(upper, b"a" * 50_000) == b"A" * 50_000
+    assert len(stored) == 4, "each twice"
+    assert runner.call(upper, b"a" * 50_000) == b"A" * 50_000
+    assert len(stored) == 4

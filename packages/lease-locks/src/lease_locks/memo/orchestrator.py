@@ -33,9 +33,11 @@ from lease_locks.memo.rows import (
     MemoKeys,
     MemoRows,
     OutcomeRecord,
+    Payload,
     change_attempt,
     decoded,
     invoke,
+    referring,
     store,
 )
 from lease_locks.memo.shells import Shell
@@ -117,16 +119,23 @@ class Orchestrator:
     def _invoke(self, call: functions.Call, keys: MemoKeys, lease: Lease) -> Future[Any] | None:
         session = self.locks.session
         wall = session.clocks.wall_us()
-        payload = store(session, call.dump(), f"the arguments of {call.memo}")
-        invocation = InvocationRecord(payload, call.shown(), wall, session.by)
+        data = call.dump()
         attempt = AttemptRecord(PENDING, shell=self._shell_name, invoked_us=wall, run=self.run_id)
         lock = self.locks.space.lock(lease.name)
 
-        def invoked(tr: Any) -> None:
-            self.rows.open(tr)
-            invoke(tr, session, keys, lock, lease.token, invocation, attempt)
+        def stored() -> Payload:
+            return store(session, data, f"the arguments of {call.memo}")
 
-        run(self.locks.db, invoked, strategy=IDEMPOTENT)
+        def invoked(payload: Payload) -> None:
+            invocation = InvocationRecord(payload, call.shown(), wall, session.by)
+
+            def body(tr: Any) -> None:
+                self.rows.open(tr)
+                invoke(tr, session, keys, lock, lease.token, invocation, attempt)
+
+            run(self.locks.db, body, strategy=IDEMPOTENT)
+
+        referring(invoked, stored(), stored)
         self._counting.add(call.memo, "executed", flush=True)
         args = [
             call.memo.uri,

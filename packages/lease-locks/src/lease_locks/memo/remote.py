@@ -38,6 +38,7 @@ from lease_locks.memo.rows import (
     decoded,
     fetch,
     publish,
+    referring,
     store,
 )
 from lease_locks.session.upkeep import IDEMPOTENT
@@ -131,7 +132,6 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.C
             value = functions.dump_value(call(), f"the result of {memo}")
             ran = False
             payload = store(session, value, f"the result of {memo}")
-            outcome = OutcomeRecord(payload, bytes(token), session.clocks.wall_us(), session.by)
         except BaseException as error:
             # Only what the function raised, or a result that doesn't pickle, is the function's: the database's troubles
             # and an interrupted process are this attempt's, also where a call within the function met them.
@@ -145,7 +145,12 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.C
                 raise
             log.info("the function of %s failed: %s", memo, outcome.error)
             return EXIT_FAILED
-        _publish(locks, keys, lease, token, outcome)
+
+        def published(payload: Payload) -> None:
+            outcome = OutcomeRecord(payload, bytes(token), session.clocks.wall_us(), session.by)
+            _publish(locks, keys, lease, token, outcome)
+
+        referring(published, payload, lambda: store(session, value, f"the result of {memo}"))
         freed = True
         return EXIT_OK
     finally:

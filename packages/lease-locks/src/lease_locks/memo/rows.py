@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
@@ -52,6 +52,7 @@ INLINE_BYTES: Final = 16_384
 ATTEMPTS: Final = 5
 """How many attempts of an invocation are kept: each may hold a failure with its traceback."""
 _NAME_BYTES: Final = 150
+_UPLOADS: Final = 20
 _ONE: Final = (1).to_bytes(8, "little")
 
 PENDING, STARTED, SUCCEEDED, FAILED, STOLEN, GONE = "pending", "started", "ok", "error", "stolen", "gone"
@@ -341,6 +342,17 @@ def store(session: Session, data: bytes, what: str) -> Payload:
         limited=False,
     )
     return Payload(len(data), None, digest)
+
+
+def referring(write: Callable[[Payload], Any], payload: Payload, again: Callable[[], Payload]) -> None:
+    """`write(payload)`, which refers to it in a row; of what is stored `again` where its blob is gone by then: all uploads of equal
+    data by one session share their pin, so another call may have let go of it, and been forgotten at once."""
+    for _ in range(_UPLOADS):
+        with contextlib.suppress(BlobMissingError):
+            write(payload)
+            return
+        payload = again()
+    write(payload)
 
 
 def refer(tr: Any, session: Session, payload: Payload, key: bytes) -> None:
