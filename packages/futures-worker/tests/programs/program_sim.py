@@ -94,17 +94,17 @@ def body(ops: list[Op], space: bytes) -> list[Any]:
         elif kind == "failing step":
             seen.append(_raised(lambda: step(fail, name="fails")))
         elif kind == "child":
-            seen.append(client.submit(double, value).result())
+            seen.append(client.submit(double, value, **PATIENT).result())
         elif kind == "failing child":
-            child = client.submit(fail, value, max_retries=0)
+            child = client.submit(fail, value, **{**PATIENT, "max_retries": 0})
             seen.append(_raised(child.result))
         elif kind == "map":
-            seen.append(client.gather(client.map(double, range(value)), progress=False))
+            seen.append(client.gather(client.map(double, range(value), **PATIENT), progress=False))
         elif kind == "completed":
-            children = client.map(double, range(value))
+            children = client.map(double, range(value), **PATIENT)
             seen.append(sorted(future.result() for future in as_completed(children)))
         elif kind == "first":
-            children = client.map(double, range(value))
+            children = client.map(double, range(value), **PATIENT)
             done, left = wait(children, return_when="FIRST_COMPLETED")
             seen.append(len(done) + len(left))
         elif kind == "put":
@@ -138,11 +138,11 @@ def careful(count: int, space: bytes) -> int:
             if kind == 0:
                 sleep(40.0)
             elif kind == 1:
-                current_client().submit(double, number).result()
+                current_client().submit(double, number, **PATIENT).result()
             elif kind == 2:
                 _raised(lambda: wait_for_event("never", timeout=5.0))
             else:
-                wait(current_client().map(double, range(3)), return_when="FIRST_COMPLETED")
+                wait(current_client().map(double, range(3), **PATIENT), return_when="FIRST_COMPLETED")
     except CancelledError:
         for number in reversed(range(done)):
             step(globals()["count"], space + b"undone%d" % number, tr=True)
