@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from fdb_datamodel import (
 from fdb_schema import ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client.basis import keeping, untouched
+from futures_worker.client.inputs import MOST_INPUTS
 from futures_worker.client.session import expected
 from futures_worker.client.session import reader as client_reader
 from futures_worker.client.session import session as client_session
@@ -358,3 +360,31 @@ def test_handles_of_one_future_in_many_threads_end_alike_and_each_is_told_once(
         assert all(calls.acquire(timeout=WAIT) for _ in handles)
         assert sorted(map(id, told)) == sorted(map(id, handles))
         assert not left
+
+
+def test_futures_in_between_are_held_until_what_depends_on_them_is_submitted(
+    db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(db, "test") as client:
+        inputs = client.map(square, range(MOST_INPUTS + 5))
+        held: list[int] = []
+        whole = client_session.Session.submit
+
+        def counted(session: Any, record: Any, spec: Any, *rest: Any) -> Any:
+            if spec.name.endswith("sum"):
+                session.flush()
+                deadline = time.monotonic() + WAIT
+                while any(one in session.pending for one in spec.dependencies):  # they end meanwhile
+                    assert time.monotonic() < deadline
+                    session.reader.read()
+                gc.collect()
+                held.append(len([one for one in spec.dependencies if one in let_go]))
+            return whole(session, record, spec, *rest)
+
+        let_go: list[bytes] = []
+        drop = keeping.Keeping.drop
+        monkeypatch.setattr(keeping.Keeping, "drop", lambda self, one: (let_go.append(one), drop(self, one))[1])
+        monkeypatch.setattr(client_session.Session, "submit", counted)
+        total = client.submit(sum, inputs)
+        assert held == [0, 0, 0], "of the two futures in between, and of what takes them, none was let go"
+        assert total.result(timeout=WAIT) == sum(n * n for n in range(MOST_INPUTS + 5))

@@ -31,13 +31,15 @@ BYTES_PER_REQUEST: Final = 300_000
 
 
 class Call(NamedTuple):
-    """A call that is about to be submitted. stored: it is there for sure, by a key that was submitted before."""
+    """A call that is about to be submitted. stored: it is there for sure, by a key that was submitted before. joints: futures in
+    between that it depends on, which are held until it is submitted."""
 
     record: FutureRecord
     spec: FutureSpec
     code: Code
     holds: tuple[bytes, ...]
     stored: bool = False
+    joints: tuple[Future[Any], ...] = ()
 
 
 def submit(
@@ -114,7 +116,7 @@ def _prepare(
         raise TypeError(
             f"{name} is a generator, which can't be a program: let a program publish, or submit a generator"
         )
-    return Call(record, spec, code, tuple(holds))
+    return Call(record, spec, code, tuple(holds), joints=joints)
 
 
 def submit_each(
