@@ -204,3 +204,27 @@ def test_native_libraries_share_the_cores_among_the_slots(cluster: Any) -> None:
     client = demo.client()
     said = client.submit(lambda: [os.environ.get(f"{one}_NUM_THREADS") for one in ("OMP", "OPENBLAS", "MKL")])
     assert said.result(timeout=WAIT) == ["4", "4", "3"], "what the environment says goes first"
+
+
+def test_what_is_to_begin_later_under_a_limit_outlives_its_client_and_every_worker(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """From the page on schedules alone: no process is needed for it to begin, and none that died keeps a permit."""
+    demo = cluster(workers=1, slots=2)
+    path = tmp_path / "log"
+    first = demo.client()
+    first.limit("one", concurrent=1)
+    holder = first.submit(touch_and_wait, str(tmp_path / "held"), limits=["one"])
+    ids = [first.submit(note, str(path), str(n), limits=["one"], after=0.3).id for n in range(3)]
+    until(lambda: (tmp_path / "held").exists())
+    first.close()
+    demo.workers[0].kill()
+    (tmp_path / "held.go").touch()
+    demo.start("--slots", "2")
+    second = demo.client()
+    for one in ids:
+        second.get_future(one).result(timeout=WAIT)
+    assert second.get_future(holder.id).result(timeout=WAIT) is None
+    assert sorted(path.read_text().split()) == ["0", "1", "2"], "once each"
+    assert [(one.held, one.queued) for one in second.limits()] == [(0, 0)]
+    demo.check()
