@@ -25,7 +25,7 @@ from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import decode_id, encode_id
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import NO_SESSION, FutureResult, WorkerId
-from fdb_datamodel.rows.space import EDGE, stream_number
+from fdb_datamodel.rows.space import EDGE, number_in
 from fdb_datamodel.rows.states import FutureState
 from fdb_schema import ClusterSpace, RecordError, Transaction
 
@@ -113,7 +113,7 @@ def read_items(
     if start < made:
         begin, end = ch.keys.stream_item(f.e, start), ch.keys.stream_item(f.e, min(made, start + limit))
         for key, value in _items(ch, begin, end, snapshot=True):
-            if stream_number(key) != start + len(items):
+            if number_in(key) != start + len(items):
                 break
             items.append(codec.unpack_latest_result(value))
     if start > _number(taken_row):
@@ -158,7 +158,7 @@ def lost_items(tr: Transaction, space: ClusterSpace, future_id: bytes, start: in
     for key, value in rows:
         item = codec.unpack_latest_result(value)
         if item.inline is not None or (item.worker is not None and ch.is_live(item.worker)):
-            missing.discard(stream_number(key))
+            missing.discard(number_in(key))
     return sorted(missing)
 
 

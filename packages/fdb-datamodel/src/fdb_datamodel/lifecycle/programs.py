@@ -17,7 +17,17 @@ from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure
-from fdb_datamodel.rows.space import AWAY, CODE, DUE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, UNCHARGED
+from fdb_datamodel.rows.space import (
+    AWAY,
+    CODE,
+    DUE,
+    EPOCH,
+    FAILURE,
+    LATEST_RESULT,
+    LISTENERS,
+    UNCHARGED,
+    number_in,
+)
 from fdb_datamodel.rows.states import FutureState
 from fdb_schema import read_range
 
@@ -35,15 +45,7 @@ def leave_program(ch: Changes, f: FutureRows, away: Away) -> FutureState:
         return FutureState.failed
     ch.put(f, UNCHARGED, codec.pack((0, 0, f.attempts - f.attempts_before_epoch, f.never_begun)))
     release_claim(ch, f)
-    over = is_cancelled(ch, f, untold=True)
-    if over:
-        pass
-    elif away.kind == "event":
-        events = ch.keys.program_events(f.e, away.name)
-        over = bool(ch.read(events, events + b"\xff", limit=1))
-    elif away.kind == "futures":
-        over = not _await_ends(ch, f, away.ids, until=away.until)
-    if over:
+    if is_cancelled(ch, f, untold=True) or _is_over(ch, f, away):
         place(ch, f)
         return FutureState.failed if f.failed else FutureState.unclaimed
     ch.put(f, AWAY, codec.pack_away(away.kind, away.name))
@@ -51,6 +53,14 @@ def leave_program(ch: Changes, f: FutureRows, away: Away) -> FutureState:
         ch.set(ch.keys.timer(away.due_us, f.e, "backoff"), b"")
         ch.put(f, DUE, codec.pack(away.due_us))
     return FutureState.waiting
+
+
+def _is_over(ch: Changes, f: FutureRows, away: Away) -> bool:
+    """Whether what a program waits for is there already; else it is told when futures end."""
+    if away.kind == "event":
+        events = ch.keys.program_events(f.e, away.name)
+        return bool(ch.read(events, events + b"\xff", limit=1))
+    return away.kind == "futures" and not _await_ends(ch, f, away.ids, until=away.until)
 
 
 def _await_ends(ch: Changes, f: FutureRows, ids: Sequence[bytes], *, until: str) -> bool:
@@ -87,9 +97,12 @@ def is_cancelled(ch: Changes, f: FutureRows, *, untold: bool = False) -> bool:
 
 def requests_made(ch: Changes, e: bytes) -> int:
     """How many requests of a program are recorded."""
-    begin = ch.keys.program_request(e, 0)
-    rows = read_range(ch.tr, begin, begin[:-8] + b"\xff" * 9, limit=1, reverse=True)
-    return 1 + int.from_bytes(rows[0][0][-8:], "big") if rows else 0
+    return 1 + number_in(last[0]) if (last := _last_request(ch, e)) else 0
+
+
+def _last_request(ch: Changes, e: bytes) -> tuple[bytes, bytes] | None:
+    """The row of the latest request, read serializably."""
+    return next(iter(read_range(ch.tr, *ch.keys.program_requests(e), limit=1, reverse=True)), None)
 
 
 def has_come_further(ch: Changes, f: FutureRows) -> bool:
@@ -112,15 +125,14 @@ def prepare_again(ch: Changes, f: FutureRows) -> None:
         raise FutureStateError(
             f"program {show_id(f.id)} was told that it is cancelled, and may have undone what it did: submit it anew"
         )
-    begin = ch.keys.program_request(f.e, 0)
-    for key, row in read_range(ch.tr, begin, begin[:-8] + b"\xff" * 9, limit=1, reverse=True):
-        request = codec.unpack_request(row)
-        error, parts = request[4], request[7]
-        if error:
-            number = int.from_bytes(key[-8:], "big")
-            ch.clear(key)
-            for part in range(parts):
-                ch.clear(ch.keys.program_value(f.e, number, part))
+    last = _last_request(ch, f.e)
+    if last is None:
+        return
+    _, _, _, _, error, _, _, parts = codec.unpack_request(last[1])
+    if error:
+        ch.clear(last[0])
+        for part in range(parts):
+            ch.clear(ch.keys.program_value(f.e, number_in(last[0]), part))
 
 
 def forget_program(ch: Changes, f: FutureRows) -> None:

@@ -11,7 +11,7 @@ from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.ids import as_id, show_id
-from fdb_datamodel.rows.space import CLAIM, EPOCH
+from fdb_datamodel.rows.space import CLAIM, EPOCH, number_in
 from fdb_schema import ClusterSpace, OversizeError, RecordError, Transaction, due_after, read_range
 from fdb_schema.clock import MICROSECONDS
 
@@ -73,9 +73,8 @@ def read_requests(
 ) -> list[Request]:
     """Up to `limit` requests in order from number `start`; fewer: there are no more. Values in parts are left out."""
     ch = Changes(tr, space)
-    begin = ch.keys.program_request(encode_id(as_id(future_id)), start)
-    rows = ch.read(begin, begin[:-8] + b"\xff" * 9, limit=limit)
-    return [_unpack(value, future_id, int.from_bytes(key[-8:], "big")) for key, value in rows]
+    rows = ch.read(*ch.keys.program_requests(encode_id(as_id(future_id)), start), limit=limit)
+    return [_unpack(value, future_id, number_in(key)) for key, value in rows]
 
 
 def last_requests(
@@ -83,9 +82,9 @@ def last_requests(
 ) -> list[tuple[int, Request]]:
     """The latest requests, (number, request), in order."""
     ch = Changes(tr, space)
-    begin = ch.keys.program_request(encode_id(as_id(future_id)), 0)
-    rows = read_range(tr, begin, begin[:-8] + b"\xff" * 9, limit=limit, reverse=True, snapshot=True)
-    numbered = [(int.from_bytes(key[-8:], "big"), value) for key, value in reversed(rows)]
+    span = ch.keys.program_requests(encode_id(as_id(future_id)))
+    rows = read_range(tr, *span, limit=limit, reverse=True, snapshot=True)
+    numbered = [(number_in(key), value) for key, value in reversed(rows)]
     return [(number, _unpack(value, future_id, number)) for number, value in numbered]
 
 

@@ -190,6 +190,11 @@ class Layout:
     def program_request(self, e: bytes, number: int) -> bytes:
         return self.programs + e + _REQUEST + number.to_bytes(8, "big")
 
+    def program_requests(self, e: bytes, start: int = 0) -> tuple[bytes, bytes]:
+        """The range of the requests from number `start` on."""
+        begin = self.program_request(e, start)
+        return begin, begin[:-8] + b"\xff" * 9
+
     def program_value(self, e: bytes, number: int, part: int) -> bytes:
         return self.programs + e + _VALUE + number.to_bytes(8, "big") + bytes(fdb_tuple.pack((part,)))
 
@@ -272,8 +277,8 @@ class Layout:
         return self.session_bells + encode_id(session)
 
 
-def stream_number(key: bytes) -> int:
-    """The number of an item, from its key."""
+def number_in(key: bytes) -> int:
+    """The number that a key ends with: of an item of a stream, or a request of a program."""
     return int.from_bytes(key[-8:], "big")
 
 
