@@ -62,7 +62,7 @@ def test_status_says_where_the_reasons_are_and_who_holds_what_and_who_works_no_m
         alive = screen(main, "status", *where)
         duties.stop()
         thread.join()
-    shown = screen(main, "status", *where, columns=200)
+    shown = screen(main, "status", *where, columns=400)  # the name of the folder is as long as it is
     named = f"--db {where[1]} --cluster demo"
     assert "0 waiting, 1 unclaimed, 0 claimed, 0 realized, 1 failed" in shown
     assert f"           `mainspring futures ls --state unclaimed {named}` says why they wait" in shown

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fdb_datamodel import session_sightings
+from fdb_datamodel import UnknownFutureError, describe_future, session_sightings
 from fdb_schema import ClusterSpace
 from futures_worker import Client
 from futures_worker.client.basis import processes
@@ -37,6 +37,14 @@ def work(any_db: Any, thread_worker: Callable[..., Any]) -> None:
 
 def sessions(db: Any) -> set[bytes]:
     return {sighting.id for sighting in run(db, session_sightings, SPACE)}
+
+
+def is_stored(db: Any, future_id: bytes) -> bool:
+    try:
+        run(db, describe_future, SPACE, future_id)
+    except UnknownFutureError:
+        return False
+    return True
 
 
 def ours() -> set[threading.Thread]:
@@ -79,8 +87,7 @@ def test_a_client_that_was_unpickled_and_dropped_leaves_none_either(shared_url: 
 
 def test_what_a_dropped_client_submitted_last_is_stored(any_db: Any) -> None:
     ids = [Client(any_db, "test").submit(square, n)._record.id for n in range(5)]
-    gc.collect()
-    until(lambda: not sessions(any_db))
+    until(lambda: all(is_stored(any_db, one) for one in ids) and not sessions(any_db))
     with Client(any_db, "test") as client:
         assert client.gather([client.get_future(one) for one in ids]) == [0, 1, 4, 9, 16]
 
