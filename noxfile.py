@@ -49,7 +49,8 @@ GROUPS = {
 RAY = "ray==2.60.0"
 DASK = "distributed==2026.8.0"
 DBOS = "dbos==3.4.0"
-PEERS = {"futures": ("ray", "dask"), "programs": ("dbos",)}  # benchmark -> what it is measured beside
+CELERY = "celery[redis]==5.7.0"
+PEERS = {"futures": ("ray", "dask"), "programs": ("dbos", "celery")}  # benchmark -> what it is measured beside
 SOAK_SEEDS = "10000"
 SOAK_KILLS = "500"
 
@@ -254,6 +255,12 @@ def peer_dask(session: nox.Session) -> None:
 def peer_dbos(session: nox.Session) -> None:
     """DBOS in an environment of its own, for the benchmarks."""
     session.install(DBOS)
+
+
+@nox.session(name="peer-celery")
+def peer_celery(session: nox.Session) -> None:
+    """Celery in an environment of its own, for the benchmarks."""
+    session.install(CELERY)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""Durable programs beside DBOS on SQLite, in one run on this machine: `nox -s bench -- programs`.
+"""Durable programs beside DBOS (on SQLite and PostgreSQL) and Celery (on Redis), in one run on this machine: `nox -s bench -- programs`.
 
 Rows, each the median of `--rounds` rounds after a warm-up:
 
@@ -6,12 +6,16 @@ Rows, each the median of `--rounds` rounds after a warm-up:
 - programs: `--programs` programs of one step each, asked for together; programs per second
 - resume: from the SIGKILL of the worker that runs a program until another worker runs its next step; ms (ours alone)
 - sleepers: `--sleepers` programs that sleep: how many a second go to sleep and, all due at once, come back and end, and what
-  one that sleeps takes of the workers' private memory, in bytes (ours alone)
+  one that sleeps takes of the workers' private memory and of the database's files, in bytes (ours alone)
 
-Both keep what is recorded through the death of any process (ours with the engine's process durability, DBOS as it sets up
-SQLite). Ours runs programs in two workers' processes, DBOS in threads of the process that asks. Its Python is given by
-`--dbos-python` (nox makes it); without, it is left out. The target is the larger of 1,000 steps and 300 programs a second, and
-20 times DBOS; what limits it is in the documentation's page on performance.
+All keep what is recorded through the death of any process: ours with the engine's process durability, DBOS as it sets up
+SQLite and PostgreSQL (which wait for the disk unless told otherwise), Redis with `--appendonly yes`. Ours and Celery run in two
+processes, DBOS in threads of the process that asks. Celery has no programs: its steps are a chain of tasks, of which each starts
+the next, its programs are tasks.
+
+A peer that isn't given is left out: `--dbos-python` and `--celery-python` (nox makes them), `--postgres-url` of a database that
+DBOS may fill, and `redis-server` on the PATH. The target is the larger of 1,000 steps and 300 programs a second, and 20 times
+DBOS on SQLite; what limits it is in the documentation's page on performance.
 """
 
 from __future__ import annotations
@@ -20,17 +24,18 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from futures_worker import Client, sleep, step
+from futures_worker import Client, now, sleep, step
 
 TARGETS = {"steps": 1_000.0, "programs": 300.0}
 TIMES_DBOS = 20.0
@@ -41,13 +46,14 @@ ROWS = {
     "asleep": "programs that go to sleep per second",
     "awake": "programs that come back, all due at once, per second",
     "memory": "private memory of workers per sleeping program (bytes)",
+    "stored": "files of the database per sleeping program (bytes)",
 }
 
 DBOS = """
 import json, logging, os, statistics, sys, tempfile, time
 from dbos import DBOS
-folder, steps, programs, rounds = sys.argv[1], *map(int, sys.argv[2:5])
-DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{folder}/dbos.sqlite"})
+url, steps, programs, rounds = sys.argv[1], *map(int, sys.argv[2:5])
+DBOS(config={"name": "bench", "system_database_url": url})
 
 @DBOS.step()
 def one(number): return number
@@ -76,6 +82,32 @@ print(json.dumps({row: statistics.median(values) for row, values in found.items(
 os._exit(0)
 """
 
+CELERY = """
+import json, os, statistics, sys, time
+from celery import Celery, chain, group
+app = Celery("bench", broker=os.environ["REDIS"], backend=os.environ["REDIS"])
+app.conf.task_acks_late = True
+
+@app.task(name="one")
+def one(number): return number
+
+def main():
+    steps, programs, rounds = map(int, sys.argv[1:4])
+    chain(*[one.s(0) if not n else one.s() for n in range(20)])().get(timeout=60)
+    found = {"steps": [], "programs": []}
+    for _ in range(rounds):
+        began = time.perf_counter()
+        chain(*[one.s(0) if not n else one.s() for n in range(steps)])().get(timeout=600)
+        found["steps"].append(steps / (time.perf_counter() - began))
+        began = time.perf_counter()
+        group(one.s(n) for n in range(programs))().get(timeout=600)
+        found["programs"].append(programs / (time.perf_counter() - began))
+    print(json.dumps({row: statistics.median(values) for row, values in found.items()}), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
 
 def one(number: int) -> int:
     """The step of every row."""
@@ -94,9 +126,9 @@ def small(number: int) -> int:
     return step(one, number)
 
 
-def sleeper(seconds: float) -> None:
-    """A program that sleeps."""
-    sleep(seconds)
+def sleeper(due: float) -> None:
+    """A program that sleeps until then."""
+    sleep(max(0.0, due - now()))
 
 
 def stamped(path: str, count: int) -> None:
@@ -153,29 +185,51 @@ def ours(arguments: argparse.Namespace) -> dict[str, float]:
                         )
                     )
                 )
-            sleepers(client, running, arguments.sleepers, found)
+            if arguments.sleepers:
+                for row, value in sleepers(client, running, folder, arguments).items():
+                    found[row].append(value)
         for number in range(arguments.rounds):
             found["resume"].append(resume(url, Path(folder, f"stamps-{number}")))
-    return {row: statistics.median(values) for row, values in found.items()}
+    return {row: statistics.median(values) for row, values in found.items() if values}
 
 
-def sleepers(client: Client, running: list[subprocess.Popen[bytes]], count: int, found: dict[str, list[float]]) -> None:
+def sleepers(
+    client: Client, running: list[subprocess.Popen[bytes]], folder: str, arguments: argparse.Namespace
+) -> dict[str, float]:
     """The rows of programs that sleep."""
-    before = sum(private_bytes(worker.pid) for worker in running)
-    seconds = max(5.0, count / 300)
-    began = time.perf_counter()
-    futures = client.map(sleeper, [seconds] * count, durable=True)
+    count = arguments.sleepers
+    memory, stored = sum(private_bytes(worker.pid) for worker in running), bytes_of(folder)
+    began = time.time()
+    due = began + 5 + count / arguments.asleep_rate
+    futures = client.map(sleeper, [due] * count, durable=True)
     client.flush()
-    while len(client.futures(state="waiting", function=sleeper, limit=None)) < count:
-        time.sleep(0.05)  # that a program has gone to sleep is no event
-        if time.perf_counter() - began > seconds:
-            break
-    asleep = time.perf_counter() - began
-    found["asleep"].append(count / asleep)
-    grown = sum(private_bytes(worker.pid) for worker in running) - before
-    found["memory"].append(max(0.0, grown / count))
-    time.sleep(max(0.0, seconds - asleep))
-    found["awake"].append(count / timed(lambda: client.gather(futures, progress=False)))
+    while any(status != "waiting" for status in statuses(client, min(count, 200))):
+        time.sleep(0.05 + count / 1e6)  # that a program has gone to sleep is no event
+        if time.time() > due:
+            raise SystemExit(
+                f"{count:,} programs take longer to go to sleep than they sleep: give --asleep-rate a smaller one"
+            )
+    asleep = time.time() - began
+    if any(status != "waiting" for status in statuses(client, None)):
+        raise SystemExit("the programs asked for last are asleep and others are not")
+    grown = sum(private_bytes(worker.pid) for worker in running) - memory
+    row = {
+        "asleep": count / asleep,
+        "memory": max(0.0, grown / count),
+        "stored": (bytes_of(folder) - stored) / count,
+    }
+    time.sleep(max(0.0, due - time.time()))
+    return row | {"awake": count / timed(lambda: client.gather(futures, progress=False))}
+
+
+def statuses(client: Client, limit: int | None) -> list[str]:
+    """Of the newest sleepers."""
+    return [one.state for one in client.futures(function=sleeper, limit=limit)]
+
+
+def bytes_of(folder: str) -> int:
+    """What its files take."""
+    return sum(512 * found.stat().st_blocks for found in Path(folder).rglob("*") if found.is_file())
 
 
 def resume(url: str, path: Path) -> float:
@@ -206,32 +260,59 @@ def private_bytes(pid: int) -> int:
     return 0
 
 
-def dbos(arguments: argparse.Namespace) -> dict[str, float]:
-    """The rows that DBOS has."""
+def dbos(arguments: argparse.Namespace, url: str) -> dict[str, float]:
+    """The rows that DBOS has, on the database of that URL."""
     if not arguments.dbos_python:
         return {}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        numbers = map(str, (arguments.peer_steps, arguments.peer_programs, arguments.rounds))
-        command = [arguments.dbos_python, "-c", DBOS, folder, *numbers]
-        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1]
-    result: dict[str, float] = json.loads(found)
+    return _peer(arguments, [arguments.dbos_python, "-c", DBOS, url], os.environ)
+
+
+def celery(arguments: argparse.Namespace) -> dict[str, float]:
+    """The rows that Celery has, on a Redis of its own whose log outlives its process."""
+    redis = shutil.which("redis-server")
+    if not arguments.celery_python or redis is None:
+        return {}
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, contextlib.ExitStack() as running:
+        Path(folder, "bench_celery.py").write_text(CELERY)
+        socket = Path(folder, "redis.sock")
+        environment = {**os.environ, "PYTHONPATH": folder, "REDIS": f"redis+socket://{socket}"}
+        server = [redis, "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--appendonly", "yes"]
+        app = [arguments.celery_python, "-m", "celery", "-A", "bench_celery", "worker", "--concurrency", "2"]
+        for command in (server, app):
+            started = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            running.callback(started.wait)
+            running.callback(started.terminate)
+            while not socket.exists():
+                time.sleep(0.05)
+        return _peer(arguments, [arguments.celery_python, "bench_celery.py"], environment, folder)
+
+
+def _peer(
+    arguments: argparse.Namespace, command: list[str], environment: Mapping[str, str], folder: str | None = None
+) -> dict[str, float]:
+    """The rows that a peer's program prints as its last line."""
+    numbers = map(str, (arguments.peer_steps, arguments.peer_programs, arguments.rounds))
+    done = subprocess.run([*command, *numbers], check=True, capture_output=True, text=True, env=environment, cwd=folder)
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
-def report(mine: dict[str, float], theirs: dict[str, float]) -> None:
+def report(mine: dict[str, float], peers: dict[str, dict[str, float]]) -> None:
     """The table."""
-    print(f"{'':58} {'ours':>10} {'DBOS':>10} {'ratio':>7}  target")
+    print(f"{'':58} {'ours':>10}" + "".join(f" {name:>16} {'ratio':>7}" for name in peers) + "  target")
     for row, text in ROWS.items():
-        peer = theirs.get(row)
-        ratio = f"{mine[row] / peer:7.2f}" if peer else f"{'':7}"
-        target = (
-            f"{max(TARGETS[row], TIMES_DBOS * (peer or 0)):,.0f}"
-            if row in TARGETS
-            else "1,000"
-            if row == "resume"
-            else ""
-        )
-        print(f"{text:58} {mine[row]:>10,.0f} {f'{peer:,.0f}' if peer else '':>10} {ratio}  {target}")
+        if row not in mine:
+            continue
+        beside = ""
+        for theirs in peers.values():
+            peer = theirs.get(row)
+            beside += f" {peer:>16,.0f} {mine[row] / peer:7.2f}" if peer else f" {'':24}"
+        target = "1,000" if row == "resume" else ""
+        if row in TARGETS:
+            target = f"{max(TARGETS[row], TIMES_DBOS * peers.get('DBOS SQLite', {}).get(row, 0.0)):,.0f}"
+        print(f"{text:58} {mine[row]:>10,.0f}{beside}  {target}")
 
 
 def main() -> None:
@@ -240,13 +321,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3_000)
     parser.add_argument("--programs", type=int, default=1_000)
-    parser.add_argument("--sleepers", type=int, default=3_000)
+    parser.add_argument("--sleepers", type=int, default=3_000, help="0: none")
+    parser.add_argument(
+        "--asleep-rate", type=float, default=300.0, help="how many a second are given time to go to sleep"
+    )
     parser.add_argument("--peer-steps", type=int, default=1_000)
     parser.add_argument("--peer-programs", type=int, default=300)
     parser.add_argument("--folder", default="/dev/shm", help="where databases are made")
     parser.add_argument("--dbos-python", default=os.environ.get("MAINSPRING_DBOS_PYTHON", ""))
+    parser.add_argument("--postgres-url", default="", help="postgresql://…: a database that DBOS may fill")
+    parser.add_argument("--celery-python", default=os.environ.get("MAINSPRING_CELERY_PYTHON", ""))
     arguments = parser.parse_args()
-    report(ours(arguments), dbos(arguments))
+    mine = ours(arguments)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        peers = {"DBOS SQLite": dbos(arguments, f"sqlite:///{folder}/dbos.sqlite")}
+    if arguments.postgres_url:
+        peers["DBOS PostgreSQL"] = dbos(arguments, arguments.postgres_url)
+    peers["Celery Redis"] = celery(arguments)
+    report(mine, {name: rows for name, rows in peers.items() if rows})
 
 
 if __name__ == "__main__":
