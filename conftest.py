@@ -15,6 +15,7 @@ skipped, and those marked `embedded_only` with them.
 from __future__ import annotations
 
 import ctypes.util
+import gc
 import os
 import random
 import secrets
@@ -111,6 +112,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"not on a cluster: {reason}"))
         elif not {"any_url", "shared_url"}.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.skip(reason="this run is of a cluster, and the test asks for none"))
+
+
+def pytest_collection_finish() -> None:
+    """What collecting has made stays until the end: it isn't looked through again by each of the many `gc.collect()` of tests, and
+    forks of this process don't copy it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

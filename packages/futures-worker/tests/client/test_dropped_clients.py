@@ -15,6 +15,7 @@ from fdb_datamodel import UnknownFutureError, describe_future, session_sightings
 from fdb_schema import ClusterSpace
 from futures_worker import Client
 from futures_worker.client.basis import processes
+from futures_worker.client.basis.keeping import Keeping
 from idempotent_txn import run
 
 WAIT = 30.0
@@ -90,6 +91,15 @@ def test_what_a_dropped_client_submitted_last_is_stored(any_db: Any) -> None:
     until(lambda: all(is_stored(any_db, one) for one in ids) and not sessions(any_db))
     with Client(any_db, "test") as client:
         assert client.gather([client.get_future(one) for one in ids]) == [0, 1, 4, 9, 16]
+
+
+def test_a_session_that_nobody_had_any_more_when_it_began_is_ended_at_once(any_db: Any) -> None:
+    gone = threading.Event()
+    kept = Keeping(any_db, SPACE, b"k" * 16, seconds=4 * WAIT)
+    kept.abandon(gone.set)
+    kept.begin()  # what was submitted last is stored now
+    assert gone.wait(WAIT), "what isn't heard is done with the next beat"
+    kept.close()
 
 
 def test_a_client_with_actors_of_its_own_lives_as_long_as_the_process(any_db: Any) -> None:

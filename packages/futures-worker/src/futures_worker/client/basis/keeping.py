@@ -61,6 +61,7 @@ class Keeping:
         self._untold: list[bytes] = []  # held, and the database wasn't told yet
         self._lock = threading.Lock()
         self._stop = Flag()
+        self._called = Flag()  # the thread that beats is to look around before its next beat
         self._hears = False  # whether it is mailed of its tasks' output
         self._counter = 0
         self._beaten = 0.0  # when it was about to beat last
@@ -184,6 +185,7 @@ class Keeping:
     def close(self, codes: Iterable[bytes] = ()) -> None:
         """End the session in the database; its futures go on, and are nobody's. `codes`: digests of code that it put."""
         self._stop.set()
+        self._called.set()
         with self._lock:
             begun, self._begun = self._begun, False
         if begun:
@@ -192,7 +194,7 @@ class Keeping:
     def abandon(self, end: Callable[[], None]) -> None:
         """Have the thread that beats call `end`, which closes the session: nobody else is left who could. Takes no lock."""
         self._end = end
-        self._stop.nudge()
+        self._called.set()
 
     def _late(self) -> bool:
         return _now() - self._beaten > LATE_BEATS * self._seconds
@@ -232,7 +234,11 @@ class Keeping:
         return known
 
     def _beat(self) -> None:
-        while not self._stop.wait(self._seconds * random.uniform(0.8, 1.2)):
+        while True:
+            self._called.wait(self._seconds * random.uniform(0.8, 1.2))
+            self._called.clear()  # first: whoever called has said why before
+            if self._stop.is_set():
+                return
             try:
                 if self._end is not None:
                     self._end()

@@ -97,10 +97,6 @@ class Flag:
     def clear(self) -> None:
         self._set = False
 
-    def nudge(self) -> None:
-        """Have those who wait for a time look around before it is over."""
-        self._waiters.wake()
-
     def wait(self, timeout: float | None = None) -> bool:
         """Return once it is set, or after `timeout` seconds; whether it is."""
         if timeout is not None:
