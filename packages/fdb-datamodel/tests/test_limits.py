@@ -214,6 +214,51 @@ def test_one_that_is_removed_and_made_again_knows_who_has_a_permit(memory_lab: L
     assert lab.validate() == []
 
 
+@pytest.mark.parametrize("gone", ["lost", "deleted"])
+def test_one_whose_input_is_gone_when_it_is_claimed_gives_its_permit_back(memory_lab: Lab, gone: str) -> None:
+    lab = memory_lab
+    lab.clock(1)
+    holder, worker = lab.worker(1), lab.worker(2)
+    lab(set_limit, "api", 1, None)
+    up = lab.spec(allow_reconstruction=False)
+    lab.submit(up)
+    lab(dm.realize_future, lab.claim(holder)[0], dm.FutureResult(size=100_000, worker=holder))
+    downs = submit(lab, 3, dependencies=(up.id,))
+    if gone == "deleted":
+        lab(dm.delete_future, up.id)
+    else:
+        lab.kill(holder)
+        lab.reap()
+        lab(dm.resubmit_future, up.id, 0)  # whoever asks for it finds that it is lost
+    (other,) = submit(lab, 1)
+    for _ in range(4):
+        for claim in lab.claim(worker):
+            lab(dm.realize_future, claim, b"1")
+    assert states(lab, [*downs, other]) == ["failed", "failed", "failed", "realized"]
+    assert (status(lab).held, status(lab).queued) == (0, 0)
+    assert lab.validate() == []
+
+
+def test_one_that_waits_for_its_input_again_leaves_its_permit_to_what_makes_it(memory_lab: Lab) -> None:
+    lab = memory_lab
+    lab.clock(1)
+    holder, worker = lab.worker(1), lab.worker(2)
+    lab(set_limit, "api", 1, None)
+    (up,) = submit(lab, 1)
+    lab(dm.realize_future, lab.claim(holder)[0], dm.FutureResult(size=100_000, worker=holder))
+    (down,) = submit(lab, 1, dependencies=(up.id,))
+    lab.kill(holder)
+    lab.reap()
+    lab(dm.resubmit_future, up.id, 0)
+    assert states(lab, [up, down]) == ["waiting", "unclaimed"]
+    for _ in range(4):
+        for claim in lab.claim(worker):
+            lab(dm.realize_future, claim, b"1")
+    assert states(lab, [up, down]) == ["realized", "realized"]
+    assert status(lab).held == 0
+    assert lab.validate() == []
+
+
 @pytest.mark.parametrize("seed", seed_params(40))
 def test_there_are_never_more_than_the_limit_says(memory_lab: Lab, seed: int) -> None:
     lab, rng = memory_lab, random.Random(seed)

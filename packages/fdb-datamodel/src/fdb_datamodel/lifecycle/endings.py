@@ -9,7 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from fdb_datamodel.lifecycle.placement import add_edges, clear_edges, come_back, enqueue, upstream_failure, withdraw
+from fdb_datamodel.lifecycle.placement import (
+    add_edges,
+    clear_edges,
+    come_back,
+    enqueue,
+    give_permits_back,
+    upstream_failure,
+    withdraw,
+)
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
 from fdb_datamodel.rows.elements import decode_id, is_id
@@ -22,6 +30,7 @@ from fdb_datamodel.rows.space import (
     FAILURE,
     LATEST_EXCEPTION,
     LATEST_RESULT,
+    LIMITS,
     LISTENERS,
     SESSION,
     WAKE,
@@ -55,7 +64,9 @@ def timed_out(f: FutureRows, kind: str) -> Failure:
 
 
 def write_failure(ch: Changes, f: FutureRows, failure: Failure) -> None:
-    """Write the terminal failure of a future that is in no other place any more."""
+    """Write the terminal failure of a future that is in no other place any more; permits that it had are the next ones'."""
+    if LIMITS in f.rows:
+        give_permits_back(ch, f)
     value = codec.pack_failure(failure)
     ch.put(f, FAILURE, value)
     announce(ch, f, "failed", value)
@@ -212,9 +223,11 @@ def enqueue_or_fail(ch: Changes, f: FutureRows, *, anywhere: bool = False) -> No
 def place(ch: Changes, f: FutureRows) -> None:
     """Put a future that holds no place (and has no back-off) where it belongs now: on edges, in the pool, with a worker.
 
-    One whose upstream failed ends.
+    One whose upstream failed ends. One that waits for inputs holds no permits: what makes them may need these.
     """
     waits, failure = add_edges(ch, f, f.dependencies)
+    if waits and LIMITS in f.rows:
+        give_permits_back(ch, f)
     if failure is not None:
         clear_edges(ch, f)
         write_failure(ch, f, dataclasses.replace(failure, attempt=f.attempts, wall_us=ch.wall_us))
