@@ -110,6 +110,60 @@ def test_starts_are_spread_over_time(memory_lab: Lab) -> None:
     assert lab.validate() == []
 
 
+def test_a_start_is_kept_for_nobody(memory_lab: Lab) -> None:
+    lab = memory_lab
+    now = lab.clock(10)
+    lab(set_limit, "api", None, 1.0)
+    (first, *rest) = submit(lab, 100)
+    assert (lab.state(first.id), status(lab).queued) == ("unclaimed", 99)
+    (high,) = submit(lab, 1, priority=1)
+    assert "permit of limit 'api'" in lab.info(high.id).reason
+    lab(dm.advance, now + 1_000_000)
+    assert states(lab, [high, rest[0]]) == ["unclaimed", "waiting"], "priorities go first"
+    for spec in rest[:98]:
+        lab(dm.cancel_future, spec.id)
+    lab(dm.advance, now + 2_000_000)
+    assert lab.state(rest[98].id) == "unclaimed", "who was cancelled takes no start along"
+    (late,) = submit(lab, 1)
+    assert lab.state(late.id) == "waiting"
+    lab(dm.advance, now + 3_000_000)
+    assert lab.state(late.id) == "unclaimed"
+    assert lab.validate() == []
+
+
+@pytest.mark.parametrize(("per_second", "at_once"), [(1000.0, None), (None, None), (None, 500)])
+def test_who_waits_for_a_start_takes_to_a_changed_limit(
+    memory_lab: Lab, per_second: float | None, at_once: int | None
+) -> None:
+    lab = memory_lab
+    now = lab.clock(10)
+    lab(set_limit, "api", None, 0.001)
+    specs = submit(lab, 250)
+    assert states(lab, specs).count("waiting") == 249
+    for step in range(4):
+        while lab(set_limit, "api", at_once, per_second):
+            pass
+        while lab(dm.advance, now + step * 250_000).more:
+            pass
+        lab.clock((now + step * 250_000) / 1e6)
+    assert set(states(lab, specs)) == {"unclaimed"}
+    assert lab.validate() == []
+
+
+def test_starts_that_come_due_together_are_made_together_and_no_more(memory_lab: Lab) -> None:
+    lab = memory_lab
+    now = lab.clock(10)
+    lab(set_limit, "api", None, 200.0)
+    specs = submit(lab, 1000)
+    begun = []
+    for moment in (250_000, 500_000, 3_600_000_000):
+        while lab(dm.advance, now + moment).more:
+            pass
+        begun.append(states(lab, specs).count("unclaimed"))
+    assert begun == [51, 101, 302], "after a silence a second's worth"
+    assert lab.validate() == []
+
+
 def test_several_limits_are_taken_together(memory_lab: Lab) -> None:
     lab = memory_lab
     lab.clock(1)

@@ -103,7 +103,10 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc("waits", "(id, upstream)", "token", "a running future blocks on another; of the attempt with this token"),
     KeyDoc("unsettled", "(id)", "empty", "ended futures with more listeners than one transaction settles"),
     KeyDoc(
-        "timers", "(due µs, id, kind)", "empty", "back-offs, waits for locality, timeouts; fire on the cluster clock"
+        "timers",
+        "(due µs, id, kind)",
+        "empty",
+        "back-offs, waits for locality or a start, timeouts; fire on the cluster clock",
     ),
     KeyDoc(
         "mailboxes", "(session, versionstamp, id)", "[[id, kind, value, epoch], …]", "one row per session and commit"
@@ -181,6 +184,6 @@ KEYS: tuple[KeyDoc, ...] = (
 
 SUBSPACES: tuple[str, ...] = tuple(dict.fromkeys(doc.subspace for doc in KEYS))
 
-TIMER_KINDS: tuple[str, ...] = ("backoff", "locality", "queue", "total", "unschedulable", "cancel")
+TIMER_KINDS: tuple[str, ...] = ("backoff", "locality", "queue", "total", "unschedulable", "cancel", "limit")
 
 FORMAT = 1  # of all subspaces of KEYS together, checked under the name "futures"

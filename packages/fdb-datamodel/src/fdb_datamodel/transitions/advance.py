@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, fail_for_good, finish, timed_out
+from fdb_datamodel.lifecycle.limits import ADMITTED_AT_ONCE, next_in_line
 from fdb_datamodel.lifecycle.placement import come_back, set_timer
 from fdb_datamodel.lifecycle.programs import is_cancelled
 from fdb_datamodel.rows import codec
@@ -55,7 +56,7 @@ def advance(tr: Transaction, space: ClusterSpace, now_us: int, limit: int = 100)
         ch.clear(key)
         f = ch.load(future_id)
         if f.exists and not f.ended:
-            moved += _fire(ch, f, due, kind)
+            moved += _fire(ch, f, due, kind, now_us)
     more = next_due is None and len(rows) > limit
     leftovers = ch.read_ids(ch.keys.unsettled, limit=2)
     if leftovers:
@@ -82,7 +83,7 @@ def how_late(tr: Transaction, space: ClusterSpace, now_us: int) -> int | None:
     return 0 if read_range(tr, *span(keys.unsettled), limit=1, snapshot=True) else None
 
 
-def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
+def _fire(ch: Changes, f: FutureRows, due: int, kind: str, now_us: int) -> int:
     """One due timer of an unfinished future; 1 if the future changed. Stale ones change nothing."""
     if kind == "backoff":
         if f.due != due:
@@ -99,6 +100,8 @@ def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
             return 0
         relocate(ch, f, None)
         return 1
+    if kind == "limit":
+        return _begin_next(ch, f.permits[1], now_us)
     if kind == "cancel":
         if f.option("durable") and is_cancelled(ch, f):
             told = "was cancelled, and had not ended when its grace was over"
@@ -111,6 +114,15 @@ def _fire(ch: Changes, f: FutureRows, due: int, kind: str) -> int:
         return _ask_whether_begun(ch, f)
     fail_for_good(ch, f, timed_out(f, kind), tell_worker=True)
     return 1
+
+
+def _begin_next(ch: Changes, limit: str, now_us: int) -> int:
+    """A limit of starts has the next one, which one in its queue had the timer for; how many begin."""
+    begun = next_in_line(ch, limit, ADMITTED_AT_ONCE, now_us) if limit else []
+    for f in begun:
+        enqueue_or_fail(ch, f)
+    ch.unsettled |= len(begun) == ADMITTED_AT_ONCE
+    return len(begun)
 
 
 def _ask_whether_begun(ch: Changes, f: FutureRows) -> int:

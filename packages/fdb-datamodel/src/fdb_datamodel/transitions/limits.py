@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
-from fdb_datamodel.lifecycle.limits import Limit, count_permits, next_in_line, read_limit, write_limit
+from fdb_datamodel.lifecycle.limits import ADMITTED_AT_ONCE, Limit, count_permits, next_in_line, read_limit, write_limit
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.space import layout_of, span
 from fdb_schema import ClusterSpace, Transaction, read_range
 from fdb_schema.clock import MICROSECONDS
 
-ADMITTED_AT_ONCE = 100
-"""Futures that a changed limit lets begin, by one transaction."""
 _COUNTED = 1000
 
 
@@ -40,7 +38,9 @@ def set_limit(
     if concurrent is None and between is None:
         ch.clear(ch.keys.limit(name))
     else:
-        next_us = known.next_us if known is not None and known.between is not None else 0
+        next_us = 0
+        if known is not None and known.between is not None and between is not None:
+            next_us = known.next_us - known.between + between  # from the latest start on
         write_limit(ch, name, Limit(concurrent, between, held, next_us, ch.wall_us))
     admitted = next_in_line(ch, name, ADMITTED_AT_ONCE)
     for f in admitted:
