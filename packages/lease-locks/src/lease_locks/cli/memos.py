@@ -28,9 +28,8 @@ from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.grants.info import wall_time
 from lease_locks.locks import LeaseManager
-from lease_locks.memo.pruning import prune
+from lease_locks.memo.pruning import forget, prune
 from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri
-from lease_locks.memo.runner import forget
 
 UriArgument = Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST")]
 
@@ -259,7 +258,7 @@ def inspect(
         return
     say(described["memo_uri"])
     for argument in described["arguments"]:
-        say(f"  {argument['parameter']} = {argument['value']}")
+        say(f"  {argument['parameter']} = {argument['value']}{'' if argument['digest'] else '  (no part of the key)'}")
     for attempt in described["attempts"]:
         note = attempt["failure"] or attempt["note"]
         say(f"attempt {attempt['writer_id']} {attempt['state']} {attempt['shell']} {attempt['remote']} {note}")

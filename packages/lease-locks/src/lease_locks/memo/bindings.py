@@ -12,9 +12,9 @@ import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from fdb_schema.whole_copies import DISPATCHER_ATTRIBUTES, SCRIPTS, is_dispatching, named_as_text
 
@@ -23,24 +23,49 @@ _PLAIN: Final = (str, bytes, int, float, complex, tuple, list, dict, set, frozen
 _REGISTERED: Final = vars(abc)["_get_dump"]  # as cloudpickle has it; Python names nothing public that says it
 
 
-def memoizing(call: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its calls made by `call(function, *args, **kwargs)`."""
+class Attached:
+    """What `memoize` gives a function beside its calls, as an attribute: no part of what the function is known by, nor of what any decorator
+    makes of it that copies attributes, as `functools.wraps` does."""
+
+    __slots__ = ()
+
+
+def memoizing(
+    call: Callable[..., Any],
+    function: Callable[..., Any],
+    attributes: Mapping[str, Attached] = types.MappingProxyType({}),
+) -> Callable[..., Any]:
+    """`function` with its calls made by `call(function, *args, **kwargs)`, and with these attributes."""
 
     @functools.wraps(function)
     def memoized(*args: Any, **kwargs: Any) -> Any:
         return call(function, *args, **kwargs)
 
+    # Those that it copied are of a runner's wrapper further within.
+    for name in [name for name, value in vars(memoized).items() if isinstance(value, Attached)]:
+        delattr(memoized, name)
+    vars(memoized).update(attributes)
     return memoized
 
 
 _CODE: Final = memoizing(functools.partial, print).__code__
 
 
+def is_wrapper(function: Any) -> TypeGuard[types.FunctionType]:
+    """Whether a runner's `memoize` made it: told by its code, which a pickled copy has, too."""
+    return isinstance(function, types.FunctionType) and function.__code__ == _CODE
+
+
 def plain(function: Any) -> Any:
-    """The function itself, where this is a runner's wrapper of it: told by its code, which a pickled copy has, too."""
-    while isinstance(function, types.FunctionType) and function.__code__ == _CODE:
+    """The function itself, where this is a runner's wrapper of it."""
+    while is_wrapper(function):
         function = function.__wrapped__  # type: ignore[attr-defined]
     return function
+
+
+def without_attached(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a function, or of an object that has copied a function's."""
+    return {name: value for name, value in attributes.items() if not isinstance(value, Attached)}
 
 
 def around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -49,11 +74,11 @@ def around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         yield "its registrations", registrations(function)
         yield (
             "its attributes",
-            {name: value for name, value in vars(function).items() if name not in DISPATCHER_ATTRIBUTES},
+            without_attached({n: v for n, v in vars(function).items() if n not in DISPATCHER_ATTRIBUTES}),
         )
         return
     yield "its defaults", (function.__defaults__, function.__kwdefaults__)
-    yield "its attributes", vars(function)
+    yield "its attributes", without_attached(vars(function))
     yield from _cells(function)
     yield from _globals(function)
 

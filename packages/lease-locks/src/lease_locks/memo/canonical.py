@@ -12,7 +12,7 @@
 Functions and classes of the second kind are looked at when they are first met, and again where a name that they use was bound anew or
 something was registered with them (`functools.singledispatch`, abstract base classes): what a name is bound to counts as it was then,
 whatever is put into it since. The wrapper that a runner's `memoize` puts around a function counts as that function; no other decorator is looked
-through. What doesn't pickle has no key, but where such a function or class refers to it: then that is known in this process only.
+through, and what that was told to add or to leave out (`options.keying`) goes with it. What doesn't pickle has no key, but where such a function or class refers to it: then that is known in this process only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from typing import Any, Final
 
 from fdb_schema.whole_copies import ANNOTATING, LENT, SCRIPTS, annotations_of, named_as_text
 from lease_locks.errors import LeaseError
-from lease_locks.memo.bindings import Bindings, around, plain, registered_with, unplaced
+from lease_locks.memo.bindings import Bindings, around, plain, registered_with, unplaced, without_attached
+from lease_locks.memo.options.keying import keying_of
 from lease_locks.memo.walking import Once, TooManyWays, Ways
 
 log = logging.getLogger("lease_locks")
@@ -382,6 +383,8 @@ class _Encoder:
             self.put(logic_key(thing))
         else:
             self.sized(b"l", self.refer(thing))
+        for callee in keying_of(value).followed(thing):
+            self.sized(b"+", self.refer(callee))
 
     def method(self, value: types.MethodType) -> None:
         self.write(b"M")
@@ -443,7 +446,7 @@ class _Encoder:
             self._global(value, kind, reduced)
             return
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        state = _without_the_generator(state)
+        state = _without_the_generator(without_attached(state) if type(state) is dict else state)
         if maker is kind and isinstance(value, PurePath):
             arguments = value.parts  # from Python 3.14 on what it was made of, which equal paths needn't share
         self.write(b"o")

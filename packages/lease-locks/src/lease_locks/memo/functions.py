@@ -6,10 +6,11 @@ import functools
 import hashlib
 import importlib
 import inspect
+import itertools
 import reprlib
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from lease_locks.memo.canonical import (
     module_of,
     noting_identities,
 )
+from lease_locks.memo.options.keying import KEY, PLAIN, Keying, keying_of
 from lease_locks.memo.pickling import dumps, dumps_result, loads
 from lease_locks.memo.rows import INLINE_BYTES, Memo
 
@@ -75,7 +77,12 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     bound: Mapping[str, Any]  # parameter → argument, defaults included
-    digests: Mapping[str, bytes]  # parameter → SHA-256 of its argument's canonical bytes; of the function: ""
+    digests: Mapping[
+        str, bytes
+    ]  # parameter → SHA-256 of its argument's canonical bytes; of the function: ""; not of what is left out
+    counted: Callable[
+        [], Iterable[tuple[str, Any]]
+    ]  # (parameter, argument) of those that are part of the key, as they are now
     met: Sequence[tuple[Any, bytes]] = ()  # functions and classes known by their content, with what that was
 
     def check(self) -> None:
@@ -102,13 +109,14 @@ class Call:
         thread changed since, as one that fills an array again while the call waits for its lock."""
         data = dump_call(self)
         self.check()
-        for name, value in self.bound.items():
+        for name, value in self.counted():
             self._compare(name, value)
         return data
 
     def shown(self) -> tuple[tuple[str, str, bytes], ...]:
         """(parameter, its value for people, digest of its canonical bytes)."""
-        return tuple((name, _show(value), self.digests[name]) for name, value in self.bound.items())
+        arguments = dict(self.bound) if KEY not in self.digests else {**self.bound, **dict(self.counted())}
+        return tuple((name, _show(value), self.digests.get(name, b"")) for name, value in arguments.items())
 
 
 def _show(value: Any) -> str:
@@ -182,35 +190,69 @@ def _signature(function: Any) -> inspect.Signature:
         raise MemoKeyError(f"{error}: its arguments can't be told apart; wrap it in a function of your own") from error
 
 
-def bind(pipeline: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def _given(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], keying: Keying
+) -> tuple[Any, tuple[Any, ...], Mapping[str, Any], Keying]:
+    """The function itself, with the arguments that partials of it bind, and what its `memoize` was told."""
+    while True:
+        keying = keying_of(function) if keying is PLAIN else keying
+        function = plain(function)
+        if type(function) is functools.partial and _PLACEHOLDER not in map(type, function.args):
+            args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+            function = function.func
+        elif isinstance(function, types.MethodType) and keying_of(function.__func__) is not PLAIN:
+            args, function = (function.__self__, *args), function.__func__  # as it is called by itself
+        else:
+            return function, args, kwargs, keying
+
+
+def bind(
+    pipeline: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    keying: Keying = PLAIN,
+) -> Call:
     """The call's address. Positional, keyword and default arguments that bind alike give one address.
 
-    They are bound to the signature of the callable as it is given: a decorator's own, where it has one.
+    They are bound to the signature of the callable as it is given: a decorator's own, where it has one. `keying`: what its
+    `memoize` was told; that of a runner's wrapper is found.
 
     Raises `TypeError` where the arguments don't fit, `MemoKeyError` where one can't be part of a key.
     """
-    function = plain(function)
-    while type(function) is functools.partial and _PLACEHOLDER not in map(type, function.args):
-        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
-        function = plain(function.func)
+    function, args, kwargs, keying = _given(function, args, kwargs, keying)
     check_memoizable(function)
     name, key = _described(function)
     bound = _bound(function, args, kwargs)
+    counted = functools.partial(_counted, name, keying, bound)
     digest, digests = hashlib.sha256(canonical((pipeline, name, key))), dict[str, bytes]()
     with noting_identities() as met:
-        for parameter, value in (("", function), *bound.arguments.items()):
+        for parameter, value in itertools.chain([("", function)], counted()):
             try:
                 digests[parameter] = canonical_digest(value)
                 digest.update(canonical(parameter) + digests[parameter])
             except MemoKeyError as error:
-                what = (
-                    f"argument {parameter!r} of {name}"
-                    if parameter
-                    else f"{name} itself, or the object it is called on"
-                )
-                raise MemoKeyError(f"{what}: {error}") from error
+                raise MemoKeyError(f"{_part_of_call(name, parameter)}: {error}") from error
+        if callees := keying.followed(function):
+            digest.update(canonical(("content", [identity(callee) for callee in callees])))
     memo = Memo(pipeline, f"{name}@{key}" if key else name, digest.digest())
-    return Call(memo, function, bound.args, bound.kwargs, bound.arguments, digests, met)
+    return Call(memo, function, bound.args, bound.kwargs, bound.arguments, digests, counted, met)
+
+
+def _counted(name: str, keying: Keying, bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
+    """(parameter, argument) of those that are part of the key, as they are now."""
+    try:
+        yield from keying.counted(bound)
+    except MemoKeyError:
+        raise
+    except Exception as error:
+        raise MemoKeyError(f"the key function of {name} raised {type(error).__name__}: {error}") from error
+
+
+def _part_of_call(name: str, parameter: str) -> str:
+    if parameter == KEY:
+        return f"what the key function of {name} returned"
+    return f"argument {parameter!r} of {name}" if parameter else f"{name} itself, or the object it is called on"
 
 
 def dump_call(call: Call) -> bytes:
@@ -226,7 +268,25 @@ def dump_call(call: Call) -> bytes:
             function = dumps(call.function)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
-    return dumps((reference, function, failure, call.args, dict(call.kwargs)))
+    try:
+        return dumps((reference, function, failure, call.args, dict(call.kwargs)))
+    except Exception as error:
+        for parameter, value in call.bound.items():
+            _check_pickles(call, parameter, value)
+        raise MemoKeyError(
+            f"the arguments of {call.memo.function} don't pickle: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_pickles(call: Call, parameter: str, value: Any) -> None:
+    """One that is left out of the key is looked at only now."""
+    try:
+        dumps(value)
+    except Exception as error:
+        raise MemoKeyError(
+            f"argument {parameter!r} of {call.memo.function} can't be sent to its remote ({type(error).__name__}: {error}): also "
+            f"what is left out of the key is stored with the call; make it within the function, or let the function look it up"
+        ) from error
 
 
 def load_call(data: bytes, live: Callable[..., Any] | None = None) -> Callable[[], Any]:

@@ -133,3 +133,18 @@ def _forget_unchanged(locks: LeaseManager, keys: MemoKeys, wake: bytes) -> bool:
     blobs = run(locks.db, body)  # with an idempotency id: which blobs it let go of can't be found out again
     collect(locks.db, locks.space, blobs or [])
     return blobs is not None
+
+
+def forget(locks: LeaseManager, rows: MemoRows, memo: Memo) -> bool:
+    """Invalidate one invocation; whether there was anything. Of one that is computed now only what came out before is forgotten."""
+    keys = rows.keys(memo)
+    lock = locks.space.lock(memo.lock_name)
+
+    def body(tr: Any) -> tuple[bool, list[bytes]]:
+        known = tr.get(keys.invocation).present() or tr.get(keys.result).present() or tr.get(keys.failure).present()
+        computed = bool(read_name(tr, lock, snapshot=False).grants)
+        return known, invalidate(tr, locks.space, keys, outcomes_only=computed)
+
+    known, blobs = run(locks.db, body)  # with an idempotency id: which blobs it let go of can't be found out again
+    collect(locks.db, locks.space, blobs)
+    return known

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +29,9 @@ from lease_locks.memo.bindings import memoizing
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
+from lease_locks.memo.options.keying import PLAIN, Keying, attributes, checked
 from lease_locks.memo.orchestrator import InvocationCancelled, Orchestrator
+from lease_locks.memo.pruning import forget
 from lease_locks.memo.remote import IN_PROCESS, InProcess
 from lease_locks.memo.rows import (
     CANCELLED,
@@ -40,10 +42,8 @@ from lease_locks.memo.rows import (
     MemoRows,
     OutcomeRecord,
     change_attempt,
-    collect,
     decoded,
     fetch,
-    invalidate,
     publish,
     store,
 )
@@ -150,27 +150,48 @@ class MemoizingPicklingRunner(Orchestrator):
     @overload
     def memoize(self, function: Callable[P, T], /) -> Callable[P, T]: ...
     @overload
-    def memoize(self, /, *, max_hold: float) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
-    def memoize(self, function: Any = None, /, *, max_hold: float | None = None) -> Any:
-        """`@runner.memoize`, `@runner.memoize(max_hold=60)`: calls of the function go through the runner."""
+    def memoize(
+        self,
+        /,
+        *,
+        max_hold: float | None = None,
+        source: bool = False,
+        calls: Iterable[Callable[..., Any]] = (),
+        ignore: Iterable[str] = (),
+        key: Callable[..., Any] | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+    def memoize(self, function: Any = None, /, *, max_hold: float | None = None, **known_by: Any) -> Any:
+        """`@runner.memoize`, `@runner.memoize(ignore=["log"])`: calls of the function go through the runner.
+
+        Args:
+            max_hold: seconds that an invocation may take, instead of the runner's.
+            source: the function's code counts, too, where it is known by its name.
+            calls: functions and classes whose code counts, too.
+            ignore: names of parameters that don't count.
+            key: a function of the same arguments; what it returns counts instead of them.
+        """
         if function is None:
-            return functools.partial(self.memoize, max_hold=max_hold)
+            return functools.partial(self.memoize, max_hold=max_hold, **known_by)
         functions.check_memoizable(function)
-        if max_hold is None:
-            return memoizing(self.call, function)
-        check_seconds("max_hold", max_hold)
-        return memoizing(functools.partial(self._call, max_hold), function)
+        keying = checked(function, **known_by)
+        if max_hold is not None:
+            check_seconds("max_hold", max_hold)
+        call = self.call if max_hold is None and keying is PLAIN else functools.partial(self._call, max_hold, keying)
+        return memoizing(call, function, attributes(keying))
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The function's value for these arguments: memoized, awaited or computed now. Raises what it raises."""
-        return self._call(self.max_hold, function, *args, **kwargs)
+        return self._call(None, PLAIN, function, *args, **kwargs)
 
-    def _call(self, max_hold: float | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self, max_hold: float | None, keying: Keying, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        limit = self.max_hold if max_hold is None else max_hold
         for _ in range(_BEGINNINGS):
             with contextlib.suppress(functions.ReboundError):
-                return self._made(functions.bind(self.pipeline_id, function, args, kwargs), max_hold)
+                return self._made(functions.bind(self.pipeline_id, function, args, kwargs, keying), limit)
         # What binds it never ends, as the function's own code where nobody can see it: it is called as it is.
-        return self._made(functions.bind(self.pipeline_id, function, args, kwargs).as_it_is(), max_hold)
+        return self._made(functions.bind(self.pipeline_id, function, args, kwargs, keying).as_it_is(), limit)
 
     def _made(self, call: functions.Call, max_hold: float | None) -> Any:
         waited = False
@@ -378,18 +399,3 @@ class MemoizingPicklingRunner(Orchestrator):
     def flush(self) -> None:
         """Write the counts of calls now; they are also written every second and at exit."""
         self._counting.flush()
-
-
-def forget(locks: LeaseManager, rows: MemoRows, memo: Memo) -> bool:
-    """Invalidate one invocation; whether there was anything. Of one that is computed now only what came out before is forgotten."""
-    keys = rows.keys(memo)
-    lock = locks.space.lock(memo.lock_name)
-
-    def body(tr: Any) -> tuple[bool, list[bytes]]:
-        known = tr.get(keys.invocation).present() or tr.get(keys.result).present() or tr.get(keys.failure).present()
-        computed = bool(read_name(tr, lock, snapshot=False).grants)
-        return known, invalidate(tr, locks.space, keys, outcomes_only=computed)
-
-    known, blobs = run(locks.db, body)  # with an idempotency id: which blobs it let go of can't be found out again
-    collect(locks.db, locks.space, blobs)
-    return known
