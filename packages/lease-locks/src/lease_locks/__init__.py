@@ -22,10 +22,11 @@ from lease_locks.locks import LeaseManager
 from lease_locks.memo.canonical import MemoKeyError
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.functions import RemoteError, RemoteTraceback, UnpicklableResult
+from lease_locks.memo.options.submitting import MemoFuture
 from lease_locks.memo.orchestrator import InvocationCancelled, InvocationTimedOut, NoResultAfterShell
 from lease_locks.memo.pruning import OldMemos, Pruned, prune
 from lease_locks.memo.remote import main as run_remote
-from lease_locks.memo.runner import MemoFuture, MemoizingPicklingRunner, RequiredResultNotFound, Unmemoized
+from lease_locks.memo.runner import MemoizingPicklingRunner, RequiredResultNotFound, Unmemoized
 from lease_locks.memo.shells import DetachedSubprocessShell, Shell, detached_shell, samethread_shell, subprocess_shell
 
 __all__ = [

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from lease_locks.errors import LeaseError
 from lease_locks.grants.records import storable
+from lease_locks.memo.arguments import bound_arguments
 from lease_locks.memo.bindings import plain
 from lease_locks.memo.canonical import (
     MemoKeyError,
@@ -35,8 +36,6 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 160
 _NAMED: Final = (types.FunctionType, types.BuiltinFunctionType, type)
 _PLACEHOLDER: Final = type(getattr(functools, "Placeholder", ...))
-_DEFAULT: Final = object()
-_ANY: Final = inspect.signature(lambda *args, **kwargs: None)
 _LATER: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NO_VALUE: Final[dict[str, Callable[[Any], bool]]] = {
     "a coroutine function": inspect.iscoroutinefunction,
@@ -155,41 +154,6 @@ def check_memoizable(function: Any) -> None:
             )
 
 
-@functools.lru_cache(maxsize=4096)
-def _shape(code: types.CodeType, with_default: tuple[str, ...]) -> inspect.Signature:
-    """The parameters of a plain function; `_DEFAULT` stands for a default. It keeps code, never what code refers to."""
-    bare = types.FunctionType(code, {}, closure=tuple(types.CellType() for _ in code.co_freevars))
-    parameters = inspect.signature(bare).parameters.values()
-    return inspect.Signature([p.replace(default=_DEFAULT) if p.name in with_default else p for p in parameters])
-
-
-def _bound(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """The arguments of a call, bound, with its defaults."""
-    if type(function) is not types.FunctionType or hasattr(function, "__signature__"):
-        bound = _signature(function).bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound
-    code, defaults = function.__code__, dict(function.__kwdefaults__ or ())
-    values = function.__defaults__ or ()
-    defaults.update(zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values, strict=True))
-    bound = _shape(code, tuple(defaults)).bind(*args, **kwargs)
-    bound.apply_defaults()
-    for name, value in defaults.items():
-        if bound.arguments[name] is _DEFAULT:
-            bound.arguments[name] = value
-    return bound
-
-
-def _signature(function: Any) -> inspect.Signature:
-    """Its own, not that of what it wraps."""
-    try:
-        return inspect.signature(function, follow_wrapped=False)
-    except ValueError as error:  # a builtin that doesn't say
-        if hasattr(function, "__wrapped__"):  # functools.lru_cache: it takes whatever it is given
-            return _ANY
-        raise MemoKeyError(f"{error}: its arguments can't be told apart; wrap it in a function of your own") from error
-
-
 def _given(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], keying: Keying
 ) -> tuple[Any, tuple[Any, ...], Mapping[str, Any], Keying]:
@@ -223,7 +187,7 @@ def bind(
     function, args, kwargs, keying = _given(function, args, kwargs, keying)
     check_memoizable(function)
     name, key = _described(function)
-    bound = _bound(function, args, kwargs)
+    bound = bound_arguments(function, args, kwargs)
     counted = functools.partial(_counted, name, keying, bound)
     digest, digests = hashlib.sha256(canonical((pipeline, name, key))), dict[str, bytes]()
     with noting_identities() as met:

@@ -10,7 +10,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
@@ -30,6 +29,7 @@ from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
 from lease_locks.memo.options.keying import PLAIN, Keying, attributes, checked
+from lease_locks.memo.options.submitting import MemoFuture
 from lease_locks.memo.orchestrator import InvocationCancelled, Orchestrator
 from lease_locks.memo.pruning import forget
 from lease_locks.memo.remote import IN_PROCESS, InProcess
@@ -81,19 +81,6 @@ class _Found:
 
     outcome: OutcomeRecord
     awaited: bool
-
-
-class MemoFuture(Future[Any]):
-    """What `submit` returns. `memo_uri`: the address of the invocation."""
-
-    def __init__(self, memo_uri: str, cancel: Callable[[], bool]) -> None:
-        super().__init__()
-        self.memo_uri = memo_uri
-        self._cancel_invocation = cancel
-
-    def cancel(self) -> bool:
-        """Cancel the invocation, also one that is being computed: as `runner.cancel`."""
-        return super().cancel() or (not self.done() and self._cancel_invocation())
 
 
 class MemoizingPicklingRunner(Orchestrator):
