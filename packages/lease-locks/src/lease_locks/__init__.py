@@ -19,10 +19,10 @@ from lease_locks.grants.info import LeaseEvent, LeaseInfo, Maintainer, Waiter
 from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
+from lease_locks.memo.calling.submitting import MemoFuture
 from lease_locks.memo.canonical import MemoKeyError
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.functions import RemoteError, RemoteTraceback, UnpicklableResult
-from lease_locks.memo.options.submitting import MemoFuture
 from lease_locks.memo.orchestrator import InvocationCancelled, InvocationTimedOut, NoResultAfterShell
 from lease_locks.memo.pruning import OldMemos, Pruned, prune
 from lease_locks.memo.remote import main as run_remote

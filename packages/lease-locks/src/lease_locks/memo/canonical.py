@@ -12,7 +12,7 @@
 Functions and classes of the second kind are looked at when they are first met, and again where a name that they use was bound anew or
 something was registered with them (`functools.singledispatch`, abstract base classes): what a name is bound to counts as it was then,
 whatever is put into it since. The wrapper that a runner's `memoize` puts around a function counts as that function; no other decorator is looked
-through, and what that was told to add or to leave out (`options.keying`) goes with it. What doesn't pickle has no key, but where such a function or class refers to it: then that is known in this process only.
+through, and what that was told to add or to leave out (`calling.keying`) goes with it. What doesn't pickle has no key, but where such a function or class refers to it: then that is known in this process only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import Any, Final
 from fdb_schema.whole_copies import ANNOTATING, LENT, SCRIPTS, annotations_of, named_as_text
 from lease_locks.errors import LeaseError
 from lease_locks.memo.bindings import Bindings, around, plain, registered_with, unplaced, without_attached
-from lease_locks.memo.options.keying import keying_of
+from lease_locks.memo.calling.keying import keying_of
 from lease_locks.memo.walking import Once, TooManyWays, Ways
 
 log = logging.getLogger("lease_locks")

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from lease_locks.errors import LeaseError
 from lease_locks.grants.records import storable
-from lease_locks.memo.arguments import bound_arguments
 from lease_locks.memo.bindings import plain
+from lease_locks.memo.calling.arguments import bound_arguments
+from lease_locks.memo.calling.keying import KEY, PLAIN, Keying, keying_of
 from lease_locks.memo.canonical import (
     MemoKeyError,
     by_name,
@@ -28,7 +29,6 @@ from lease_locks.memo.canonical import (
     module_of,
     noting_identities,
 )
-from lease_locks.memo.options.keying import KEY, PLAIN, Keying, keying_of
 from lease_locks.memo.pickling import dumps, dumps_result, loads
 from lease_locks.memo.rows import INLINE_BYTES, Memo
 

@@ -25,11 +25,11 @@ from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
 from lease_locks.memo.bindings import memoizing
+from lease_locks.memo.calling.keying import PLAIN, Keying, attributes, checked
+from lease_locks.memo.calling.submitting import MemoFuture
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
-from lease_locks.memo.options.keying import PLAIN, Keying, attributes, checked
-from lease_locks.memo.options.submitting import MemoFuture
 from lease_locks.memo.orchestrator import InvocationCancelled, Orchestrator
 from lease_locks.memo.pruning import forget
 from lease_locks.memo.remote import IN_PROCESS, InProcess
