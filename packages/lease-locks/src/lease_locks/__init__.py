@@ -19,6 +19,7 @@ from lease_locks.grants.info import LeaseEvent, LeaseInfo, Maintainer, Waiter
 from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
+from lease_locks.memo.calling.files import File
 from lease_locks.memo.calling.submitting import MemoFuture
 from lease_locks.memo.canonical import MemoKeyError
 from lease_locks.memo.config import MAINTAIN_LOCKS
@@ -40,6 +41,7 @@ __all__ = [
     "Duty",
     "DutyReport",
     "FencingToken",
+    "File",
     "ForkedLeaseError",
     "InvocationCancelled",
     "InvocationTimedOut",
