@@ -18,6 +18,7 @@ import ctypes.util
 import gc
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -83,8 +84,25 @@ def _cluster_offered() -> bool:
     return True
 
 
+QUICK = bool(os.environ.get("MAINSPRING_QUICK"))
 SHARED_ENGINES = ["fdb"] if _cluster_offered() else ["embedded"]
-ENGINES = ["fdb"] if _cluster_offered() else ["memory", "embedded"]
+ENGINES = ["memory"] if QUICK else ["fdb"] if _cluster_offered() else ["memory", "embedded"]
+
+NOT_QUICK = re.compile(
+    r"subprocess|multiprocessing|os\.fork|playwright|seed_params|stateful|shared_(url|db)|thread_worker|[Cc]luster\(|embedded:"
+    r"|time\.sleep|threading\.Event|interrupt|histories"
+)
+"""What a file of tests names that starts processes, writes a database's files, waits, or tries hundreds of seeds or instants:
+`nox -s quick` leaves the file out, and runs the others on the engine in memory alone."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if QUICK and collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        slow = "end_to_end" in collection_path.parts or NOT_QUICK.search(collection_path.read_text(encoding="utf-8"))
+        return True if slow else None
+    return None
+
+
 """What `any_url` runs over, here and now."""
 
 

@@ -104,6 +104,13 @@ def tests(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", "-q", "--last-failed", "--last-failed-no-failures", "none")
 
 
+@nox.session
+def quick(session: nox.Session) -> None:
+    """Those tests that are pure or in memory, in a minute: the loop of a working day. `-- ARGS` go to pytest."""
+    install(session)
+    session.run("python", "-m", "pytest", "-q", "-n", "2", *session.posargs, env={"MAINSPRING_QUICK": "1"})
+
+
 def cpython_tests(session: nox.Session) -> None:
     """Name CPython's own cases of executors for the test that runs them: Debian's package of them, unpacked, where the
     interpreter came without and packages can be had; elsewhere that test is skipped and says so."""
