@@ -12,6 +12,7 @@ import pytest
 import typer
 
 import fdb_datamodel.collector as collector
+import fdb_datamodel.coordination.queues as queues
 import fdb_datamodel.lifecycle.placement as placement
 import fdb_datamodel.transitions.output as stored_output
 import fdb_datamodel.transitions.sessions as sessions
@@ -102,6 +103,10 @@ PROMISES = [
     (WORKER, r"a wait of more than (\d+) seconds for what no worker has warns", client_session.WARN_SECONDS),
     (f"{FUTURES}/failure-modes.md", r"session is declared dead after (\d+) s", sessions.SESSION_TTL_SECONDS),
     (f"{FUTURES}/observability.md", r"no sign of life for (\d+) s", sessions.SESSION_TTL_SECONDS),
+    (f"{FUTURES}/queues.md", r"after (\d+) s without a sign of life", sessions.SESSION_TTL_SECONDS),
+    (f"{FUTURES}/queues.md", r"at most ([\d,]+) bytes so", queues.ITEM_BYTES),
+    (f"{FUTURES}/queues.md", r"\(up to ([\d,]+) items", queues.MOST_AT_ONCE),
+    (f"{FUTURES}/queues.md", r"items, (\d+) kB\)", queues.PUT_BYTES / 1000),
     (f"{FUTURES}/failure-modes.md", r"pauses (\d+) items ahead", streams.MOST_AHEAD),
     (f"{FUTURES}/streams.md", r"pauses (\d+) items ahead", streams.MOST_AHEAD),
     (f"{FUTURES}/failure-modes.md", r"after an hour, or (a) minute", streaming.LET_GO_SECONDS / 60),

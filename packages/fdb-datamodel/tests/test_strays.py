@@ -11,6 +11,7 @@ from fdb import tuple as fdb_tuple
 
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, FutureResult, FutureState, Requirements, streams
+from fdb_datamodel.coordination import queues
 from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.lifecycle.pool import scan_pool
 from fdb_datamodel.rows.changes import Changes
@@ -18,7 +19,7 @@ from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id, split_
 from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.pages import read_futures
-from fdb_datamodel.rows.space import EDGE, FUTURE, SESSION, layout_of
+from fdb_datamodel.rows.space import EDGE, FUTURE, QUEUE, SESSION, layout_of
 from fdb_datamodel.rows.table import SUBSPACES
 from fdb_datamodel.views.reading import ids_beginning
 from fdb_schema import put_blob
@@ -88,6 +89,9 @@ class Cluster:
         lab(dm.subscribe, self.other, [self.up])
         lab(dm.hold_futures, [self.up], outer=self.down)
         lab(dm.write_output, self.up, dm.TaskOutput(1, b"hello", 5))
+        lab(queues.make_queue, "q", None)
+        lab(queues.put_items, "q", [queues.Item(b"1"), queues.Item(b"2"), queues.Item(b"3")])
+        assert lab(queues.get_items, "q", 1, self.other, grant=b"g" * 16)[0].data == b"1"
         assert lab.validate() == []
         self.planted: dict[str, bytes] = {}
 
@@ -146,6 +150,7 @@ class Cluster:
     def work(self) -> None:
         """Everything is claimed, run and finished, and everybody is told."""
         lab = self.lab
+        assert [item.data for item in lab(queues.get_items, "q", 9, lab.session)] == [b"2", b"3"]
         claims = self.claim()
         assert set(claims) == {self.held, self.up, self.stream, self.near}
         assert {claim.id for claim in lab(dm.claims_of, self.worker)} == set(claims)
@@ -187,6 +192,7 @@ class Cluster:
         for step in range(8):
             self.lab.clock(100 + 10 * step)
             deleted += collector.whole_pass().futures
+        assert [item.data for item in self.lab(queues.get_items, "q", 9, self.other)] == [b"1"], "it came back"
         return deleted
 
     def check_told(self) -> None:
@@ -229,6 +235,12 @@ PLACES |= {
     "readers": ("streams", lambda c: c.at.stream(encode_id(c.stream), "reader")),
     "an actor": ("actors", lambda c: c.at.actors + encode_id(c.up)),
     "output": ("logs", lambda c: c.at.logs + encode_id(c.up)),
+    "a queue": ("queues", lambda c: c.at.shared("queues", "q")),
+    "items of a queue": ("queues", lambda c: c.at.shared("queues", "q", "item")),
+    "items by stamp": ("queues", lambda c: c.at.shared("queues", "q", "item") + b"\x33"),
+    "a line": ("queues", lambda c: c.at.shared("queues", "q", "getters")),
+    "what is held of a queue": ("queues", lambda c: c.at.shared("queues", "q", "held")),
+    "queues that hold a future": ("references", lambda c: c.at.references + encode_id(c.up) + QUEUE),
     "mail": ("mailboxes", lambda c: c.at.mailbox(c.lab.session)),
     "mail by stamp": ("mailboxes", lambda c: c.at.mailbox(c.lab.session) + b"\x33"),
     "bells": ("bells", lambda c: c.at.session_bells),
@@ -241,6 +253,7 @@ _HOLD = {
     "holders of a future": 1,
     "sessions that hold a future": 1,
     "results that hold a future": 1,
+    "queues that hold a future": 1,
     "the lineage of a future": 1,
 }
 

@@ -9,6 +9,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import INVARIANTS, Failure, FutureResult, Locality, Requirements
+from fdb_datamodel.coordination import queues
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows import space as keys
 from fdb_datamodel.rows.ids import show_id
@@ -63,7 +64,22 @@ def _claim_key(h: Healthy, e: bytes) -> bytes:
     return h.at.claim_rows("127.0.0.1", 1) + e
 
 
+def _queue(h: Healthy, kind: str, stamp: bool = True) -> bytes:
+    h.lab(queues.make_queue, "q", None)
+    h.lab(queues.put_items, "q", [queues.Item(b"x", (h.lab.session,))])
+    stamped = next(key for key in h.lab.packed() if key.startswith(h.at.shared("queues", "q", "item")))[-13:]
+    return h.at.shared("queues", "q", kind) + (stamped if stamp else b"")
+
+
 _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
+    "a queue that has more than it says": ("shared", lambda h: h.put(_queue(h, "size", False), bytes(8))),
+    "an item of no queue": ("shared", lambda h: h.put(_queue(h, "config", False), None)),
+    "an item that nobody took": ("shared", lambda h: h.put(_queue(h, "taken"), codec.pack((b"", (), 0)))),
+    "an item that is had and isn't there": ("shared", lambda h: h.put(_queue(h, "held"), codec.pack((b"s", b"g", 0)))),
+    "an item whose future isn't held": (
+        "shared",
+        lambda h: h.put(h.at.held_by_queue(encode_id(h.lab.session), "q") + _queue(h, "item")[-13:], None),
+    ),
     "a dependency without a row of lineage": (
         "lineage",
         lambda h: h.put(h.at.named_by(h.running, h.waiting), None),

@@ -9,6 +9,7 @@ from fdb_datamodel.errors import (
     FutureStateError,
     OversizeError,
     UnknownFutureError,
+    UnknownNameError,
     WorkerFencedError,
 )
 from fdb_datamodel.liveness import Observer
@@ -167,6 +168,7 @@ __all__ = [
     "TaskOutput",
     "Transition",
     "UnknownFutureError",
+    "UnknownNameError",
     "Violation",
     "WorkerFencedError",
     "WorkerId",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fdb_datamodel.coordination.collecting import shared_page
 from fdb_datamodel.liveness import Observer
 from fdb_datamodel.quarantine import run_apart
 from fdb_datamodel.transitions import collect as steps
@@ -38,6 +39,7 @@ _PAUSE = 20
 class Collected:
     """What was collected, as counts. results: whose record stays as lineage. mailboxes: with their bells.
 
+    places: sessions that waited for, or held, something of a queue, which is back.
     workers: whose rows were damaged, so that nobody could see them die; what they held is given back.
     """
 
@@ -50,6 +52,7 @@ class Collected:
     mailboxes: int = 0
     pins: int = 0
     code: int = 0
+    places: int = 0
 
     def add(self, other: Collected) -> None:
         for one in fields(self):
@@ -157,6 +160,9 @@ class Collector:
             page, shed = run_apart(db, space, steps.sweep_page, space, after, self._grace)
             after = page.after
             yield Collected(futures=page.done, results=shed)
+        for subspace in ("queues",):
+            for done in pages(lambda at, subspace=subspace: run_apart(db, space, shared_page, space, subspace, at)):  # type: ignore[misc]
+                yield Collected(places=done)
         for step in (steps.mail_page, steps.bells_page):
             for done in pages(lambda at, step=step: run_apart(db, space, step, space, at)):  # type: ignore[misc]
                 yield Collected(mailboxes=done)

@@ -18,6 +18,7 @@ __all__ = [
     "OversizeError",
     "StrayKeyError",
     "UnknownFutureError",
+    "UnknownNameError",
     "WorkerFencedError",
 ]
 
@@ -36,6 +37,10 @@ class AddressInUseError(MainspringError):
 
 class UnknownFutureError(MainspringError, LookupError):
     """No future has this id in this cluster."""
+
+
+class UnknownNameError(MainspringError, LookupError):
+    """No queue or semaphore has this name in this cluster, or it was deleted."""
 
 
 class FutureDeletedError(MainspringError, LookupError):

@@ -66,6 +66,10 @@ class Lab:
         found = run(self.db, lambda tr: read_range(tr, span.start, span.stop))
         return {self.space.unpack(key): value for key, value in found}
 
+    def packed(self) -> list[bytes]:
+        span = self.space.range(())
+        return [key for key, _ in run(self.db, lambda tr: read_range(tr, span.start, span.stop))]
+
     def set_row(self, key: bytes, value: bytes | None) -> None:
         def write(tr: Any) -> None:
             if value is None:

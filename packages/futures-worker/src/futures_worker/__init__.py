@@ -25,6 +25,7 @@ from futures_worker.client import (
     submit_options,
     wait,
 )
+from futures_worker.coordination.queue import Queue
 from futures_worker.doors import register_joblib
 from futures_worker.errors import (
     ActorDiedError,
@@ -43,6 +44,7 @@ from futures_worker.errors import (
     ResultPickleError,
     TaskUnpickleError,
     UnknownFutureError,
+    UnknownNameError,
     UnschedulableError,
     UpstreamDependencyFailedException,
     WorkerLostError,
@@ -82,11 +84,13 @@ __all__ = [
     "OutputForwarding",
     "OutputLine",
     "OversizeError",
+    "Queue",
     "ResultPickleError",
     "ResultStream",
     "Status",
     "TaskUnpickleError",
     "UnknownFutureError",
+    "UnknownNameError",
     "UnschedulableError",
     "UpstreamDependencyFailedException",
     "WorkerLostError",

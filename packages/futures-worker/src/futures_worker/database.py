@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from fdb_schema import DatabaseUnreachableError, fdb_error_code
-from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut, run
+from idempotent_txn import CommitUnknownResultFatal, TransactionTimedOut, run, run_committed
 from idempotent_txn.attempts.strategy import StrategyName
 
 T = TypeVar("T")
@@ -41,12 +41,30 @@ def ask(
     Raises DatabaseUnreachableError then, and where the database's disk refuses or is gone; at once what no retry can mend.
     """
     limit = DATABASE_SECONDS if seconds is None else seconds
+    return _answered(run, db, fn, args, kwargs, strategy, limit)  # type: ignore[no-any-return]
+
+
+def ask_stamped(db: Any, fn: Callable[..., T], *args: Any) -> tuple[T, bytes | None]:
+    """`ask`, and the versionstamp (10 bytes) of the commit: None of what only read, or where it can't be told any more."""
+    outcome = _answered(run_committed, db, fn, args, {}, None, DATABASE_SECONDS)
+    return outcome.value, None if outcome.commit is None else outcome.commit.versionstamp
+
+
+def _answered(
+    how: Callable[..., Any],
+    db: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    strategy: StrategyName | None,
+    limit: float,
+) -> Any:
     left = _TRIES
     while True:
         began = time.monotonic()
         left -= 1
         try:
-            return run(db, fn, *args, strategy=strategy, timeout=limit, **kwargs)
+            return how(db, fn, *args, strategy=strategy, timeout=limit, **kwargs)
         except TransactionTimedOut as error:
             if left and time.monotonic() - began > limit + _LATE:
                 continue  # it was this process that stood still (stopped, asleep): the database had no time to answer

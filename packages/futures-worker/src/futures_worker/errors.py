@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 from uuid import UUID
 
-from fdb_datamodel import AddressInUseError, ClaimLostError, FutureDeletedError, UnknownFutureError
+from fdb_datamodel import AddressInUseError, ClaimLostError, FutureDeletedError, UnknownFutureError, UnknownNameError
 from fdb_schema import MainspringError, OversizeError
 from fdb_schema.errors import EXIT_NOT_FOUND, EXIT_USAGE
 
@@ -28,6 +28,7 @@ __all__ = [
     "ResultPickleError",
     "TaskUnpickleError",
     "UnknownFutureError",
+    "UnknownNameError",
     "UnschedulableError",
     "UpstreamDependencyFailedException",
     "WireError",

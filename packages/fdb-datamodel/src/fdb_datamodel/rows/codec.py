@@ -227,9 +227,21 @@ def unpack_session(value: bytes) -> tuple[int, int, str, int]:
     return f[0], f[1], f[2], f[3]
 
 
-def pack_session(counter: int, wall_us: int, host: str, pid: int, hears: bool) -> bytes:
-    """`hears`: whether it is mailed when its futures' tasks have printed something."""
-    return pack((counter, wall_us, host, pid, True) if hears else (counter, wall_us, host, pid))
+def pack_session(
+    counter: int, wall_us: int, host: str, pid: int, hears: bool, place: str = "", pid_start: int = 0
+) -> bytes:
+    """`hears`: whether it is mailed when its futures' tasks have printed something. `place`, `pid_start`: as of `SessionSighting`."""
+    return pack((counter, wall_us, host, pid, hears, place, pid_start))
+
+
+@_reader("a session")
+def process_of_session(value: bytes) -> tuple[str, int]:
+    """(place, pid_start): where its process id means that process; ("", 0) where it doesn't say."""
+    f = unpack(value)
+    place, start = _at(f, 5, ""), _at(f, 6, 0)
+    if type(place) is not str or type(start) is not int:
+        raise ValueError("it names no process")
+    return place, start
 
 
 @_reader("a session")
@@ -567,6 +579,43 @@ def unpack_request(value: bytes) -> tuple[str, str, int, bytes | None, bool, tup
     if not kind or any(type(one) is not bytes for one in ids):
         raise ValueError("it isn't whole")
     return kind, name, wall_us, data, error, ids, due_us, parts
+
+
+# --- queues, and who waits for them
+
+
+@_reader("a bound")
+def unpack_bound(value: bytes) -> int | None:
+    """The number that a queue or a semaphore was made with."""
+    fields = unpack(value)
+    _typed(fields, _MAYBE_INT, _INT)
+    return fields[0]  # type: ignore[no-any-return]
+
+
+@_reader("a place")
+def unpack_place(value: bytes) -> bytes:
+    """The session that waits, or that holds what the row is of."""
+    fields = unpack(value)
+    _typed(fields, _BYTES)
+    return fields[0]  # type: ignore[no-any-return]
+
+
+@_reader("an item")
+def unpack_item(value: bytes) -> tuple[bytes, tuple[bytes, ...], int]:
+    """(bytes, ids of futures inside, wall_us)."""
+    fields = unpack(value)
+    _typed(fields, _BYTES, _TUPLE, _INT)
+    if any(type(one) is not bytes or len(one) != 16 for one in fields[1]):
+        raise ValueError("it names what is no future")
+    return fields[0], fields[1], fields[2]
+
+
+@_reader("a grant")
+def unpack_grant(value: bytes) -> tuple[bytes, bytes]:
+    """(session, grant) of an item that was taken."""
+    fields = unpack(value)
+    _typed(fields, _BYTES, _BYTES)
+    return fields[0], fields[1]
 
 
 _Schedule = tuple[str, str, str, bool, int, int, bytes, int, bytes, bytes, bytes | None, bytes | None, int, bool, int]

@@ -18,6 +18,8 @@ from fdb_datamodel.rows.table import SUBSPACES
 from fdb_schema import ClusterSpace, prefix_end
 
 _INDEX_PREFIXES_KEPT = 4096
+STAMP_BYTES = 13
+"""Of a versionstamp as the last element of a key."""
 _STAMP_PLACE = b"\xff" * 10  # replaced by the transaction's versionstamp at commit
 
 
@@ -48,6 +50,7 @@ EDGE = _name("edge")
 SESSION = _name("session")
 WAKE = _name("wake")
 FUTURE = _name("future")
+QUEUE = _name("queue")
 HEARTBEAT = _name("heartbeat")
 INCARNATION = _name("incarnation")
 PLACE = _name("place")
@@ -204,8 +207,7 @@ class Layout:
 
     def stamped_event(self, e: bytes, name: str) -> bytes:
         """The parameter of `set_versionstamped_key` for an event's row."""
-        head = self.program_events(e, name) + b"\x33"
-        return head + _STAMP_PLACE + b"\x00\x00" + len(head).to_bytes(4, "little")
+        return stamped(self.program_events(e, name))
 
     def program_published(self, e: bytes, name: str) -> bytes:
         return self.programs + e + _name("published") + _name(name)
@@ -228,6 +230,21 @@ class Layout:
 
     def limit_queued(self, name: str, priority: int, e: bytes) -> bytes:
         return self.limit_queue(name) + bytes(fdb_tuple.pack((-priority,))) + e
+
+    # --- what is shared by its name: `fdb_datamodel.coordination`
+
+    def shared(self, subspace: str, name: str, kind: str = "") -> bytes:
+        """The key of one thing that a queue or a semaphore has one of, or the prefix of what it has many of, or of all it has."""
+        return self.bases[subspace] + _name(name) + (_name(kind) if kind else b"")
+
+    def held_by_queue(self, e: bytes, name: str) -> bytes:
+        """What the row of a future inside of an item starts with; the item's versionstamp follows."""
+        return self.references + e + QUEUE + _name(name)
+
+    def items_holding(self, rest: bytes) -> tuple[bytes, bytes]:
+        """Where the item is that holds a future by `held_by_queue`, of which `rest` is what follows 'queue'."""
+        queue, stamp = self.bases["queues"] + rest[:-STAMP_BYTES], rest[-STAMP_BYTES:]
+        return queue + _name("item") + stamp, queue + _name("taken") + stamp
 
     def actor_name(self, name: str) -> bytes:
         return self.actors + bytes(fdb_tuple.pack(("name", name)))
@@ -262,8 +279,7 @@ class Layout:
 
     def stamped_result(self, e: bytes) -> bytes:
         """The parameter of `set_versionstamped_key` for a further copy's row."""
-        head = self.results + e + b"\x33"
-        return head + _STAMP_PLACE + b"\x00\x00" + len(head).to_bytes(4, "little")
+        return stamped(self.results + e)
 
     def mailbox(self, session: bytes) -> bytes:
         return self.mailboxes + encode_id(session)
@@ -275,6 +291,12 @@ class Layout:
 
     def session_bell(self, session: bytes) -> bytes:
         return self.session_bells + encode_id(session)
+
+
+def stamped(prefix: bytes, number: int = 0) -> bytes:
+    """The parameter of `set_versionstamped_key` for a key that ends with its stamp. `number`: of several of one transaction."""
+    head = prefix + b"\x33"
+    return head + _STAMP_PLACE + number.to_bytes(2, "big") + len(head).to_bytes(4, "little")
 
 
 def number_in(key: bytes) -> int:

@@ -136,6 +136,22 @@ KEYS: tuple[KeyDoc, ...] = (
     ),
     KeyDoc("limits", "(name, 'held', id)", "empty", "a future that has a permit"),
     KeyDoc("limits", "(name, 'queue', -priority, id)", "empty", "a future that waits for one, in this order"),
+    KeyDoc("queues", "(name, 'config')", "maxsize or nil, wall_us", "a queue, and how many items it takes"),
+    KeyDoc(
+        "queues",
+        "(name, 'size')",
+        "little-endian counter",
+        "how many items there are; watched by the first in each line",
+    ),
+    KeyDoc(
+        "queues", "(name, 'item', versionstamp)", "bytes, ids of futures inside, wall_us", "an item, in the order put"
+    ),
+    KeyDoc("queues", "(name, 'taken', versionstamp)", "as 'item'", "an item that `take` gave out"),
+    KeyDoc(
+        "queues", "(name, 'held', versionstamp)", "session, grant, wall_us", "to whom: it comes back if that one dies"
+    ),
+    KeyDoc("queues", "(name, 'getters', versionstamp)", "session, wall_us", "who waits for an item, in this order"),
+    KeyDoc("queues", "(name, 'putters', versionstamp)", "session, wall_us", "who waits for room, in this order"),
     KeyDoc("programs", "('all', id)", "wall_us", "every program that there is: when it was submitted"),
     KeyDoc(
         "programs",
@@ -169,6 +185,7 @@ KEYS: tuple[KeyDoc, ...] = (
         "a session other than the submitter's holds the future, or the submitter's took it up again",
     ),
     KeyDoc("references", "(id, 'future', outer)", "empty", "the result of `outer` contains the future"),
+    KeyDoc("references", "(id, 'queue', name, versionstamp)", "empty", "an item of the queue contains the future"),
     KeyDoc("lineage", "(id, downstream)", "empty", "an undeleted future names it among its arguments"),
     KeyDoc(
         "garbage",

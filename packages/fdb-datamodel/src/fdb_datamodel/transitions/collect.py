@@ -20,7 +20,7 @@ from fdb_datamodel.rows.elements import decode_id, is_id, split_id
 from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest
-from fdb_datamodel.rows.space import CODE, DELETED, FUTURE, SESSION, layout_of, span
+from fdb_datamodel.rows.space import CODE, DELETED, FUTURE, QUEUE, SESSION, layout_of, span
 from fdb_datamodel.transitions.code_use import CODE_REFERRER, SESSION_PREFIX, UNUSED
 from fdb_datamodel.transitions.results import delete_future
 from fdb_datamodel.transitions.workers import sightings
@@ -214,21 +214,24 @@ def _shed(ch: Changes, f: FutureRows) -> int:
 
 
 def references_page(tr: Transaction, space: ClusterSpace, after: bytes) -> Page:
-    """Drop references of sessions that are gone and of futures that were deleted."""
+    """Drop references of sessions that are gone, of futures that were deleted and of items that are in no queue any more."""
     ch = Changes(tr, space)
     base = ch.keys.references
     rows = read_range(tr, after or base, span(base)[1], limit=_PAGE, snapshot=True)
-    holders: dict[bytes, bytes] = {}  # row -> the key that is there while the holder is
+    holders: dict[bytes, tuple[bytes, ...]] = {}  # row -> keys of which one is there while the holder is
     for key, _ in rows:
         if not is_known(ch.keys, "references", key):
             continue  # it may hold its future all the same: late, never early
         _, rest = split_id(key, len(base))
         if rest.startswith(SESSION):
-            holders[key] = ch.keys.session(decode_id(rest[len(SESSION) :]))
+            holders[key] = (ch.keys.session(decode_id(rest[len(SESSION) :])),)
         elif rest.startswith(FUTURE):
-            holders[key] = ch.keys.future(rest[len(FUTURE) :], CODE)
-    present = ch.get_many(list(holders.values()))
-    gone = [key for key, value in zip(holders, present, strict=True) if value is None]
+            holders[key] = (ch.keys.future(rest[len(FUTURE) :], CODE),)
+        elif rest.startswith(QUEUE):
+            holders[key] = ch.keys.items_holding(rest[len(QUEUE) :])
+    asked = list(dict.fromkeys(one for found in holders.values() for one in found))
+    present = dict(zip(asked, ch.get_many(asked), strict=True))
+    gone = [key for key, found in holders.items() if all(present[one] is None for one in found)]
     for key in gone:
         ch.clear(key)
     ch.flush()

@@ -29,6 +29,10 @@ class SessionSighting(NamedTuple):
     host: str = ""
     pid: int = 0
     wall_us: int = 0  # of its last beat, for people
+    place: str = (
+        ""  # boot id and namespace of process ids, "boot/namespace": where `pid` means its process; "": not known
+    )
+    pid_start: int = 0  # ticks after boot at which the process began: another one may have its pid later
 
 
 def beat_session(
@@ -39,10 +43,12 @@ def beat_session(
     host: str = "",
     pid: int = 0,
     hears: bool = False,
+    place: str = "",
+    pid_start: int = 0,
 ) -> bool:
     """A session's sign of life, by which it also begins. False: it wasn't there (it is new, or was declared dead).
 
-    `hears`: from now on it is mailed ("output") when a task of a future that it submitted has printed something.
+    `place`, `pid_start`: as of `SessionSighting`. `hears`: from now on it is mailed ("output") when a task of a future that it submitted has printed something.
 
     A client that was declared dead begins anew under the same id; what it still needs it must hold again, and mail of
     the time between is lost: it asks by `subscribe`.
@@ -50,7 +56,7 @@ def beat_session(
     ch = Changes(tr, space)
     key = ch.keys.session(session)
     known = tr.snapshot.get(key).value is not None
-    tr.set(key, codec.pack_session(counter, ch.wall_us, host, pid, hears))
+    tr.set(key, codec.pack_session(counter, ch.wall_us, host, pid, hears, place, pid_start))
     return known
 
 
@@ -65,9 +71,24 @@ def session_sightings(tr: Transaction, space: ClusterSpace, limit: int = 0) -> l
     found = []
     for _, session, value in ch.read_ids(ch.keys.sessions, limit=limit, snapshot=True):
         with contextlib.suppress(RecordError):  # its next beat writes it anew
-            counter, wall_us, host, pid = codec.unpack_session(value)[:4]
-            found.append(SessionSighting(decode_id(session), counter, host, pid, wall_us))
+            found.append(_sighting(decode_id(session), value))
     return found
+
+
+def sight_session(tr: Transaction, space: ClusterSpace, session: bytes) -> SessionSighting | None:
+    """One session and its counter, by snapshot; None: it is gone."""
+    row = tr.snapshot.get(layout_of(space).session(session)).value
+    if row is None:
+        return None
+    try:
+        return _sighting(session, row)
+    except RecordError:
+        return SessionSighting(session, 0)  # its next beat writes it anew
+
+
+def _sighting(session: bytes, row: bytes) -> SessionSighting:
+    counter, wall_us, host, pid = codec.unpack_session(row)
+    return SessionSighting(session, counter, host, pid, wall_us, *codec.process_of_session(row))
 
 
 def declare_session_dead(tr: Transaction, space: ClusterSpace, sighting: SessionSighting) -> bool:

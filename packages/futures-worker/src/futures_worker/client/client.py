@@ -28,6 +28,7 @@ from futures_worker.client.submits.submitting import submit, submit_each
 from futures_worker.client.waiting.gathering import GatherOptions, gather
 from futures_worker.client.waiting.waits import await_all
 from futures_worker.code.code_modules import send_along
+from futures_worker.coordination.queue import Queue, make_queue
 from futures_worker.doors import door
 
 T = TypeVar("T")
@@ -304,6 +305,15 @@ class Client(ClientOperations):
     def delete_all(self, futures: Iterable[Future[Any]]) -> None:
         """Delete several futures and their results."""
         data.delete_all(self._context, futures)
+
+    # --- what processes share by a name -------------------------------------------------------------------------------
+
+    def queue(self, name: str, maxsize: int | None = None) -> Queue:
+        """The queue of that name, made if there is none: any process puts and gets, and it stays until it is deleted.
+
+        `maxsize`: how many items it takes, 0 for any number; None: as it is. Raises ValueError where it takes another number.
+        """
+        return make_queue(self._context, name, maxsize)
 
     # --- Dask -----------------------------------------------------------------------------------------------------------
 

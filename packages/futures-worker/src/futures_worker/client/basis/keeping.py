@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, hold_futures, release_futures
+from fdb_schema import process_start
 from futures_worker.client.basis.turn import Flag
 from futures_worker.database import ask
+from futures_worker.liveness import process_space
 from idempotent_txn import run
 
 log = logging.getLogger("futures_worker")
@@ -229,6 +231,8 @@ class Keeping:
             socket.gethostname(),
             os.getpid(),
             self._hears,
+            process_space(),
+            (process_start(os.getpid()) or (0, False))[0],
             strategy="off",
         )
         return known

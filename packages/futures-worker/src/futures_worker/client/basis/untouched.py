@@ -70,7 +70,10 @@ def look() -> None:
     """Hold the futures of all handles that are there still and that no session knows."""
     found: dict[Any, list[FutureRecord]] = {}
     for _ in range(len(_made)):
-        one = _made.popleft()
+        try:
+            one = _made.popleft()
+        except IndexError:  # another thread looks, too
+            break
         home, record = one[0], one[1]()
         if record is None or record.keeping is not None:
             continue

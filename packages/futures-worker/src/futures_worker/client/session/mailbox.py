@@ -27,7 +27,7 @@ class Mailbox:
         self._session = session
         self._deliver = deliver
         self._bell = session_bell(space, session)
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
         self._read_to = b""  # cursor: mail up to here was delivered
         self._cleared_to = b""  # cursor: mail up to here was deleted
 
@@ -49,7 +49,7 @@ class Mailbox:
     def _read_and_rearm(self) -> int:
         """Read, and watch for what comes after, in one transaction: the next wait can block at once."""
         entries, cursor, watch = ask(self._db, self._read_and_watch, strategy="off")
-        self._watch = _Watch(watch)
+        self._watch = Watch(watch)
         return self._take((entries, cursor))
 
     @property
@@ -92,7 +92,7 @@ class Mailbox:
         return len(entries)
 
 
-class _Watch:
+class Watch:
     """A watch that can be waited for with a timeout.
 
     An engine that lets a thread block on a watch directly (`wait_for(seconds)`) saves one change of threads.

@@ -1,0 +1,1 @@
+"""What processes share by a name: queues, and who waits for them."""

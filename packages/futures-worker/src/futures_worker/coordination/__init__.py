@@ -1,0 +1,1 @@
+"""What processes share by a name in the database: queues, events, semaphores."""
