@@ -241,7 +241,7 @@ def test_forgetting_after_an_unknown_commit_still_collects_the_blobs(
     assert len(runner.call(functions.big, 300_000)) == 300_000
     keys = runner.rows.keys(bind("demo", functions.big, (300_000,), {}).memo)
     collected: list[list[bytes]] = []
-    monkeypatch.setattr("lease_locks.memo.runner.collect", lambda db, space, digests: collected.append(digests))
+    monkeypatch.setattr("lease_locks.memo.pruning.collect", lambda db, space, digests: collected.append(digests))
     tr = locks.db.create_transaction()
     assert invalidate(tr, locks.space, keys), "a result of this size is a blob"
     assert runner.invalidate(functions.big, 300_000) == 1
