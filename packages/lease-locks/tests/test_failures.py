@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,6 +87,47 @@ def test_a_group_keeps_its_type_and_its_exceptions_theirs(runner: MemoizingPickl
     matched, others = error.split(OSError)
     assert matched is not None
     assert others is not None
+
+
+def decoding() -> Exception:
+    try:
+        b"".join([b"a" * 60_000, b"\xff"]).decode()
+    except UnicodeDecodeError as error:
+        return error
+    raise AssertionError
+
+
+LARGE = {
+    "a message": lambda: ValueError("how it begins" + "x" * 60_000 + "how it ends"),
+    "a document": lambda: json.JSONDecodeError("Expecting value", "how it begins" + "x" * 60_000 + "how it ends", 9),
+    "what a command printed": lambda: subprocess.CalledProcessError(
+        3, "a", "how it begins" + "x" * 60_000, b"y" * 60_000 + b"how it ends"
+    ),
+    "what is no text": decoding,
+    "many parts": lambda: ValueError(*[str(n) * 300 for n in range(100, 160)]),
+    "a group": lambda: ExceptionGroup("several", [ValueError("x" * 9_000), Picky(7, why="y" * 9_000)]),
+    "what is neither": lambda: OSError(7, "too long", list(range(60_000))),
+}
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+def test_an_exception_that_holds_much_keeps_its_type(
+    runner: MemoizingPicklingRunner, make: Callable[[], Exception]
+) -> None:
+    error, given = raised(runner, make), make()
+    assert isinstance(error, type(given))
+    assert isinstance(error, RemoteError)
+    assert len(str(error)) < 20_000
+    assert str(error).startswith(str(given)[:10])
+    if isinstance(error, subprocess.CalledProcessError):
+        assert (error.returncode, error.cmd) == (3, "a")
+        assert error.output.startswith("how it begins")
+        assert error.stderr.endswith(b"how it ends")
+    if isinstance(error, json.JSONDecodeError):
+        assert (error.pos, error.lineno, error.doc[-11:]) == (9, 1, "how it ends")
+    if isinstance(error, ExceptionGroup):
+        assert [isinstance(one, ValueError) for one in error.exceptions] == [True, True]
+        assert error.split(Picky)[0] is not None
 
 
 class Odd:

@@ -42,6 +42,8 @@ _NO_VALUE: Final[dict[str, Callable[[Any], bool]]] = {
     "a generator function": inspect.isgeneratorfunction,
     "an asynchronous generator function": inspect.isasyncgenfunction,
 }
+_PART_BYTES: Final = (INLINE_BYTES, INLINE_BYTES // 8, INLINE_BYTES // 64)
+"""What each part of a failure may take: less, where the whole doesn't fit its row."""
 
 
 class RemoteTraceback(Exception):
@@ -297,14 +299,15 @@ def load_value(data: bytes, uri: str) -> Any:
 def dump_failure(error: BaseException) -> tuple[bytes, str, str]:
     """(pickled exception or b"", "type: message", formatted traceback).
 
-    One that doesn't pickle goes by its type, its message and those of its parts that do.
+    One that doesn't pickle, or is too large for its row, goes by its type, its message and those of its parts that do and
+    aren't; of long texts by how they begin and end.
     """
     text = "".join(traceback.format_exception(error))
     name = f"{type(error).__module__}.{type(error).__qualname__}: {_message(error)}"
     plain_error = error.with_traceback(None)
-    data = _round_trip(plain_error) or _round_trip(_Parts(plain_error))
-    if len(data) > INLINE_BYTES:
-        data = b""  # carried as text: a failure is one row
+    data = _fitting(plain_error)
+    for most in _PART_BYTES:
+        data = data or _fitting(_Parts(plain_error, most))
     return data, storable(name)[:2_000], storable(text)[-12_000:]
 
 
@@ -325,24 +328,43 @@ def _round_trip(value: Any) -> bytes:
     return data
 
 
-def _part(arg: Any) -> Any:
+def _fitting(value: Any) -> bytes:
+    """`_round_trip`, where that fits its row; b"" where it doesn't."""
+    data = _round_trip(value)
+    return data if len(data) <= INLINE_BYTES else b""
+
+
+def _kept(value: Any, most: int) -> tuple[Any, ...]:
+    """(what is kept of a part,): the part itself, or how a long text begins and ends; () of any other that takes more than `most`."""
+    if 0 < len(_round_trip(value)) <= most:
+        return (value,)
+    end = most // 10  # of characters, which take up to four bytes
+    if type(value) is str:
+        return (f"{value[:end]} … {value[-end:]}",)
+    if type(value) is bytes:
+        return (value[:end] + b" ... " + value[-end:],)
+    return ()
+
+
+def _part(arg: Any, most: int) -> Any:
     """What stands for an exception's argument; one that is an exception itself, or has some (a group), keeps theirs."""
-    if _round_trip(arg):
-        return arg
+    kept = _kept(arg, most)
+    if kept:
+        return kept[0]
     if isinstance(arg, BaseException):
-        return _Parts(arg)
+        return _Parts(arg, most)
     if isinstance(arg, (list, tuple)) and any(isinstance(one, BaseException) for one in arg):
-        return [_part(one) for one in arg]
+        return [_part(one, most) for one in arg]
     return _show(arg)
 
 
 class _Parts:
-    """What an exception that doesn't pickle is rebuilt from: a `RemoteError` that is of its type, too."""
+    """What an exception that doesn't pickle, or is too large, is rebuilt from: a `RemoteError` that is of its type, too."""
 
-    def __init__(self, error: BaseException) -> None:
-        args = tuple(map(_part, error.args))
-        state = {name: value for name, value in vars(error).items() if _round_trip(value)}
-        self._parts = type(error), args, state, _message(error)
+    def __init__(self, error: BaseException, most: int) -> None:
+        args = tuple(_part(arg, most) for arg in error.args)
+        state = {name: kept[0] for name, value in vars(error).items() if (kept := _kept(value, most))}
+        self._parts = type(error), args, state, _part(_message(error), most)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, self._parts
