@@ -20,6 +20,8 @@ from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.calling.files import File
+from lease_locks.memo.calling.found import RequiredResultNotFound, Unmemoized
+from lease_locks.memo.calling.memoized import Memoized
 from lease_locks.memo.calling.submitting import MemoFuture
 from lease_locks.memo.canonical import MemoKeyError
 from lease_locks.memo.config import MAINTAIN_LOCKS
@@ -27,7 +29,7 @@ from lease_locks.memo.functions import RemoteError, RemoteTraceback, Unpicklable
 from lease_locks.memo.orchestrator import InvocationCancelled, InvocationTimedOut, NoResultAfterShell
 from lease_locks.memo.pruning import OldMemos, Pruned, prune
 from lease_locks.memo.remote import main as run_remote
-from lease_locks.memo.runner import MemoizingPicklingRunner, RequiredResultNotFound, Unmemoized
+from lease_locks.memo.runner import MemoizingPicklingRunner
 from lease_locks.memo.shells import DetachedSubprocessShell, Shell, detached_shell, samethread_shell, subprocess_shell
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "MemoFuture",
     "MemoKeyError",
     "MemoUriError",
+    "Memoized",
     "MemoizingPicklingRunner",
     "NoResultAfterShell",
     "OldHistories",

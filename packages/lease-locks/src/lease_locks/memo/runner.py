@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import contextvars
 import functools
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from fdb_schema import BlobMissingError, check_name
 from idempotent_txn import run
-from lease_locks.errors import LeaseError
 from lease_locks.grants.ending import force
 from lease_locks.grants.rows import read_name
 from lease_locks.grants.space import stamped_value
@@ -25,8 +23,10 @@ from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
 from lease_locks.memo.bindings import memoizing
+from lease_locks.memo.calling.found import Found, RequiredResultNotFound, Unmemoized
 from lease_locks.memo.calling.keying import PLAIN, Keying, attributes, checked
-from lease_locks.memo.calling.submitting import MemoFuture
+from lease_locks.memo.calling.memoized import Memoized, Way
+from lease_locks.memo.calling.submitting import MemoFuture, Submissions, awaitable
 from lease_locks.memo.config import MAINTAIN_LOCKS
 from lease_locks.memo.counting import Counting
 from lease_locks.memo.departing import Departures
@@ -60,29 +60,6 @@ _BEGINNINGS: Final = 20
 """Of a call, where other threads bind names anew that its function uses, before it is called as it is."""
 
 
-class RequiredResultNotFound(LeaseError, LookupError):
-    """Inside `require_all`, a call had no memoized result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unmemoized:
-    """What `peek` returns for a call without a result; false in a condition."""
-
-    memo_uri: str
-    invoke: Callable[[], Any]
-
-    def __bool__(self) -> bool:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """An outcome that is there: a memoized one, or that of the attempt which was awaited."""
-
-    outcome: OutcomeRecord
-    awaited: bool
-
-
 class MemoizingPicklingRunner(Orchestrator):
     """Calls of functions, each computed once for all who call it with equal arguments, by remotes that a Shell starts.
 
@@ -95,6 +72,7 @@ class MemoizingPicklingRunner(Orchestrator):
             function again, one after another; "share" raises the same exception.
         max_hold: seconds that an invocation may take, its wait for a place to run included; then its remote is cancelled,
             where the Shell offers `cancel`, its lock is free, and the call raises `InvocationTimedOut`.
+        concurrent: how many calls of `submit` and `async_call` are made at once; None: as many as come.
     """
 
     def __init__(
@@ -105,6 +83,7 @@ class MemoizingPicklingRunner(Orchestrator):
         rerun_exceptions: bool = True,
         on_awaited_error: Literal["rerun", "share"] = "rerun",
         max_hold: float | None = None,
+        concurrent: int | None = None,
     ) -> None:
         check_name("pipeline_id", pipeline_id)
         if max_hold is not None:
@@ -117,6 +96,7 @@ class MemoizingPicklingRunner(Orchestrator):
         self.rerun_exceptions = rerun_exceptions
         self.on_awaited_error = on_awaited_error
         self.max_hold = max_hold
+        self._submissions = Submissions(concurrent)
         self.rows = MemoRows(locks.space)
         self._in_process_id = secrets.token_hex(16)
         self._in_process = IN_PROCESS[self._in_process_id] = InProcess(locks)
@@ -126,7 +106,13 @@ class MemoizingPicklingRunner(Orchestrator):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A function that closes over its runner takes it along: in another process a runner over the same memo."""
-        options = (self.pipeline_id, self.rerun_exceptions, self.on_awaited_error, self.max_hold)
+        options = (
+            self.pipeline_id,
+            self.rerun_exceptions,
+            self.on_awaited_error,
+            self.max_hold,
+            self._submissions.most,
+        )
         return MemoizingPicklingRunner, (self.locks, self.shell, *options)
 
     def __memo_key__(self) -> tuple[Any, ...]:
@@ -135,7 +121,7 @@ class MemoizingPicklingRunner(Orchestrator):
     # --- calling
 
     @overload
-    def memoize(self, function: Callable[P, T], /) -> Callable[P, T]: ...
+    def memoize(self, function: Callable[P, T], /) -> Memoized[P, T]: ...
     @overload
     def memoize(
         self,
@@ -146,7 +132,7 @@ class MemoizingPicklingRunner(Orchestrator):
         calls: Iterable[Callable[..., Any]] = (),
         ignore: Iterable[str] = (),
         key: Callable[..., Any] | None = None,
-    ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+    ) -> Callable[[Callable[P, T]], Memoized[P, T]]: ...
     def memoize(self, function: Any = None, /, *, max_hold: float | None = None, **known_by: Any) -> Any:
         """`@runner.memoize`, `@runner.memoize(ignore=["log"])`: calls of the function go through the runner.
 
@@ -164,7 +150,9 @@ class MemoizingPicklingRunner(Orchestrator):
         if max_hold is not None:
             check_seconds("max_hold", max_hold)
         call = self.call if max_hold is None and keying is PLAIN else functools.partial(self._call, max_hold, keying)
-        return memoizing(call, function, attributes(keying))
+        ways = {"submit": self._submit, "peek": self._peek, "async_call": self._async_call}
+        named = {name: Way(functools.partial(way, max_hold, keying), function) for name, way in ways.items()}
+        return memoizing(call, function, {**named, **attributes(keying)})
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The function's value for these arguments: memoized, awaited or computed now. Raises what it raises."""
@@ -182,11 +170,11 @@ class MemoizingPicklingRunner(Orchestrator):
 
     def _made(self, call: functions.Call, max_hold: float | None) -> Any:
         waited = False
-        found: _Found | tuple[Lease, tuple[FencingToken, ...]] | None = None
+        found: Found | tuple[Lease, tuple[FencingToken, ...]] | None = None
         try:
             while True:
                 found = self._look_or_acquire(call, max_hold)
-                if isinstance(found, _Found):
+                if isinstance(found, Found):
                     kind = "awaited" if waited or found.awaited else "hit"
                     outcome: OutcomeRecord | None = found.outcome
                 else:
@@ -203,21 +191,33 @@ class MemoizingPicklingRunner(Orchestrator):
             raise
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> MemoFuture:
-        """`call` in a thread of its own, with this one's context (`MAINTAIN_LOCKS.set_local`)."""
-        call = functions.bind(self.pipeline_id, function, args, kwargs)
-        future = MemoFuture(call.memo.uri, functools.partial(self._cancel, call.memo))
-        context = contextvars.copy_context()
+        """`call` in a thread of its own, with this one's context (`MAINTAIN_LOCKS.set_local`), where the runner's `concurrent` lets it."""
+        return self._submit(None, PLAIN, function, *args, **kwargs)
 
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(context.run(self.call, function, *args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, name=f"memo-{call.memo.digest.hex()[:8]}", daemon=True).start()
+    def _submit(
+        self, max_hold: float | None, keying: Keying, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> MemoFuture:
+        memo = functions.bind(self.pipeline_id, function, args, kwargs, keying).memo
+        future = MemoFuture(memo.uri, functools.partial(self._cancel, memo))
+        call = functools.partial(self._call, max_hold, keying, function, *args, **kwargs)
+        self._submissions.begin(future, call, f"memo-{memo.digest.hex()[:8]}")
         return future
+
+    async def async_call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`await runner.async_call(fn, …)`: `call` in a thread, as `submit`; the event loop goes on.
+
+        A task that is cancelled while it waits leaves the invocation, as whoever is interrupted: its result is found by the next
+        call. One that had no place yet isn't begun.
+        """
+        return await self._async_call(None, PLAIN, function, *args, **kwargs)
+
+    async def _async_call(
+        self, max_hold: float | None, keying: Keying, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        future: Future[Any] = Future()
+        call = functools.partial(self._call, max_hold, keying, function, *args, **kwargs)
+        self._submissions.begin(future, awaitable(call), "memo-async")
+        return await asyncio.wrap_future(future)
 
     def cancel(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
         """End an invocation that is being computed, by whomever: its remote, where the Shell offers `cancel`, and its lock.
@@ -247,12 +247,18 @@ class MemoizingPicklingRunner(Orchestrator):
 
     def peek(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The memoized value, or `Unmemoized` (which is false) without calling anything."""
-        call = functions.bind(self.pipeline_id, function, args, kwargs)
+        return self._peek(None, PLAIN, function, *args, **kwargs)
+
+    def _peek(
+        self, max_hold: float | None, keying: Keying, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        call = functions.bind(self.pipeline_id, function, args, kwargs, keying)
         opened = None
         while opened is None:
             outcome = run(self.locks.db, self._memoized, self.rows.keys(call.memo), strategy=IDEMPOTENT)
             if outcome is None:
-                return Unmemoized(call.memo.uri, functools.partial(self.call, function, *args, **kwargs))
+                invoke = functools.partial(self._call, max_hold, keying, function, *args, **kwargs)
+                return Unmemoized(call.memo.uri, invoke)
             opened = self._open(outcome, call.memo)
         return opened()
 
@@ -278,7 +284,7 @@ class MemoizingPicklingRunner(Orchestrator):
         """Make `value` the memoized result of a call, under its lock; False where there is one already."""
         call = functions.bind(self.pipeline_id, function, args, kwargs or {})
         found = self._look_or_acquire(call)
-        if isinstance(found, _Found):
+        if isinstance(found, Found):
             return False
         lease, _ = found
         session, what = self.locks.session, f"the injected result of {call.memo}"
@@ -329,7 +335,7 @@ class MemoizingPicklingRunner(Orchestrator):
 
     def _look_or_acquire(
         self, call: functions.Call, max_hold: float | None = None
-    ) -> _Found | tuple[Lease, tuple[FencingToken, ...]]:
+    ) -> Found | tuple[Lease, tuple[FencingToken, ...]]:
         """One transaction looks for the result and acquires; where the lock is another's, wait for either."""
         locks, keys = self.locks, self.rows.keys(call.memo)
         lock = locks.space.lock(call.memo.lock_name)
@@ -342,7 +348,7 @@ class MemoizingPicklingRunner(Orchestrator):
             looks += 1
             outcome = self._memoized(tr, keys)
             if outcome is not None:
-                return _Found(outcome, awaited=bool(waited_for))
+                return Found(outcome, awaited=bool(waited_for))
             if required := self._required[-1:]:
                 raise RequiredResultNotFound(f"{required[0]}: {call.memo.uri} has no memoized result")
             if looks > 1:
@@ -352,7 +358,7 @@ class MemoizingPicklingRunner(Orchestrator):
                     if attempt.state == CANCELLED:
                         raise InvocationCancelled(f"{call.memo.uri} was cancelled: {attempt.note}")
                     if self.on_awaited_error == "share" and attempt.state == FAILED and attempt.failure is not None:
-                        return _Found(attempt.failure, awaited=True)
+                        return Found(attempt.failure, awaited=True)
             holders = read_name(tr, lock).grants
             if holders and holders[0].token not in waited_for:
                 waited_for.append(holders[0].token)
