@@ -20,6 +20,16 @@ def test_the_documented_names_are_reserved() -> None:
     assert documented <= set(OPTION_NAMES)
 
 
+def test_a_future_begins_at_one_time() -> None:
+    with pytest.raises(ValueError, match="after and at are two times to begin at, found both: give one"):
+        DEFAULT_OPTIONS.changed(after=60, at=2e9)
+    later = DEFAULT_OPTIONS.changed(after=60).changed(at=2e9)  # the later one replaces a default
+    assert (later.after, later.at) == (None, 2e9)
+    assert DEFAULT_OPTIONS.changed(after=60, at=None).after == 60
+    assert DEFAULT_OPTIONS.changed(at=2e9).changed(after=None).at == 2e9
+    assert DEFAULT_OPTIONS.changed(at=2e9).changed(after=0).at is None  # at once
+
+
 def test_defaults() -> None:
     assert DEFAULT_OPTIONS.changed() is DEFAULT_OPTIONS
     assert (DEFAULT_OPTIONS.max_retries, DEFAULT_OPTIONS.priority, DEFAULT_OPTIONS.allow_reconstruction) == (3, 0, True)

@@ -69,6 +69,8 @@ class SubmitOptions:
                 hint = f"did you mean {near!r}? T" if near else "t"
                 raise TypeError(f"{name!r} is no option of submit: {hint}he options are {', '.join(OPTION_NAMES)}")
             fields.update(reader(name, value))
+        if options.get("after") is not None and options.get("at") is not None:
+            raise ValueError("after and at are two times to begin at, found both: give one")
         return replace(self, **fields, chosen=self.chosen | options.keys()) if fields else self
 
     def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> SubmitOptions:
@@ -176,7 +178,7 @@ def _after(name: str, value: Any) -> dict[str, Any]:
         value = value.total_seconds()
     if value is not None and not _is_pause(value):
         raise ValueError(f"after is a number of seconds, 0 or more, or a timedelta, found {value!r}")
-    return {"after": value or None, "at": None}
+    return {"after": value or None, "at": None} if value is not None else {"after": None}
 
 
 def _limits(name: str, value: Any) -> dict[str, Any]:
@@ -191,7 +193,7 @@ def _at(name: str, value: Any) -> dict[str, Any]:
         value = value.timestamp()
     if value is not None and not _is_pause(value):
         raise ValueError(f"at is a datetime, or seconds since 1970, found {value!r}")
-    return {"at": value, "after": None}
+    return {"at": value, "after": None} if value is not None else {"at": None}
 
 
 def _locality(name: str, value: Any) -> dict[str, Any]:
