@@ -1023,7 +1023,7 @@ def test_defaults_are_those_of_each_function_though_one_code_makes_many() -> Non
 class DataFrame:
     """What a key takes of pandas' frame: its columns, its index and its attributes; how it holds them is its own."""
 
-    __module__ = "pandas.core.frame"
+    __module__ = "pandas"
 
     class _Column:
         def __init__(self, array: numpy.ndarray[Any, Any]) -> None:
@@ -1043,13 +1043,18 @@ class DataFrame:
         return self._Column([each for block in self.blocks for each in block][where[1]])
 
 
-def frame(blocks: int = 1, index: tuple[int, ...] = (0, 1), attrs: Any = None, **columns: list[Any]) -> bytes:
+OldDataFrame = type("DataFrame", (DataFrame,), {"__module__": "pandas.core.frame"})  # before version 3
+
+
+def frame(
+    blocks: int = 1, index: tuple[int, ...] = (0, 1), attrs: Any = None, kind: Any = DataFrame, **columns: list[Any]
+) -> bytes:
     chosen = {"a": [1, 2], "b": [3.0, 4.0], **columns}
-    return canonical(DataFrame(chosen, blocks=blocks, index=list(index), attrs=attrs or {}))
+    return canonical(kind(chosen, blocks=blocks, index=list(index), attrs=attrs or {}))
 
 
 def test_a_frame_has_the_key_of_its_columns_however_it_holds_them() -> None:
-    assert frame(1) == frame(2)
+    assert frame(1) == frame(2) == frame(kind=OldDataFrame)
     others = [
         frame(),
         frame(index=(1, 2)),
@@ -1059,6 +1064,43 @@ def test_a_frame_has_the_key_of_its_columns_however_it_holds_them() -> None:
         frame(attrs={"k": 1}),
     ]
     assert len(set(others)) == len(others)
+
+
+class Masked:
+    """As pandas' arrays whose state is a dict: what was asked of one is in it, and from version 3 on whether it is lent."""
+
+    __module__ = "pandas.arrays"
+
+    def __init__(self, values: Any, **more: Any) -> None:
+        self._data = numpy.array(values)
+        vars(self).update(more)
+
+
+class Backed:
+    """As those whose state is a tuple, which has more parts once something was asked."""
+
+    __module__ = "pandas.arrays"
+
+    def __init__(self, values: Any, **more: Any) -> None:
+        self.values, self.more = numpy.array(values), more
+
+    def __reduce__(self) -> Any:
+        return Backed, (None,), ("dtype", self.values, self.more) if self.more else ("dtype", self.values)
+
+
+class Derived(Masked):
+    """Somebody's own, of another module."""
+
+    __module__ = __name__
+
+
+@pytest.mark.parametrize("kind", [Masked, Backed, Derived])
+def test_an_array_of_pandas_has_one_key_whatever_it_was_asked(kind: Any) -> None:
+    plain = canonical(kind([1, 2]))
+    for asked in ({"_cache": {}}, {"_cache": {"dtype": "Int64"}}, {"_readonly": True, "_cache": {"_creso": 9}}):
+        assert canonical(kind([1, 2], **asked)) == plain
+        assert canonical(kind([1, 3], **asked)) != plain
+    assert canonical(kind([1, 2], freq="D")) != plain
 
 
 def test_an_array_has_the_key_of_its_type_shape_and_values_however_it_lies_in_memory() -> None:

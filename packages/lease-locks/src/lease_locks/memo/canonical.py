@@ -66,6 +66,8 @@ _CLASS_NOISE: Final = frozenset(
 _MODULE_NOISE: Final = frozenset(
     {"__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__package__", "__path__", "__spec__"}
 )
+_ASKED: Final = frozenset({"_cache", "_readonly"})
+"""What pandas' arrays have in their state that says nothing of their values."""
 DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
 DESCRIPTOR_PARTS: Final = ("__func__", "fget", "fset", "fdel", "func")
 NAMED_ONLY: Final = (type(functools.lru_cache(print)), typing.NewType, getattr(typing, "TypeAliasType", typing.NewType))
@@ -287,6 +289,20 @@ def _without_the_generator(state: Any) -> Any:
     return {name: "numpy.random" if part is generator else part for name, part in state.items()}
 
 
+def _of_pandas(kind: type) -> bool:
+    """Its classes say that they are of `pandas` itself from version 3 on, of modules within before."""
+    return str(kind.__module__).partition(".")[0] == "pandas"
+
+
+def _without_what_was_asked(state: Any) -> Any:
+    """The state of one of pandas' arrays without what it keeps of what it was asked once, as a frame that is shown asks its columns,
+    and without whether it is lent, as a frame's is by each column that is looked at."""
+    if isinstance(state, tuple):
+        parts = (_without_what_was_asked(part) if type(part) is dict else part for part in state)
+        return tuple(part for part in parts if type(part) is not dict or part)
+    return {name: part for name, part in state.items() if name not in _ASKED} if isinstance(state, dict) else state
+
+
 def _name(thing: Any) -> bytes:
     return f"{module_of(thing)}:{thing.__qualname__}".encode()
 
@@ -427,7 +443,7 @@ class _Encoder:
             self.write(b"o")
             self.put((kind, {name: getattr(value, name) for name in kind.__dataclass_fields__ if name != "cls_ref"}))
             return
-        if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
+        if _of_pandas(kind) and kind.__name__ == "DataFrame":
             # By columns: how pandas has put them into blocks depends on how the frame was made.
             self.write(b"D")
             self.put((value.columns, value.index, [value.iloc[:, n].array for n in range(value.shape[1])], value.attrs))
@@ -447,6 +463,7 @@ class _Encoder:
             return
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
         state = _without_the_generator(without_attached(state) if type(state) is dict else state)
+        state = _without_what_was_asked(state) if any(map(_of_pandas, kind.__mro__)) else state
         if maker is kind and isinstance(value, PurePath):
             arguments = value.parts  # from Python 3.14 on what it was made of, which equal paths needn't share
         self.write(b"o")
