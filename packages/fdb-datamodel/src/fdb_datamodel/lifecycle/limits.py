@@ -64,10 +64,11 @@ def write_limit(ch: Changes, name: str, limit: Limit) -> None:
 def admit(ch: Changes, f: FutureRows) -> bool:
     """Take a permit of each limit for a future that is about to become claimable; False: it waits for one.
 
-    A limit that isn't there any more limits nothing.
+    A limit that isn't there limits nothing, and doesn't either where it is made again before the future has the permits that
+    come after: whoever has a permit waits for those of later names only.
     """
     held, _ = f.permits
-    names = [name for name in sorted(set(f.option("limits"))) if name not in held]
+    names = [name for name in sorted(set(f.option("limits"))) if not held or name > held[-1]]
     for name in names:
         limit = read_limit(ch, name)
         if limit is None:
