@@ -56,15 +56,16 @@ def mainspring_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
 def mainspring_client(mainspring_cluster: LocalCluster, pytestconfig: pytest.Config) -> Iterator[Client]:
     """A client of a cluster with workers, whose `with` block the test is in.
 
-    What the test has submitted, and what its tasks have, is cancelled and erased at its end, and workers that it killed are replaced.
+    What the test has submitted, and what its tasks have, is cancelled and erased at its end, schedules and limits too, and workers
+    that it killed are replaced.
     """
     from futures_worker import Client
-    from futures_worker_pytest.erasing import erase_futures
+    from futures_worker_pytest.erasing import erase_all
 
     mainspring_cluster.scale(_count(pytestconfig, "mainspring_workers"))
     with Client(mainspring_cluster.url, mainspring_cluster.cluster) as client:
         yield client
-    erase_futures(mainspring_cluster.url, mainspring_cluster.cluster)
+    erase_all(mainspring_cluster.url, mainspring_cluster.cluster)
 
 
 @pytest.fixture

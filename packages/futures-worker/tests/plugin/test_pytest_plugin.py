@@ -36,12 +36,16 @@ class Counter:
 @pytest.mark.parametrize("turn", [1, 2])
 def test_nothing_of_the_test_before_is_there(mainspring_client, tmp_path, turn):
     assert mainspring_client.futures() == []
+    assert mainspring_client.schedules() == mainspring_client.limits() == []
     assert current_client() is mainspring_client
     assert mainspring_client.submit(count, str(tmp_path / "counted"), key="the same").result(timeout=60) == 7
     assert (tmp_path / "counted").read_text() == "x", "the key is of this test"
     assert mainspring_client.actor(Counter, name="shared").add().result(timeout=60) == 1
     mainspring_client.submit(sum, [1, 2])
     mainspring_client.submit(forever)
+    mainspring_client.every(3600, forever)
+    mainspring_client.limit("one", concurrent=1)
+    mainspring_client.map(sum, [[1], [2]], limits=["one"])
 
 
 def forever():
