@@ -254,6 +254,7 @@ def test_every_mutation_of_every_row_is_read_or_is_a_record_error() -> None:
         (codec.process_of_session, codec.pack_session(1, 2, "h", 3, False, "boot/space", 4)),
         (codec.unpack_bound, codec.pack((None, 5))),
         (codec.unpack_place, codec.pack((b"s" * 16, 5))),
+        (codec.unpack_event, codec.pack((True, 5, 6))),
         (codec.unpack_grant, codec.pack((b"s" * 16, b"g" * 16, 5))),
         (codec.unpack_item, codec.pack((b"data", (b"i" * 16,), 5))),
     ]

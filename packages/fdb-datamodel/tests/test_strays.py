@@ -11,7 +11,7 @@ from fdb import tuple as fdb_tuple
 
 import fdb_datamodel as dm
 from fdb_datamodel import Capacity, FutureResult, FutureState, Requirements, streams
-from fdb_datamodel.coordination import queues
+from fdb_datamodel.coordination import events, queues, semaphores
 from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.lifecycle.pool import scan_pool
 from fdb_datamodel.rows.changes import Changes
@@ -92,6 +92,9 @@ class Cluster:
         lab(queues.make_queue, "q", None)
         lab(queues.put_items, "q", [queues.Item(b"1"), queues.Item(b"2"), queues.Item(b"3")])
         assert lab(queues.get_items, "q", 1, self.other, grant=b"g" * 16)[0].data == b"1"
+        lab(semaphores.make_semaphore, "s", 1)
+        assert lab(semaphores.take_permit, "s", b"p" * 16, self.other)
+        lab(events.write_event, "e", True)
         assert lab.validate() == []
         self.planted: dict[str, bytes] = {}
 
@@ -193,6 +196,8 @@ class Cluster:
             self.lab.clock(100 + 10 * step)
             deleted += collector.whole_pass().futures
         assert [item.data for item in self.lab(queues.get_items, "q", 9, self.other)] == [b"1"], "it came back"
+        assert self.lab(semaphores.semaphore_status, "s").free == 1
+        assert self.lab(events.read_event, "e").is_set
         return deleted
 
     def check_told(self) -> None:
@@ -241,6 +246,10 @@ PLACES |= {
     "a line": ("queues", lambda c: c.at.shared("queues", "q", "getters")),
     "what is held of a queue": ("queues", lambda c: c.at.shared("queues", "q", "held")),
     "queues that hold a future": ("references", lambda c: c.at.references + encode_id(c.up) + QUEUE),
+    "a semaphore": ("semaphores", lambda c: c.at.shared("semaphores", "s")),
+    "permits": ("semaphores", lambda c: c.at.shared("semaphores", "s", "held")),
+    "a line for permits": ("semaphores", lambda c: c.at.shared("semaphores", "s", "getters")),
+    "an event": ("events", lambda c: c.at.event("e")),
     "mail": ("mailboxes", lambda c: c.at.mailbox(c.lab.session)),
     "mail by stamp": ("mailboxes", lambda c: c.at.mailbox(c.lab.session) + b"\x33"),
     "bells": ("bells", lambda c: c.at.session_bells),

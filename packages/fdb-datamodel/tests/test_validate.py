@@ -9,7 +9,7 @@ from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
 from fdb_datamodel import INVARIANTS, Failure, FutureResult, Locality, Requirements
-from fdb_datamodel.coordination import queues
+from fdb_datamodel.coordination import queues, semaphores
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows import space as keys
 from fdb_datamodel.rows.ids import show_id
@@ -71,7 +71,19 @@ def _queue(h: Healthy, kind: str, stamp: bool = True) -> bytes:
     return h.at.shared("queues", "q", kind) + (stamped if stamp else b"")
 
 
+def _semaphore(h: Healthy, kind: str) -> bytes:
+    h.lab(semaphores.make_semaphore, "s", 2)
+    assert h.lab(semaphores.take_permit, "s", h.lab.session, h.lab.session)
+    return h.at.shared("semaphores", "s", kind)
+
+
 _PLANTED: dict[str, tuple[str, Callable[[Healthy], None]]] = {
+    "a permit that is neither free nor held": (
+        "shared",
+        lambda h: h.put(_semaphore(h, "held") + encode_id(h.lab.session), None),
+    ),
+    "a permit of no semaphore": ("shared", lambda h: h.put(_semaphore(h, "config"), None)),
+    "an event that can't be read": ("known-keys", lambda h: h.put(h.at.event("e"), b"x")),
     "a queue that has more than it says": ("shared", lambda h: h.put(_queue(h, "size", False), bytes(8))),
     "an item of no queue": ("shared", lambda h: h.put(_queue(h, "config", False), None)),
     "an item that nobody took": ("shared", lambda h: h.put(_queue(h, "taken"), codec.pack((b"", (), 0)))),

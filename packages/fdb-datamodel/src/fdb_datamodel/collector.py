@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fdb_datamodel.coordination.collecting import shared_page
+from fdb_datamodel.coordination.grants import SUBSPACES as SHARED
 from fdb_datamodel.liveness import Observer
 from fdb_datamodel.quarantine import run_apart
 from fdb_datamodel.transitions import collect as steps
@@ -39,7 +40,7 @@ _PAUSE = 20
 class Collected:
     """What was collected, as counts. results: whose record stays as lineage. mailboxes: with their bells.
 
-    places: sessions that waited for, or held, something of a queue, which is back.
+    places: sessions that waited for, or held, something of a queue or a semaphore, which is back.
     workers: whose rows were damaged, so that nobody could see them die; what they held is given back.
     """
 
@@ -160,7 +161,7 @@ class Collector:
             page, shed = run_apart(db, space, steps.sweep_page, space, after, self._grace)
             after = page.after
             yield Collected(futures=page.done, results=shed)
-        for subspace in ("queues",):
+        for subspace in SHARED:
             for done in pages(lambda at, subspace=subspace: run_apart(db, space, shared_page, space, subspace, at)):  # type: ignore[misc]
                 yield Collected(places=done)
         for step in (steps.mail_page, steps.bells_page):

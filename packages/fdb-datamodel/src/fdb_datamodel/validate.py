@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from fdb_datamodel.coordination.checking import check_shared
+from fdb_datamodel.coordination.checking import check_event, check_shared
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.forms import is_known
@@ -54,6 +54,8 @@ _CHECKS: dict[str, _Check] = {
     "programs": _nothing,
     "limits": invariants.check_limit,
     "queues": lambda ch, k, v: check_shared(ch, "queues", k, v),
+    "semaphores": lambda ch, k, v: check_shared(ch, "semaphores", k, v),
+    "events": check_event,
     "schedules": invariants.check_schedule,
     "actors": _nothing,  # a place counts while the claim is that start's, a name until its actor ended
 }

@@ -25,7 +25,9 @@ from futures_worker.client import (
     submit_options,
     wait,
 )
+from futures_worker.coordination.event import Event
 from futures_worker.coordination.queue import Queue
+from futures_worker.coordination.semaphore import Semaphore
 from futures_worker.doors import register_joblib
 from futures_worker.errors import (
     ActorDiedError,
@@ -67,6 +69,7 @@ __all__ = [
     "Dataset",
     "DeadlockError",
     "DoneAndNotDone",
+    "Event",
     "Future",
     "FutureDeletedError",
     "FutureFailedError",
@@ -87,6 +90,7 @@ __all__ = [
     "Queue",
     "ResultPickleError",
     "ResultStream",
+    "Semaphore",
     "Status",
     "TaskUnpickleError",
     "UnknownFutureError",

@@ -1,1 +1,1 @@
-"""What processes share by a name: queues, and who waits for them."""
+"""What processes share by a name: queues, semaphores and events, and who waits for them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fdb_datamodel.coordination.lines import Line, read_size
+from fdb_datamodel.coordination.lines import Line, read_bound, read_size
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
@@ -19,7 +19,7 @@ COUNTED: Final = 5000
 
 
 def check_shared(ch: Changes, subspace: str, key: bytes, value: bytes) -> Iterator[Violation]:
-    """Of one row of a queue."""
+    """Of one row of a queue or a semaphore."""
     name, kind, *_ = ch.keys.space[subspace].unpack(key)
     line = Line(subspace, name)
     if ch.get_many([ch.keys.shared(subspace, name, "config")], snapshot=True)[0] is None:
@@ -36,7 +36,7 @@ def check_shared(ch: Changes, subspace: str, key: bytes, value: bytes) -> Iterat
             yield Violation("shared", str(line), "has an item with a future inside, which it doesn't hold")
         if kind == "taken" and ch.get_many([ch.keys.shared(subspace, name, "held") + stamp], snapshot=True)[0] is None:
             yield Violation("shared", str(line), "has an item that was taken, and nobody has it")
-    elif kind == "held":
+    elif kind == "held" and subspace == "queues":
         codec.unpack_grant(value)
         if ch.get_many([ch.keys.shared(subspace, name, "taken") + key[-STAMP_BYTES:]], snapshot=True)[0] is None:
             yield Violation("shared", str(line), "says that somebody has an item, which isn't there")
@@ -44,8 +44,20 @@ def check_shared(ch: Changes, subspace: str, key: bytes, value: bytes) -> Iterat
         codec.unpack_place(value)
 
 
+def check_event(ch: Changes, key: bytes, value: bytes) -> Iterator[Violation]:
+    """Of an event: that it can be read."""
+    codec.unpack_event(value)
+    yield from ()
+
+
 def _check_size(ch: Changes, line: Line) -> Iterator[Violation]:
-    says, there = read_size(ch, line, snapshot=True), _count(ch, line, "item")
+    says = read_size(ch, line, snapshot=True)
+    if line.subspace == "semaphores":
+        permits, held = read_bound(ch, line), _count(ch, line, "held")
+        if held < COUNTED and says + held != permits:
+            yield Violation("shared", str(line), f"has {permits} permits, of which {says} are free and {held} are held")
+        return
+    there = _count(ch, line, "item")
     if there < COUNTED and there != says:
         yield Violation("shared", str(line), f"says that it has {says} items, and has {there}")
 

@@ -13,10 +13,11 @@ very items, with others who get; where that happens, they stand in line (`lines`
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fdb_datamodel.coordination.grants import held_rows, restore_item
+from fdb_datamodel.coordination.grants import LOOKED_AT, held_rows, restore_item
 from fdb_datamodel.coordination.lines import (
     GETTERS,
     PUTTERS,
@@ -215,6 +216,19 @@ def end_taken(
         _let_go(ch, name, item, session)
     elif restore_item(ch, name, b"\x33" + item.stamp):
         change_size(ch, queue_line(name), 1)
+    ch.flush()
+
+
+def give_up(tr: Transaction, space: ClusterSpace, name: str, session: bytes, grant: bytes) -> None:
+    """What was taken under a grant, if anything was, is in its place again."""
+    ch = Changes(tr, space)
+    prefix = ch.keys.shared("queues", name, "held")
+    for key, value in stamped_rows(ch, "queues", prefix, LOOKED_AT):
+        with contextlib.suppress(RecordError):
+            if codec.unpack_grant(value) == (session, grant):
+                ch.tr.add_read_conflict_key(key)
+                ch.clear(key)
+                change_size(ch, queue_line(name), int(restore_item(ch, name, key[len(prefix) :])))
     ch.flush()
 
 

@@ -600,6 +600,14 @@ def unpack_place(value: bytes) -> bytes:
     return fields[0]  # type: ignore[no-any-return]
 
 
+@_reader("an event")
+def unpack_event(value: bytes) -> tuple[bool, int]:
+    """(is set, times it was)."""
+    fields = unpack(value)
+    _typed(fields, _BOOL, _INT, _INT)
+    return fields[0], fields[1]
+
+
 @_reader("an item")
 def unpack_item(value: bytes) -> tuple[bytes, tuple[bytes, ...], int]:
     """(bytes, ids of futures inside, wall_us)."""

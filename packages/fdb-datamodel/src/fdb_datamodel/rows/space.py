@@ -91,6 +91,7 @@ class Layout:
         self.programs = subspace("programs")
         self.schedules = subspace("schedules")
         self.limits = subspace("limits")
+        self.events = subspace("events")
         self.pool_bell = bytes(space["bells"].pack(("pool",)))
         self.session_bells = bytes(space["bells"]["session"].key())
         self._index_prefixes: dict[tuple[Shape, int], tuple[bytes, bytes, bytes, bool]] = {}
@@ -236,6 +237,9 @@ class Layout:
     def shared(self, subspace: str, name: str, kind: str = "") -> bytes:
         """The key of one thing that a queue or a semaphore has one of, or the prefix of what it has many of, or of all it has."""
         return self.bases[subspace] + _name(name) + (_name(kind) if kind else b"")
+
+    def event(self, name: str) -> bytes:
+        return self.events + _name(name)
 
     def held_by_queue(self, e: bytes, name: str) -> bytes:
         """What the row of a future inside of an item starts with; the item's versionstamp follows."""

@@ -152,6 +152,13 @@ KEYS: tuple[KeyDoc, ...] = (
     ),
     KeyDoc("queues", "(name, 'getters', versionstamp)", "session, wall_us", "who waits for an item, in this order"),
     KeyDoc("queues", "(name, 'putters', versionstamp)", "session, wall_us", "who waits for room, in this order"),
+    KeyDoc("semaphores", "(name, 'config')", "permits, wall_us", "a semaphore, and how many permits it has"),
+    KeyDoc("semaphores", "(name, 'size')", "little-endian counter", "how many are free; watched by the first in line"),
+    KeyDoc(
+        "semaphores", "(name, 'held', id)", "session, wall_us", "whose a permit is: it is free again if that one dies"
+    ),
+    KeyDoc("semaphores", "(name, 'getters', versionstamp)", "session, wall_us", "who waits for one, in this order"),
+    KeyDoc("events", "(name)", "is set, times it was, wall_us", "an event; watched by all who wait for it"),
     KeyDoc("programs", "('all', id)", "wall_us", "every program that there is: when it was submitted"),
     KeyDoc(
         "programs",

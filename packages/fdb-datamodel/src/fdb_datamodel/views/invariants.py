@@ -32,7 +32,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "lineage": "a future names its dependencies in `lineage`, as long as it isn't deleted, and nobody else does",
     "tombstone": "a deleted future has no other row",
     "limits": "permits of a limit are held by futures that say so, as many as it counts, and its queue is of those that wait",
-    "shared": "a queue has as many items as it says, names the futures inside of each, and holds what was taken of it",
+    "shared": "a queue has as many items as it says, holds the futures inside and what was taken; of a semaphore every permit is free or held",
     "schedules": "a schedule and the row that says when it is next belong together",
     "unsettled": "a future listed as unsettled exists or is a tombstone",
     "workers": "a registered worker has a heartbeat, and isn't listed as dead",

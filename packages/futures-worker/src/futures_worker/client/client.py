@@ -28,7 +28,9 @@ from futures_worker.client.submits.submitting import submit, submit_each
 from futures_worker.client.waiting.gathering import GatherOptions, gather
 from futures_worker.client.waiting.waits import await_all
 from futures_worker.code.code_modules import send_along
+from futures_worker.coordination.event import Event, make_event
 from futures_worker.coordination.queue import Queue, make_queue
+from futures_worker.coordination.semaphore import Semaphore, make_semaphore
 from futures_worker.doors import door
 
 T = TypeVar("T")
@@ -314,6 +316,17 @@ class Client(ClientOperations):
         `maxsize`: how many items it takes, 0 for any number; None: as it is. Raises ValueError where it takes another number.
         """
         return make_queue(self._context, name, maxsize)
+
+    def semaphore(self, name: str, value: int | None = None) -> Semaphore:
+        """The semaphore of that name, made if there is none: `value` permits (1 by default), for whatever processes.
+
+        Raises ValueError where it has another number of them.
+        """
+        return make_semaphore(self._context, name, value)
+
+    def event(self, name: str) -> Event:
+        """The event of that name, which any process sets, clears and waits for."""
+        return make_event(self._context, name)
 
     # --- Dask -----------------------------------------------------------------------------------------------------------
 

@@ -12,16 +12,17 @@ from fdb_datamodel import ClaimLostError, UnknownNameError
 from fdb_datamodel.coordination import queues
 from fdb_datamodel.coordination.lines import PUTTERS
 from fdb_datamodel.coordination.queues import Item, QueueStatus, queue_line
+from fdb_schema import MainspringError
 from futures_worker.client.basis import untouched
 from futures_worker.client.basis.options import check_name
 from futures_worker.client.context import ClientContext
 from futures_worker.coordination.named import Named, deadline_after, off_loop
-from futures_worker.coordination.waiting import never, try_once, wait_in_line
+from futures_worker.coordination.waiting import Stopped, never, try_once, wait_in_line
 from futures_worker.database import ask
 from futures_worker.payload import dump_result, load_own
 
 MOST_ITEMS: Final = 1 << 31
-Stopped = Callable[[], bool]
+StopCheck = Callable[[], bool]
 
 
 class Queue(Named):
@@ -138,7 +139,7 @@ class Queue(Named):
         found: QueueStatus = ask(context.db, queues.queue_status, context.space, self.name, strategy="off")
         return found
 
-    def _put(self, what: str, values: Sequence[Any], timeout: float | None, stopped: Stopped = never) -> None:
+    def _put(self, what: str, values: Sequence[Any], timeout: float | None, stopped: StopCheck = never) -> None:
         context = self.context_for(what)
         deadline = deadline_after(timeout)
         left = [self._dumped(context, value) for value in values]
@@ -165,7 +166,7 @@ class Queue(Named):
         return Item(payload.to_bytes(), payload.contained_in(context.origin.identity))
 
     def _get(
-        self, what: str, count: int, timeout: float | None, stopped: Stopped = never
+        self, what: str, count: int, timeout: float | None, stopped: StopCheck = never
     ) -> tuple[list[Item], list[Any]]:
         found = self.got(what, count, timeout, stopped)
         return found, self._loaded(found)
@@ -177,7 +178,7 @@ class Queue(Named):
         return found[1]
 
     def got(
-        self, what: str, count: int, timeout: float | None, stopped: Stopped = never, grant: bytes | None = None
+        self, what: str, count: int, timeout: float | None, stopped: StopCheck = never, grant: bytes | None = None
     ) -> list[Item]:
         """The first items as they are stored. Raises queue.Empty."""
         context = self.context_for(what)
@@ -194,6 +195,12 @@ class Queue(Named):
         if found is None:
             raise Empty(f"{self!r} has no item" + (f": none came within {timeout} s" if timeout else ""))
         return found
+
+    def give_up(self, grant: bytes) -> None:
+        """What was taken under a grant is back, as far as the database answers."""
+        with contextlib.suppress(MainspringError):
+            context = self._home.context()
+            ask(context.db, queues.give_up, context.space, self.name, context().id, grant, strategy="off")
 
     def _loaded(self, items: Sequence[Item]) -> list[Any]:
         """The values. Where one can't be loaded all are in their places again."""
@@ -247,11 +254,17 @@ class Taking:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         await off_loop(lambda _: self._end(kind is None))
 
-    def _take(self, stopped: Stopped) -> Any:
+    def _take(self, stopped: StopCheck) -> Any:
         if self._item is not None:
             raise RuntimeError("this item is taken already: call take() again for another one")
         self._grant = os.urandom(16)
-        (self._item,) = self._queue.got("take", 1, self._timeout, stopped, self._grant)
+        try:
+            (self._item,) = self._queue.got("take", 1, self._timeout, stopped, self._grant)
+        except (Empty, Stopped):
+            raise
+        except BaseException:
+            self._queue.give_up(self._grant)  # an interrupt may come when it is had already
+            raise
         try:
             return load_own(self._item.data)
         except BaseException:
