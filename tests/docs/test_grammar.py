@@ -166,6 +166,8 @@ def scene(tmp_path: Path) -> Iterator[Any]:
         for x in (3, 4):
             runner.call(doubled, x)
         runner.flush()
+        for memo, _ in runner.rows.scan(db):
+            locks.acquire(memo.lock_name)  # as if they were computed again
         sysdb.create_task("orders", "index", id=TASK)
         sysdb.create_task("orders", "broken", max_attempts=1)
         sysdb.fail(sysdb.claim(sysdb.find("orders", "broken")), "no image")
@@ -204,6 +206,7 @@ def arguments(scene: Any, path: str, invocations: list[str]) -> list[str]:
         "lease-locks force-release": ["build", "--reason", "test"],
         "lease-locks inspect": invocations[:1],
         "lease-locks diff": invocations,
+        "lease-locks cancel": invocations[:1],
         "lease-locks invalidate": invocations[:1],
         "lease-locks prune": ["--older-than", "0"],
         "s3heap-tender show": ["orders/index"],

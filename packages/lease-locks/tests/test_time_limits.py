@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +17,27 @@ import memo_functions as functions
 import pytest
 from lease_processes import DEADLINE, eventually
 from memo_records import attempts
+from typer.testing import CliRunner
 
 from fdb_schema import open_database
+from idempotent_txn import run
 from lease_locks import (
     MAINTAIN_LOCKS,
     InvocationCancelled,
     InvocationTimedOut,
     LeaseManager,
+    LeaseNotFoundError,
     MemoizingPicklingRunner,
     NoResultAfterShell,
     detached_shell,
     samethread_shell,
     subprocess_shell,
 )
+from lease_locks.cli import app
+from lease_locks.memo.calling.cancelling import cancel
 from lease_locks.memo.functions import Call, bind
+from lease_locks.memo.rows import change_attempt
+from lease_locks.memo.shells import remote_command, remote_environment
 
 
 @pytest.fixture
@@ -115,6 +126,122 @@ def test_a_cancelled_invocation_ends_its_remote_and_tells_all_who_wait(
         assert locks.list("memo/") == []
         assert not runner.cancel(functions.slow_square, *arguments)
         assert len(remote_pids(marks)) == 1
+
+
+def unreachable_shell(args: Any) -> Future[int]:
+    """Starts a process that it can't end, as a queue that has given it to somebody."""
+    process = subprocess.Popen(remote_command(args), env=remote_environment(), stdin=subprocess.DEVNULL)
+    future: Future[int] = Future()
+    threading.Thread(target=lambda: future.set_result(process.wait()), daemon=True).start()
+    return future
+
+
+def test_a_remote_that_no_shell_can_reach_ends_itself_when_it_is_cancelled(
+    locks: LeaseManager, marks: Path, tmp_path: Path
+) -> None:
+    runner = runner_of(locks, unreachable_shell)
+    future = runner.submit(functions.slow_square, 6, str(marks), str(tmp_path / "gate"))
+    eventually(lambda: remote_pids(marks), "the remote runs")
+    assert future.cancel()
+    with pytest.raises(InvocationCancelled):
+        future.result(DEADLINE)
+    eventually(lambda: gone(remote_pids(marks)[0]), "the remote ends")
+    assert [attempt.state for attempt in attempts(runner)] == ["cancelled"]
+
+
+def test_a_remote_that_no_shell_can_reach_ends_itself_when_its_time_is_over(
+    locks: LeaseManager, marks: Path, tmp_path: Path
+) -> None:
+    limited = runner_of(locks, unreachable_shell).memoize(max_hold=4.0)(functions.slow_square)
+    with pytest.raises(InvocationTimedOut, match="can't be cancelled by its Shell"):
+        limited(6, str(marks), str(tmp_path / "gate"))
+    for pid in remote_pids(marks):
+        eventually(lambda pid=pid: gone(pid), "the remote ends")  # type: ignore[misc]
+
+
+def test_a_lease_that_a_person_frees_ends_no_remote_whose_result_counts(
+    locks: LeaseManager, marks: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    arguments = 6, str(marks), str(gate)
+    runner = runner_of(locks, unreachable_shell)
+    future = runner.submit(functions.slow_square, *arguments)
+    eventually(lambda: remote_pids(marks), "the remote runs")
+    locks.force_release(bind("demo", functions.slow_square, arguments, {}).memo.lock_name, reason="test")
+    gate.touch()
+    assert future.result(DEADLINE) == 36
+
+
+def command(*words: str) -> Any:
+    return CliRunner().invoke(app, ["cancel", *words])
+
+
+def test_the_command_cancels_what_is_computed_and_ends_a_process_of_this_host(
+    locks: LeaseManager, shared_url: str, marks: Path, tmp_path: Path
+) -> None:
+    where = "--db", shared_url, "--cluster", "demo"
+    with LeaseManager(shared_url, cluster="demo") as first:
+        runner = Leaving(first, shell=detached_shell, pipeline_id="demo")
+        with pytest.raises(KeyboardInterrupt):
+            runner.call(functions.slow_square, 6, str(marks), str(tmp_path / "gate"))
+    memo = bind("demo", functions.slow_square, (6, str(marks), str(tmp_path / "gate")), {}).memo
+    (pid,) = [int(a.handle.split(":")[1]) for a in attempts(runner_of(locks)) if a.state == "started"]
+    assert command(memo.uri, "--dry-run", *where).output == "would cancel 1 invocation\n"
+    assert not gone(pid)
+    done = json.loads(command(memo.uri.rpartition("/")[0], "--json", *where).output)
+    assert (done["invocations"], done["cancelled"], len(done["ended_here"])) == (1, True, 1)
+    eventually(lambda: gone(pid), "the remote ends")
+    assert locks.list("memo/") == []
+    assert isinstance(command(memo.uri, *where).exception, LeaseNotFoundError), "nobody computes it any more"
+
+
+def test_what_another_process_cancels_is_ended_by_the_shell_of_its_orchestrator(
+    locks: LeaseManager, shared_url: str, marks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lease_locks.cli.memos.end_process", lambda handle: False)  # as on another host
+    asked: list[str] = []
+
+    class Shell:
+        def __call__(self, args: Any) -> Future[int]:
+            future: Future[int] = Future()
+            future.handle = "job-7"  # type: ignore[attr-defined]
+            return future
+
+        def cancel(self, handle: str) -> bool:
+            asked.append(handle)
+            return True
+
+    runner = runner_of(locks, Shell())
+    future = runner.submit(functions.square, 6, str(marks))
+    eventually(lambda: any(attempt.handle for attempt in attempts(runner)), "the Shell was called")
+    done = command(future.memo_uri, "--db", shared_url, "--cluster", "demo")
+    assert done.output == "cancelled 1 invocation\n"
+    with pytest.raises(InvocationCancelled, match="was cancelled: by"):
+        future.result(DEADLINE)
+    assert asked == ["job-7"]
+    assert runner_of(locks, samethread_shell).call(functions.square, 6, str(marks)) == 36
+
+
+def test_who_calls_next_ends_what_was_cancelled_and_had_no_orchestrator(locks: LeaseManager, marks: Path) -> None:
+    asked: list[str] = []
+
+    class Shell:
+        def __call__(self, args: Any) -> None:
+            samethread_shell(args)
+
+        def cancel(self, handle: str) -> bool:
+            asked.append(handle)
+            return True
+
+    runner = runner_of(locks, Shell())
+    call = bind("demo", functions.square, (6, str(marks)), {})
+    lease = locks.acquire(call.memo.lock_name)
+    keys = runner.rows.keys(call.memo)
+    changes = {"state": "started", "handle": "job-7", "shell": "Shell"}
+    run(locks.db, lambda tr: change_attempt(tr, keys, lease.token, **changes))
+    assert len(cancel(locks, call.memo)) == 1
+    assert runner.call(functions.square, 6, str(marks)) == 36
+    assert asked == ["job-7"]
 
 
 @pytest.fixture

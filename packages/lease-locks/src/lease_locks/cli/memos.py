@@ -1,4 +1,4 @@
-"""Commands on the memo: runs, inspect, summarize, diff, invalidate. They read metadata and never unpickle."""
+"""Commands on the memo: runs, inspect, summarize, diff, cancel, invalidate, prune. They read metadata and never unpickle."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from lease_locks.cli.opening import act_on, look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.grants.info import wall_time
 from lease_locks.locks import LeaseManager
+from lease_locks.memo.calling.cancelling import cancel
 from lease_locks.memo.pruning import forget, prune
 from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri
+from lease_locks.memo.shells import end_process
 
 UriArgument = Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST")]
 
@@ -40,6 +42,7 @@ def register(app: typer.Typer) -> None:
     app.command("summarize")(summarize)
     app.command("inspect")(inspect)
     app.command("diff")(diff)
+    app.command("cancel")(cancel_invocations)
     app.command("invalidate")(invalidate)
     app.command("prune")(prune_memos)
 
@@ -300,6 +303,20 @@ def diff(
         raise typer.Exit(1)
 
 
+def _meant(memo_uri: str, db: str | None, cluster: str, *, look: bool) -> tuple[LeaseManager, list[Memo]]:
+    """The invocation of an address, or all that are known of a function's. Raises `MemoUriError`, `LeaseNotFoundError`."""
+    whole = memo_uri.count("/") < 2
+    if whole and len(Memo.prefix(memo_uri)) < 2:
+        raise MemoUriError(
+            f"{memo_uri!r:.120} is a whole pipeline: give memo:PIPELINE/FUNCTION, or memo:PIPELINE/FUNCTION/DIGEST for one"
+        )
+    meant = None if whole else parse(memo_uri)
+    locks = look_into(db, cluster) if look else act_on(db, cluster)
+    if meant is not None:
+        return locks, [resolve(locks, meant)]
+    return locks, [here for here, _ in MemoRows(locks.space).scan(locks.db, *Memo.prefix(memo_uri))]
+
+
 def invalidate(
     memo_uri: Annotated[
         str,
@@ -311,28 +328,51 @@ def invalidate(
     json: JsonOption = False,
 ) -> None:
     """Forget the outcome of an invocation, or of all invocations of a function."""
-    whole = memo_uri.count("/") < 2
-    if whole and len(Memo.prefix(memo_uri)) < 2:
-        raise MemoUriError(
-            f"{memo_uri!r:.120} is a whole pipeline: give memo:PIPELINE/FUNCTION, or memo:PIPELINE/FUNCTION/DIGEST for one"
-        )
-    meant = None if whole else parse(memo_uri)
-    locks = look_into(db, cluster) if dry_run else act_on(db, cluster)
+    locks, memos = _meant(memo_uri, db, cluster, look=dry_run)
     rows = MemoRows(locks.space)
-    one = None if meant is None else resolve(locks, meant)
-    if one is None:
-        memos = [here for here, _ in rows.scan(locks.db, *Memo.prefix(memo_uri))]
-    elif dry_run:
-        memos = [here for here, _ in rows.scan(locks.db, one.pipeline, one.function, one.digest)]
+    if dry_run:
+        count = sum(1 for here in memos for _ in rows.scan(locks.db, here.pipeline, here.function, here.digest))
     else:
-        memos = [one]
-    count = len(memos) if dry_run else sum(forget(locks, rows, here) for here in memos)
+        count = sum(forget(locks, rows, here) for here in memos)
     if not count:
         raise LeaseNotFoundError(f"nothing is known of {memo_uri}")
     if json:
         print_json({"memo_uri": memo_uri, "invocations": count, "forgotten": not dry_run})
     else:
         say(f"{'would forget' if dry_run else 'forgot'} {count} invocation{'s' if count != 1 else ''}")
+
+
+def cancel_invocations(
+    memo_uri: Annotated[
+        str,
+        typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST, or memo:PIPELINE/FUNCTION for all."),
+    ],
+    dry_run: DryRunOption = False,
+    db: DbOption = None,
+    cluster: ClusterOption = DEFAULT_CLUSTER,
+    json: JsonOption = False,
+) -> None:
+    """End an invocation that is being computed, or all of a function's. Whoever waits for one gets an error.
+
+    Its lock is free at once. Its remote is ended here where it is a process of this host, else by its orchestrator or by itself.
+    """
+    locks, memos = _meant(memo_uri, db, cluster, look=dry_run)
+    remotes: list[str] = []
+    count = 0
+    for memo in memos:
+        if dry_run:
+            count += locks.read(memo.lock_name) is not None
+            continue
+        attempts = cancel(locks, memo)
+        count += bool(attempts)
+        remotes += [attempt.remote or attempt.handle for attempt in attempts if end_process(attempt.handle)]
+    if not count:
+        raise LeaseNotFoundError(f"nobody computes {memo_uri}")
+    if json:
+        print_json({"memo_uri": memo_uri, "invocations": count, "cancelled": not dry_run, "ended_here": remotes})
+    else:
+        ended = f", and ended {', '.join(remotes)}" if remotes else ""
+        say(f"{'would cancel' if dry_run else 'cancelled'} {counted(count, 'invocation')}{ended}")
 
 
 def prune_memos(

@@ -30,6 +30,7 @@ from lease_locks.memo.rows import (
     STOLEN,
     AttemptRecord,
     InvocationRecord,
+    Memo,
     MemoKeys,
     MemoRows,
     OutcomeRecord,
@@ -158,30 +159,31 @@ class Orchestrator:
         return future
 
     def _cancel_earlier(self, keys: MemoKeys, lease: Lease) -> None:
-        """A remote that started under a lock which it has lost since (to its time limit) runs for nobody: end it."""
+        """A remote that started under a lock which it has lost since (to its time limit, to a person) runs for nobody: end it."""
         if not hasattr(self.shell, "cancel"):
             return
 
-        def running(tr: Any) -> list[str]:
+        def handles(tr: Any) -> list[str]:
             rows = tr.snapshot.get_range(keys.attempts, keys.attempt(bytes(lease.token)))
             found = [AttemptRecord.found(row.value) or AttemptRecord("") for row in rows]
-            return [a.handle for a in found if a.state == STARTED and a.handle and a.shell == self._shell_name]
+            running = [a for a in found if a.state in (STARTED, CANCELLED) and a.handle]
+            return [a.handle for a in running if a.shell == self._shell_name]
 
-        for handle in run(self.locks.db, running, strategy=IDEMPOTENT):
-            self._cancel_remote(keys, handle)
+        for handle in run(self.locks.db, handles, strategy=IDEMPOTENT):
+            self._cancel_remote(keys.memo, handle)
 
-    def _cancel_remote(self, keys: MemoKeys, handle: str) -> bool:
+    def _cancel_remote(self, memo: Memo, handle: str) -> bool:
         """Whether the Shell says that it ended the remote. One that can't has told so to the log only."""
         cancel = getattr(self.shell, "cancel", None)
         try:
             return bool(handle and cancel is not None and cancel(handle))
         except Exception as error:
-            log.warning("the remote of %s can't be cancelled: %s", keys.memo, error)
+            log.warning("the remote of %s can't be cancelled: %s", memo, error)
             return False
 
     def _timed_out(self, keys: MemoKeys, lease: Lease) -> InvocationTimedOut:
         attempt = run(self.locks.db, change_attempt, keys, lease.token, strategy=IDEMPOTENT)
-        ended = self._cancel_remote(keys, attempt.handle)
+        ended = self._cancel_remote(keys.memo, attempt.handle)
         what = "its remote was cancelled" if ended else "its remote can't be cancelled by its Shell, and may run on"
         self._note(keys, lease, state=GONE, note=f"it ran for its max_hold; {what}")
         self._give_back(lease)
@@ -315,6 +317,8 @@ class Orchestrator:
         found = [AttemptRecord.found(data) for data in attempts]
         records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
         if any(record.state == CANCELLED for record in records):
+            for handle in {record.handle for record in records}:
+                self._cancel_remote(call.memo, handle)  # whoever cancelled it may not have its Shell
             raise InvocationCancelled(f"{call.memo.uri} was cancelled: {records[0].note}")
         for record in records:
             if record.state == FAILED and record.failure is not None:

@@ -23,6 +23,7 @@ from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager, reach
 from lease_locks.memo import functions
+from lease_locks.memo.calling.cancelling import end_when_cancelled
 from lease_locks.memo.canonical import MemoKeyError
 from lease_locks.memo.rows import (
     PENDING,
@@ -76,8 +77,11 @@ def parse(args: Sequence[str]) -> tuple[Memo, Options]:
     return Memo.from_uri(args[0]), options
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Run one invocation; returns the exit code. Raises nothing of the function's."""
+def main(args: Sequence[str] | None = None, *, own_process: bool = False) -> int:
+    """Run one invocation; returns the exit code. Raises nothing of the function's.
+
+    `own_process`: nothing else runs in this process, which ends when the invocation is cancelled.
+    """
     given = list(sys.argv[1:] if args is None else args)
     try:
         memo, options = parse(given)
@@ -104,10 +108,17 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", EXIT_USAGE)
     with locks:
-        return _run(locks, memo, token)
+        return _run(locks, memo, token, own_process=own_process)
 
 
-def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.Call | None = None) -> int:
+def _run(
+    locks: LeaseManager,
+    memo: Memo,
+    token: FencingToken,
+    live: functions.Call | None = None,
+    *,
+    own_process: bool = False,
+) -> int:
     session = locks.session
     keys = MemoRows(locks.space).keys(memo)
     try:
@@ -118,6 +129,8 @@ def _run(locks: LeaseManager, memo: Memo, token: FencingToken, live: functions.C
         return EXIT_LOCK_STOLEN
     freed = ran = False
     try:
+        if own_process:
+            end_when_cancelled(locks, keys, lease)
         try:
             data = run(locks.db, lambda tr: tr.get(keys.invocation).value, strategy=IDEMPOTENT)
             if data is None:

@@ -15,14 +15,13 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from fdb_schema import BlobMissingError, check_name
 from idempotent_txn import run
-from lease_locks.grants.ending import force
 from lease_locks.grants.rows import read_name
-from lease_locks.grants.space import stamped_value
 from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
 from lease_locks.memo.bindings import memoizing
+from lease_locks.memo.calling.cancelling import cancel
 from lease_locks.memo.calling.found import Found, RequiredResultNotFound, Unmemoized
 from lease_locks.memo.calling.keying import PLAIN, Keying, attributes, checked
 from lease_locks.memo.calling.memoized import Memoized, Way
@@ -41,7 +40,6 @@ from lease_locks.memo.rows import (
     MemoKeys,
     MemoRows,
     OutcomeRecord,
-    change_attempt,
     decoded,
     fetch,
     publish,
@@ -227,23 +225,10 @@ class MemoizingPicklingRunner(Orchestrator):
         return self._cancel(functions.bind(self.pipeline_id, function, args, kwargs).memo)
 
     def _cancel(self, memo: Memo) -> bool:
-        locks, keys = self.locks, self.rows.keys(memo)
-        lock, session = locks.space.lock(memo.lock_name), locks.session
-        wall = session.clocks.wall_us()
-
-        def cancelled(tr: Any) -> list[str]:
-            handles = []
-            for grant in read_name(tr, lock, snapshot=False).grants:
-                found = change_attempt(tr, keys, grant.token, state=CANCELLED, ended_us=wall, note=f"by {session.by}")
-                handles.append(found.handle)
-            force(tr, locks.space, lock, session.sid, session.by, "cancelled", wall)
-            tr.set_versionstamped_value(keys.wake, stamped_value())
-            return handles
-
-        handles = run(locks.db, cancelled)  # with an idempotency id: whom it cancelled can't be found out again
-        for handle in handles:
-            self._cancel_remote(keys, handle)
-        return bool(handles)
+        attempts = cancel(self.locks, memo)
+        for attempt in attempts:
+            self._cancel_remote(memo, attempt.handle)
+        return bool(attempts)
 
     def peek(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The memoized value, or `Unmemoized` (which is false) without calling anything."""

@@ -63,8 +63,8 @@ def _follow(process: subprocess.Popen[bytes]) -> Future[int]:
     return future
 
 
-def _end(handle: str) -> bool:
-    """TERM for the process of a handle, and KILL where that doesn't end it; False where it has ended."""
+def end_process(handle: str) -> bool:
+    """TERM for the process of a handle, and KILL where that doesn't end it; False where it has ended, is another host's, or none."""
     if not _alive(handle):
         return False
     pid = int(handle.split(":")[1])
@@ -91,7 +91,7 @@ class SubprocessShell:
 
     def cancel(self, handle: str) -> bool:
         """End the remote (TERM, then KILL); False where it has ended."""
-        return _end(handle)
+        return end_process(handle)
 
 
 subprocess_shell = SubprocessShell()
@@ -133,7 +133,7 @@ class DetachedSubprocessShell:
 
     def cancel(self, handle: str) -> bool:
         """End the remote (TERM, then KILL); False where it has ended."""
-        return _end(handle)
+        return end_process(handle)
 
 
 def _alive(handle: str) -> bool:
