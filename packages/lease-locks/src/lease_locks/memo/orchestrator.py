@@ -317,9 +317,7 @@ class Orchestrator:
         found = [AttemptRecord.found(data) for data in attempts]
         records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
         if any(record.state == CANCELLED for record in records):
-            for handle in {record.handle for record in records}:
-                self._cancel_remote(call.memo, handle)  # whoever cancelled it may not have its Shell
-            raise InvocationCancelled(f"{call.memo.uri} was cancelled: {records[0].note}")
+            raise self._cancelled(call.memo, records)
         for record in records:
             if record.state == FAILED and record.failure is not None:
                 self._counting.add(call.memo, "failed")
@@ -337,6 +335,12 @@ class Orchestrator:
             f"the Shell of {call.memo.uri} exited{f' ({shell_error})' if shell_error else ''} and its remote published "
             f"nothing: see its output, and `lease-locks inspect {call.memo.uri}`"
         )
+
+    def _cancelled(self, memo: Memo, records: list[AttemptRecord]) -> InvocationCancelled:
+        """End its remote as well: whoever cancelled it may not have its Shell."""
+        for handle in {record.handle for record in records}:
+            self._cancel_remote(memo, handle)
+        return InvocationCancelled(f"{memo.uri} was cancelled: {records[0].note}")
 
     def _still_ours(self, lease: Lease) -> bool:
         lock = self.locks.space.lock(lease.name)
