@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -208,6 +209,17 @@ class Pending:
         future: Future[Any] = Future()
         future.handle = self.handle  # type: ignore[attr-defined]
         return future
+
+
+@pytest.mark.parametrize("returned", [0, subprocess.CompletedProcess([], 0)], ids=["an exit code", "a process"])
+def test_what_a_shell_must_not_return_is_named(locks: LeaseManager, returned: Any) -> None:
+    def wrong(args: Any) -> Any:
+        return returned
+
+    runner = runner_of(locks, wrong)
+    with pytest.raises(TypeError, match=f"the Shell wrong returned a {type(returned).__name__}: a Shell returns None"):
+        runner.call(str.upper, "a")
+    assert runner_of(locks).call(str.upper, "a") == "A", "the lock is free"
 
 
 def test_a_handle_means_nothing_to_another_shell(locks: LeaseManager, marks: Path) -> None:

@@ -153,6 +153,11 @@ class Orchestrator:
         self._in_process.calls[call.memo.digest] = call
         self._cancel_earlier(keys, lease)
         future = self.shell(args)
+        if future is not None and not hasattr(future, "add_done_callback"):
+            raise TypeError(
+                f"the Shell {self._shell_name} returned a {type(future).__name__}: a Shell returns None once its remote has "
+                f"exited, or a Future that ends when it does"
+            )
         handle = getattr(future, "handle", None)
         if handle:
             self._note(keys, lease, handle=str(handle))
