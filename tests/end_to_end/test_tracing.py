@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.upping import Up, wait_until
 from fdb_schema import open_database
 from fdb_schema.serving import tracing
 from fdb_schema.serving.configuration import ConfigurationError
+from lease_locks import LeaseManager
 from s3heap_tender import SysDb
 
 WRITER = """
@@ -54,6 +56,8 @@ def test_a_trace_goes_from_the_write_to_the_futures_of_its_run(traced: tuple[Up,
         wait_until(lambda: sysdb.get(task.id).state == "waiting", "the first run, which no write caused")
         subprocess.run([sys.executable, "-c", WRITER, running.url], check=True, env=running.environment, timeout=60)
         wait_until(lambda: sysdb.get(task.id).completion_offset == 2, "the run that the write caused")
+        beating = Counter(record.pid for _, record, _ in LeaseManager(sysdb.db).sessions())
+    assert set(beating.values()) == {1}, "claims, shards and memoized runs of a process are leases of one session"
 
     def spans() -> list[dict[str, Any]]:
         whole = file.read_text().rpartition("\n")[0] if file.exists() else ""  # a line may be half written

@@ -29,6 +29,7 @@ from fdb_schema.serving.processes import dying_with_parent
 from idempotent_txn import run
 from s3heap_tender import history
 from s3heap_tender.devserver import BUCKET, DevServer
+from s3heap_tender.errors import StoreUnavailableError
 from s3heap_tender.heap import Heap
 from s3heap_tender.rows.records import Task
 from s3heap_tender.scheduler import Scheduler
@@ -223,8 +224,13 @@ def _drain(heap: Heap, deadline: float, report: Report, say: Callable[[str], Non
 
     while True:
         found = metrics(heap.sysdb)
-        if not (found.active or found.dirty_partitions or found.outbox_depth) and heap.summary().items == 0:
-            return
+        try:
+            if not (found.active or found.dirty_partitions or found.outbox_depth) and heap.summary().items == 0:
+                return
+        except (
+            StoreUnavailableError
+        ) as error:  # a server that was killed a moment ago answers, and can't read everything yet
+            say(f"  {error}")
         if time.monotonic() > deadline:
             report.problems.append(f"not drained in time: {found}")
             return

@@ -19,7 +19,7 @@ from fdb_schema.errors import EXIT_USAGE
 from fdb_schema.serving.metrics import metrics_served
 from fdb_schema.serving.processes import import_from_here
 from futures_worker import Client, WorkerPoolShell
-from lease_locks import LeaseManager, MemoizingPicklingRunner
+from lease_locks import MemoizingPicklingRunner
 from s3heap_tender import (
     RUNS_PIPELINE,
     Scheduler,
@@ -121,7 +121,7 @@ def schedule(
         options = {"endpoint_url": endpoint_url} if store.startswith("s3:") else {}
         heap = open_heap_on(stack, sysdb, store, options, patient=True, stop=stop)
         over = threading.Event()
-        trigger = _trigger(stack, command, run, how, timeout, over, db, cluster)
+        trigger = _trigger(stack, command, run, how, timeout, over, db, sysdb)
         limit = None if command else timeout  # a command is killed by its trigger
         scheduler = Scheduler(heap, sysdb, trigger, concurrency=concurrency, poll=poll, timeout=limit)
         with metrics_served(lambda: scheduler_metrics(scheduler), metrics_address, metrics_port):
@@ -143,13 +143,12 @@ def _trigger(
     timeout: float | None,
     stop: threading.Event,
     db: str | None,
-    cluster: str,
+    sysdb: SysDb,
 ) -> Trigger:
     if command:
         return subprocess_trigger(command, timeout=timeout, stop=stop)
-    client = stack.enter_context(Client(db, cluster))
+    client = stack.enter_context(Client(db, sysdb.cluster))
     if how is How.future:
         return function_trigger(run, lambda function: futures_trigger(client, function))
-    locks = stack.enter_context(LeaseManager(db, cluster))
-    runner = MemoizingPicklingRunner(locks, shell=WorkerPoolShell(client), pipeline_id=RUNS_PIPELINE)
+    runner = MemoizingPicklingRunner(sysdb.locks, shell=WorkerPoolShell(client), pipeline_id=RUNS_PIPELINE)
     return function_trigger(run, lambda function: memoized_trigger(runner, function))

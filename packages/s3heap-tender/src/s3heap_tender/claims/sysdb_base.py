@@ -71,6 +71,7 @@ class SysDbBase:
         self._looked = float("-inf")  # own monotonic clock at the beginning of the last look at the clock's row
         self._written_after = float("-inf")  # the row that was seen then is of a later moment
         self._sessions = sessions
+        self._locks: LeaseManager | None = None
         self._session_lock = threading.Lock()
         self._session: str | None = None  # the name of the session, once something was claimed
         keys = HeapKeys(self.space)
@@ -89,8 +90,20 @@ class SysDbBase:
         """The port that names this process's claims; the first use opens a session of lease-locks."""
         with self._session_lock:
             if self._sessions is None:
-                self._sessions = LeaseSessions(LeaseManager(self.db, cluster=self.cluster), owned=True)
+                self._sessions = LeaseSessions(self._own_locks())
             return self._sessions
+
+    @property
+    def locks(self) -> LeaseManager:
+        """This process's leases, of the session that its claims name: one heartbeat keeps both. Closed with this sysdb."""
+        with self._session_lock:
+            given: LeaseManager | None = getattr(self._sessions, "locks", None)
+            return self._own_locks() if given is None else given
+
+    def _own_locks(self) -> LeaseManager:
+        if self._locks is None:
+            self._locks = LeaseManager(self.db, cluster=self.cluster)
+        return self._locks
 
     def close(self) -> None:
         """End this process's session: whatever it still runs may be retaken at once."""
@@ -100,6 +113,9 @@ class SysDbBase:
                     held.forget(self._session)
                 self._sessions.close()
                 self._sessions = None
+            if self._locks is not None:
+                self._locks.close()
+                self._locks = None
 
     def __enter__(self) -> Self:
         return self

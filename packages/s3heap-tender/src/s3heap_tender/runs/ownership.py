@@ -8,7 +8,6 @@ import uuid
 from typing import Any, Final, Protocol
 
 from fdb_schema import RecordError
-from lease_locks import LeaseManager
 from s3heap_tender.claims.sysdb_base import SysDbBase
 from s3heap_tender.errors import is_waited_out
 
@@ -68,12 +67,10 @@ class LeasedShards:
         locks: Any,
         shards: int,
         *,
-        owns_locks: bool = False,
         shard_lease: str = SHARD_LEASE,
         member_lease: str = TENDER_LEASE,
     ) -> None:
         self._locks = locks
-        self._owns_locks = owns_locks
         self._shard_lease = shard_lease
         self._member_lease = member_lease
         self._count = shards
@@ -128,8 +125,6 @@ class LeasedShards:
         for lease in [*self._held.values(), self._me]:
             self._release(lease)
         self._held.clear()
-        if self._owns_locks:
-            self._locks.close()
 
     def _release(self, lease: Any) -> None:
         """Give a lease up; where the database doesn't take it, it ends with the session."""
@@ -173,17 +168,10 @@ class LeasedShards:
 
 
 def leased_ownership(sysdb: SysDbBase) -> LeasedShards:
-    """A share of the sysdb's shards, under leases of a session of its own."""
-    return LeasedShards(LeaseManager(sysdb.db, cluster=sysdb.cluster), sysdb.shards, owns_locks=True)
+    """A tender's share of the sysdb's shards, under leases of the session that this process's claims name."""
+    return LeasedShards(sysdb.locks, sysdb.shards)
 
 
 def leased_sharing(sysdb: SysDbBase) -> LeasedShards:
-    """A scheduler's share of the shards, under leases of the session that its claims name."""
-    locks = getattr(sysdb.sessions, "locks", None)
-    return LeasedShards(
-        LeaseManager(sysdb.db, cluster=sysdb.cluster) if locks is None else locks,
-        sysdb.shards,
-        owns_locks=locks is None,
-        shard_lease=SCHEDULE_LEASE,
-        member_lease=SCHEDULER_LEASE,
-    )
+    """A scheduler's share of the shards, under leases of that session."""
+    return LeasedShards(sysdb.locks, sysdb.shards, shard_lease=SCHEDULE_LEASE, member_lease=SCHEDULER_LEASE)
