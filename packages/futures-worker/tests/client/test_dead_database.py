@@ -81,6 +81,38 @@ def test_what_was_submitted_meanwhile_is_kept(unreliable: Unreliable, thread_wor
         assert future.result(WAIT) == 9
 
 
+def test_a_client_can_be_closed_all_the_same(unreliable: Unreliable, caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(unreliable.db, "c")
+    client.submit(square, 1)
+    client.flush()
+    unreliable.down()
+    closing = threading.Thread(target=client.close, daemon=True)
+    closing.start()
+    closing.join(WAIT)
+    assert not closing.is_alive()
+    assert "others will find it gone" in caplog.text
+
+
+def test_who_closes_is_told_what_could_not_be_stored(unreliable: Unreliable) -> None:
+    told: list[Exception] = []
+
+    def in_a_block() -> None:
+        try:
+            with Client(unreliable.db, "c") as client:
+                client.submit(square, 1)
+                client.flush()
+                unreliable.down()
+                client.submit(square, 2).result()
+        except DatabaseUnreachableError as error:
+            told.append(error)
+
+    block = threading.Thread(target=in_a_block, daemon=True)
+    block.start()
+    block.join(WAIT)
+    assert len(told) == 1, "the block ends"
+    unreliable.up()
+
+
 def test_await_is_told_and_works_again(unreliable: Unreliable, thread_worker: Callable[..., Any]) -> None:
     async def main() -> int:
         async with Client(unreliable.db, "c") as client:

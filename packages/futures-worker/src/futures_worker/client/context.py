@@ -11,10 +11,11 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from fdb_datamodel import Failure, cancel_future, open_cluster
+from fdb_datamodel import Failure, FutureDeletedError, UnknownFutureError, cancel_future, open_cluster
 from fdb_schema import (
     DEFAULT_CLUSTER,
     ClusterSpace,
+    DatabaseUnreachableError,
     MainspringError,
     Origin,
     cluster_identity,
@@ -147,9 +148,10 @@ class ClientContext:
         if self.forwarding is not None:
             self.forwarding.stop()
         own, self.own_actors = self.own_actors, []
-        for actor in own:
-            with contextlib.suppress(MainspringError):  # it was deleted
-                ask(self.db, cancel_future, self.space, actor, _CLOSED)
+        with contextlib.suppress(DatabaseUnreachableError):  # they end with the session, which others find gone
+            for actor in own:
+                with contextlib.suppress(FutureDeletedError, UnknownFutureError):
+                    ask(self.db, cancel_future, self.space, actor, _CLOSED)
         self.closed = True
         processes.closed(self)
         try:

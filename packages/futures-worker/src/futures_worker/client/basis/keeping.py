@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from fdb_datamodel import SESSION_BEAT_SECONDS, ClusterSpace, beat_session, close_session, hold_futures, release_futures
-from fdb_schema import process_start
+from fdb_schema import DatabaseUnreachableError, process_start
 from futures_worker.client.basis.turn import Flag
 from futures_worker.database import ask
 from futures_worker.liveness import process_space
@@ -184,14 +184,21 @@ class Keeping:
                 self._sign()
         self._on_return()
 
-    def close(self, codes: Iterable[bytes] = ()) -> None:
-        """End the session in the database; its futures go on, and are nobody's. `codes`: digests of code that it put."""
+    def close(self, codes: Iterable[bytes] = (), *, reached: bool = True) -> None:
+        """End the session in the database; its futures go on, and are nobody's. `codes`: digests of code that it put.
+
+        Where the database doesn't answer, as who closes may know (not `reached`), others find the session dead once it is back.
+        """
         self._stop.set()
         self._called.set()
         with self._lock:
             begun, self._begun = self._begun, False
-        if begun:
-            run(self._db, close_session, self._space, self._session, list(codes)[:CODES_AT_ONCE])
+        if not begun or not reached:
+            return
+        try:
+            ask(self._db, close_session, self._space, self._session, list(codes)[:CODES_AT_ONCE])
+        except DatabaseUnreachableError as error:
+            log.warning("the end of this client can't be recorded, others will find it gone: %s", error)
 
     def abandon(self, end: Callable[[], None]) -> None:
         """Have the thread that beats call `end`, which closes the session: nobody else is left who could. Takes no lock."""

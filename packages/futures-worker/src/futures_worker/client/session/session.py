@@ -23,7 +23,7 @@ from fdb_datamodel import (
     streams,
     subscribe,
 )
-from fdb_schema import MainspringError
+from fdb_schema import DatabaseUnreachableError, MainspringError
 from futures_worker.client.basis.diagnosis import warn_of_wait
 from futures_worker.client.basis.intake import Intake
 from futures_worker.client.basis.keeping import Keeping
@@ -466,19 +466,26 @@ class Session:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Store what was submitted, then forget the session; its futures go on."""
+        """Store what was submitted, then forget the session; its futures go on.
+
+        Raises DatabaseUnreachableError where what was submitted can't be stored: it is tried on while this process lives.
+        """
         if self.closed:
             return
+        reached = True
         try:
             self.calls.leave_calls()
             self._intake.close()
+        except DatabaseUnreachableError:
+            reached = False
+            raise
         finally:
             self.closed = True
             self.callbacks.close()
             self.calls.close()
             self.wake_followers()
             self.reader.close()
-            self.keeping.close(self._store.codes)
+            self.keeping.close(self._store.codes, reached=reached)
 
     def abandon(self, then: Callable[[], None]) -> None:
         """As `close`, and `then`, soon and by a thread of its own: called by the garbage collector, which may hold any lock."""
