@@ -14,6 +14,8 @@ from fdb_schema import open_database, read_version
 from idempotent_txn import run
 from lease_locks import LeaseManager, MemoizingPicklingRunner, OldMemos, prune, samethread_shell
 from lease_locks.cli import app
+from lease_locks.grants.observer import Alive, Dead, Observer
+from lease_locks.grants.records import WaiterRecord
 from lease_locks.memo import pruning
 
 
@@ -71,7 +73,46 @@ def test_of_one_pipeline_its_invocations_go_and_what_runs_counted_of_them(locks:
     assert OldMemos(locks, 3_600.0, pipeline="demo").clear() == 1
     assert [memo.pipeline for memo, _ in runner.rows.scan(locks.db)] == ["other"]
     counted = {run_id: [memo.pipeline for memo, _ in counts] for run_id, _, counts in runner.rows.runs(locks.db)}
-    assert counted == {runner.run_id: [], other.run_id: ["other"]}
+    assert counted == {runner.run_id: ["demo"], other.run_id: ["other"]}
+    assert counts_of(runner) == {b"": {"executed": 1}}
+
+
+def counts_of(runner: MemoizingPicklingRunner) -> dict[bytes, dict[str, int]]:
+    """What the runner's run has counted, by the digests of invocations."""
+    runner.flush()
+    ((_, _, found),) = runner.rows.runs(runner.locks.db, runner.run_id)
+    counts: dict[bytes, dict[str, int]] = {}
+    for (memo, kind), count in found.items():
+        counts.setdefault(memo.digest, {})[kind] = count
+    return counts
+
+
+def test_what_a_run_that_goes_on_counted_of_forgotten_invocations_is_one_row_for_each_function(
+    locks: LeaseManager,
+) -> None:
+    runner = runner_of(locks)
+    for turn in range(2):
+        for x in range(3):
+            assert runner.call(functions.with_default, x) == runner.call(functions.with_default, x)
+        runner.flush()
+        assert prune(locks, most_bytes=0).invocations == 3
+        assert counts_of(runner) == {b"": {"executed": 3 * (turn + 1), "hit": 3 * (turn + 1)}}
+    runner.call(functions.with_default, 9)
+    assert sorted(map(len, counts_of(runner))) == [0, 32]
+
+
+def test_what_somebody_waits_for_is_kept_unless_the_waiter_is_dead(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(locks)
+    assert runner.call(functions.length, b"abc") == 3
+    (memo, _) = next(iter(runner.rows.scan(locks.db)))
+    lock = locks.space.lock(memo.lock_name)
+    place = WaiterRecord(b"o" * 16, b"s" * 16)
+    run(locks.db, lambda tr: tr.set(lock.waiter(b"\x00" * 10), place.encode()))
+    for verdict, forgotten in ((Alive(1.0), 0), (Dead("its heartbeats stood still"), 1)):
+        monkeypatch.setattr(Observer, "judge", lambda *a, verdict=verdict: verdict)
+        assert prune(locks, most_bytes=0).invocations == forgotten
 
 
 def refused(x: int) -> int:

@@ -246,18 +246,14 @@ def test_a_handle_that_is_none_of_its_own_is_no_work_to_a_detached_shell(handle:
 # --- forgetting
 
 
-def test_forgetting_after_an_unknown_commit_still_collects_the_blobs(
-    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_forgotten_goes_with_its_blobs_in_one_transaction(locks: LeaseManager) -> None:
     runner = runner_of(locks)
     assert len(runner.call(functions.big, 300_000)) == 300_000
     keys = runner.rows.keys(bind("demo", functions.big, (300_000,), {}).memo)
-    collected: list[list[bytes]] = []
-    monkeypatch.setattr("lease_locks.memo.pruning.collect", lambda db, space, digests: collected.append(digests))
-    tr = locks.db.create_transaction()
-    assert invalidate(tr, locks.space, keys), "a result of this size is a blob"
-    assert runner.invalidate(functions.big, 300_000) == 1
-    assert len(collected[0]) == 1
+    blobs = locks.space.cluster.blobs.key()
+    assert list(locks.db.get_range_startswith(blobs)) != []
+    run(locks.db, invalidate, locks.space, keys)
+    assert list(locks.db.get_range_startswith(blobs)) == []
 
 
 # --- bad input

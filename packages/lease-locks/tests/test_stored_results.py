@@ -8,7 +8,7 @@ from typing import Any
 import memo_functions as functions
 import pytest
 
-from fdb_schema import LEASE_PIN, BlobDamagedError, open_database, unpin_blob
+from fdb_schema import LEASE_PIN, BlobDamagedError, collect_blob, open_database, unpin_blob
 from idempotent_txn import run
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
 from lease_locks.memo import orchestrator, remote, rows
@@ -118,7 +118,7 @@ def test_equal_data_of_another_call_that_is_forgotten_takes_nothing_along(
         if stored.count(what) == 1 and payload.digest is not None:
             digest = payload.digest
             run(locks.db, lambda tr: unpin_blob(tr, locks.space.cluster, digest, LEASE_PIN + session.sid))
-            rows.collect(locks.db, locks.space, [digest])
+            run(locks.db, collect_blob, locks.space.cluster, digest)
         return payload
 
     for module in (orchestrator, remote):

@@ -118,7 +118,7 @@ def summarize(
             "pipeline": pipeline,
             "function": function,
             "uri": function_uri(pipeline, function),
-            "invocations": len({memo for memo, _ in counts}),
+            "invocations": len({memo for memo, _ in counts if memo.digest}),
             **_totals(counts),
         }
         for (pipeline, function), counts in sorted(functions.items())
@@ -382,15 +382,21 @@ def prune_memos(
     most_bytes: Annotated[
         int | None, typer.Option(min=0, help="Forget the oldest until the rest takes at most so many bytes.")
     ] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of this pipeline alone, and no counts of runs.")
+    ] = None,
     dry_run: DryRunOption = False,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
     json: JsonOption = False,
 ) -> None:
-    """Forget old invocations with their arguments and results, and the counts of old runs."""
+    """Forget old invocations with their arguments and results, and the counts of old runs.
+
+    Nothing goes that is being computed, or that somebody waits for.
+    """
     if older_than is None and most_bytes is None:
         raise typer.BadParameter("say how much is to be kept: --older-than, --most-bytes or both")
-    found = prune(look_into(db, cluster), older_than, most_bytes, dry_run=dry_run)
+    found = prune(look_into(db, cluster), older_than, most_bytes, pipeline=pipeline, dry_run=dry_run)
     if json:
         print_json(dataclasses.asdict(found))
     else:

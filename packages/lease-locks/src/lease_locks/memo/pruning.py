@@ -1,7 +1,8 @@
 """Retention: forgetting what was computed long ago, or takes too much room, and the counts of runs that ended long ago.
 
 Age is counted in versions of the database since the last outcome, or the last attempt where there was none; no machine's
-clock is compared with another's. Nothing that is being computed is forgotten.
+clock is compared with another's. Nothing that is being computed, or that somebody waits for, is forgotten. What is forgotten goes in one
+transaction each, with its blobs: whoever prunes may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fdb_schema import clear_many, read_version
+from fdb_schema import read_version
 from idempotent_txn import run
-from lease_locks.grants.observer import VERSIONS_PER_SECOND
-from lease_locks.grants.rows import read_name
+from lease_locks.grants.observer import VERSIONS_PER_SECOND, Dead
+from lease_locks.grants.rows import place_subject, read_name, read_queue
+from lease_locks.grants.space import LockKeys
 from lease_locks.grants.tokens import STAMP_BYTES
 from lease_locks.locks import LeaseManager
-from lease_locks.memo.rows import Memo, MemoKeys, MemoRows, collect, invalidate, payload_of
+from lease_locks.memo.rows import Memo, MemoKeys, MemoRows, invalidate, payload_of
 from lease_locks.session.upkeep import IDEMPOTENT
 
 _PAGE: Final = 500
@@ -48,7 +50,8 @@ def prune(
 ) -> Pruned:
     """Forget invocations, and runs, of which nothing happened for `older_than` seconds, and the oldest invocations until
     what is stored takes at most `most_bytes`. None is no limit; `dry_run` only counts. Of one `pipeline` alone its invocations
-    go, and what runs counted of them: a process that runs for ever counts another row with each."""
+    go, and no runs. What runs that stay have counted of invocations that go becomes their function's: a process that runs for ever
+    counts another row with each."""
     _check("older_than", older_than)
     _check("most_bytes", most_bytes)
     rows, done, forgotten = MemoRows(locks.space), Pruned(), set[Memo]()
@@ -69,15 +72,15 @@ def prune(
             done.bytes += one.size
             forgotten.add(one.memo)
     for run_id, record, counts in rows.runs(locks.db):
-        if pipeline is not None:
-            keys = [rows.count_key(run_id, memo, kind) for memo, kind in counts if memo in forgotten]
-            for at in range(0, 0 if dry_run else len(keys), _PAGE):
-                run(locks.db, clear_many, keys[at : at + _PAGE], strategy=IDEMPOTENT)
-        elif record is not None and record.version and old(record.version):
+        if pipeline is None and record is not None and record.version and old(record.version):
             begin, end = rows.run_key(run_id), rows.run_key(run_id) + b"\xff"
             if not dry_run:
                 run(locks.db, lambda tr, b=begin, e=end: tr.clear_range(b, e), strategy=IDEMPOTENT)
             done.runs += 1
+        elif not dry_run:
+            counted = [(memo, kind) for memo, kind in counts if memo in forgotten]
+            for at in range(0, len(counted), _PAGE):
+                run(locks.db, rows.fold, run_id, counted[at : at + _PAGE], strategy=IDEMPOTENT)
     return done
 
 
@@ -120,19 +123,29 @@ def _look(memo: Memo, found: dict[str, bytes]) -> _Stored:
 
 
 def _forget_unchanged(locks: LeaseManager, keys: MemoKeys, wake: bytes) -> bool:
-    """Forget an invocation unless it is computed now, or was since it was looked at."""
+    """Forget an invocation unless it is computed now, or was since it was looked at, or somebody waits for it."""
     lock = locks.space.lock(keys.memo.lock_name)
 
-    def body(tr: Any) -> list[bytes] | None:
+    def body(tr: Any) -> bool:
         # Serializable: every grant writes the last token, and every outcome `wake`.
         tr.get(lock.last).wait()
         if read_name(tr, lock, snapshot=False).grants or (tr.get(keys.wake).value or b"") != wake:
-            return None
-        return invalidate(tr, locks.space, keys)
+            return False
+        if _is_awaited(locks, tr, lock):
+            return False
+        invalidate(tr, locks.space, keys)
+        return True
 
-    blobs = run(locks.db, body)  # with an idempotency id: which blobs it let go of can't be found out again
-    collect(locks.db, locks.space, blobs or [])
-    return blobs is not None
+    return run(locks.db, body)  # with an idempotency id: whether it was this that forgot it can't be found out again
+
+
+def _is_awaited(locks: LeaseManager, tr: Any, lock: LockKeys) -> bool:
+    """Whether anybody who lives waits: for an outcome that may be there already, and is to be read yet."""
+    for place in read_queue(tr, lock, snapshot=False):
+        subject = place_subject(tr, locks.space, lock, place, locks.ttl)
+        if not isinstance(locks.session.observer.judge(subject, read_version(tr)), Dead):
+            return True
+    return False
 
 
 def forget(locks: LeaseManager, rows: MemoRows, memo: Memo) -> bool:
@@ -140,11 +153,10 @@ def forget(locks: LeaseManager, rows: MemoRows, memo: Memo) -> bool:
     keys = rows.keys(memo)
     lock = locks.space.lock(memo.lock_name)
 
-    def body(tr: Any) -> tuple[bool, list[bytes]]:
+    def body(tr: Any) -> bool:
         known = tr.get(keys.invocation).present() or tr.get(keys.result).present() or tr.get(keys.failure).present()
         computed = bool(read_name(tr, lock, snapshot=False).grants)
-        return known, invalidate(tr, locks.space, keys, outcomes_only=computed)
+        invalidate(tr, locks.space, keys, outcomes_only=computed)
+        return bool(known)
 
-    known, blobs = run(locks.db, body)  # with an idempotency id: which blobs it let go of can't be found out again
-    collect(locks.db, locks.space, blobs)
-    return known
+    return run(locks.db, body)  # with an idempotency id: whether it was this that forgot it can't be found out again

@@ -255,7 +255,7 @@ class MemoRows:
         if memo is not None:
             yield memo, found
 
-    # --- counts of a run
+    # --- counts of a run; those of invocations that were forgotten are one row for each function, whose digest is empty
 
     def run_key(self, run_id: str) -> bytes:
         return self._runs + _pack(run_id)
@@ -265,6 +265,15 @@ class MemoRows:
 
     def count(self, tr: Any, run_id: str, memo: Memo, kind: str, by: int = 1) -> None:
         tr.add(self.count_key(run_id, memo, kind), by.to_bytes(8, "little"))
+
+    def fold(self, tr: Any, run_id: str, counted: list[tuple[Memo, str]]) -> None:
+        """Count what was counted of these invocations as their function's. What is counted of them meanwhile is counted."""
+        for memo, kind in counted:
+            key = self.count_key(run_id, memo, kind)
+            found = tr.get(key).value
+            if found is not None:
+                tr.clear(key)
+                self.count(tr, run_id, Memo(memo.pipeline, memo.function, b""), kind, int.from_bytes(found, "little"))
 
     def runs(self, db: Any, run_id: str | None = None) -> Iterator[tuple[str, RunRecord | None, dict[Any, int]]]:
         """Every run, or one, with {(memo, kind): how often}. Paged. What no release wrote is stepped over."""
@@ -465,9 +474,8 @@ def publish(
     return written
 
 
-def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys, *, outcomes_only: bool = False) -> list[bytes]:
-    """Forget an invocation and its outcomes, or these alone, rows that can't be read included; the digests of blobs that
-    nobody may need any more."""
+def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys, *, outcomes_only: bool = False) -> None:
+    """Forget an invocation and its outcomes, or these alone, rows that can't be read included, with the blobs that nobody else needs."""
     blobs: list[bytes] = []
     columns = {keys.result: "res", keys.failure: "exc", keys.invocation: "inv"}
     for key, value in read_range(tr, keys.prefix, keys.end):
@@ -481,10 +489,5 @@ def invalidate(tr: Any, space: LeaseSpace, keys: MemoKeys, *, outcomes_only: boo
             tr.clear(key)
     if not outcomes_only:
         tr.clear_range(keys.prefix, keys.end)
-    return blobs
-
-
-def collect(db: Any, space: LeaseSpace, digests: list[bytes]) -> None:
-    """Remove blobs that nobody needs."""
-    for digest in digests:
-        run(db, collect_blob, space.cluster, digest, strategy=IDEMPOTENT)
+    for digest in dict.fromkeys(blobs):
+        collect_blob(tr, space.cluster, digest)
