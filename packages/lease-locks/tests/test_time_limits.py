@@ -198,7 +198,7 @@ def test_the_command_cancels_what_is_computed_and_ends_a_process_of_this_host(
 def test_what_another_process_cancels_is_ended_by_the_shell_of_its_orchestrator(
     locks: LeaseManager, shared_url: str, marks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lease_locks.cli.memos.end_process", lambda handle: False)  # as on another host
+    monkeypatch.setattr("lease_locks.cli.forgetting.end_process", lambda handle: False)  # as on another host
     asked: list[str] = []
 
     class Shell:

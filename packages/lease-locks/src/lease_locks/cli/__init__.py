@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import NoReturn
 
 from fdb_schema.cli import command_app, run_app
-from lease_locks.cli import leases, memos, running
+from lease_locks.cli import forgetting, leases, memos, running
 
 app = command_app("lease-locks", "Leases that need no clock, and runs that are never computed twice.")
 leases.register(app)
 running.register(app)
 memos.register(app)
+forgetting.register(app)
 
 
 def main() -> NoReturn:

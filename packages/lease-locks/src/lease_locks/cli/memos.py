@@ -1,4 +1,4 @@
-"""Commands on the memo: runs, inspect, summarize, diff, cancel, invalidate, prune. They read metadata and never unpickle."""
+"""Commands that look at the memo: runs, inspect, summarize, diff. They read metadata and never unpickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fdb_schema.cli import (
     DEFAULT_CLUSTER,
     ClusterOption,
     DbOption,
-    DryRunOption,
     JsonOption,
     LimitOption,
     in_terminal,
@@ -23,15 +22,12 @@ from fdb_schema.cli import (
     print_rows,
     say,
 )
-from fdb_schema.serving.figures import counted, cut, short_ids
-from lease_locks.cli.opening import act_on, look_into
+from fdb_schema.serving.figures import cut, short_ids
+from lease_locks.cli.opening import look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.grants.info import wall_time
 from lease_locks.locks import LeaseManager
-from lease_locks.memo.calling.cancelling import cancel
-from lease_locks.memo.pruning import forget, prune
 from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri
-from lease_locks.memo.shells import end_process
 
 UriArgument = Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST")]
 
@@ -42,9 +38,6 @@ def register(app: typer.Typer) -> None:
     app.command("summarize")(summarize)
     app.command("inspect")(inspect)
     app.command("diff")(diff)
-    app.command("cancel")(cancel_invocations)
-    app.command("invalidate")(invalidate)
-    app.command("prune")(prune_memos)
 
 
 def _totals(counts: dict[Any, int]) -> dict[str, int]:
@@ -301,106 +294,3 @@ def diff(
     print_rows(rows, ["what", "left", "right"], as_json=json, empty="no difference")
     if rows:
         raise typer.Exit(1)
-
-
-def _meant(memo_uri: str, db: str | None, cluster: str, *, look: bool) -> tuple[LeaseManager, list[Memo]]:
-    """The invocation of an address, or all that are known of a function's. Raises `MemoUriError`, `LeaseNotFoundError`."""
-    whole = memo_uri.count("/") < 2
-    if whole and len(Memo.prefix(memo_uri)) < 2:
-        raise MemoUriError(
-            f"{memo_uri!r:.120} is a whole pipeline: give memo:PIPELINE/FUNCTION, or memo:PIPELINE/FUNCTION/DIGEST for one"
-        )
-    meant = None if whole else parse(memo_uri)
-    locks = look_into(db, cluster) if look else act_on(db, cluster)
-    if meant is not None:
-        return locks, [resolve(locks, meant)]
-    return locks, [here for here, _ in MemoRows(locks.space).scan(locks.db, *Memo.prefix(memo_uri))]
-
-
-def invalidate(
-    memo_uri: Annotated[
-        str,
-        typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST, or memo:PIPELINE/FUNCTION for all."),
-    ],
-    dry_run: DryRunOption = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
-    json: JsonOption = False,
-) -> None:
-    """Forget the outcome of an invocation, or of all invocations of a function."""
-    locks, memos = _meant(memo_uri, db, cluster, look=dry_run)
-    rows = MemoRows(locks.space)
-    if dry_run:
-        count = sum(1 for here in memos for _ in rows.scan(locks.db, here.pipeline, here.function, here.digest))
-    else:
-        count = sum(forget(locks, rows, here) for here in memos)
-    if not count:
-        raise LeaseNotFoundError(f"nothing is known of {memo_uri}")
-    if json:
-        print_json({"memo_uri": memo_uri, "invocations": count, "forgotten": not dry_run})
-    else:
-        say(f"{'would forget' if dry_run else 'forgot'} {count} invocation{'s' if count != 1 else ''}")
-
-
-def cancel_invocations(
-    memo_uri: Annotated[
-        str,
-        typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST, or memo:PIPELINE/FUNCTION for all."),
-    ],
-    dry_run: DryRunOption = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
-    json: JsonOption = False,
-) -> None:
-    """End an invocation that is being computed, or all of a function's. Whoever waits for one gets an error.
-
-    Its lock is free at once. Its remote is ended here where it is a process of this host, else by its orchestrator or by itself.
-    """
-    locks, memos = _meant(memo_uri, db, cluster, look=dry_run)
-    remotes: list[str] = []
-    count = 0
-    for memo in memos:
-        if dry_run:
-            count += locks.read(memo.lock_name) is not None
-            continue
-        attempts = cancel(locks, memo)
-        count += bool(attempts)
-        remotes += [attempt.remote or attempt.handle for attempt in attempts if end_process(attempt.handle)]
-    if not count:
-        raise LeaseNotFoundError(f"nobody computes {memo_uri}")
-    if json:
-        print_json({"memo_uri": memo_uri, "invocations": count, "cancelled": not dry_run, "ended_here": remotes})
-    else:
-        ended = f", and ended {', '.join(remotes)}" if remotes else ""
-        say(f"{'would cancel' if dry_run else 'cancelled'} {counted(count, 'invocation')}{ended}")
-
-
-def prune_memos(
-    older_than: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds: forget what was computed, or counted, longer ago.")
-    ] = None,
-    most_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Forget the oldest until the rest takes at most so many bytes.")
-    ] = None,
-    pipeline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of this pipeline alone, and no counts of runs.")
-    ] = None,
-    dry_run: DryRunOption = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
-    json: JsonOption = False,
-) -> None:
-    """Forget old invocations with their arguments and results, and the counts of old runs.
-
-    Nothing goes that is being computed, or that somebody waits for.
-    """
-    if older_than is None and most_bytes is None:
-        raise typer.BadParameter("say how much is to be kept: --older-than, --most-bytes or both")
-    found = prune(look_into(db, cluster), older_than, most_bytes, pipeline=pipeline, dry_run=dry_run)
-    if json:
-        print_json(dataclasses.asdict(found))
-    else:
-        done = "would forget" if dry_run else "forgot"
-        typer.echo(
-            f"{done} {counted(found.invocations, 'invocation')} ({counted(found.bytes, 'byte')}) and {counted(found.runs, 'run')}"
-        )
