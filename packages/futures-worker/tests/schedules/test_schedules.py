@@ -82,6 +82,7 @@ def test_what_was_missed_of_cron() -> None:
     nominal, wall = us("2026-01-01T00:05"), us("2026-01-01T00:22:30")
     latest = us("2026-01-01T00:20")
     assert list(plan("*/5 * * * *", "UTC", "one", nominal, 9, wall).occurrences) == [latest]
+    assert list(plan("0 */5 * * * *", "UTC", "one", nominal, 9, wall).occurrences) == [latest], "with seconds"
     each = plan("*/5 * * * *", "UTC", "all", nominal, 9, wall).occurrences
     assert [one - nominal for one in each] == [n * 300 * SECOND for n in range(4)]
     assert list(plan("*/5 * * * *", "UTC", "skip", nominal, 9, wall).occurrences) == []
