@@ -36,6 +36,7 @@ import fdb_schema.clock as clock
 import futures_worker.client.basis.nested as nested
 import futures_worker.client.basis.options as options
 import futures_worker.client.session.session as client_session
+import futures_worker.code.folders as folders
 import futures_worker.database as database
 import futures_worker.failure as failure
 import futures_worker.objects.store_client as store_client
@@ -47,10 +48,12 @@ import futures_worker.ports.sealing as sealing
 import futures_worker.ports.wire as wire
 import futures_worker.streams as streams
 import futures_worker.worker.child.streaming as streaming
+import futures_worker.worker.deciding.dispatching as dispatching
 import futures_worker.worker.deciding.planning as planning
 import futures_worker.worker.deciding.reports as reports
 import futures_worker.worker.running.eager as eager
 import futures_worker.worker.running.memory as memory
+import futures_worker.worker.running.unpacked as unpacked
 import idempotent_txn.attempts.backoff as backoff
 import idempotent_txn.batching.batcher as batcher
 import idempotent_txn.cleaner as cleaner
@@ -117,12 +120,15 @@ PROMISES = [
     ("docs/faq.md", r"Results up to about (\d+) kB", payload.INLINE_RESULT_BYTES / 1024),
     (f"{FUTURES}/data.md", r"a result of (\d+) MiB or more from another host", store_client.SPREAD_FROM / 2**20),
     (f"{FUTURES}/code.md", r"than (\d+) kB, what is long", failure.MAX_PICKLED_BYTES / 1024),
+    (f"{FUTURES}/code.md", r"(\d+) MiB and [\d,]+ files travel", folders.MOST_BYTES / 2**20),
+    (f"{FUTURES}/code.md", r"MiB and ([\d,]+) files travel", folders.MOST_ENTRIES),
+    (f"{FUTURES}/code.md", r"once there are (\d+) newer ones", unpacked.MOST_UNUSED),
     (f"{FUTURES}/observability.md", r"the last (\d+) kB of each", stored_output.OUTPUT_KEPT / 1000),
     (f"{FUTURES}/scheduling.md", r"about (\d+) ms of work", planning.AHEAD_WORK * 1000),
     (f"{FUTURES}/scheduling.md", r"without sleep for up to ([\d.]+) ms", eager.MOMENT * 1000),
     (f"{FUTURES}/scheduling.md", r"keeps the slot for (\d+) ms", reports.RESUME_SOON * 1000),
     (f"{FUTURES}/scheduling.md", r"A wait of over ([\d.]+) s", nested.RECORD_AFTER),
-    (f"{FUTURES}/scheduling.md", r"A worker has ([\d,]+) processes", planning.MOST_CHILDREN),
+    (f"{FUTURES}/scheduling.md", r"A worker has ([\d,]+) processes", dispatching.MOST_CHILDREN),
     (f"{FUTURES}/scheduling.md", r"if these are (\d+) MiB or more", placement.WORTH_A_WAIT / 2**20),
     (f"{FUTURES}/scheduling.md", r"MiB or more, for (half a) second", placement.INPUTS_WAIT),
     ("docs/security.md", r"cut off after (\d+) s", wire.HANDSHAKE_TIMEOUT),

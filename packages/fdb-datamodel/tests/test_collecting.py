@@ -13,7 +13,7 @@ from datamodel_lab.lab import Lab
 import fdb_datamodel as dm
 from fdb_datamodel import Claim, Collected, FutureResult, WorkerId
 from fdb_datamodel.transitions.collect import shed_results
-from fdb_schema import LEASE_PIN, put_blob, unpin_blob
+from fdb_schema import LEASE_PIN, BlobMissingError, put_blob, unpin_blob
 from idempotent_txn import run
 
 GRACE = 100.0
@@ -340,6 +340,30 @@ def test_code_put_between_two_passes_stays(lab: Lab, cleaner: Cleaner) -> None:
     for _ in range(3):
         cleaner.collect()
     assert lab(dm.get_code, digest) == b"code"
+
+
+def test_the_folder_that_code_runs_in_stays_as_long_as_the_code(lab: Lab, cleaner: Cleaner) -> None:
+    cleaner.beat(lab.session)
+    pin = dm.session_referrer(lab.session)
+    folder = put_blob(run, lab.db, lab.space, b"a folder" * 20_000, session=pin)
+    with pytest.raises(BlobMissingError):
+        lab(dm.put_code, b"code", lab.session, bytes(32))
+    first, second = (lab(dm.put_code, text, lab.session, folder) for text in (b"one", b"two"))
+    lab(unpin_blob, folder, pin)
+    lab.submit(dm.FutureSpec(code=first, session=lab.session))
+    cleaner.later(60)  # the session is gone
+    for _ in range(4):
+        cleaner.collect()
+    blobs = {row[1] for row in lab.rows() if row[0] == "blobs"}
+    assert blobs == {bytes(first), folder}, "the future that is left has them"
+    assert second not in blobs
+    worker = lab.worker()
+    realize(lab, worker)
+    cleaner.collect()
+    cleaner.later(GRACE + 1)
+    for _ in range(4):
+        cleaner.collect()
+    assert "blobs" not in subspaces(lab)
 
 
 def test_tombstones_are_bounded(lab: Lab, cleaner: Cleaner) -> None:

@@ -14,7 +14,7 @@ from futures_worker import payload
 from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.objects.object_names import result_name
 from futures_worker.worker import messages
-from futures_worker.worker.deciding import planning
+from futures_worker.worker.deciding import dispatching, planning
 from futures_worker.worker.deciding.claimed import EMPTY_RINGS, MOST_PATIENCE
 from futures_worker.worker.deciding.core import WorkerCore
 from futures_worker.worker.deciding.instructions import (
@@ -353,7 +353,7 @@ def test_children_that_waits_want_again_and_again_are_kept_a_while() -> None:
     assert wait_for_another(3, 2) == []
     assert wait_for_another(4, 2) == []
     assert d.core.deadline() is not None
-    assert d.only(RetireChild, d.say(after=planning.SPARE_SECONDS + 0.01)) == [RetireChild(2)]
+    assert d.only(RetireChild, d.say(after=dispatching.SPARE_SECONDS + 0.01)) == [RetireChild(2)]
     assert len([c for c in d.core.children.values() if c.state is ChildState.running]) == 1
 
 
@@ -440,7 +440,7 @@ def test_when_every_task_waits_what_they_wait_for_is_claimed_whatever_is_free() 
 
 
 def test_when_no_process_is_left_the_deepest_task_is_told_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("futures_worker.worker.deciding.planning.MOST_CHILDREN", 3)
+    monkeypatch.setattr("futures_worker.worker.deciding.dispatching.MOST_CHILDREN", 3)
     d = Driver(slots=1)
     d.start(claim(1))
     for depth in range(1, 3):
@@ -874,12 +874,12 @@ def test_only_functions_that_are_always_short_share_packets() -> None:
     d.core.ambition = 10
     (send,) = d.only(SendTasks, d.start(claim(1), claim(2)))
     assert send.per_packet == 1
-    for _ in range(planning.STEADY):
+    for _ in range(dispatching.STEADY):
         d.core.pace.observe(b"f", 1e-5)
     d.result(0, 0)
     d.result(0, 1)
     (send,) = d.only(SendTasks, d.claim(claim(3), claim(4)))
-    assert send.per_packet == planning.PER_PACKET
+    assert send.per_packet == dispatching.PER_PACKET
     d.core.pace.observe(b"f", 2.0)
     assert d.core.pace.streak(b"f") == 0
 

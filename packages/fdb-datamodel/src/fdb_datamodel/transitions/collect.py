@@ -21,7 +21,7 @@ from fdb_datamodel.rows.forms import is_known
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest
 from fdb_datamodel.rows.space import CODE, DELETED, FUTURE, QUEUE, SESSION, layout_of, span
-from fdb_datamodel.transitions.code_use import CODE_REFERRER, SESSION_PREFIX, UNUSED
+from fdb_datamodel.transitions.code_use import CODE_REFERRER, OF_CODE, SESSION_PREFIX, UNUSED
 from fdb_datamodel.transitions.results import delete_future
 from fdb_datamodel.transitions.workers import sightings
 from fdb_schema import (
@@ -290,7 +290,7 @@ def _clear_mail(tr: Transaction, space: ClusterSpace, sessions: list[bytes]) -> 
 def blobs_page(
     tr: Transaction, space: ClusterSpace, after: bytes, codes: set[bytes], limit: int = 50
 ) -> tuple[Page, int]:
-    """Drop pins and references of sessions that are gone (done), and code that two passes found unused (the second).
+    """Drop pins and references of sessions and code that are gone (done), and code that two passes found unused (the second).
 
     `codes`: the digests that this pass met in futures.
     """
@@ -313,8 +313,10 @@ def blobs_page(
     return Page(done, end), dropped
 
 
-def _of_a_dead_session(tr: Transaction, space: ClusterSpace, name: bytes) -> bool:
-    """Whether a pin's or a reference's name is that of a session, of a client or of leases, whose rows are gone."""
+def _is_gone(tr: Transaction, space: ClusterSpace, name: bytes) -> bool:
+    """Whether what a pin or a reference names is gone: a session, of a client or of leases, or code that needs the blob."""
+    if name.startswith(OF_CODE):
+        return tr.get(space.blobs[name[len(OF_CODE) :]].pack(("manifest",))).value is None
     if name.startswith(SESSION_PREFIX):
         return tr.get(layout_of(space).session(name[len(SESSION_PREFIX) :])).value is None
     if name.startswith(LEASE_PIN):
@@ -341,7 +343,7 @@ def _judge_blob(tr: Transaction, space: ClusterSpace, digest: bytes, codes: set[
             name = _first_bytes(blob[kind], key)
             if name is None:
                 referrers.add(key)  # whose it is can't be told
-            elif _of_a_dead_session(tr, space, name):
+            elif _is_gone(tr, space, name):
                 tr.clear(key)
                 done += 1
             else:

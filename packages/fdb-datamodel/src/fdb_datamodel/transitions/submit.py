@@ -275,22 +275,28 @@ def _args_row(ch: Changes, spec: FutureSpec) -> bytes | None:
     return codec.pack_args(args, spec.dependencies)
 
 
-def put_code(tr: Transaction, space: ClusterSpace, data: bytes, session: bytes | None = None) -> CodeDigest:
+def put_code(
+    tr: Transaction, space: ClusterSpace, data: bytes, session: bytes | None = None, folder: bytes | None = None
+) -> CodeDigest:
     """Store code under its SHA-256, once however often it is put; the digest goes into `FutureSpec.code`.
 
-    It stays while a future has it, or `session` lives, which may then submit more futures with the digest alone.
+    It stays while a future has it, or `session` lives, which may then submit more futures with the digest alone; and as long as
+    it stays the blob `folder`, in whose files it runs.
 
-    Raises OversizeError over about 720 kB: store larger code with `fdb_schema.put_blob` and wrap its digest.
+    Raises OversizeError over about 720 kB: store larger code with `fdb_schema.put_blob` and wrap its digest. BlobMissingError where
+    `folder` isn't there.
     """
     digest = _put(tr, space, data, CODE_REFERRER, "the code")
-    use_code(tr, space, bytes(digest), session)
+    use_code(tr, space, bytes(digest), session, folder)
     return digest
 
 
-def refer_to_code(tr: Transaction, space: ClusterSpace, digest: bytes, session: bytes | None = None) -> None:
+def refer_to_code(
+    tr: Transaction, space: ClusterSpace, digest: bytes, session: bytes | None = None, folder: bytes | None = None
+) -> None:
     """As `put_code`, of code that was stored by `fdb_schema.put_blob` because of its size. Raises BlobMissingError."""
     add_reference(tr, space, digest, CODE_REFERRER)
-    use_code(tr, space, digest, session)
+    use_code(tr, space, digest, session, folder)
 
 
 def get_code(tr: Transaction, space: ClusterSpace, code: CodeDigest | bytes) -> bytes:

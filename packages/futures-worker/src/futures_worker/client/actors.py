@@ -28,7 +28,7 @@ from futures_worker.client.basis.spelling import check_call
 from futures_worker.client.context import ClientContext, Home, home_of
 from futures_worker.client.submits.locality import locality_of
 from futures_worker.database import ask
-from futures_worker.payload import AsItself, dump_args, dump_args_and_names, dump_code, dump_retry_on
+from futures_worker.payload import AsItself, Code, dump_args, dump_args_and_names, dump_code, dump_retry_on
 from futures_worker.worker.actor_host import run_actor
 from idempotent_txn import run
 
@@ -137,9 +137,10 @@ def make_actor(
     owner = context().id if name is None else b""
     spec, blobs, code, holds = _host_spec(context, owner, kind, args, kwargs, options, resident, restarts)
     spec.locality = locality_of(context, options.locality)
+    folder = context().keep_folder(code)
 
     def body(tr: Any, space: ClusterSpace) -> bytes:
-        put_code(tr, space, code)
+        put_code(tr, space, code.data, folder=folder)
         made = actors.create_actor(tr, space, spec, name or "")
         hold_futures(tr, space, holds, outer=made)
         for digest in blobs:
@@ -162,13 +163,13 @@ def _host_spec(
     options: SubmitOptions,
     resident: bool,
     restarts: int,
-) -> tuple[FutureSpec, list[bytes], bytes, tuple[bytes, ...]]:
+) -> tuple[FutureSpec, list[bytes], Code, tuple[bytes, ...]]:
     """The actor's own future, what was uploaded for it, its code, and the futures that its class refers to."""
     session = context()
     itself = AsItself(kind, context.origin.identity)
     call = itself.value, args, dict(kwargs), resident, owner
     data, dependencies, names = dump_args_and_names(call, {}, context.origin)
-    code = dump_code(run_actor, names | itself.names)
+    code = context.code.within(dump_code(run_actor, names | itself.names), context.setting.of(context.options.env))
     if dependencies:
         session.flush_before(dependencies)
         processes.flush_others(context, dependencies)
@@ -193,7 +194,7 @@ def _host_spec(
         what = f"the arguments of actor {kind.__name__}"
         blobs = [put_blob(run, session.db, session.space, data, session=session_referrer(session.id), what=what)]
         spec.args = CodeDigest(blobs[0])
-    return spec, blobs, code.data, itself.holds
+    return spec, blobs, code, itself.holds
 
 
 def get_actor(context: ClientContext, name: str) -> Actor[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from os import PathLike
 from types import ModuleType
 from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
@@ -52,6 +53,7 @@ class Client(ClientOperations):
         *,
         durability: str | None = None,
         modules: Iterable[str | ModuleType] = (),
+        working_dir: str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         """Connect.
@@ -64,14 +66,19 @@ class Client(ClientOperations):
             secret: what the cluster's processes prove to one another that they know; None: read from the database.
             durability: of an `embedded:` database: "process" or "fsync".
             modules: modules and packages, or their names, that are sent along: workers need not have them. From now on, by this process.
-            options: those of `submit`, as this client's defaults for `submit`, `map` and datasets: `max_retries=0`.
+            working_dir: a folder that is sent along: tasks run in a copy of it on their host, find its modules first, and once a file in
+                it has changed run in another copy. 64 MiB and 10,000 files at most, without what its .mainspringignore says.
+            options: those of `submit`, as this client's defaults for `submit`, `map` and datasets: `max_retries=0`; and
+                `env={"LEVEL": "3"}`, variables of the environment that its tasks have.
 
-        Raises DatabaseUrlError, NotADatabaseError, NewerFormatError, DatabaseUnreachableError, NameInvalidError.
+        Raises ValueError for a folder or variables that can't be sent, OversizeError for too much of them; DatabaseUrlError, NotADatabaseError, NewerFormatError, DatabaseUnreachableError, NameInvalidError.
         """
         send_along(modules)
         context = url if isinstance(url, ClientContext) else None
         if context is None:
-            context = open_context(url, cluster, durability=durability, secret=secret, options=options)
+            context = open_context(
+                url, cluster, durability=durability, secret=secret, options=options, working_dir=working_dir
+            )
         self._context = context
         context.face = weakref.ref(self)
 
@@ -133,7 +140,10 @@ class Client(ClientOperations):
         return submit(self._context, options, fn, args, kwargs)
 
     def options(self, **options: Any) -> BoundOptions:
-        """Options for submits to come: `client.options(timeout=5).submit(fn, *args, **every_keyword_for_fn)`."""
+        """Options for submits to come: `client.options(timeout=5).submit(fn, *args, **every_keyword_for_fn)`.
+
+        Those of `submit`, and `env`: variables of the environment, added to the client's.
+        """
         return BoundOptions(self._context, self._context.options.changed(**options))
 
     def map(

@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fdb_datamodel import Failure, FutureDeletedError, UnknownFutureError, cancel_future, open_cluster
@@ -29,10 +30,11 @@ from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions, 
 from futures_worker.client.session.forwarding import OutputForwarding
 from futures_worker.client.session.reading import Fetching
 from futures_worker.client.session.session import Session
+from futures_worker.code.settings import ClientSetting
 from futures_worker.database import ask
 from futures_worker.errors import WrongClusterError
 from futures_worker.payload import CodeCache
-from futures_worker.worker.child.task_context import current_task, own_cluster
+from futures_worker.worker.child.task_context import current_task, own_cluster, own_setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,8 +72,9 @@ class ClientContext:
         secret: bytes | None = None,
         options: Mapping[str, Any] | None = None,
         opened: bool = False,
+        working_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`opened`: the database was opened by its URL, so another process can. Raises NewerFormatError, NameInvalidError."""
+        """`opened`: by its URL, so another process can. Raises NewerFormatError, NameInvalidError, and what `ClientSetting` does."""
         self.db = db
         self.cluster = cluster
         self.space = ClusterSpace(cluster)
@@ -82,6 +85,7 @@ class ClientContext:
         self.url = url_of(db)  # with an absolute path: a fork or a task may run in another directory
         self.from_url = opened or not (self.url or "memory:").startswith("memory:")
         self.code = CodeCache()
+        self.setting = ClientSetting(working_dir, self.url, partial(own_setting, (self.url, cluster)))
         self.limits: set[str] = set()  # those that are known to be
         self.own_actors: list[bytes] = []  # unnamed ones, which end with this client
         self.forwarding: OutputForwarding | None = None  # of what tasks print
@@ -138,6 +142,7 @@ class ClientContext:
         """In the child: threads, locks and the watch stayed with the parent, and its actors end with the parent's client."""
         self.session = None
         self.code = CodeCache()
+        self.setting.forked()
         self.own_actors = []
         self.forwarding = None
 
@@ -241,9 +246,8 @@ def open_context(
     url: str | Any | None,
     cluster: str | None = None,
     *,
-    durability: str | None = None,
-    secret: bytes | None = None,
     options: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> ClientContext:
     """What `Client(url, cluster, …)` opens, see there."""
     task = current_task()
@@ -254,8 +258,8 @@ def open_context(
     if options:
         check_defaults(options)
     given = url is not None and not isinstance(url, str)
-    db = url if given else open_database(url, durability=durability, create=not inside)
-    return ClientContext(db, name, durability=durability, secret=secret, options=options, opened=not given)
+    db = url if given else open_database(url, durability=settings.get("durability"), create=not inside)
+    return ClientContext(db, name, options=options, opened=not given, **settings)
 
 
 def current_context() -> ClientContext:

@@ -7,6 +7,9 @@ that a reader can name the function, the Python that pickled it and the files it
 
     uint16 big endian: length of the header | msgpack [format, "3.11.7", "module.qualname", [[module, version], ...]] | pickle
 
+Code that runs in a setting (`settings`) is of format 2: its header has a fifth field, the length of the packed setting, which lies
+between header and pickle.
+
 **The key** of code is the SHA-256 of these bytes. So functions have one key if they have the same name, the same Python, the
 same pickle, and if the files outside the installation that they need (`code_files`) have the same content: what behaves
 otherwise has another key, and the same source in another process has the same. (Sets of texts in closures and globals are
@@ -41,13 +44,16 @@ from futures_worker import value_pickler
 from futures_worker.code.code_files import LOOK_SECONDS, needed_files
 from futures_worker.code.code_modules import followed, modules
 from futures_worker.code.function_changes import unchanged_check
+from futures_worker.code.settings import Folder, Setting, unpack_setting
 from futures_worker.errors import OversizeError, TaskUnpickleError
 from futures_worker.failure import text_of
 
-CODE_FORMAT: Final = 1
+CODE_FORMAT: Final = 2
+_PLAIN_FORMAT: Final = 1  # of code without a setting, which releases before this one load
 DIGEST_BYTES: Final = 32  # sha256
 MAX_CODE_BYTES: Final = 64 << 20
 CACHED_FUNCTIONS: Final = 4096
+KEPT_IN_SETTINGS: Final = 64 << 20  # bytes of code in settings that is kept
 PYTHON_VERSION: Final = platform.python_version()
 
 
@@ -59,6 +65,7 @@ class Code:
     data: bytes  # header and pickle
     name: str  # module.qualname, for people
     named: frozenset[str] = frozenset()  # modules that the pickle names, which may have files to follow
+    folder: Folder | None = None  # whose files it runs in
 
 
 class _Entry(NamedTuple):
@@ -76,6 +83,9 @@ class CodeCache:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[int, frozenset[str]], _Entry] = {}
+        self._in_settings: dict[tuple[bytes, Setting], Code] = {}
+        self._folder: Folder | None = None  # of these
+        self._room = KEPT_IN_SETTINGS
         self._lock = threading.Lock()
 
     def dump(self, function: Callable[..., Any], also: frozenset[str] = frozenset()) -> Code:
@@ -104,6 +114,21 @@ class CodeCache:
                 self._entries[key] = _Entry(reference, unchanged, registered, code, time.monotonic())
         return code
 
+    def within(self, code: Code, setting: Setting | None) -> Code:
+        """The code as it is sent to run in a setting."""
+        if not setting:
+            return code
+        found = self._in_settings.get((code.digest, setting))
+        if found is None or setting.folder is not self._folder:
+            found = within(code, setting)
+            with self._lock:
+                if setting.folder is not self._folder or self._room < len(found.data):
+                    self._in_settings.clear()
+                    self._folder, self._room = setting.folder, KEPT_IN_SETTINGS
+                self._in_settings[code.digest, setting] = found
+                self._room -= len(found.data)
+        return found
+
 
 def _forget(entries: dict[tuple[int, frozenset[str]], _Entry], key: tuple[int, frozenset[str]], dead: object) -> None:
     entry = entries.get(key)
@@ -127,7 +152,7 @@ def dump_code(function: Callable[..., Any], also: Iterable[str] = ()) -> Code:
             "inside the function"
         ) from error
     named = followed(names)
-    fields: list[Any] = [CODE_FORMAT, PYTHON_VERSION, name]
+    fields: list[Any] = [_PLAIN_FORMAT, PYTHON_VERSION, name]
     if named:
         fields.append(needed_files(named))
     header = msgpack.packb(fields)
@@ -138,6 +163,15 @@ def dump_code(function: Callable[..., Any], also: Iterable[str] = ()) -> Code:
             "objects as arguments (or client.put them) instead of capturing them"
         )
     return Code(hashlib.sha256(data).digest(), data, name, named)
+
+
+def within(code: Code, setting: Setting) -> Code:
+    """Code that runs in a setting: another key, so that whoever has loaded it runs in that too."""
+    packed = setting.pack()
+    _, python, name, *needs = _header(code.data)[0][:4]
+    header = msgpack.packb([CODE_FORMAT, python, name, needs[0] if needs else [], len(packed)])
+    data = b"".join((struct.pack(">H", len(header)), header, packed, _split(code.data)[2]))
+    return Code(hashlib.sha256(data).digest(), data, code.name, code.named, setting.folder)
 
 
 def load_code(data: bytes) -> Callable[..., Any]:
@@ -165,9 +199,19 @@ def code_python(data: bytes) -> str:
 
 def code_needs(data: bytes) -> list[tuple[str, bytes]]:
     """(module, version of its file) of all files outside the installation that the function needs, read from the header."""
-    (length,) = struct.unpack_from(">H", data)
-    fields = msgpack.unpackb(data[2 : 2 + length])
+    fields = _header(data)[0]
     return [(module, version) for module, version in fields[3]] if len(fields) > 3 else []
+
+
+def code_setting(data: bytes) -> Setting | None:
+    """What the function runs in, None if that is nothing of its own. Raises TaskUnpickleError."""
+    try:
+        fields, length = _header(data)
+    except Exception:
+        return None  # whoever loads it says what is wrong
+    if len(fields) < 5 or fields[0] > CODE_FORMAT:
+        return None
+    return unpack_setting(memoryview(data)[2 + length : 2 + length + fields[4]])
 
 
 def unpickle_error(what: str, error: BaseException, pickled_by: str) -> TaskUnpickleError:
@@ -193,12 +237,19 @@ def function_name(function: object) -> str:
     return f"{module}.{name}"
 
 
-def _split(data: bytes) -> tuple[str, str, memoryview]:
+def _header(data: bytes) -> tuple[list[Any], int]:
+    """The fields of the header, and its length."""
     (length,) = struct.unpack_from(">H", data)
-    form, python, name = msgpack.unpackb(data[2 : 2 + length])[:3]
+    fields: list[Any] = msgpack.unpackb(data[2 : 2 + length])
+    return fields, length
+
+
+def _split(data: bytes) -> tuple[str, str, memoryview]:
+    fields, length = _header(data)
+    form, python, name = fields[:3]
     if form > CODE_FORMAT:
         raise TaskUnpickleError(
             f"the function {name} was submitted in format {form} by a newer release; this worker reads up to "
             f"{CODE_FORMAT}: upgrade the worker"
         )
-    return python, name, memoryview(data)[2 + length :]
+    return python, name, memoryview(data)[2 + length + (fields[4] if len(fields) > 4 else 0) :]

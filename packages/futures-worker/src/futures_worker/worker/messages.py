@@ -2,7 +2,7 @@
 
 Worker to child, over a socket that keeps packets whole (SOCK_SEQPACKET), one msgpack list per packet:
 
-    [at, [seq, digest, args, dependencies, future id, epoch, attempt, options], ...]
+    [at, [seq, digest, args, dependencies, future id, epoch, attempt, options, where], ...]
 
     at             float: when it was sent, by the monotonic clock of the host
 
@@ -14,6 +14,8 @@ Worker to child, over a socket that keeps packets whole (SOCK_SEQPACKET), one ms
                    (int) of a task sent to this child before, whose inline result it is; or the path of a parcel that
                    holds such a list in msgpack
     options        opaque bytes of the submitter, see `payload`
+    where          absent, or the path of the folder that the code runs in, "" if it has none; with it come the variables that
+                   the code names. A child keeps to what its first task runs in
 
 A parcel is a file of the worker's private directory that belongs to one task; the worker removes it when the task ends,
 and a child that mapped it keeps its view.

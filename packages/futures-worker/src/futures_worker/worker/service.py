@@ -142,7 +142,10 @@ class WorkerService:
         self._cleanup.callback(self.shell.close)
         fetcher = ObjectFetcher(secrets)
         self._cleanup.callback(fetcher.close)
-        self.shell.inputs = Inputs(self.db, self.space, self.store, fetcher, self.shell.post, self.core.digests_in_hand)
+        core, shell = self.core, self.shell
+        shell.inputs = Inputs(
+            self.db, self.space, self.store, fetcher, shell.post, core.digests_in_hand, core.folders_in_hand
+        )
         self._server = StoreServer(
             sock,
             secrets,

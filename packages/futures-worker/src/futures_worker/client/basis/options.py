@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from fdb_datamodel import Backoff, Locality, Requirements, WorkerId
 from futures_worker.client.basis.record import FutureHandle
 from futures_worker.client.basis.spelling import meant
+from futures_worker.code.settings import Variables, read_variables
 from futures_worker.payload import dump_retry_on
 from futures_worker.worker.messages import MOST_NAME
 
@@ -49,6 +50,7 @@ class SubmitOptions:
     limits: tuple[str, ...] = ()
     after: float | None = None
     at: float | None = None  # seconds since 1970, by the submitter's wall clock
+    env: Variables = ()
     tr: Any = field(default=None, compare=False)
     chosen: frozenset[str] = field(
         default=frozenset(), compare=False
@@ -65,12 +67,14 @@ class SubmitOptions:
         for name, value in options.items():
             reader = _READERS.get(name)
             if reader is None:
-                near = meant(name, OPTION_NAMES)
+                near = meant(name, tuple(_READERS))
                 hint = f"did you mean {near!r}? T" if near else "t"
-                raise TypeError(f"{name!r} is no option of submit: {hint}he options are {', '.join(OPTION_NAMES)}")
+                raise TypeError(f"{name!r} is no option of submit: {hint}he options are {', '.join(_READERS)}")
             fields.update(reader(name, value))
         if options.get("after") is not None and options.get("at") is not None:
             raise ValueError("after and at are two times to begin at, found both: give one")
+        if fields.get("env"):  # added to those chosen before, name by name
+            fields["env"] = tuple(sorted((dict(self.env) | dict(fields["env"])).items()))
         return replace(self, **fields, chosen=self.chosen | options.keys()) if fields else self
 
     def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> SubmitOptions:
@@ -240,8 +244,11 @@ _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
     "keep": lambda name, value: {name: None} if value is None else _flag(name, value),
     "ttl": _unschedulable,
     "tr": lambda name, value: {"tr": value},
+    "env": lambda name, value: {"env": () if value is None else read_variables(value)},
 }
-OPTION_NAMES: Final = tuple(_READERS)
+NOT_OF_SUBMIT: Final = frozenset(("env",))
+"""Options of clients, functions and `client.options`: a `submit` gives this keyword to its function."""
+OPTION_NAMES: Final = tuple(name for name in _READERS if name not in NOT_OF_SUBMIT)
 """The keywords that `Client.submit` keeps for itself; every other keyword goes to the function."""
 
 NOT_DEFAULTS: Final = frozenset(("key", "name", "tr"))

@@ -118,6 +118,11 @@ class Session:
         """Store a future in that transaction."""
         self._store.store_within(tr, spec, code, holds, uploaded)
 
+    def keep_folder(self, code: Code) -> bytes | None:
+        """The folder that code runs in is stored, for whoever puts the code by himself; its digest."""
+        self.keeping.begin()
+        return self._store.keep_folder(code)
+
     def took_within(self, record: FutureRecord) -> None:
         """A handle of such a future is kept here."""
         record.keeping = self.keeping

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Sequence, Set
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import fdb
 
@@ -28,7 +29,7 @@ from fdb_datamodel import (
     subscribe,
 )
 from fdb_datamodel.rows.ids import show_id
-from fdb_schema import put_blob, unpin_blob
+from fdb_schema import BlobMissingError, add_reference, drop_reference, put_blob, unpin_blob
 from fdb_schema.errors import NOT_COMMITTED
 from futures_worker.client.basis.intake import MAX_BATCH_BYTES
 from futures_worker.client.basis.record import FutureRecord
@@ -40,6 +41,9 @@ from idempotent_txn import run
 
 # Whether the transaction before was told to run again: what it submits anew whenever it runs it would never find.
 _told: Final[ContextVar[bool]] = ContextVar("told", default=False)
+
+_LET_GO_AT_ONCE: Final = 200
+"""Of code in an older folder, by one transaction."""
 
 
 class Submission:
@@ -65,6 +69,15 @@ class Submission:
         self.nbytes = 300 + len(spec.args) + 32 * len(spec.dependencies) + size + 64 * len(holds)
 
 
+class _FreshCode(NamedTuple):
+    """Code that is to be stored. folder: the digest of that in which it runs."""
+
+    digest: bytes
+    data: bytes
+    large: bool  # it was uploaded, and is pinned
+    folder: bytes | None
+
+
 class SubmitStore:
     """The writing side of one session. Its caller sees to it that one thread at a time uses it."""
 
@@ -88,7 +101,9 @@ class SubmitStore:
         self._stored = stored
         self._refused = refused
         self._line = line
-        self._stored_code: set[bytes] = set()
+        self._stored_code: dict[bytes, bytes] = {}  # digest -> of the folder it runs in, b"" of none
+        self._stored_folders: set[bytes] = set()
+        self._uploading = threading.Lock()
 
     def has_code(self, digest: bytes) -> bool:
         """Whether this session has stored the code."""
@@ -96,37 +111,73 @@ class SubmitStore:
 
     @property
     def codes(self) -> frozenset[bytes]:
-        """Digests of the code that this session stored."""
-        return frozenset(self._stored_code)
+        """Digests of the code that this session stored, and of folders."""
+        return frozenset(self._stored_code.keys() | self._stored_folders)
 
     def forget_code(self) -> None:
         """Store every code anew when it is next used: this session was gone for a while, and its code may be."""
         self._stored_code.clear()
+        self._stored_folders.clear()
 
-    def store(self, batch: Sequence[Submission], idle: WorkerId | None = None) -> None:
+    def keep_folder(self, code: Code) -> bytes | None:
+        """The digest of the folder that code runs in, which is stored and stays as long as this session; None: it runs in none.
+
+        What this process hasn't got the bytes of is there: the task that runs here has it. Callable by any thread.
+        """
+        folder = code.folder
+        if folder is None or not folder.data or folder.digest in self._stored_folders:
+            return None if folder is None else folder.digest
+        referrer = session_referrer(self._session)
+
+        def keep(tr: Any) -> None:
+            add_reference(tr, self._space, folder.digest, referrer)
+            unpin_blob(tr, self._space, folder.digest, referrer)
+
+        with self._uploading:
+            if folder.digest not in self._stored_folders:
+                self._upload(folder.data, "working_dir, packed,")
+                ask(self._db, keep, strategy="off")
+                self._stored_folders.add(folder.digest)
+        return folder.digest
+
+    def _let_older_go(self, tr: Any, folders: Set[bytes]) -> list[bytes]:
+        """Let go of code in folders that aren't what they were, and of these: futures that have it keep it. What it was."""
+        if not folders or folders >= self._stored_folders:
+            return []
+        older = [digest for digest, folder in self._stored_code.items() if folder and folder not in folders]
+        older += self._stored_folders - folders
+        for digest in older[:_LET_GO_AT_ONCE]:
+            drop_reference(tr, self._space, digest, session_referrer(self._session))
+        return older[:_LET_GO_AT_ONCE]
+
+    def store(self, batch: Sequence[Submission], idle: WorkerId | None = None, *, again: bool = False) -> None:
         """Store a batch; a lone future that any worker may run goes to `idle`, already claimed.
 
-        Raises what is the database's trouble; nothing was stored then.
+        Raises what is the database's trouble; nothing was stored then. `again`: after all that was stored before was found missing.
         """
         try:
             self._store_together(batch, idle)
         except Exception as error:
             if is_database_trouble(error):
                 raise  # nothing is wrong with the batch: it is kept, and stored later
+            if (
+                isinstance(error, BlobMissingError) and self._stored_folders
+            ):  # this session was gone, and doesn't know it yet
+                self.forget_code()
+                self.store(batch)
+                return
             if len(batch) > 1:
                 for submission in batch:  # one is at fault, the others shall not suffer
-                    self.store([submission])
+                    self.store([submission], again=again)
                 return
             for submission in batch:
                 self._refused(submission.record, error)
 
     def _store_together(self, batch: Sequence[Submission], idle: WorkerId | None) -> None:
-        found = (s.code for s in batch if s.code is not None)
-        codes = {code.digest: code.data for code in found if code.digest not in self._stored_code}
+        fresh = self._fresh_codes(batch)
         specs = [s.spec for s in batch]
-        large_codes = [self._upload(data, "the code") for data in codes.values() if len(data) > MAX_BATCH_BYTES]
-        codes = {digest: data for digest, data in codes.items() if digest not in large_codes}
-        uploaded = list(large_codes)  # pinned until what refers to them is stored
+        uploaded = [code.digest for code in fresh if code.large]  # pinned until what refers to them is stored
+        older: list[bytes] = []
         for spec in specs:
             if len(spec.args) > MAX_BATCH_BYTES:
                 spec.args = CodeDigest(self._upload(spec.args, f"the arguments of future {show_id(spec.id)}"))
@@ -144,10 +195,7 @@ class SubmitStore:
 
         def body(tr: Any, worker: WorkerId | None) -> Callable[[], None] | None:
             cleared = self._mailbox.clear_delivered(tr)  # first: what is submitted may end at once, and is mailed
-            for data in codes.values():
-                put_code(tr, self._space, data, self._session)
-            for digest in large_codes:
-                refer_to_code(tr, self._space, digest, self._session)
+            older[:] = self._put_codes(tr, fresh)
             if worker is not None:
                 claims[:] = submit_claimed(tr, self._space, specs, worker, ring=not by_line)
             else:
@@ -171,15 +219,44 @@ class SubmitStore:
             ask(self._db, ring_session, self._space, claims[0].worker.incarnation, strategy="off")
         if committed is not None:
             committed()
-        self._stored_code.update(codes, large_codes)
+        self._remember(fresh, older)
         for submission in batch:
             submission.record.stored = True
         if shared:
             self._stored(shared, entries)
 
+    def _fresh_codes(self, batch: Sequence[Submission]) -> list[_FreshCode]:
+        """The code in a batch that this session hasn't stored yet, what is large uploaded, and the folders stored that it runs in."""
+        found = {s.code.digest: s.code for s in batch if s.code is not None and s.code.digest not in self._stored_code}
+        fresh: list[_FreshCode] = []
+        for digest, code in found.items():
+            large = len(code.data) > MAX_BATCH_BYTES
+            if large:
+                self._upload(code.data, "the code")
+            fresh.append(_FreshCode(digest, code.data, large, self.keep_folder(code)))
+        return fresh
+
+    def _put_codes(self, tr: Any, fresh: Sequence[_FreshCode]) -> list[bytes]:
+        """Store code within a transaction; what is let go of for it."""
+        for code in fresh:
+            if code.large:
+                refer_to_code(tr, self._space, code.digest, self._session, code.folder)
+            else:
+                put_code(tr, self._space, code.data, self._session, code.folder)
+        return self._let_older_go(tr, {code.folder for code in fresh if code.folder is not None})
+
+    def _remember(self, fresh: Sequence[_FreshCode], older: Sequence[bytes]) -> None:
+        """That code is stored, and older isn't this session's any more."""
+        self._stored_folders.difference_update(older)
+        for digest in older:
+            self._stored_code.pop(digest, None)
+        for code in fresh:
+            self._stored_code[code.digest] = code.folder or b""
+
     def upload(self, spec: FutureSpec, code: Code) -> tuple[bytes, ...]:
         """What of a future is too large for a transaction, stored before it and pinned: `store_within` refers to it."""
         uploaded = []
+        self.keep_folder(code)
         if len(code.data) > MAX_BATCH_BYTES:
             uploaded.append(self._upload(code.data, "the code"))
         if len(spec.args) > MAX_BATCH_BYTES:
@@ -193,10 +270,11 @@ class SubmitStore:
         """Store a future in somebody's transaction. One that began to read before its dependencies were stored can't see
         them: it is told that it conflicts, and finds them when it runs again. `uploaded`: by `upload`.
         """
+        folder = self.keep_folder(code)
         if code.digest in uploaded:
-            refer_to_code(tr, self._space, code.digest, self._session)
+            refer_to_code(tr, self._space, code.digest, self._session, folder)
         else:
-            put_code(tr, self._space, code.data, self._session)
+            put_code(tr, self._space, code.data, self._session, folder)
         try:
             submit_futures(tr, self._space, [spec])
         except UnknownFutureError:

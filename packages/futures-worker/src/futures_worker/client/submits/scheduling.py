@@ -128,17 +128,19 @@ def every(
         raise TypeError(
             f"{code.name} refers to futures, which are collected while its schedule goes on: pass their ids"
         )
+    code = context.code.within(code, context.setting.of(options.env))
     spec = FutureSpec(CodeDigest(code.digest), data, name=options.name or code.name)
     apply_options(context, options, spec)
     name = str(settings.get("name") or code.name)
     if not 0 < len(name) <= 500 or "\0" in name:
         raise ValueError(f"a schedule has a name of 1 to 500 characters, none of them NUL, found {name!r:.80}")
     session.keeping.begin()
+    folder = session.keep_folder(code)
 
     def body(tr: Any) -> frozenset[str]:
         now_us = due_after(tr, context.space, 0)  # where the clock stands still, what it will be caught up to
         nominal, due_us = first(text, zone, now_us, int(time.time() * 1e6))
-        put_code(tr, context.space, code.data, session.id)
+        put_code(tr, context.space, code.data, session.id, folder)
         return put_schedule(
             tr,
             context.space,

@@ -75,6 +75,7 @@ def _prepare(
         options = options.with_defaults(defaults)
     data, dependencies, names = dump_args_and_names(args, kwargs, context.origin)
     code, holds = dump_function(fn, names, context.code, context.origin.identity)
+    code = context.code.within(code, context.setting.of(options.env))
     if len(data) >= LARGE:
         note_large(args, kwargs, options.name or code.name)
     if dependencies:

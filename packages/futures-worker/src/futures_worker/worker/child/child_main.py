@@ -29,7 +29,7 @@ from futures_worker.code.function_changes import carries_state
 from futures_worker.database import run_patiently
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import PROGRAM, may_retry, text_of
-from futures_worker.objects.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles, map_shared
+from futures_worker.objects.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles
 from futures_worker.objects.object_names import result_name
 from futures_worker.objects.store import SMALL, write_file
 from futures_worker.worker import messages
@@ -37,6 +37,8 @@ from futures_worker.worker.child import task_context
 from futures_worker.worker.child.class_states import ClassState, ClassStates
 from futures_worker.worker.child.code_versions import CodeVersions
 from futures_worker.worker.child.coroutines import finished
+from futures_worker.worker.child.kept import RemovedError, kept, mapped
+from futures_worker.worker.child.own_home import OwnHome
 from futures_worker.worker.child.surroundings import Surroundings
 from futures_worker.worker.child.task_logging import show_logs
 from futures_worker.worker.output import ChildOutput
@@ -61,10 +63,6 @@ class _OlderFiles(BaseException):
 
 class _NotAtHand(BaseException):
     """The task before, whose result this one takes, didn't leave a small one."""
-
-
-class _RemovedError(MainspringError):
-    """What the worker kept for a task isn't there any more."""
 
 
 class _NoRoomError(MainspringError):
@@ -99,6 +97,7 @@ class ChildLoop:
         self._seq = -1
         self._pid = os.getpid()
         self._surroundings = Surroundings()
+        self._home = OwnHome()
         self._fit = True  # whether this process may run another task
         self._fresh = True  # whether no code of a task has run here
         self._kept: dict[int, bytes] = {}  # inline results of late, by seq: tasks sent behind may take them
@@ -132,15 +131,15 @@ class ChildLoop:
                 return  # what wasn't read is taken back
 
     def _run_task(self, task: list[Any]) -> None:
-        seq, digest, args, dependencies, future_id, epoch, attempt, options = task
+        seq, digest, args, dependencies, future_id, epoch, attempt, options = task[:8]
         trace, options = tracing.split_trace(show_logs(options))
         self._seq = seq
         started = time.perf_counter()
         self._output.begin(future_id, attempt)
         try:
-            if not self._versions.hold(started):
+            if not (self._home.stands() and self._versions.hold(started)):
                 raise _OlderFiles
-            function = self._functions.get(digest) or self._load_function(digest)
+            function = self._functions.get(digest) or self._load_function(digest, task[8] if len(task) > 8 else "")
             if not args:
                 positional: tuple[Any, ...] = ()
                 keywords: dict[str, Any] = {}
@@ -159,7 +158,7 @@ class ChildLoop:
             kind = messages.FAIL_PERMANENT
             if out_of_memory(error):
                 kind = messages.FAIL_MEMORY
-            elif isinstance(error, _RemovedError) or shortage_of(error) is not None:
+            elif isinstance(error, RemovedError) or shortage_of(error) is not None:
                 kind, self._fit = messages.FAIL_SHORT, False  # another process may have what this one lacks
             elif not self._fresh:
                 self._fit = False  # a task before may have left it so: only of a fresh one it is said for good
@@ -237,11 +236,16 @@ class ChildLoop:
         elapsed = int((time.perf_counter() - started) * 1e6)
         self._write(self._pack((messages.STORED, seq, elapsed, size, name)))
 
-    def _load_function(self, digest: bytes) -> _Function:
+    def _load_function(self, digest: bytes, where: str) -> _Function:
         try:
             data = read_own(Path(self._code, digest.hex()))
         except FileNotFoundError:
-            data = _kept(self._spill / messages.code_on_disk(digest))
+            data = kept(self._spill / messages.code_on_disk(digest))
+        settled = self._home.settled
+        if not self._home.admits(payload.code_setting(data), where):
+            raise _OlderFiles
+        if not settled:
+            self._surroundings = Surroundings()
         if not self._versions.admits(payload.code_needs(data)):
             raise _OlderFiles
         loaded, classes = self._classes.load(data)
@@ -259,16 +263,16 @@ class ChildLoop:
         dependencies: list[bytes | str | int] | str | None,
         function: _Function,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        data = _kept(Path(args)) if isinstance(args, str) else args
+        data = kept(Path(args)) if isinstance(args, str) else args
         if isinstance(dependencies, str):
-            dependencies = msgpack.unpackb(_kept(Path(dependencies)))
+            dependencies = msgpack.unpackb(kept(Path(dependencies)))
         values = []
         for number, dependency in enumerate(dependencies or ()):
             if isinstance(dependency, int):
                 if dependency not in self._kept:
                     raise _NotAtHand
                 dependency = self._kept[dependency]
-            stored = _mapped(dependency) if isinstance(dependency, str) else dependency
+            stored = mapped(dependency) if isinstance(dependency, str) else dependency
             try:
                 values.append(payload.load_own(stored))
             except Exception as error:
@@ -332,22 +336,6 @@ class ChildLoop:
             while written < len(data):
                 data = data[written:]
                 written = os.write(self._results, data)
-
-
-def _kept(path: Path) -> bytes:
-    """What the worker has put into a file for a task."""
-    try:
-        return read_own(path)
-    except FileNotFoundError as error:
-        raise _RemovedError(f"somebody removed {path}, which this worker needs: it is tried again") from error
-
-
-def _mapped(path: str) -> memoryview:
-    """The same of a large one."""
-    try:
-        return map_shared(path, own=True)
-    except FileNotFoundError as error:
-        raise _RemovedError(f"somebody removed {path}, which this worker needs: it is tried again") from error
 
 
 def _has_room_for(directory: Path, size: int) -> bool:

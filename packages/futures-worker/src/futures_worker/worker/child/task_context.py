@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from futures_worker.code.settings import Setting
+
 
 @dataclass(slots=True)
 class TaskContext:
@@ -31,6 +33,7 @@ class TaskContext:
 
 
 _own_cluster: tuple[str, str] | None = None
+_own_setting: Setting | None = None
 _worker_address = ""
 _report: Callable[[bool, Sequence[bytes]], None] | None = None
 _current: TaskContext | None = None
@@ -40,6 +43,17 @@ _lock = threading.RLock()
 def own_cluster() -> tuple[str, str] | None:
     """(database URL, cluster) of the worker that this process belongs to, between tasks too; None outside of a worker."""
     return _own_cluster
+
+
+def own_setting(where: tuple[str | None, str]) -> Setting | None:
+    """What this process of a worker runs code in, for clients of the worker's own (database URL, cluster); None where nothing."""
+    return _own_setting if where == _own_cluster else None
+
+
+def set_own_setting(setting: Setting | None) -> None:
+    """Called once by the child's main loop, before its first task."""
+    global _own_setting
+    _own_setting = setting
 
 
 def worker_address() -> str:

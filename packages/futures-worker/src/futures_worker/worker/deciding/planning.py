@@ -6,18 +6,10 @@ from collections import deque
 from dataclasses import replace
 
 from fdb_datamodel import Capacity, Outcome, Requirements
-from futures_worker.worker.deciding.instructions import (
-    Finish,
-    KillChild,
-    RetireChild,
-    RunTurn,
-    SendTasks,
-    SpawnChild,
-    TakeBack,
-)
+from futures_worker.worker.deciding.dispatching import MOST_SENT, SKIPS, STUCK, dispatch, rescue, silence, staff
+from futures_worker.worker.deciding.instructions import Finish, KillChild, RunTurn
 from futures_worker.worker.deciding.state import WorkerState
-from futures_worker.worker.deciding.tasks import HORIZON, SHORT, Child, ChildState, Task
-from futures_worker.worker.messages import PACKET_SECONDS
+from futures_worker.worker.deciding.tasks import HORIZON, SHORT, ChildState, Task
 
 MOST_WORK = 0.25
 """Seconds of work per slot in hand beyond which a share is given back to the pool if other workers are idle."""
@@ -38,33 +30,8 @@ TURN_BYTES = 300_000
 """Bytes of inline results and failures of one transaction, about: each is written twice, for the future and its waiter."""
 AHEAD_WORK = 0.05
 """Seconds of work claimed ahead along chains at most: it can't run anywhere else, but others wait for its beginning."""
-WINDOW = 0.004
-"""Seconds of work sent to a child ahead of what it runs."""
-MOST_SENT = 128
-"""Tasks sent to a child ahead at most."""
-PER_PACKET = 14
-"""Tasks of one packet at most (what one byte of msgpack can count, with the time of sending)."""
-STEADY = 50
-"""Short runs in a row after which a function's tasks share packets; what shares a packet can't be taken back singly."""
 LINGER = 0.001
 """Seconds that outcomes wait for more while short tasks are ending."""
-STUCK = 0.01
-"""Seconds after which tasks queued behind a running one are taken back."""
-SKIPS = PACKET_SECONDS + 0.05
-"""Seconds of a running task after which its child surely won't begin what shares the packet."""
-SPARE_SECONDS = 2.0
-"""Seconds that a child which ran tasks is kept though its slot is another's again, once it was seen that such children are soon
-wanted: what one has loaded and opened costs as much as dozens of tasks."""
-WANTED_AGAIN = 5.0
-"""Seconds between the end of a child and the fork of another in which the former would have been wanted."""
-KEEPING = 60.0
-"""Seconds for which that is remembered."""
-MOST_SPARE = 16
-"""Children kept so at most."""
-MOST_CHILDREN = 4096
-"""Children at most, those that wait for other futures included."""
-TOO_DEEP = "nested too deep"
-"""Why a child is killed when every one of `MOST_CHILDREN` waits for futures that no process is left to run."""
 
 
 def plan(state: WorkerState) -> None:
@@ -72,10 +39,10 @@ def plan(state: WorkerState) -> None:
     _enforce_timeouts(state)
     if not state.draining:
         if state.staff_changed or 0 < state.retire_at <= state.now:
-            _staff(state)
+            staff(state)
         if state.tasks:
-            _dispatch(state)
-            _rescue(state)
+            dispatch(state)
+            rescue(state)
             _give_back_excess(state)
     elif state.now >= state.drain_end:
         for child in state.children.values():
@@ -138,120 +105,6 @@ def _enforce_timeouts(state: WorkerState) -> None:
                 state.kill(child, "timeout")
 
 
-def _staff(state: WorkerState) -> None:
-    """One child per slot that takes tasks: more are forked while some wait, and end when those are back."""
-    if state.now < state.spawn_after:
-        return
-    state.staff_changed = False
-    state.retire_at = 0.0
-    active = [c for c in state.children.values() if c.state in (ChildState.starting, ChildState.running)]
-    lacking = min(state.slots - len(active), MOST_CHILDREN - len(state.children))
-    if not active and lacking <= 0 and state.slots:
-        state.kill(max(state.children.values(), key=lambda child: (not child.resident, child.number)), TOO_DEEP)
-    if lacking > 0 and state.now < state.retired_at + WANTED_AGAIN:
-        state.keep_until = state.now + KEEPING
-    for _ in range(lacking):
-        child = Child(state.next_child)
-        state.next_child += 1
-        state.children[child.number] = child
-        state.out.append(SpawnChild(child.number))
-    # While tasks wait, as many more are kept idle: the next one that waits needs no fork.
-    surplus = len(active) - state.slots * (2 if state.waiting > state.residents else 1)
-    for child in reversed(active):  # the older ones have more loaded
-        if surplus <= 0:
-            return
-        if child.state is ChildState.running and not child.queue:
-            due = child.head_since + SPARE_SECONDS
-            if child.ran and surplus <= MOST_SPARE and state.now < min(due, state.keep_until):
-                state.retire_at = min(state.retire_at or due, due)
-                continue
-            child.become(ChildState.dying)
-            child.kill_reason = "retired"
-            state.retired_at = state.now
-            state.out.append(RetireChild(child.number))
-            surplus -= 1
-    state.staff_changed = surplus > 0 and not state.retire_at  # they are busy: look again
-
-
-def _dispatch(state: WorkerState) -> None:
-    ready = state.ready
-    if not ready:
-        return
-    takers = [c for c in state.children.values() if c.state is ChildState.running]
-    busy = sum(1 for c in takers if c.queue)
-    takers.sort(key=lambda c: len(c.queue))
-    for position, child in enumerate(takers):
-        if not ready:
-            return
-        if child.full or (not child.queue and busy >= state.slots) or _stuck(state, child):
-            continue
-        known = state.pace.of(ready[0].claim.code)
-        window = 1 if known is None else max(1, min(MOST_SENT, int(WINDOW / max(known, 1e-6))))
-        room = window - len(child.queue)
-        if room <= 0:
-            continue
-        share = -(-len(ready) // (len(takers) - position))
-        batch = _like_the_first(ready, min(room, share, len(ready)))
-        _with_followers(batch, room)
-        if not child.queue:
-            busy += 1
-            child.head_since = state.now
-        seq = child.next_seq
-        per_packet = PER_PACKET if state.pace.streak(batch[0].claim.code) >= STEADY else 1
-        for task in batch:
-            task.seq = seq
-            task.skippable = per_packet > 1 or task.behind is not None
-            seq += 1
-        child.next_seq = seq
-        child.queue.extend(batch)
-        child.rescued = False
-        state.out.append(SendTasks(child.number, batch, per_packet, state.now))
-
-
-def _like_the_first(ready: deque[Task], most: int) -> list[Task]:
-    """Takes tasks of one function off the line: what is expected of the first holds for all of them."""
-    batch = [ready.popleft()]
-    digest = batch[0].digest
-    while len(batch) < most and ready[0].digest == digest:
-        batch.append(ready.popleft())
-    return batch
-
-
-def _with_followers(batch: list[Task], room: int) -> None:
-    """Adds what was claimed behind these tasks, each after the one whose result it takes, as far as there is room."""
-    for task in batch:
-        follower = task.follower
-        if len(batch) >= room:
-            return
-        if (
-            follower is not None
-            and follower.seq < 0
-            and follower.digest == batch[0].digest
-            and not (follower.preparing or follower.large or follower.cancelled)
-        ):
-            batch.append(follower)
-
-
-def _rescue(state: WorkerState) -> None:
-    """Tasks queued behind a long one come back: for another child, or for the pool if they are too many."""
-    for child in state.children.values():
-        if child.state is ChildState.running and len(child.queue) > 1 and _stuck(state, child):
-            if not child.rescued:
-                child.rescued = True
-                state.out.append(TakeBack(child.number))
-            elif state.looked - child.head_since >= SKIPS:
-                state.return_tasks(child, [task.seq for task in child.queue if task is not child.queue[0]])
-
-
-def _stuck(state: WorkerState, child: Child) -> bool:
-    return len(child.queue) > 0 and _silence(state, child) >= STUCK
-
-
-def _silence(state: WorkerState, child: Child) -> float:
-    """Seconds for which a child's first task has run, at least if others came before it."""
-    return state.looked - child.head_since
-
-
 def _give_back_excess(state: WorkerState) -> None:
     """What turns out to be more than a moment's work goes back to the pool, where priorities, time limits and others reach it.
 
@@ -260,7 +113,7 @@ def _give_back_excess(state: WorkerState) -> None:
     if not state.ready or state.now < state.next_review:
         return
     state.next_review = state.now + REVIEW
-    longest = [_silence(state, c) for c in state.children.values() if c.queue and c.state is ChildState.running]
+    longest = [silence(state, c) for c in state.children.values() if c.queue and c.state is ChildState.running]
     # If every slot has been busy with one task for that long, those in line will take as long, as far as is known.
     floor = min(longest) if len(longest) >= state.slots else 0.0
     most = HORIZON * state.slots
@@ -339,7 +192,7 @@ def _ahead_seconds(state: WorkerState) -> float:
             if child.state is ChildState.blocked:
                 left += expected  # it takes no slot
             else:
-                left -= max(0.0, min(HORIZON, _silence(state, child)) - expected)
+                left -= max(0.0, min(HORIZON, silence(state, child)) - expected)
     return max(0.0, left)
 
 
@@ -394,7 +247,7 @@ def _ends_soon(state: WorkerState) -> bool:
     for child in state.children.values():
         if child.queue and child.state is ChildState.running:
             known = state.pace.of(child.queue[0].claim.code)
-            if known is not None and known <= SHORT and _silence(state, child) < LINGER:
+            if known is not None and known <= SHORT and silence(state, child) < LINGER:
                 return True
     return False
 

@@ -8,7 +8,7 @@ from fdb_datamodel import Away, Failure, FutureResult, Outcome, Requirements
 from futures_worker.failure import PROGRAM
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages
-from futures_worker.worker.deciding import planning
+from futures_worker.worker.deciding.dispatching import TOO_DEEP
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
@@ -227,7 +227,7 @@ def charge(state: WorkerState, child: Child, task: Task, event: ChildEnded) -> N
         )
         return
     state.counters.failed += 1
-    if child.kill_reason == planning.TOO_DEEP:
+    if child.kill_reason == TOO_DEEP:
         text = (
             f"{task.label} waits for others, as {state.waiting} tasks of this worker do: no process is left to run them"
         )

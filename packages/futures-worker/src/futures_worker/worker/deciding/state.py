@@ -43,6 +43,8 @@ class WorkerState:
     codes: dict[bytes, int] = field(
         default_factory=dict
     )  # how many of these have which code, those that follow left out
+    overtaken: Task | None = None  # the first in line, where no child is of its home, and others went before it
+    overtaken_since: float = 0.0
     following: int = 0  # of these, how many wait for another one of these
     preparing: int = 0  # of these, how many wait for their inputs
     outcomes: list[Outcome] = field(default_factory=list)  # to be reported by the next turn
@@ -114,6 +116,12 @@ class WorkerState:
     def digests_in_hand(self) -> set[bytes]:
         """The codes that tasks in hand need."""
         return {task.digest for task in self.tasks.values()}
+
+    def folders_in_hand(self) -> set[bytes]:
+        """The folders that tasks in hand run in, and children. Callable from any thread."""
+        homes = [task.home for task in list(self.tasks.values())]
+        homes += [child.home for child in list(self.children.values()) if child.home is not None]
+        return {home.folder for home in homes}
 
     def count(self, task: Task, change: int) -> None:
         """One task more, or less, that takes up time of a slot."""

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final, NamedTuple
 
 from fdb_datamodel import Claim
 from futures_worker.objects.object_names import result_name
+
+
+class Home(NamedTuple):
+    """What code runs in: a process is for one. setting: packed; folder: its digest; where: the path of its files, here."""
+
+    setting: bytes = b""
+    folder: bytes = b""
+    where: str = ""
+
+
+ANYWHERE: Final = Home()
+"""Of code that has no setting of its own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +32,7 @@ class Task:
     ram: int  # bytes
     gpu: int  # thousandths
     digest: bytes = b""  # of its code
+    home: Home = ANYWHERE
     seq: int = -1  # number within the child it was sent to
     dependencies: list[bytes | str | None] | str | None = None  # results of inputs (None: of the task it is behind), or
     # paths of parcels; or a parcel of these
@@ -68,6 +82,7 @@ class Child:
 
     number: int
     state: ChildState = ChildState.starting
+    home: Home | None = None  # of the tasks that it was sent; None: it may be any
     queue: deque[Task] = field(default_factory=deque)
     head_since: float = 0.0  # when the first task of the queue can have begun
     next_seq: int = 0

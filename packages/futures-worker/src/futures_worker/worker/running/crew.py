@@ -29,7 +29,7 @@ from futures_worker.worker.deciding.instructions import (
     TakeBack,
     TasksReturned,
 )
-from futures_worker.worker.deciding.tasks import Task
+from futures_worker.worker.deciding.tasks import ANYWHERE, Task
 from futures_worker.worker.running.children import (
     START_TIMEOUT,
     ChildProcess,
@@ -314,9 +314,8 @@ def _pack_task(task: Task) -> bytes:
     if task.behind is not None and isinstance(dependencies, list):
         before = task.behind.seq
         dependencies = [before if one is None else one for one in dependencies]  # type: ignore[misc]
-    packed: bytes = _pack(
-        (task.seq, task.digest, task.args, dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
-    )
+    fields = (task.seq, task.digest, task.args, dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
+    packed: bytes = _pack(fields if task.home is ANYWHERE else (*fields, task.home.where))
     return packed
 
 

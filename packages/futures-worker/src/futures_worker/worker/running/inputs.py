@@ -19,13 +19,21 @@ import msgpack
 from fdb_datamodel import CodeDigest, FutureResult, WorkerId, get_code, live_copies
 from fdb_schema import BlobMissingError, ClusterSpace
 from futures_worker.database import is_database_trouble
-from futures_worker.errors import AuthenticationError, FutureDeletedError, ObjectLostError, UnknownFutureError
+from futures_worker.errors import (
+    AuthenticationError,
+    FutureDeletedError,
+    ObjectLostError,
+    TaskUnpickleError,
+    UnknownFutureError,
+)
 from futures_worker.objects.store import ObjectStore, write_file
 from futures_worker.objects.store_client import ObjectAbsentError, ObjectFetcher
+from futures_worker.payload import code_setting
 from futures_worker.worker.deciding.instructions import Event, InputsBroken, InputsLost, InputsReady, InputsShort
-from futures_worker.worker.deciding.tasks import Task
+from futures_worker.worker.deciding.tasks import ANYWHERE, Home, Task
 from futures_worker.worker.messages import PARCEL_BYTES, code_on_disk
 from futures_worker.worker.running.copies import InputCopies
+from futures_worker.worker.running.unpacked import FolderUnusableError, UnpackedFolders
 from futures_worker.worker.shortage import shortage_of
 from idempotent_txn import run
 
@@ -48,15 +56,18 @@ class Inputs:
         fetcher: ObjectFetcher,
         post: Callable[[Event], None],
         digests_in_hand: Callable[[], set[bytes]],
+        folders_in_hand: Callable[[], set[bytes]] = set,
     ) -> None:
         self._digests_in_hand = digests_in_hand
+        self._folders = UnpackedFolders(db, space, lambda: store.directory.spill, folders_in_hand)
         self._db = db
         self._space = space
         self._store = store
         self._fetcher = fetcher
         self._post = post
         self._copies = InputCopies(db, space, store, fetcher, self._live_copies)
-        self._codes: OrderedDict[bytes, bytes] = OrderedDict()  # claim.code -> digest, of codes whose file is written
+        # claim.code -> digest, and what it runs in, of codes whose file is written
+        self._codes: OrderedDict[bytes, tuple[bytes, Home]] = OrderedDict()
         self._made_anew = 0  # the directories that these lie in
         self._parcel_numbers = itertools.count()
         self._to_fetch: queue.SimpleQueue[tuple[Task, WorkerId] | None] = queue.SimpleQueue()
@@ -72,7 +83,10 @@ class Inputs:
         events: list[Event] = []
         for task in tasks:
             claim = task.claim
-            digest = self._codes.get(claim.code)
+            known = self._codes.get(claim.code)
+            digest = None
+            if known is not None and (home := self._at_hand(known[1])) is not None:
+                digest, task.home = known[0], home
             small = len(claim.args) <= PARCEL_BYTES and len(claim.call_options) <= PARCEL_BYTES
             if digest is not None and task.behind is not None and small and len(claim.dependencies) == 1:
                 task.digest, task.args, task.dependencies = digest, claim.args, [None]
@@ -100,6 +114,7 @@ class Inputs:
         self._closed = True
         for _ in range(self._threads):
             self._to_fetch.put(None)
+        self._folders.close()
 
     def _prepare_one(self, task: Task, me: WorkerId) -> Event | None:
         claim = task.claim
@@ -108,7 +123,7 @@ class Inputs:
             message = f"the options of {task.label} (retry_on) pickle to {size} bytes, over the limit of {PARCEL_BYTES}"
             return InputsBroken(task, "oversize", message)
         try:
-            task.digest = self._codes.get(claim.code) or self._bring_code(claim.code)
+            task.digest, task.home = self._codes.get(claim.code) or self._bring_code(claim.code)
             args: bytes = claim.args
             if isinstance(args, CodeDigest):  # too large for a row
                 args = run(self._db, get_code, self._space, args, strategy="off")
@@ -117,15 +132,22 @@ class Inputs:
             return InputsBroken(
                 task, "unpickle", f"the code or arguments of {task.label} is not in the database: {exc}"
             )
+        except TaskUnpickleError as exc:
+            return InputsBroken(task, "unpickle", f"{task.label}: {exc}")
         except OSError as exc:
             return _refused(task, "the arguments", exc)
         except Exception as exc:
             if not is_database_trouble(exc):
                 raise
             return _put_off(task, exc)
-        if not claim.dependencies:
+        home = self._at_hand(task.home)
+        at_hand = home is not None
+        task.home = home or task.home
+        if at_hand and not claim.dependencies:
             return InputsReady([task])
-        if any(self._takes_time(claim.inputs.get(i), me) for i in claim.dependencies):  # None: of the task it is behind
+        if not at_hand or any(
+            self._takes_time(claim.inputs.get(i), me) for i in claim.dependencies
+        ):  # None: of the task it is behind
             return None if self._hand_over(task, me) else InputsShort(task, "no thread can be started")
         return self._bring_dependencies(task, me)
 
@@ -144,9 +166,31 @@ class Inputs:
 
     def _fetch(self) -> None:
         while not self._closed and (wanted := self._to_fetch.get()) is not None:
-            self._post(self._bring_dependencies(*wanted))
+            self._post(self._bring_folder(wanted[0]) or self._bring_dependencies(*wanted))
 
-    def _bring_code(self, code: bytes) -> bytes:
+    def _at_hand(self, home: Home) -> Home | None:
+        """The home with the path of its folder; None where that isn't unpacked here, or somebody removed it."""
+        if not home.folder:
+            return home
+        where = self._folders.at_hand(home.folder)
+        return home._replace(where=where) if where is not None else None
+
+    def _bring_folder(self, task: Task) -> Event | None:
+        """The folder that a task's code runs in, unpacked on this host; why it can't be."""
+        home = self._at_hand(task.home)
+        try:
+            task.home = home or task.home._replace(where=self._folders.bring(task.home.folder))
+        except FolderUnusableError as exc:
+            return InputsBroken(task, "unpickle", f"the folder that {task.label} runs in can't be unpacked: {exc}")
+        except OSError as exc:
+            return _refused(task, "the folder", exc)
+        except Exception as exc:
+            if is_database_trouble(exc):
+                return _put_off(task, exc)
+            return InputsBroken(task, "error", f"preparing {task.label} failed: {type(exc).__name__}: {exc}")
+        return None
+
+    def _bring_code(self, code: bytes) -> tuple[bytes, Home]:
         data: bytes = run(self._db, get_code, self._space, code, strategy="off")
         digest = hashlib.sha256(data).digest()
         path, spilled = self._store.directory.code / digest.hex(), self._spilled_code(digest)
@@ -155,15 +199,18 @@ class Inputs:
                 write_file(path, [data])
             except OSError:  # a full memory keeps no task from running
                 write_file(spilled, [data])
-        self._codes[code] = digest
+        setting = code_setting(data)
+        folder = setting.folder.digest if setting is not None and setting.folder is not None else b""
+        home = ANYWHERE if setting is None else Home(setting.pack(), folder)
+        self._codes[code] = digest, home
         if len(self._codes) > MOST_CODES:
             self._forget_codes()
-        return digest
+        return digest, home
 
     def _forget_codes(self) -> None:
         """Removes the older half of the codes, but for what tasks in hand need."""
         needed = self._digests_in_hand()
-        for code, digest in list(self._codes.items())[: MOST_CODES // 2]:
+        for code, (digest, _) in list(self._codes.items())[: MOST_CODES // 2]:
             if digest not in needed:
                 del self._codes[code]
                 for path in (self._store.directory.code / digest.hex(), self._spilled_code(digest)):
@@ -174,6 +221,8 @@ class Inputs:
 
     def _bring_dependencies(self, task: Task, me: WorkerId) -> Event:
         claim = task.claim
+        if not claim.dependencies:
+            return InputsReady([task])
         found: list[bytes | str | None] = []
         behind = task.behind.claim.id if task.behind is not None else None
         lost: list[bytes] = []
