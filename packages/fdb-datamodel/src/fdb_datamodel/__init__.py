@@ -36,7 +36,17 @@ from fdb_datamodel.rows.records import (
     WorkerInfo,
     WorkerStatus,
 )
-from fdb_datamodel.rows.requirements import Capacity, Requirements, Shape, index_shape, parse_size
+from fdb_datamodel.rows.requirements import (
+    Capacity,
+    Named,
+    Requirements,
+    Shape,
+    index_shape,
+    named_fits,
+    named_of,
+    parse_size,
+    shape_of,
+)
 from fdb_datamodel.rows.states import TERMINAL, TRANSITIONS, FutureState, Transition
 from fdb_datamodel.transitions.advance import Progress, advance, how_late
 from fdb_datamodel.transitions.assign import assign_future, reassign_future
@@ -158,6 +168,7 @@ __all__ = [
     "Heartbeat",
     "Locality",
     "MailEntry",
+    "Named",
     "Observer",
     "Outcome",
     "OversizeError",
@@ -216,6 +227,8 @@ __all__ = [
     "list_futures",
     "list_workers",
     "live_copies",
+    "named_fits",
+    "named_of",
     "new_future_id",
     "new_future_ids",
     "new_incarnation",
@@ -248,6 +261,7 @@ __all__ = [
     "session_referrer",
     "session_sightings",
     "set_apart",
+    "shape_of",
     "sightings",
     "submit_claimed",
     "submit_future",

@@ -59,6 +59,10 @@ def run(
         typer.Option(metavar="SIZE", help="Memory offered to tasks, as 2GiB.", show_default="80 % of the machine's"),
     ] = None,
     gpus: Annotated[float, typer.Option(min=0, help="Gpus offered.")] = 0,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=AMOUNT", help="A resource offered, by a name of yours; several times for several."),
+    ] = None,
     object_store: Annotated[
         str, typer.Option(metavar="SIZE", help="Results kept in memory; more goes to --spill.")
     ] = "512MiB",
@@ -98,7 +102,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run a worker until SIGTERM. Prints one line when it is ready, with its address."""
-    from futures_worker.worker.registration import whole_machine
+    from futures_worker.worker.registration import read_offers, whole_machine
     from futures_worker.worker.service import WorkerConfig, serve
 
     if session_ttl < LEAST_SESSION_TTL:
@@ -108,7 +112,7 @@ def run(
             EXIT_USAGE,
         )
     try:
-        total = whole_machine(cpus, parse_size(ram) if ram is not None else None, gpus)
+        total = whole_machine(cpus, parse_size(ram) if ram is not None else None, gpus, read_offers(resource or ()))
         store_bytes = parse_size(object_store)
     except ValueError as exc:
         fail(str(exc), EXIT_USAGE)

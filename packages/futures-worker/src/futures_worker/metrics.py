@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from fdb_datamodel import WorkerStatus, census_page, list_workers
+from fdb_datamodel import WorkerStatus, census_page, list_workers, named_of
 from fdb_schema import ClusterSpace
 from fdb_schema.serving.metrics import Metric
 from idempotent_txn import run
@@ -32,6 +32,7 @@ def worker_metrics(core: WorkerCore, store: ObjectStore, cluster: str) -> list[M
         ("cpu", total.cpu, free.cpu),
         ("ram_bytes", total.shape[1], free.shape[1]),
         ("gpu", total.gpu, free.gpu),
+        *((name, have / 1000, dict(named_of(free.shape))[name] / 1000) for name, have in named_of(total.shape)),
     ):
         resources.add(have, resource=name, state="total", **labels)
         resources.add(left, resource=name, state="free", **labels)

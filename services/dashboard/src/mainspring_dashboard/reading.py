@@ -22,6 +22,7 @@ from fdb_datamodel import (
     list_downstreams,
     list_futures,
     list_workers,
+    named_of,
     read_output,
     recount,
 )
@@ -201,7 +202,12 @@ def _details(info: FutureInfo) -> dict[str, Any]:
         "out_of_memory": info.out_of_memory,
         "epoch": info.epoch,
         "priority": info.priority,
-        "requirements": {"cpu": info.requirements.cpu, "ram": info.requirements.ram, "gpu": info.requirements.gpu},
+        "requirements": {
+            "cpu": info.requirements.cpu,
+            "ram": info.requirements.ram,
+            "gpu": info.requirements.gpu,
+            "resources": {name: amount / 1000 for name, amount in named_of(info.requirements.shape)},
+        },
         "waiting_on": [str(UUID(bytes=one)) for one in info.waiting_on],
         "result_bytes": None if info.result is None else info.result.size or len(info.result.inline or b""),
         "copies": [f"{copy.worker.ip}:{copy.worker.port}" for copy in info.copies if copy.worker is not None],

@@ -12,7 +12,7 @@ from fdb_datamodel.lifecycle.starts import Chosen, start
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import decode_id, encode_id, is_id
 from fdb_datamodel.rows.records import Claim, WorkerId
-from fdb_datamodel.rows.requirements import Capacity, Shape
+from fdb_datamodel.rows.requirements import Capacity, Shape, fits, less
 from fdb_datamodel.rows.space import EDGE
 from fdb_schema import add_read_conflict_keys, read_range
 
@@ -43,7 +43,7 @@ def claim_ahead(ch: Changes, worker: WorkerId, claims: Sequence[Claim], free: Sh
                 ch.clear(key)
             conflicts += edges
             shape, _, locality = down.placement
-            free = (free[0] - shape[0], free[1] - shape[1], free[2] - shape[2])
+            free = less(free, shape)
             chosen.append(Chosen(down.id, down.e, shape, down, locality is not None))
             expected.add(at)
             at = down.id if down.listened else None
@@ -77,6 +77,6 @@ def _follower(ch: Changes, worker: WorkerId, upstream: bytes, free: Shape) -> tu
     if down.option("max_worker_losses") == 0 or down.option("limits"):
         return None  # the loss of a claim that never began would count; a permit is taken when it may begin
     shape, _, locality = down.placement
-    if (locality is not None and locality.worker != worker) or any(n > f for n, f in zip(shape, free, strict=True)):
+    if (locality is not None and locality.worker != worker) or not fits(shape, free):
         return None
     return down, edges

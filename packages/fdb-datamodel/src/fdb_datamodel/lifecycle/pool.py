@@ -4,6 +4,9 @@ The cpu index is walked from shape to shape. Of a shape that fits, a page of ent
 rows are, before it is known what they are. One that doesn't fit is skipped by one seek, and where it needs more ram than
 this worker ever has, so are all that need as much cpu and more ram. Rounding puts up to an eighth of an octave into one shape, so an entry of a shape just over what is
 free may fit all the same: its exact needs are in its value, and a bounded page of such a shape is looked through.
+
+What needs named resources stands before all that needs none, in a lane for each set of amounts. A worker that offers none begins behind
+the lanes; one that does seeks from lane to lane, and walks those of what it has free as the rest of the index.
 """
 
 from __future__ import annotations
@@ -17,8 +20,20 @@ from fdb_datamodel.lifecycle.starts import Chosen
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id
-from fdb_datamodel.rows.requirements import Capacity, Requirements, Shape
-from fdb_datamodel.rows.space import rounded
+from fdb_datamodel.rows.requirements import (
+    Capacity,
+    Named,
+    Requirements,
+    Shape,
+    Triple,
+    fits,
+    less,
+    named_fits,
+    named_of,
+    round_up,
+    shape_of,
+)
+from fdb_datamodel.rows.space import named_in, rounded
 from fdb_schema import RecordError, read_range
 
 _READS = 256  # seeks of one scan at most
@@ -26,6 +41,8 @@ _PROBE = 4  # rows read where it isn't known whether they fit
 _BOUNDARY_PAGE = 256  # entries looked through in a shape that only some of fit
 _PAGE_MOST = 2000
 _SHAPES_SURVEYED = 64
+_LANES = 128  # seeks from lane to lane of one scan at most
+_BEHIND_LANES = b"\x03"
 
 
 class Entry(NamedTuple):
@@ -49,20 +66,95 @@ class PoolScan(NamedTuple):
 
 
 def scan_pool(ch: Changes, capacity: Capacity, free: Shape, limit: int) -> PoolScan:
-    """Choose up to `limit` entries whose sum fits `free`, by snapshot: in order of shape, priority, age."""
-    return _Scan(ch, capacity, free, limit).run()
+    """Choose up to `limit` entries whose sum fits `free`, by snapshot: in order of shape, priority, age.
+
+    What needs named resources goes first. Room is made (`hold_for`) for what waits for some by leaving those alone, and for all else
+    by choosing nothing else.
+    """
+    held = capacity.hold_for.shape if capacity.hold_for is not None else None
+    kept: Named = ()
+    if held is not None:
+        kept = named_of(held)
+        if named_fits(kept, named_of(free)):
+            return _Scan(ch, capacity, free, limit, named_of(rounded(held)), ch.keys.shape_prefix(held)).run()
+    if not named_of((capacity.total or capacity.free).shape):
+        return _Scan(ch, capacity, free, limit).run()
+    found = _scan_lanes(ch, capacity, free, limit, frozenset(name for name, _ in kept))
+    if len(found.entries) >= limit:
+        return found
+    for entry in found.entries:
+        free = less(free, entry.chosen.shape)
+    rest = _Scan(ch, capacity, free, limit - len(found.entries)).run()
+    return PoolScan(
+        found.entries + rest.entries,
+        (*found.blocked, *rest.blocked),
+        found.more or rest.more,
+        rest.passed,
+    )
+
+
+def _scan_lanes(ch: Changes, capacity: Capacity, free: Shape, limit: int, kept: frozenset[str]) -> PoolScan:
+    """The same of what needs named resources, but for those of the names in `kept`, which are reported as blocked."""
+    total = named_of((capacity.total or capacity.free).shape)
+    offered = dict(total)
+    entries: list[Entry] = []
+    blocked: list[Requirements] = []
+    more = False
+    at, end = ch.keys.lanes()
+    for _ in range(_LANES):
+        rows = ch.read(at, end, limit=1, snapshot=True)
+        if not rows or more:
+            break
+        key = rows[0][0]
+        try:
+            named, behind = named_in(key, len(ch.keys.cpu))
+            shape = _shape_at(key, behind)[0]
+        except StrayKeyError:
+            at = key + b"\x00"
+            continue
+        at = key[:behind] + b"\xff"
+        if any(name not in offered or amount > round_up(offered[name], 1000) for name, amount in named):
+            continue  # none of this worker's business
+        have = dict(named_of(free))
+        if not kept.isdisjoint(name for name, _ in named) or any(
+            have.get(name, 0) <= 0 or amount > round_up(have.get(name, 0), 1000) for name, amount in named
+        ):
+            blocked.append(Requirements.from_shape(shape_of(*shape, named)))
+            continue
+        found = _Scan(ch, capacity, free, limit - len(entries), named).run()
+        for entry in found.entries:
+            free = less(free, entry.chosen.shape)
+        entries += found.entries
+        blocked += found.blocked
+        more = len(entries) >= limit
+    return PoolScan(entries, tuple(blocked), more, False)
 
 
 def first_page(ch: Changes, capacity: Capacity, limit: int) -> tuple[bytes, bytes, int]:
     """What `scan_pool` will read first: (begin, end, limit)."""
-    scan = _Scan(ch, capacity, capacity.free.shape, limit)
+    if capacity.hold_for is None and named_of((capacity.total or capacity.free).shape):
+        return (*ch.keys.lanes(), 1)
+    held = capacity.hold_for.shape if capacity.hold_for is not None else None
+    within = None if held is None else ch.keys.shape_prefix(held)
+    scan = _Scan(ch, capacity, capacity.free.shape, limit, named_of(rounded(held)) if held is not None else (), within)
     return scan.begin, scan.end, min(_PROBE, scan.page) if scan.wary else scan.page
 
 
 class _Scan:
-    def __init__(self, ch: Changes, capacity: Capacity, free: Shape, limit: int) -> None:
+    """One walk: through a lane (of `named`, as keys have it), or through all that needs nothing named; or `within` one shape."""
+
+    def __init__(
+        self,
+        ch: Changes,
+        capacity: Capacity,
+        free: Shape,
+        limit: int,
+        named: Named = (),
+        within: bytes | None = None,
+    ) -> None:
         self.ch = ch
-        self.base = ch.keys.cpu
+        self.base = ch.keys.lane(named)
+        self.named = named
         self.free = free
         self.total = (capacity.total or capacity.free).shape
         self.most_ram = max(self.total[1], rounded(free)[1])  # no entry of a shape over this ever fits here
@@ -70,15 +162,13 @@ class _Scan:
         self.stripe, self.stripes = capacity.stripe
         self.page = min(_PAGE_MOST, limit * self.stripes + 1)
         self.entries: list[Entry] = []
-        self.blocked: dict[Shape, None] = {}
-        self.taken: set[Shape] = set()  # shapes, as their keys have them, of which there are entries
+        self.blocked: dict[Triple, None] = {}
+        self.taken: set[Triple] = set()  # shapes, as their keys have them, of which there are entries
         self.survey, self.wary = capacity.survey, capacity.wary
         self.more = self.passed = False
         self.prefix, self.priority = b"\xff", 0  # of the entry taken last
-        self.begin, self.end = self.base, self.base + b"\xff"
-        if capacity.hold_for is not None:
-            self.begin = ch.keys.shape_prefix(capacity.hold_for.shape)
-            self.end = self.begin + b"\xff"
+        self.begin = within or (self.base if named else self.base + _BEHIND_LANES)
+        self.end = (within or self.base) + b"\xff"
 
     def run(self) -> PoolScan:
         at, asked = self.begin, min(_PROBE, self.page) if self.wary else self.page
@@ -90,7 +180,7 @@ class _Scan:
             at, asked = following
         if self.survey:
             self._survey()
-        blocked = tuple(Requirements.from_shape(shape) for shape in self.blocked)
+        blocked = tuple(Requirements.from_shape(shape_of(*shape, self.named)) for shape in self.blocked)
         return PoolScan(self.entries, blocked, self.more, self.passed)
 
     def _survey(self) -> None:
@@ -105,7 +195,7 @@ class _Scan:
                 self._block(shape)
             at = prefix + b"\xff"
 
-    def _next_shape(self, at: bytes) -> tuple[Shape, bytes] | None:
+    def _next_shape(self, at: bytes) -> tuple[Triple, bytes] | None:
         """The shape of the first entry from `at` on, and what its keys start with."""
         limit = 1
         while rows := self.ch.read(at, self.end, limit=limit, snapshot=True):
@@ -117,14 +207,9 @@ class _Scan:
             at, limit = rows[-1][0] + b"\x00", _PAGE_MOST
         return None
 
-    def _shape_of(self, key: bytes) -> tuple[Shape, int, int]:
+    def _shape_of(self, key: bytes) -> tuple[Triple, int, int]:
         """The shape that an entry is under, and where its cpu and all of it end. Raises StrayKeyError."""
-        cpu, cpu_end = decode_int(key, len(self.base))
-        ram, end = decode_int(key, cpu_end)
-        gpu, end = decode_int(key, end)
-        if cpu < 0 or ram < 0 or gpu < 0:
-            raise StrayKeyError(key, "needs less than nothing")
-        return (cpu, ram, gpu), cpu_end, end
+        return _shape_at(key, len(self.base))
 
     def _take(self, rows: list[tuple[bytes, bytes]], asked: int) -> tuple[bytes, int] | None:
         """Take what fits from rows, as many as were asked for or all there are; where to read on, and how many.
@@ -178,12 +263,16 @@ class _Scan:
             index = last
         return None
 
-    def _fit(self, shape: Shape) -> tuple[bool, bool]:
+    def _fit(self, shape: Triple) -> tuple[bool, bool]:
         """Whether every entry of a shape fits, and whether one may."""
         free = self.free
         cpu, ram, gpu = shape
         if cpu > free[0]:
             return False, False
+        if self.named:
+            whole, some = self._fit_named()
+            up = rounded(free)
+            return whole and ram <= free[1] and gpu <= free[2], some and ram <= up[1] and gpu <= up[2]
         if ram <= free[1] and gpu <= free[2]:
             return True, True
         # Rounding adds an eighth at most: most shapes are ruled out without it.
@@ -192,12 +281,18 @@ class _Scan:
         up = rounded(free)
         return False, ram <= up[1] and gpu <= up[2]
 
-    def _block(self, shape: Shape) -> None:
+    def _fit_named(self) -> tuple[bool, bool]:
+        """The same of the lane: amounts are rounded up as the rest is."""
+        have = dict(named_of(self.free))
+        some = all(have.get(name, 0) > 0 and amount <= round_up(have.get(name, 0), 1000) for name, amount in self.named)
+        return all(amount <= have.get(name, 0) for name, amount in self.named), some
+
+    def _block(self, shape: Triple) -> None:
         self.passed = True
-        if all(need <= have for need, have in zip(shape, self.total, strict=True)):
+        if fits(shape, self.total):
             self.blocked[shape] = None
 
-    def _take_shape(self, rows: list[tuple[bytes, bytes]], shape: Shape, at: int) -> None:
+    def _take_shape(self, rows: list[tuple[bytes, bytes]], shape: Triple, at: int) -> None:
         """Take entries of a shape that fits: own stripe first, then others' from their end."""
         if self.stripes > 1 and len(rows) > 1:
             own = [row for row in rows if row[0][-2] % self.stripes == self.stripe]
@@ -210,7 +305,7 @@ class _Scan:
             if not self._take_entry(key, value, shape, at):
                 return
 
-    def _take_entry(self, key: bytes, value: bytes, shape: Shape, at: int) -> bool:
+    def _take_entry(self, key: bytes, value: bytes, shape: Triple, at: int) -> bool:
         """Take an entry, or step over a stray; False: it doesn't fit."""
         try:
             if not key.startswith(self.prefix):  # of shape and priority, as the entry before had them
@@ -220,19 +315,17 @@ class _Scan:
             future_id = decode_id(e)
         except StrayKeyError:
             return True
-        exact = shape
+        exact: Shape = shape_of(*shape, self.named) if self.named else shape
         if value:
             with contextlib.suppress(RecordError):  # then what the key has, which is rounded up
                 exact = codec.unpack_shape(value)
-        cpu, ram, gpu = exact
-        free_cpu, free_ram, free_gpu = self.free
-        if cpu > free_cpu or ram > free_ram or gpu > free_gpu:
+        if not fits(exact, self.free):
             return False
-        self.free = free_cpu - cpu, free_ram - ram, free_gpu - gpu
+        self.free = less(self.free, exact)
         self.entries.append(Entry(key, self.priority, Chosen(future_id, e, exact)))
         return True
 
-    def _search_boundary(self, prefix: bytes, shape: Shape) -> None:
+    def _search_boundary(self, prefix: bytes, shape: Triple) -> None:
         """Look through a page of a shape that only some entries of fit: from its start, then from a random place."""
         rows = self._boundary_page(prefix, prefix)
         taken = len(self.entries)
@@ -265,11 +358,21 @@ class _Scan:
                 return found
             end, limit = rows[-1][0], _PAGE_MOST
 
-    def _take_fitting(self, rows: list[tuple[bytes, bytes]], shape: Shape, at: int) -> None:
+    def _take_fitting(self, rows: list[tuple[bytes, bytes]], shape: Triple, at: int) -> None:
         for key, value in rows:
             if len(self.entries) >= self.limit:
                 return
             self._take_entry(key, value, shape, at)
+
+
+def _shape_at(key: bytes, at: int) -> tuple[Triple, int, int]:
+    """The cpu, ram and gpu of an entry, from `at` on, and where its cpu and all of it end. Raises StrayKeyError."""
+    cpu, cpu_end = decode_int(key, at)
+    ram, end = decode_int(key, cpu_end)
+    gpu, end = decode_int(key, end)
+    if cpu < 0 or ram < 0 or gpu < 0:
+        raise StrayKeyError(key, "needs less than nothing")
+    return (cpu, ram, gpu), cpu_end, end
 
 
 def _id_of(key: bytes, at: int) -> tuple[bytes, bytes]:

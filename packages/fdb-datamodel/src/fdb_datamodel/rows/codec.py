@@ -26,7 +26,7 @@ from fdb_datamodel.rows.records import (
     WorkerId,
     WorkerInfo,
 )
-from fdb_datamodel.rows.requirements import Requirements, Shape
+from fdb_datamodel.rows.requirements import Named, Requirements, Shape, shape_of
 from fdb_schema import RecordError
 
 pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
@@ -169,7 +169,7 @@ def pack_worker_info(incarnation: bytes, info: WorkerInfo) -> bytes:
 def unpack_worker_info(value: bytes) -> tuple[bytes, WorkerInfo]:
     f = unpack(value)
     _typed(f, _BYTES, _INT, _TUPLE, _INT, _INT, _STR, _STR, _INT, _INT)
-    total = Requirements.from_shape(_at(f, 2, (0, 0, 0)))
+    total = _total(_at(f, 2, (0, 0, 0)))
     info = WorkerInfo(
         _at(f, 1, 1), total, _at(f, 3, 0), _at(f, 4, 0), _at(f, 5, ""), _at(f, 6, ""), _at(f, 7, 0), _at(f, 8, 0)
     )
@@ -208,9 +208,9 @@ def unpack_heartbeat(value: bytes) -> Heartbeat:
         f[0],
         _at(f, 1, 0),
         _at(f, 2, 1),
-        Requirements.from_shape(_at(f, 3, (0, 0, 0))),
+        _total(_at(f, 3, (0, 0, 0))),
         _at(f, 4, 0),
-        Requirements.from_shape(_at(f, 5, (0, 0, 0))),
+        _total(_at(f, 5, (0, 0, 0))),
         _at(f, 6, 0),
         _at(f, 7, 0),
         _at(f, 8, 0),
@@ -412,8 +412,29 @@ def unpack_args(value: bytes | None) -> tuple[bytes, tuple[bytes, ...]]:
     return (CodeDigest(f[0]) if _at(f, 2, False) else f[0]), _ids(_at(f, 1, ()))
 
 
+def _named(found: Any) -> Named:
+    """What of a shape is named, as it was stored."""
+    if type(found) is not tuple:
+        raise TypeError(f"its resources are {found!r:.60}")
+    for one in found:
+        _typed(one, _STR, _INT)
+        if len(one) != 2 or not 0 <= one[1] < _MOST_AMOUNT:
+            raise ValueError(f"it needs {one!r:.60}")
+    return found
+
+
+def _total(found: tuple[Any, ...]) -> Requirements:
+    """What a worker has, or has free."""
+    _typed(found, _INT, _INT, _INT)
+    return Requirements.from_shape(shape_of(found[0], found[1], found[2], _named(_at(found, 3, ()))))
+
+
 def pack_requirements(shape: Shape, priority: int, locality: Locality | None) -> bytes | None:
     """None where all are the default."""
+    if len(shape) == 4:
+        w = None if locality is None else locality.worker
+        at = locality and w and (w.ip, w.port, w.incarnation, locality.reason, locality.pinned, locality.wait)
+        return pack((*shape[:3], priority, at, shape[3]))
     if locality is not None:
         w = locality.worker
         where = (w.ip, w.port, w.incarnation, locality.reason, locality.pinned, locality.wait)
@@ -437,17 +458,22 @@ def unpack_requirements(value: bytes | None) -> tuple[Shape, int, Locality | Non
         if not where[4]:  # who is pinned waits for no timer
             _bounded("a wait", where[5])
     locality = where and Locality(WorkerId(where[0], where[1], where[2]), where[3], where[4], where[5])
-    return (f[0], f[1], f[2]), _at(f, 3, 0), locality
+    return shape_of(f[0], f[1], f[2], _named(_at(f, 5, ()))), _at(f, 3, 0), locality
 
 
 @_reader("a shape")
 def unpack_shape(value: bytes) -> Shape:
-    f = unpack_ints(value, 3)
-    return f[0], f[1], f[2]
+    f = unpack(value)
+    _typed(f, _INT, _INT, _INT)
+    if len(f) < 3:
+        raise ValueError("it isn't whole")
+    return shape_of(f[0], f[1], f[2], _named(_at(f, 3, ())))
 
 
 def pack_assignment(locality: Locality, shape: Shape) -> bytes:
-    return pack((locality.worker.incarnation, locality.reason, locality.pinned, *shape))
+    return pack(
+        (locality.worker.incarnation, locality.reason, locality.pinned, *shape)
+    )  # what is named, if it is, last
 
 
 @_reader("an assignment")
@@ -455,7 +481,7 @@ def unpack_assignment(value: bytes) -> tuple[bytes, bytes | None, bool, Shape]:
     """(incarnation, reason, pinned, shape)."""
     f = unpack(value)
     _typed(f, _BYTES, _MAYBE_BYTES, _BOOL, _INT, _INT, _INT)
-    return f[0], f[1], f[2], (f[3], f[4], f[5])
+    return f[0], f[1], f[2], shape_of(f[3], f[4], f[5], _named(_at(f, 6, ())))
 
 
 _OPTION_DEFAULTS: dict[str, Any] = {

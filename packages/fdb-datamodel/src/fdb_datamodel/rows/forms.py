@@ -24,6 +24,7 @@ _FIELDS: Final[dict[str, bytes]] = {
     "part": _COUNT,
     "versionstamp": rb"\x33[^\xff].{11}",  # those that begin with 0xff aren't complete
     "ip": _TEXT,
+    "named": rb"\x02[^\x00]+\x00",
     "name": _TEXT,
     "kind": b"(?:" + b"|".join(rb"\x02%b\x00" % re.escape(kind.encode()) for kind in TIMER_KINDS) + b")",
 }

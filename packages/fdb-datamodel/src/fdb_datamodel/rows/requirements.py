@@ -14,7 +14,17 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 _MOST = 1 << 60  # of what an index can hold, with room for rounding up
 
-Shape = tuple[int, int, int]  # (cpu in thousandths, ram in bytes, gpu in thousandths): the unit of the indices
+Named = tuple[tuple[str, int], ...]  # (name, thousandths) of other resources, by name
+Triple = tuple[int, int, int]
+Shape = Triple | tuple[int, int, int, Named]
+"""(cpu in thousandths, ram in bytes, gpu in thousandths), the unit of the indices; and what is named, if anything is."""
+
+_NAME = re.compile(r"[^\W\d][\w.:/-]{0,99}")
+_OURS = {
+    **dict.fromkeys(("cpus", "num_cpus", "cores"), "cpu"),
+    **dict.fromkeys(("gpus", "num_gpus", "cuda"), "gpu"),
+    **dict.fromkeys(("memory", "mem"), "ram"),
+}
 
 
 def parse_size(size: int | float | str) -> int:
@@ -62,6 +72,57 @@ def _thousandths(name: str, amount: int | float) -> int:
     return round(amount * 1000)
 
 
+def read_named(named: Mapping[str, int | float] | Named) -> Named:
+    """Names and amounts, sorted, without those of nothing; of a tuple the amounts are thousandths. Raises ValueError."""
+    if isinstance(named, tuple):
+        return named
+    found: list[tuple[str, int]] = []
+    for name, amount in named.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"a resource has a name of letters, digits, '_', '.', ':', '/' and '-', a letter first, found {name!r:.80}"
+            )
+        meant = _OURS.get(name.lower()) or (name.lower() if name.lower() in ("cpu", "ram", "gpu") else None)
+        if meant is not None:
+            raise ValueError(f"a resource can't be named {name!r}: did you mean {meant!r}?")
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < _MOST / 1000:
+            raise ValueError(f"of the resource {name!r} is a number, 0 or more, not {amount!r:.80}")
+        found.append((name, max(1, round(amount * 1000)) if amount else 0))
+    return tuple(sorted(found))
+
+
+def named_of(shape: Shape) -> Named:
+    """What of a shape is named."""
+    return shape[3] if len(shape) == 4 else ()
+
+
+def shape_of(cpu: int, ram: int, gpu: int, named: Named) -> Shape:
+    """A shape of these."""
+    return (cpu, ram, gpu, named) if named else (cpu, ram, gpu)
+
+
+def fits(shape: Shape, free: Shape) -> bool:
+    """Whether what has the one can be had where the other is free."""
+    if shape[0] > free[0] or shape[1] > free[1] or shape[2] > free[2]:
+        return False
+    return len(shape) == 3 or named_fits(shape[3], named_of(free))
+
+
+def named_fits(needs: Named, free: Named) -> bool:
+    """The same of what is named: what isn't offered there is none of."""
+    have = dict(free)
+    return all(have.get(name, 0) >= amount for name, amount in needs)
+
+
+def less(free: Shape, shape: Shape) -> Shape:
+    """What stays free."""
+    left = free[0] - shape[0], free[1] - shape[1], free[2] - shape[2]
+    if len(free) == 3:
+        return left
+    takes = dict(named_of(shape))
+    return (*left, tuple((name, amount - takes.get(name, 0)) for name, amount in free[3]) if takes else free[3])
+
+
 def round_up(amount: int, unit: int) -> int:
     """Return the smallest unit * 2**k * (1 + j/8) (k integer, j in 0..7), rounded up to an integer, that is >= amount.
 
@@ -81,38 +142,47 @@ def round_up(amount: int, unit: int) -> int:
 
 def index_shape(shape: Shape) -> Shape:
     """The shape under which a future of this one stands in the pool, and which `Claims.blocked` names."""
-    return shape[0], round_up(shape[1], 1), round_up(shape[2], 1000)
+    return shape_of(shape[0], round_up(shape[1], 1), round_up(shape[2], 1000), round_named(named_of(shape)))
+
+
+def round_named(named: Named) -> Named:
+    """Amounts as the pool's keys have them."""
+    return tuple((name, round_up(amount, 1000)) for name, amount in named)
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
     """What one future needs, or what a worker has in total or free.
 
-    cpu: cores (fractions allowed, kept in thousandths). ram: bytes, or text as "2GiB". gpu: devices, as cpu.
-    `None` of a spec means all zero: any worker with a free slot.
+    cpu: cores (fractions allowed, kept in thousandths). ram: bytes, or text as "2GiB". gpu: devices, as cpu. named: of
+    resources that workers were said to have, `{"db": 1}`, as cpu. `None` of a spec means all zero: any worker with a free slot.
     """
 
     cpu: int | float = 0
     ram: int | float | str = 0
     gpu: int | float = 0
+    named: Mapping[str, int | float] | Named = ()
     shape: Shape = field(init=False, repr=False, compare=False, default=(0, 0, 0))
 
     def __post_init__(self) -> None:
-        shape = (_thousandths("cpu", self.cpu), parse_size(self.ram), _thousandths("gpu", self.gpu))
+        named = read_named(self.named)
+        object.__setattr__(self, "named", named)
+        shape = shape_of(_thousandths("cpu", self.cpu), parse_size(self.ram), _thousandths("gpu", self.gpu), named)
         object.__setattr__(self, "shape", shape)
 
     def __str__(self) -> str:
-        """As people write them: `cpu=1 ram=2GiB gpu=0`."""
-        return f"cpu={self.shape[0] / 1000:g} ram={format_size(self.shape[1])} gpu={self.shape[2] / 1000:g}"
+        """As people write them: `cpu=1 ram=2GiB gpu=0 db=1`."""
+        ours = f"cpu={self.shape[0] / 1000:g} ram={format_size(self.shape[1])} gpu={self.shape[2] / 1000:g}"
+        return " ".join([ours, *(f"{name}={amount / 1000:g}" for name, amount in named_of(self.shape))])
 
     @classmethod
     def from_shape(cls, shape: Shape) -> Requirements:
-        """Return the requirements whose `.shape` is (thousandths of a cpu, bytes, thousandths of a gpu)."""
-        return cls(shape[0] / 1000, shape[1], shape[2] / 1000)
+        """Return the requirements whose `.shape` is (thousandths of a cpu, bytes, thousandths of a gpu), and what is named."""
+        return cls(shape[0] / 1000, shape[1], shape[2] / 1000, named_of(shape))
 
     def fits(self, capacity: Requirements) -> bool:
         """Whether a worker with `capacity` free can take this."""
-        return all(need <= have for need, have in zip(self.shape, capacity.shape, strict=True))
+        return fits(self.shape, capacity.shape)
 
 
 NOTHING = Requirements()
@@ -125,7 +195,7 @@ class Capacity:
 
     free: what may be taken now. total: what the worker has when idle: a shape over it is none of its business, a shape
     over `free` only is reported as blocked. hold_for: a shape that waited too long; nothing else is claimed from the
-    pool until it fits. stripe: (which, of how many) workers that claim from this pool; each prefers its own part of the
+    pool until it fits, or if it waits for named resources nothing else that needs them. stripe: (which, of how many) workers that claim from this pool; each prefers its own part of the
     entries, so that two seldom choose the same. look: False if a bell would have told of work that came since the worker
     found nothing: then only what its own outcomes unblock is claimed. wanted: futures (ids) that running tasks of this
     worker wait for: claimed before all else, if they are in the pool; with `overcommit` whatever is free, if they fit the

@@ -11,9 +11,10 @@ from functools import lru_cache
 
 from fdb import tuple as fdb_tuple
 
+from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.rows.elements import encode_id, token_stamp
 from fdb_datamodel.rows.records import WorkerId
-from fdb_datamodel.rows.requirements import Shape, round_up
+from fdb_datamodel.rows.requirements import Named, Shape, named_of, round_named, round_up, shape_of
 from fdb_datamodel.rows.table import SUBSPACES
 from fdb_schema import ClusterSpace, prefix_end
 
@@ -110,21 +111,30 @@ class Layout:
         if found is None:
             if len(self._index_prefixes) >= _INDEX_PREFIXES_KEPT:
                 self._index_prefixes.clear()
-            cpu, ram, gpu = shape
-            cpu_up, ram_up, gpu_up = rounded(shape)
-            pack = fdb_tuple.pack
+            cpu, ram, gpu = shape[:3]
+            up = rounded(shape)
+            cpu_up, ram_up, gpu_up = up[:3]
+            pack, lane = fdb_tuple.pack, _lane(named_of(up))
             found = self._index_prefixes[shape, priority] = (
-                self.cpu + bytes(pack((cpu, ram_up, gpu_up, -priority))),
-                self.ram + bytes(pack((ram, cpu_up, gpu_up, -priority))),
-                self.gpu + bytes(pack((gpu, cpu_up, ram_up, -priority))),
-                ram_up == ram and gpu_up == gpu,
+                self.cpu + lane + bytes(pack((cpu, ram_up, gpu_up, -priority))),
+                self.ram + lane + bytes(pack((ram, cpu_up, gpu_up, -priority))),
+                self.gpu + lane + bytes(pack((gpu, cpu_up, ram_up, -priority))),
+                ram_up == ram and gpu_up == gpu and named_of(up) == named_of(shape),
             )
         return found
 
+    def lane(self, named: Named) -> bytes:
+        """What the entries of the cpu index start with that need these, rounded up; those that need nothing named come after all lanes."""
+        return self.cpu + _lane(named)
+
+    def lanes(self) -> tuple[bytes, bytes]:
+        """The range of the cpu index where entries need what is named."""
+        return self.cpu + b"\x02", self.cpu + b"\x03"
+
     def shape_prefix(self, shape: Shape) -> bytes:
         """What every entry of the cpu index with this shape starts with."""
-        _, ram_up, gpu_up = rounded(shape)
-        return self.cpu + bytes(fdb_tuple.pack((shape[0], ram_up, gpu_up)))
+        up = rounded(shape)
+        return self.lane(named_of(up)) + bytes(fdb_tuple.pack((shape[0], up[1], up[2])))
 
     # --- workers
 
@@ -310,7 +320,25 @@ def number_in(key: bytes) -> int:
 
 def rounded(shape: Shape) -> Shape:
     """The shape as index keys hold what isn't their first element."""
-    return round_up(shape[0], 1000), round_up(shape[1], 1), round_up(shape[2], 1000)
+    cpu, ram, gpu = round_up(shape[0], 1000), round_up(shape[1], 1), round_up(shape[2], 1000)
+    return shape_of(cpu, ram, gpu, round_named(named_of(shape)))
+
+
+def _lane(named: Named) -> bytes:
+    return _name(",".join(f"{name}={amount}" for name, amount in named)) if named else b""
+
+
+def named_in(key: bytes, at: int) -> tuple[Named, int]:
+    """What the entries of a lane need, which begins at `at` of a key, and where it ends. Raises StrayKeyError."""
+    end = key.find(0, at)
+    try:
+        pairs = [one.rpartition("=") for one in key[at + 1 : end].decode().split(",")]
+        named = tuple((name, int(amount)) for name, _, amount in pairs)
+    except ValueError as error:
+        raise StrayKeyError(key, "names no resources") from error
+    if end < 0 or key[at : end + 1] != _lane(named) or any(not name or amount <= 0 for name, amount in named):
+        raise StrayKeyError(key, "names no resources")
+    return named, end + 1
 
 
 def span(prefix: bytes) -> tuple[bytes, bytes]:

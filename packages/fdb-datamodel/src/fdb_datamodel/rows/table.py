@@ -72,6 +72,14 @@ KEYS: tuple[KeyDoc, ...] = (
     KeyDoc("resource_requirements_ram", "(ram, cpu rounded, gpu rounded, -priority, id)", "empty", "the same futures"),
     KeyDoc("resource_requirements_gpu", "(gpu, cpu rounded, ram rounded, -priority, id)", "empty", "the same futures"),
     KeyDoc(
+        "resource_requirements_cpu",
+        "(named, cpu, ram rounded, gpu rounded, -priority, id)",
+        "empty, or the exact cpu, ram, gpu, [[name, thousandths], …] where rounding lost them",
+        "of those that need named resources: named is 'db=1000,licence=2000', rounded up, in thousandths",
+    ),
+    KeyDoc("resource_requirements_ram", "(named, ram, cpu rounded, gpu rounded, -priority, id)", "empty", "likewise"),
+    KeyDoc("resource_requirements_gpu", "(named, gpu, cpu rounded, ram rounded, -priority, id)", "empty", "likewise"),
+    KeyDoc(
         "results",
         "(id, versionstamp)",
         "token, size, name, holder, wall_us, is_inline",

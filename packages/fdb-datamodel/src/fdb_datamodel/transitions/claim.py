@@ -16,7 +16,7 @@ from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import decode_id, encode_id
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.records import Claim, Claims, WorkerId
-from fdb_datamodel.rows.requirements import Capacity, Shape
+from fdb_datamodel.rows.requirements import Capacity, Shape, fits, less, named_fits, named_of, shape_of
 from fdb_datamodel.rows.space import ARGS, CODE, LATEST_RESULT
 from fdb_schema import ClusterSpace, RecordError, Transaction, add_read_conflict_keys
 
@@ -89,10 +89,10 @@ def take(
         elif (
             len(chosen) < limit
             and (locality is None or locality.worker == worker)
-            and capacity.hold_for is None
-            and _fits(shape, free)
+            and _not_held(capacity, shape, free)
+            and fits(shape, free)
         ):
-            free = _less(free, shape)
+            free = less(free, shape)
             chosen.append(Chosen(f.id, f.e, shape, f, locality is not None, locality.reason if locality else None))
         else:
             enqueue_or_fail(ch, f)
@@ -132,7 +132,7 @@ def take(
     if capacity.ahead > 0:
         free = capacity.free.shape
         for one in taken:
-            free = _less(free, one.shape)
+            free = less(free, one.shape)
         claims.extend(claim_ahead(ch, worker, started, free, capacity))
     return claims
 
@@ -148,7 +148,9 @@ def _choose_wanted(ch: Changes, capacity: Capacity, free: Shape, limit: int, cho
         if not f.exists or f.ended or f.claimed or f.backing_off:
             continue
         shape, _, locality = f.placement
-        if locality is not None or not (_fits(shape, free) or (capacity.overcommit and _fits(shape, total))):
+        if locality is not None or not (
+            fits(shape, free) or (capacity.overcommit and _may_be_overcommitted(shape, free, total))
+        ):
             continue
         entry = index_keys(ch, f)
         if ch.get_many(entry[:1], snapshot=True)[0] is None:
@@ -156,11 +158,26 @@ def _choose_wanted(ch: Changes, capacity: Capacity, free: Shape, limit: int, cho
         for key in entry:
             ch.clear(key)
         conflicts.append(entry[0])
-        free = _less(free, shape)
+        free = less(free, shape)
         chosen.append(Chosen(f.id, f.e, shape, f))
     if conflicts:
         add_read_conflict_keys(ch.tr, conflicts)
-    return max(0, free[0]), max(0, free[1]), max(0, free[2])
+    return shape_of(max(0, free[0]), max(0, free[1]), max(0, free[2]), named_of(free))
+
+
+def _not_held(capacity: Capacity, shape: Shape, free: Shape) -> bool:
+    """Whether room that is made for something leaves this alone: it is, where that waits for named resources which this hasn't."""
+    if capacity.hold_for is None:
+        return True
+    kept = named_of(capacity.hold_for.shape)
+    if named_fits(kept, named_of(free)):
+        return False
+    return dict(kept).keys().isdisjoint(name for name, _ in named_of(shape))
+
+
+def _may_be_overcommitted(shape: Shape, free: Shape, total: Shape) -> bool:
+    """Whether it may be claimed though cpu and ram aren't free. What is named is for one at a time, whoever waits."""
+    return fits(shape[:3], total) and named_fits(named_of(shape), named_of(free))
 
 
 def first_reads(ch: Changes, worker: WorkerId, capacity: Capacity, limit: int) -> list[tuple[bytes, bytes, int]]:
@@ -177,21 +194,13 @@ def _choose_assignments(ch: Changes, worker: WorkerId, free: Shape, limit: int, 
             incarnation, reason, _, shape = codec.unpack_assignment(value)
         except RecordError as error:
             raise DamagedFutureError(decode_id(e), str(error), key) from error
-        if incarnation != worker.incarnation or not _fits(shape, free):
+        if incarnation != worker.incarnation or not fits(shape, free):
             continue
-        free = _less(free, shape)
+        free = less(free, shape)
         chosen.append(Chosen(decode_id(e), e, shape, None, True, reason))
         if len(chosen) >= limit:
             break
     return free
-
-
-def _fits(shape: Shape, free: Shape) -> bool:
-    return shape[0] <= free[0] and shape[1] <= free[1] and shape[2] <= free[2]
-
-
-def _less(free: Shape, shape: Shape) -> Shape:
-    return free[0] - shape[0], free[1] - shape[1], free[2] - shape[2]
 
 
 def claims_of(

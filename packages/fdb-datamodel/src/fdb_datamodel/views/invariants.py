@@ -14,7 +14,19 @@ from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id, split_id
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Violation, WorkerId
-from fdb_datamodel.rows.space import CLAIM, CODE, DELETED, EDGE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, SESSION, WAKE
+from fdb_datamodel.rows.space import (
+    CLAIM,
+    CODE,
+    DELETED,
+    EDGE,
+    EPOCH,
+    FAILURE,
+    LATEST_RESULT,
+    LISTENERS,
+    SESSION,
+    WAKE,
+    named_in,
+)
 
 INVARIANTS: Final[Mapping[str, str]] = {
     "known-keys": "every key is one of the reference's table, every value a record of its kind",
@@ -153,6 +165,8 @@ def check_index_row(ch: Changes, subspace: str, key: bytes, value: bytes) -> Ite
 
 def _id_start(ch: Changes, subspace: str, key: bytes) -> int:
     at = len(ch.keys.space[subspace].key())
+    if key[at : at + 1] == b"\x02":
+        _, at = named_in(key, at)
     for _ in range(4):  # three of the shape, and the priority
         _, at = decode_int(key, at)
     return at

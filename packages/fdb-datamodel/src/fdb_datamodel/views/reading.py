@@ -14,7 +14,7 @@ from fdb_datamodel.rows.elements import decode_id, encode_id, split_id
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
-from fdb_datamodel.rows.requirements import Requirements
+from fdb_datamodel.rows.requirements import Requirements, named_of
 from fdb_datamodel.rows.space import ARGS, AWAY, CLAIM, CODE, DELETED, DUE, FAILURE, LATEST_RESULT, LIMITS
 from fdb_datamodel.rows.states import FutureState
 from fdb_datamodel.transitions.workers import list_workers
@@ -87,9 +87,16 @@ def why_unclaimed(needs: Requirements, workers: Sequence[WorkerStatus]) -> str:
     """Why a future of the pool isn't running: no workers, none large enough, or all busy."""
     if not workers:
         return "no live worker"
+    offered = {name for status in workers for name, amount in named_of(status.info.total.shape) if amount}
+    unknown = [name for name, _ in named_of(needs.shape) if name not in offered]
+    if unknown:
+        return f"unschedulable: needs {needs}, and no live worker offers {' or '.join(unknown)}"
     if not any(needs.fits(status.info.total) for status in workers):
         largest = max((status.info.total for status in workers), key=lambda total: total.shape)
         return f"unschedulable: needs {needs}, the largest live worker has {largest}"
+    if named := named_of(needs.shape):
+        what = ", ".join(f"{name}={amount / 1000:g}" for name, amount in named)
+        return f"in the pool, waiting for a worker with {what} free"
     return "in the pool, waiting for a free worker"
 
 

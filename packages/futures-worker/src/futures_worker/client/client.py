@@ -108,7 +108,8 @@ class Client(ClientOperations):
         Keywords named below are options; all others go to the function (`client.options(...).submit` passes all).
 
         Args:
-            resources: {"cpu": cores, "ram": bytes or "2GiB", "gpu": devices}; None: a slot and nothing else.
+            resources: {"cpu": cores, "ram": bytes or "2GiB", "gpu": devices, "db": what a worker offers by that name}; None: a slot
+                and nothing else.
             max_retries: further attempts after an exception of the task or a crash of its process. Default 3.
             max_worker_losses, max_oom: deaths of its worker, kills for memory, that it survives. Default 3 each.
             priority: greater runs first. Default 0.

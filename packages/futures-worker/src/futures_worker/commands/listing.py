@@ -9,7 +9,7 @@ from uuid import UUID
 
 import typer
 
-from fdb_datamodel import FutureInfo, FutureState, WorkerStatus, list_downstreams, list_workers
+from fdb_datamodel import FutureInfo, FutureState, Requirements, WorkerStatus, list_downstreams, list_workers, named_of
 from fdb_schema.cli import (
     DEFAULT_CLUSTER,
     ClusterOption,
@@ -276,6 +276,7 @@ def future_details(info: FutureInfo) -> dict[str, Any]:
         "cpu": info.requirements.cpu,
         "ram": info.requirements.ram,
         "gpu": info.requirements.gpu,
+        "resources": _named(info.requirements),
         "dependencies": [str(UUID(bytes=i)) for i in info.dependencies],
         "waiting_on": [str(UUID(bytes=i)) for i in info.waiting_on],
         "result_bytes": info.result.size or len(info.result.inline or b"") if info.result is not None else None,
@@ -288,6 +289,11 @@ def future_details(info: FutureInfo) -> dict[str, Any]:
         "session": info.session.hex(),
         **dict(info.details),
     }
+
+
+def _named(of: Requirements) -> dict[str, float]:
+    """Named resources and amounts."""
+    return {name: amount / 1000 for name, amount in named_of(of.shape)}
 
 
 def worker_row(status: WorkerStatus) -> dict[str, Any]:
@@ -304,6 +310,7 @@ def worker_row(status: WorkerStatus) -> dict[str, Any]:
         "cpu": total.cpu,
         "ram": total.ram,
         "gpu": total.gpu,
+        "resources": _named(total),
         "object_store": status.info.object_store,
         "object_store_free": beat.object_store_free if beat is not None else None,
         "host": status.info.host,

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ class LocalCluster:
         cpus: float | None = None,
         ram: int | str | None = None,
         gpus: float = 0,
+        offers: Mapping[str, float] | None = None,
         logs: str | Path | None = None,
         grace: float = 0.0,
         **options: Any,
@@ -58,6 +60,7 @@ class LocalCluster:
             cluster: the cluster's name; None: of the environment variable MAINSPRING_CLUSTER, else the default one.
             cpus, ram, gpus: what each worker offers to tasks that ask for `resources`; ram in bytes, or "8GiB". None: the cpus of this
                 machine, and 80 % of its memory.
+            offers: named resources that each worker offers likewise, `{"db": 1}`.
             logs: a folder for what workers and tasks print, a file per worker, which stays. None: a temporary one.
             grace: seconds that running tasks have at the end; what isn't done by then is given back to the database.
             options: those of `Client`: `secret`, `durability`, and defaults for its submits, as `max_retries=0`.
@@ -68,8 +71,9 @@ class LocalCluster:
         check_count("workers", workers, 0)
         if slots is not None:
             check_count("slots", slots, 1)
-        offered = {"cpus": cpus, "ram": None if ram is None else parse_size(ram), "gpus": gpus}
-        Requirements(cpus or 0, offered["ram"] or 0, gpus)  # refuses what makes no sense
+        size = None if ram is None else parse_size(ram)
+        Requirements(cpus or 0, size or 0, gpus, offers or {})  # refuses what makes no sense
+        offered = {"cpus": cpus, "ram": size, "gpus": gpus, "named": dict(offers or {})}
         url = f"embedded:{db}" if isinstance(db, Path) else db
         if url is not None and url.startswith("memory:"):
             raise ValueError(

@@ -6,6 +6,7 @@ Started as `python -P -m futures_worker.local.worker_main SETTINGS`, a JSON obje
     ready    a file descriptor, to which one line of JSON with the worker's address is written once it is registered
     remove   a directory to be removed if the parent ended without a word, or null
     url, cluster, slots, cpus, ram, gpus, spill, grace    as of `futures-worker run`; cpus and ram may be null
+    named    other resources, {"db": 1}
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
         url=settings["url"],
         cluster=settings["cluster"],
         slots=settings["slots"],
-        total=whole_machine(settings["cpus"], settings["ram"], settings["gpus"]),
+        total=whole_machine(settings["cpus"], settings["ram"], settings["gpus"], settings["named"]),
         object_store=OBJECT_STORE,
         spill=Path(settings["spill"]),
         grace=settings["grace"],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from fdb_datamodel import FutureInfo, FutureState, WorkerStatus
+from fdb_datamodel import FutureInfo, FutureState, WorkerStatus, named_of
 from futures_worker.operations.finding import seconds_of_last
 
 _HEX_ID: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
@@ -47,6 +48,7 @@ class WorkerRow:
     pid: int
     started: datetime | None
     last_beat: datetime | None
+    resources: Mapping[str, float] = field(default_factory=dict)  # named ones that are offered to tasks
 
 
 def future_row(info: FutureInfo) -> FutureRow:
@@ -82,6 +84,7 @@ def worker_row(status: WorkerStatus) -> WorkerRow:
         pid=status.info.pid,
         started=_moment(status.info.wall_us),
         last_beat=_moment(beat.wall_us) if beat is not None else None,
+        resources={name: amount / 1000 for name, amount in named_of(total)},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fdb_datamodel import (
@@ -30,11 +31,34 @@ _LOOK = 0.25
 """Seconds between looks at the heartbeat of an earlier incarnation."""
 
 
-def whole_machine(cpus: float | None = None, ram: int | None = None, gpus: float = 0) -> Requirements:
-    """What a worker offers that wasn't told otherwise: the cpus that this process may use, and 80 % of the memory."""
+def whole_machine(
+    cpus: float | None = None, ram: int | None = None, gpus: float = 0, named: Mapping[str, float] | None = None
+) -> Requirements:
+    """What a worker offers that wasn't told otherwise: the cpus that this process may use, and 80 % of the memory.
+
+    `named`: other resources. Raises ValueError.
+    """
     memory = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.8)
     offered = float(len(os.sched_getaffinity(0))) if cpus is None else cpus
-    return Requirements(offered, memory if ram is None else ram, gpus)
+    return Requirements(offered, memory if ram is None else ram, gpus, named or {})
+
+
+def read_offers(texts: Iterable[str]) -> dict[str, float]:
+    """Named resources and amounts of "db=1" and the like. Raises ValueError."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, amount = text.partition("=")
+        try:
+            if not equals or name in found:
+                raise ValueError
+            found[name] = float(amount)
+        except ValueError:
+            raise ValueError(
+                f"--resource {text}: it is named twice"
+                if name in found
+                else f"--resource {text}: write NAME=AMOUNT, as db=1"
+            ) from None
+    return found
 
 
 def describe_self(slots: int, total: Requirements, object_store: int) -> WorkerInfo:

@@ -93,9 +93,15 @@ def _resources(name: str, value: Any) -> dict[str, Any]:
         return {"requirements": None}
     if isinstance(value, Requirements):
         return {"requirements": value}
-    if not isinstance(value, Mapping) or not set(value) <= set(_RESOURCES):
-        raise ValueError(f'resources is a mapping such as {{"cpu": 1, "ram": "2GiB", "gpu": 0}}, found {value!r}')
-    needs = Requirements(**value)
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            f'resources is a mapping such as {{"cpu": 1, "ram": "2GiB", "gpu": 0, "db": 1}}, found {value!r}'
+        )
+    ours = {name: value[name] for name in _RESOURCES if name in value}
+    named = {name: amount for name, amount in value.items() if name not in _RESOURCES}
+    needs = Requirements(
+        **ours, named={name: amount for name, amount in named.items() if amount or isinstance(amount, bool)}
+    )
     return {"requirements": needs if any(needs.shape) else None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, index_shape
+from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, index_shape, named_of
 from futures_worker.worker.deciding.instructions import (
     DropObject,
     InputsBroken,
@@ -70,7 +70,12 @@ def watch_blocked(state: WorkerState, claims: Claims, capacity: Capacity) -> Non
     for shape in served:
         state.blocked_since.pop(shape, None)
     if capacity.hold_for is not None:
-        if claims or not claims.blocked or state.now >= state.hold_until:
+        held = index_shape(capacity.hold_for.shape)
+        if named_of(held):  # what needs other things goes on meanwhile
+            over = held in served or all(index_shape(one.shape) != held for one in claims.blocked)
+        else:
+            over = bool(claims) or not claims.blocked
+        if over or state.now >= state.hold_until:
             state.hold_for = None  # it came, or another worker took it, or something else stands in its way
             state.blocked_since.clear()
             state.wants_claim = True
@@ -99,6 +104,8 @@ def take_on(state: WorkerState, claims: Iterable[Claim]) -> None:
     for task in accept(state, claims):
         if state.draining:
             state.give_back(task, "drained")
+        elif state.overfull(task):
+            state.give_back(task, "what it needs isn't free")  # a claim that this worker had lost track of
         else:
             follow(state, task)
             prepare.append(task)
@@ -123,11 +130,13 @@ def follow(state: WorkerState, task: Task) -> None:
 def accept(state: WorkerState, claims: Iterable[Claim]) -> list[Task]:
     tasks = []
     for claim in claims:
-        cpu, ram, gpu = claim.shape
-        task = Task(claim, cpu, ram, gpu)
+        cpu, ram, gpu = claim.shape[:3]
+        task = Task(claim, cpu, ram, gpu, named_of(claim.shape))
         state.used[0] += cpu
         state.used[1] += ram
         state.used[2] += gpu
+        for name, amount in task.named:
+            state.used_named[name] = state.used_named.get(name, 0) + amount
         state.tasks[claim.id] = task
         state.count(task, 1)
         state.counters.claimed += 1

@@ -64,6 +64,11 @@ def _of_sums(state: WorkerState) -> Iterator[str]:
     ]
     if state.used != used:
         yield f"{state.used} is counted as taken, and {used} is"
+    named: Counter[str] = Counter()
+    for task in tasks:
+        named.update(dict(task.named))
+    if {name: amount for name, amount in state.used_named.items() if amount} != dict(named):
+        yield f"{state.used_named} is counted as taken of what is named, and {dict(named)} is"
     preparing = sum(task.preparing for task in tasks)
     if state.preparing != preparing:
         yield f"{state.preparing} tasks are counted as waiting for inputs, and {preparing} are"

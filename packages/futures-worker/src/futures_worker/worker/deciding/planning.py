@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from fdb_datamodel import Capacity, Outcome, Requirements
+from fdb_datamodel import Capacity, Outcome, Requirements, named_of
 from futures_worker.worker.deciding.dispatching import MOST_SENT, SKIPS, STUCK, dispatch, rescue, silence, staff
 from futures_worker.worker.deciding.instructions import Finish, KillChild, RunTurn
 from futures_worker.worker.deciding.state import WorkerState
@@ -156,7 +156,7 @@ def _share(state: WorkerState) -> None:
     kept: deque[Task] = deque()
     while len(state.ready) + len(kept) > keep and state.ready:
         task = state.ready.pop()
-        if task.cpu <= room[0] and task.ram <= room[1] and task.gpu <= room[2]:
+        if not task.named and task.cpu <= room[0] and task.ram <= room[1] and task.gpu <= room[2]:
             state.give_back(task, "rebalanced")
         else:
             kept.appendleft(task)
@@ -253,8 +253,8 @@ def _ends_soon(state: WorkerState) -> bool:
 
 
 def _capacity(state: WorkerState, limit: int) -> Capacity:
-    if state.hold_for is not None and not state.wanted:
-        held = Requirements.from_shape(state.hold_for)
+    held = Requirements.from_shape(state.hold_for) if state.hold_for is not None else None
+    if held is not None and not named_of(held.shape) and not state.wanted:
         return _offer(state, limit, Capacity(state.free, state.total, hold_for=held))
     if state.wanted and limit:
         wanted, state.wanted = tuple(state.wanted), []
@@ -266,9 +266,21 @@ def _capacity(state: WorkerState, limit: int) -> Capacity:
     survey = limit > 0 and state.now >= state.next_survey and look
     if survey:
         state.next_survey = state.now + SURVEY
-    key = (*state.used, *state.stripe, look, ahead, state.passed, survey, *_time(state, limit), state.pace.unknown)
+    named = tuple(state.used_named.values()) if state.used_named else ()
+    key = (
+        *state.used,
+        *named,
+        held is None,
+        *state.stripe,
+        look,
+        ahead,
+        state.passed,
+        survey,
+        *_time(state, limit),
+        state.pace.unknown,
+    )
     if state.capacity is None or state.capacity[0] != key:
-        offered = Capacity(state.free, state.total, look=look, ahead=ahead, wary=state.passed, survey=survey)
+        offered = Capacity(state.free, state.total, held, look=look, ahead=ahead, wary=state.passed, survey=survey)
         state.capacity = (key, _offer(state, limit, offered))
     return state.capacity[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fdb_datamodel import Away, Failure, FutureResult, Outcome, Requirements
+from fdb_datamodel import Away, Failure, FutureResult, Outcome, Requirements, shape_of
 from futures_worker.failure import PROGRAM
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages
@@ -246,11 +246,11 @@ def charge(state: WorkerState, child: Child, task: Task, event: ChildEnded) -> N
 
 def more_room(state: WorkerState, task: Task, failure: Failure) -> Requirements | None:
     """What a retry needs after memory ran out: twice as much as was asked for, as far as this worker has it."""
-    cpu, ram, gpu = task.claim.shape
+    cpu, ram, gpu = task.claim.shape[:3]
     most = state.total.shape[1]
     if failure.reason != "oom" or not 0 < ram < most:
         return None
-    return Requirements.from_shape((cpu, min(2 * ram, most), gpu))
+    return Requirements.from_shape(shape_of(cpu, min(2 * ram, most), gpu, task.named))
 
 
 def memory_short(state: WorkerState, event: MemoryShort) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fdb_datamodel import Capacity, FutureResult, Outcome, Requirements, Shape, WorkerId
+from fdb_datamodel import Capacity, FutureResult, Outcome, Requirements, Shape, WorkerId, named_of, shape_of
 from futures_worker.worker.deciding.instructions import ForgetTask, Instruction, KillChild, PrepareInputs
 from futures_worker.worker.deciding.tasks import Child, ChildState, Pace, Task
 from futures_worker.worker.messages import PARCEL_BYTES
@@ -50,6 +50,7 @@ class WorkerState:
     outcomes: list[Outcome] = field(default_factory=list)  # to be reported by the next turn
     first_outcome: float = 0.0  # when the first of them came
     used: list[int] = field(default_factory=lambda: [0, 0, 0])  # shape of all tasks, but the cpu of waiting ones
+    used_named: dict[str, int] = field(default_factory=dict)  # the same of named resources
     wants_claim: bool = True  # the pool may hold work
     watched: bool = False  # a bell would have told of work that came to the pool since it was found empty
     rung: bool = False  # a ring is to be answered
@@ -94,9 +95,12 @@ class WorkerState:
     @property
     def free(self) -> Requirements:
         """Resources not taken by what is in hand."""
-        cpu, ram, gpu = self.total.shape
+        cpu, ram, gpu = self.total.shape[:3]
         used = self.used
-        return Requirements.from_shape((max(0, cpu - used[0]), max(0, ram - used[1]), max(0, gpu - used[2])))
+        taken = self.used_named
+        named = tuple((name, max(0, have - taken.get(name, 0))) for name, have in named_of(self.total.shape))
+        free = max(0, cpu - used[0]), max(0, ram - used[1]), max(0, gpu - used[2])
+        return Requirements.from_shape(shape_of(*free, named))
 
     @property
     def running(self) -> int:
@@ -144,6 +148,11 @@ class WorkerState:
         self.counters.given_back += 1
         self.end(task, Outcome.relinquished(task.claim, reason, started=started))
 
+    def overfull(self, task: Task) -> bool:
+        """Whether more of a named resource is taken than there is, since the task was taken on."""
+        have = dict(named_of(self.total.shape)) if task.named else {}
+        return any(self.used_named[name] > have.get(name, 0) for name, _ in task.named)
+
     def abstain(self) -> None:
         """The host is short of something: leave the pool to others for a while, longer each time in a row."""
         if self.now >= self.short_until:
@@ -157,6 +166,8 @@ class WorkerState:
         used[0] -= task.cpu
         used[1] -= task.ram
         used[2] -= task.gpu
+        for name, amount in task.named:
+            self.used_named[name] -= amount
         self.sated = False
         if task.behind is not None:
             self.detach(task)

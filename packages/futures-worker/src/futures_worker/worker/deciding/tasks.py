@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from fdb_datamodel import Claim
+from fdb_datamodel import Claim, Named
 from futures_worker.objects.object_names import result_name
 
 
@@ -31,6 +31,7 @@ class Task:
     cpu: int  # thousandths
     ram: int  # bytes
     gpu: int  # thousandths
+    named: Named = ()  # thousandths of other resources
     digest: bytes = b""  # of its code
     home: Home = ANYWHERE
     seq: int = -1  # number within the child it was sent to

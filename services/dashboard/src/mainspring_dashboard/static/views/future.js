@@ -34,7 +34,7 @@ export default async function future({ parameters: [id], get }) {
       h("section", { class: "panel" }, h("h2", {}, "What was asked for"), list([
         ["submitted", info.submitted ? `${time(info.submitted)} (${ago(info.submitted)})` : null], ["session", info.session ? h("a", { class: "mono", href: `/futures?session=${info.session}` }, info.session) : null],
         ["dataset", info.dataset ? h("a", { class: "mono", href: `/futures?dataset=${info.dataset}` }, info.dataset) : null],
-        ["needs", info.requirements ? `cpu ${info.requirements.cpu}, ram ${size(info.requirements.ram)}, gpu ${info.requirements.gpu}` : null],
+        ["needs", info.requirements ? `cpu ${info.requirements.cpu}, ram ${size(info.requirements.ram)}, gpu ${info.requirements.gpu}${Object.entries(info.requirements.resources ?? {}).map(([name, n]) => `, ${name} ${n}`).join("")}` : null],
         ["priority", info.priority || null], ["code", info.code_bytes === undefined ? null : info.code_bytes === null ? "stored once, shared" : size(info.code_bytes)], ["arguments", info.args_bytes === undefined ? null : size(info.args_bytes)],
         ["waits on", info.waiting_on?.length ? [count(info.waiting_on.length), ": ", info.waiting_on.slice(0, 20).map(link)] : null],
         ...Object.entries(info.options ?? {}).map(([name, value]) => [name.replaceAll("_", " "), String(value)]),
