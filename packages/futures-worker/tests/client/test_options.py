@@ -57,7 +57,9 @@ def test_values_arrive_in_the_data_models_terms() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("resources", {"tpu": 1}, "ram"),
+        ("resources", {"gpus": 1}, "did you mean 'gpu'"),
+        ("resources", {"a tpu": 1}, "a tpu"),
+        ("resources", ["tpu"], "ram"),
         ("resources", {"ram": "2 gigs"}, "2 gigs"),
         ("resources", {"cpu": -1}, "-1"),
         ("max_retries", -1, "max_retries"),

@@ -121,7 +121,7 @@ def test_what_nobody_offers_says_so_and_is_done_once_somebody_does(cluster: Clus
     assert future.result(WAIT) == 3
     with pytest.raises(ValueError, match="did you mean 'cpu'"):
         client.submit(abs, -3, resources={"cpus": 1})
-    actor = client.actor(Path, "x", resources={"printer": 1})
+    actor = client.actor(Path, "/no/such/file", resources={"printer": 1})
     assert actor.exists().result(WAIT) is False
     waits = client.submit(abs, -4, resources={"printer": 1})
     assert client.submit(abs, -1).result(WAIT) == 1

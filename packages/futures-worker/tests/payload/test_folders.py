@@ -29,7 +29,7 @@ def fill(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def test_what_is_sent_comes_out_as_it_was(tmp_path: Path) -> None:
+def test_what_is_sent_comes_out_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = (
         fill(tmp_path / "a", {"x/y/deep.py": "1", "run.sh": "2", b"\xff odd".decode(errors="surrogateescape"): "3"}),
         tmp_path / "b",
@@ -40,7 +40,7 @@ def test_what_is_sent_comes_out_as_it_was(tmp_path: Path) -> None:
     (here / "y").symlink_to(here / "x" / "y")  # absolute, and within it: relative where it is unpacked
     (here / "nowhere").symlink_to("nothing")
     with socket.socket(socket.AF_UNIX) as odd:
-        os.chdir(here)
+        monkeypatch.chdir(here)
         odd.bind("socket")
         data = folders.pack(here, folders.scan(here))
     there.mkdir()
