@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from queue import Empty, Full
 from typing import Any, Final
 
@@ -12,7 +13,6 @@ from fdb_datamodel import ClaimLostError, UnknownNameError
 from fdb_datamodel.coordination import queues
 from fdb_datamodel.coordination.lines import PUTTERS
 from fdb_datamodel.coordination.queues import Item, QueueStatus, queue_line
-from fdb_schema import MainspringError
 from futures_worker.client.basis import untouched
 from futures_worker.client.basis.options import check_name
 from futures_worker.client.context import ClientContext
@@ -197,10 +197,14 @@ class Queue(Named):
         return found
 
     def give_up(self, grant: bytes) -> None:
-        """What was taken under a grant is back, as far as the database answers."""
-        with contextlib.suppress(MainspringError):
-            context = self._home.context()
-            ask(context.db, queues.give_up, context.space, self.name, context().id, grant, strategy="off")
+        """What was taken under a grant is back, now or when the database answers again."""
+        context = self._home.context()
+        session = context()
+        owed = partial(ask, context.db, queues.give_up, context.space, self.name, session.id, grant, strategy="off")
+        try:
+            owed()
+        except BaseException:
+            session.keeping.owe(owed)
 
     def _loaded(self, items: Sequence[Item]) -> list[Any]:
         """The values. Where one can't be loaded all are in their places again."""
@@ -246,7 +250,11 @@ class Taking:
         return self._take(never)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
-        self._end(kind is None)
+        try:
+            self._end(kind is None)
+        except KeyboardInterrupt:
+            self._end(False)  # where that came before it began
+            raise
 
     async def __aenter__(self) -> Any:
         return await off_loop(self._take, lambda _: self._end(False))
@@ -272,25 +280,24 @@ class Taking:
             raise
 
     def _end(self, done: bool) -> None:
-        item, self._item = self._item, None
+        item = self._item
         if item is None:
             return
-        context = self._queue.context_for("take")
+        queue, grant = self._queue, self._grant
         try:
-            with self._queue.holding([item] if done else []):
-                ask(
-                    context.db,
-                    queues.end_taken,
-                    context.space,
-                    self._queue.name,
-                    item,
-                    context().id,
-                    self._grant,
-                    done=done,
-                )
+            context = queue.context_for("take")
+            session = context().id
+            with queue.holding([item] if done else []):
+                ask(context.db, queues.end_taken, context.space, queue.name, item, session, grant, done=done)
+            self._item = None
         except (ClaimLostError, UnknownNameError):
+            self._item = None
             if done:
                 raise
+        except BaseException:
+            self._item = None
+            queue.give_up(grant)  # it isn't known to be done with
+            raise
 
 
 def make_queue(context: ClientContext, name: str, maxsize: int | None) -> Queue:

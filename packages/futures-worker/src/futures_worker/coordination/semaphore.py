@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
-from fdb_datamodel import ClaimLostError
+from fdb_datamodel import ClaimLostError, UnknownNameError
 from fdb_datamodel.coordination import semaphores
 from fdb_datamodel.coordination.semaphores import SemaphoreStatus, semaphore_line
-from fdb_schema import MainspringError
 from futures_worker.client.basis.options import check_name
 from futures_worker.client.context import ClientContext, Home
 from futures_worker.coordination.named import Named, deadline_after, off_loop
@@ -44,21 +45,22 @@ class Semaphore(Named):
     def release(self) -> None:
         """Give back the permit that was acquired last.
 
-        Raises ValueError where this handle has none; ClaimLostError where this process gave no sign of life for so long (30 s) that
+        Where the database doesn't answer it is given back once it does. Raises ValueError where this handle has none; ClaimLostError where this process gave no sign of life for so long (30 s) that
         the permit was taken back before.
         """
+        permit: _Permit | None = None
         try:
             permit = self._permits.pop()
+            self._give("release", permit)
         except IndexError:
             raise ValueError(
                 f"{self!r} is released more often than it was acquired: a permit is given back by the handle that acquired it"
             ) from None
-        try:
-            self._give("release", permit)
-        except ClaimLostError:
+        except (ClaimLostError, UnknownNameError):
             raise
         except BaseException:
-            self._permits.append(permit)  # as far as is known; to be given back again
+            if permit is not None:
+                self._owe(permit)
             raise
 
     async def aacquire(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - the twin of the sync signature
@@ -127,9 +129,8 @@ class Semaphore(Named):
             self._permits.append(permit)
             return permit
         except BaseException as error:
-            if not isinstance(error, Stopped) and permit not in self._permits:
-                with contextlib.suppress(MainspringError):  # an interrupt may come when it is had already
-                    self._give(what, permit)
+            if not isinstance(error, (Stopped, UnknownNameError)) and permit not in self._permits:
+                self._owe(permit)  # an interrupt may come when it is had already
             raise
 
     async def _aacquire(self, timeout: float | None) -> _Permit | None:  # noqa: ASYNC109 - the twin of the sync signature
@@ -138,7 +139,11 @@ class Semaphore(Named):
     def _return(self, permit: _Permit | None) -> None:
         if permit is not None:
             self._permits.remove(permit)
-            self._give("acquire", permit)
+            try:
+                self._give("acquire", permit)
+            except BaseException:
+                self._owe(permit)
+                raise
 
     def _give(self, what: str, permit: _Permit) -> None:
         context = self.context_for(what)
@@ -147,6 +152,17 @@ class Semaphore(Named):
                 f"the permit of {self.kind} {self.name!r} was acquired by the process that this one was forked from, and is its own"
             )
         ask(context.db, semaphores.give_permit, context.space, self.name, *permit)
+
+    def _owe(self, permit: _Permit) -> None:
+        """Give a permit back with a beat of this client, when the database answers again."""
+        context = self._home.context()
+        give = partial(ask, context.db, semaphores.give_permit, context.space, self.name, *permit)
+        context().keeping.owe(partial(_unless_lost, give))
+
+
+def _unless_lost(give: Callable[[], object]) -> None:
+    with contextlib.suppress(ClaimLostError, UnknownNameError):
+        give()
 
 
 def make_semaphore(context: ClientContext, name: str, value: int | None) -> Semaphore:

@@ -11,6 +11,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from fdb_datamodel import SESSION_TTL_SECONDS, Observer, declare_session_dead
@@ -179,11 +180,12 @@ def wait_in_line(
             join_line(tr, context.space, line, session.id)
         return found
 
-    found, place = ask_stamped(context.db, come)
-    if found is not None:
-        return found
-    standing = _Standing(context, line, session, place, attempt)
+    standing = _Standing(context, line, session, attempt)
     try:
+        found, standing.place = ask_stamped(context.db, come)
+        if found is not None:
+            standing.place = None
+            return found
         with pausing(context, deadline, stopped) as pauses:
             waited: T | None = standing.wait(pauses, deadline, at_once=tries > 1)
             return waited
@@ -194,13 +196,11 @@ def wait_in_line(
 class _Standing:
     """One who stands in a line."""
 
-    def __init__(
-        self, context: ClientContext, line: Line, session: Session, place: bytes | None, attempt: Attempt[Any]
-    ) -> None:
+    def __init__(self, context: ClientContext, line: Line, session: Session, attempt: Attempt[Any]) -> None:
         self._context = context
         self._line = line
         self._session = session
-        self._place = place
+        self.place: bytes | None = None
         self._attempt = attempt
         self._judge = _Judge()
 
@@ -208,19 +208,19 @@ class _Standing:
         """See `wait_in_line`. `at_once`: there may be something already."""
         try_it, in_vain = at_once, 0
         while True:
-            if self._place is None:
-                self._place = self._join()
+            if self.place is None:
+                self.place = self._join()
                 continue
             if try_it:
                 pauses.check()
-                found = ask(self._context.db, self._attempt, self._place)
+                found = ask(self._context.db, self._attempt, self.place)
                 if found is not None:
-                    self._place = None
+                    self.place = None
                     return found
                 in_vain += 1
-            sight = ask(self._context.db, look_around, self._context.space, self._line, self._place, strategy="off")
+            sight = ask(self._context.db, look_around, self._context.space, self._line, self.place, strategy="off")
             if not sight.standing:
-                self._place, try_it = None, False
+                self.place, try_it = None, False
                 continue
             if sight.first and sight.there and in_vain < _TRIES_IN_VAIN:
                 sight.watch.cancel()
@@ -250,8 +250,15 @@ class _Standing:
         return head is not None
 
     def leave(self) -> None:
-        """Stand there no more. Where the database doesn't answer, who is behind sees to it."""
-        place, self._place = self._place, None
-        if place is not None:
-            with contextlib.suppress(MainspringError):
-                ask(self._context.db, leave_line, self._context.space, self._line, place, strategy="off")
+        """Stand there no more: now, or with a beat of this client, when the database answers again."""
+        place = self.place
+        if place is None:
+            return
+        try:
+            ask(self._context.db, leave_line, self._context.space, self._line, place, strategy="off")
+        except BaseException as error:
+            context = self._context
+            owed = partial(ask, context.db, leave_line, context.space, self._line, place, strategy="off")
+            self._session.keeping.owe(owed)
+            if not isinstance(error, MainspringError):  # who waited is told what ended the wait
+                raise

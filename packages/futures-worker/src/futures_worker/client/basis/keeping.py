@@ -61,6 +61,7 @@ class Keeping:
         self._dropped: deque[bytes] = deque()
         self._unheld: list[bytes] = []  # without handles, and the database was in trouble when it was to be told
         self._untold: list[bytes] = []  # held, and the database wasn't told yet
+        self._owed: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
         self._stop = Flag()
         self._called = Flag()  # the thread that beats is to look around before its next beat
@@ -151,6 +152,17 @@ class Keeping:
                     run(self._db, hold_futures, self._space, again, session=self._session)
             count += len(page)
         return count
+
+    def owe(self, what: Callable[[], object]) -> None:
+        """Have `what()` done by the thread that beats, with each beat until the database lets it: what is held is to be given back."""
+        self.begin()
+        self._owed.append(what)
+
+    def do_what_is_owed(self) -> None:
+        """See `owe`. Raises what the database says."""
+        while self._owed:
+            self._owed[0]()
+            self._owed.popleft()
 
     def _those_held(self, ids: Iterable[bytes]) -> list[bytes]:
         return [one for one in ids if one in self._held]
@@ -267,6 +279,7 @@ class Keeping:
                         raise
                 self.tell_of_holds()
                 self.release_dropped()
+                self.do_what_is_owed()
                 self._on_beat()
             except Exception as exc:
                 log.warning("the session of this client can't be kept alive now: %s", exc)
