@@ -56,7 +56,7 @@ def mainspring_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
 def mainspring_client(mainspring_cluster: LocalCluster, pytestconfig: pytest.Config) -> Iterator[Client]:
     """A client of a cluster with workers, whose `with` block the test is in.
 
-    What the test has submitted, and what its tasks have, is cancelled and erased at its end, schedules and limits too, and workers
+    What the test has submitted, and what its tasks have, is cancelled and erased at its end, schedules, limits and queues too, and workers
     that it killed are replaced.
     """
     from futures_worker import Client

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fdb_datamodel import ClusterSpace, collect, delete_future, list_futures
+from fdb_datamodel.coordination.collecting import erase_shared
 from fdb_datamodel.transitions.limits import list_limits, set_limit
 from fdb_datamodel.transitions.schedules import delete_schedule, list_schedules
 from fdb_schema import open_database
@@ -18,7 +19,7 @@ _PAGE: Final = 50
 
 
 def erase_all(url: str, cluster: str) -> None:
-    """Cancel and delete every schedule, future and limit of a cluster; ids, keys and names are free for others afterwards."""
+    """Cancel and delete every schedule, future, limit, queue, semaphore and event of a cluster; ids, keys and names are free for others afterwards."""
     database: Any = open_database(url, create=False)
     space = ClusterSpace(cluster)
     while schedules := run(database, list_schedules, space):
@@ -36,4 +37,5 @@ def erase_all(url: str, cluster: str) -> None:
     for limit in run(database, list_limits, space):
         while run(database, set_limit, space, limit.name, None, None):
             pass
+    run(database, erase_shared, space)
     collect(database, space, tombstones=-1.0)  # also those of just now

@@ -37,6 +37,7 @@ class Counter:
 def test_nothing_of_the_test_before_is_there(mainspring_client, tmp_path, turn):
     assert mainspring_client.futures() == []
     assert mainspring_client.schedules() == mainspring_client.limits() == []
+    assert mainspring_client.queue("jobs").empty() and not mainspring_client.event("ready").is_set()
     assert current_client() is mainspring_client
     assert mainspring_client.submit(count, str(tmp_path / "counted"), key="the same").result(timeout=60) == 7
     assert (tmp_path / "counted").read_text() == "x", "the key is of this test"
@@ -45,6 +46,8 @@ def test_nothing_of_the_test_before_is_there(mainspring_client, tmp_path, turn):
     mainspring_client.submit(forever)
     mainspring_client.every(3600, forever)
     mainspring_client.limit("one", concurrent=1)
+    mainspring_client.queue("jobs").put(1)
+    mainspring_client.event("ready").set()
     mainspring_client.map(sum, [[1], [2]], limits=["one"])
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import struct
 
+from fdb_datamodel.coordination.grants import SUBSPACES
 from fdb_datamodel.coordination.lines import Line, put_in_order, sessions_in
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.space import span
 from fdb_datamodel.transitions.collect import Page
 from fdb_schema import ClusterSpace, Transaction, read_range
+
+
+def erase_shared(tr: Transaction, space: ClusterSpace) -> None:
+    """Forget every queue, semaphore and event. Who waits for one is told."""
+    bases = Changes(tr, space).keys.bases
+    for subspace in (*SUBSPACES, "events"):
+        tr.clear_range(*span(bases[subspace]))
 
 
 def shared_page(tr: Transaction, space: ClusterSpace, subspace: str, after: bytes) -> Page:
