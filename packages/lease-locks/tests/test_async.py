@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -198,3 +199,80 @@ def test_reentrance_is_by_task(any_db: Any) -> None:
             assert await locks.read("a") is None
 
     asyncio.run(use())
+
+
+# --- a block that ends with its lease
+
+
+@pytest.mark.parametrize("twin", [True, False], ids=["AsyncLeaseManager", "alock"])
+def test_a_block_is_cancelled_where_it_awaits_when_its_lease_is_lost(any_db: Any, twin: bool) -> None:
+    async def use(locks: LeaseManager) -> None:
+        lock = AsyncLeaseManager(locks).lock if twin else locks.alock
+        cleaned: list[str] = []
+
+        async def robbed() -> None:
+            async with lock("a", cancel_on_loss=True):
+                try:
+                    await asyncio.to_thread(locks.force_release, "a", reason="test")
+                    await asyncio.Event().wait()
+                finally:
+                    cleaned.append("up")
+
+        with pytest.raises(LeaseLost, match=r"was lost \(forced\): its block was cancelled") as found:
+            await robbed()
+        assert (found.value.reason, cleaned) == ("forced", ["up"])
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0, "the task goes on"
+        async with lock("a", cancel_on_loss=True) as lease:
+            lease.check()
+        await asyncio.sleep(0)
+
+    with LeaseManager(any_db) as locks:
+        asyncio.run(use(locks))
+
+
+def test_a_cancellation_from_elsewhere_stays_one_though_the_lease_is_lost_too(any_db: Any) -> None:
+    async def body(locks: LeaseManager, inside: asyncio.Event) -> None:
+        async with locks.alock("a", cancel_on_loss=True) as lease:
+            lease.on_lost(lambda _: None)
+            try:
+                inside.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await asyncio.to_thread(locks.force_release, "a", reason="test")
+                await asyncio.to_thread(lease.lost.wait, DEADLINE)
+                raise
+
+    async def use(locks: LeaseManager) -> None:
+        inside = asyncio.Event()
+        task = asyncio.create_task(body(locks, inside))
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    with LeaseManager(any_db) as locks:
+        asyncio.run(use(locks))
+
+
+def test_a_block_that_goes_on_after_its_loss_ends_as_without(any_db: Any) -> None:
+    async def use(locks: LeaseManager) -> None:
+        async def goes_on() -> None:
+            async with locks.alock("a", cancel_on_loss=True):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.to_thread(locks.force_release, "a", reason="test")
+                    await asyncio.Event().wait()
+
+        async def not_asked_for() -> None:
+            async with locks.alock("a") as lease:
+                await asyncio.to_thread(locks.force_release, "a", reason="test")
+                await asyncio.to_thread(lease.lost.wait, DEADLINE)
+
+        for body in (goes_on, not_asked_for):
+            with pytest.raises(LeaseLost, match="ended before its block did"):
+                await body()
+
+    with LeaseManager(any_db) as locks:
+        asyncio.run(use(locks))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -305,3 +307,35 @@ def test_a_remote_of_this_thread_whose_outcome_was_not_written_keeps_nothing(
         runner.call(functions.square, 6, str(marks))
     assert locks.list("memo/") == []
     assert runner.call(functions.square, 6, str(marks)) == 36
+
+
+# --- a process that ends by itself
+
+ENDS = """
+import sys
+from lease_locks import LeaseManager
+locks = LeaseManager(sys.argv[1], cluster="demo", ttl=600.0)
+lease = locks.acquire("a")
+dropped = LeaseManager(sys.argv[1], cluster="demo", ttl=600.0)
+dropped.acquire("b")
+if sys.argv[2] == "closes":
+    locks.close()
+elif sys.argv[2] == "raises":
+    raise RuntimeError("after all")
+elif sys.argv[2] == "exits":
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", "closes", "raises", "exits"])
+def test_a_process_that_ends_without_close_releases_what_it_holds(shared_url: str, how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, shared_url, how], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert done.returncode == {"raises": 1, "exits": 3}.get(how, 0)
+    assert ("after all" in done.stderr) == (how == "raises")
+    with LeaseManager(shared_url, cluster="demo") as locks:
+        for name in ("a", "b"):
+            assert locks.read(name) is None
+            assert [event.kind for event in locks.history(name)] == ["acquired", "released"]
+        assert [sid for sid, _, _ in locks.sessions() if sid != locks.session.sid] == []

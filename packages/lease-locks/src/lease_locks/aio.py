@@ -15,7 +15,8 @@ from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.waiting import loops
-from lease_locks.waiting.loops import PATIENCE, AsyncLock, in_thread, in_tries, started, whatever_comes
+from lease_locks.waiting.blocks import AsyncLock
+from lease_locks.waiting.loops import PATIENCE, in_thread, in_tries, started, whatever_comes
 
 
 class AsyncLeaseManager:
@@ -60,9 +61,14 @@ class AsyncLeaseManager:
             ttl=ttl, mode=mode, slots=slots, fair=fair, max_hold=max_hold, meta=meta,
         )  # fmt: skip
 
-    def lock(self, name: str, timeout: float | None = None, **options: Any) -> AsyncLock:
-        """`async with locks.lock("name", timeout=30) as lease:`"""
-        return AsyncLock(functools.partial(self.acquire, name, timeout, **options))
+    def lock(
+        self, name: str, timeout: float | None = None, *, cancel_on_loss: bool = False, **options: Any
+    ) -> AsyncLock:
+        """`async with locks.lock("name", timeout=30) as lease:`
+
+        `cancel_on_loss`: a block whose lease is lost is cancelled where it awaits, and ends with `LeaseLost`.
+        """
+        return AsyncLock(functools.partial(self.acquire, name, timeout, **options), cancel_on_loss)
 
     async def release(self, lease: Lease) -> bool:
         """`lease.release()` without blocking the loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import functools
@@ -33,13 +34,14 @@ from lease_locks.session.session import Session
 from lease_locks.session.upkeep import IDEMPOTENT
 from lease_locks.waiting import loops, threads
 from lease_locks.waiting.acquiring import GRACE
+from lease_locks.waiting.blocks import AsyncLock
 from lease_locks.waiting.claims import check_seconds, claim_of
-from lease_locks.waiting.loops import AsyncLock
 from lease_locks.waiting.remotes import join
 
 _LIVE: weakref.WeakValueDictionary[str, LeaseManager] = weakref.WeakValueDictionary()
 Mode = Literal["exclusive", "shared"]
 _PAGE: Final = 1_000
+_EXIT_SECONDS: Final = 3.0  # for which a process that ends without close() waits for the database
 _NAMES: Final = 50  # whose holders and queues one transaction reads
 log = logging.getLogger("lease_locks")
 
@@ -73,7 +75,9 @@ class LeaseManager:
         self._pinned = False
         self.damaged: dict[bytes, DamagedRowError] = {}  # rows that a listing found and can't read, by their keys
         self._before_close: weakref.WeakSet[Any] = weakref.WeakSet()
-        weakref.finalize(self, _let_go, self.session)
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+        weakref.finalize(self, _let_go, self.session, self._at_exit).atexit = False
         self._live_id = self.session.sid.hex()
         _LIVE[self._live_id] = self
 
@@ -107,6 +111,7 @@ class LeaseManager:
 
         Where the database doesn't answer within about 10 s it raises `TransactionTimedOut`, and the leases expire.
         """
+        atexit.unregister(self._at_exit)
         if self.session.forked:
             return
         for closed_before in list(self._before_close):
@@ -200,9 +205,14 @@ class LeaseManager:
         with self.acquire(name, timeout, **options) as lease:
             yield lease
 
-    def alock(self, name: str, timeout: float | None = None, **options: Any) -> AsyncLock:
-        """`async with locks.alock("name", timeout=30) as lease:`; waiting takes no thread."""
-        return AsyncLock(functools.partial(loops.acquire, self.session, name, timeout, **options))
+    def alock(
+        self, name: str, timeout: float | None = None, *, cancel_on_loss: bool = False, **options: Any
+    ) -> AsyncLock:
+        """`async with locks.alock("name", timeout=30) as lease:`; waiting takes no thread.
+
+        `cancel_on_loss`: a block whose lease is lost is cancelled where it awaits, and ends with `LeaseLost`.
+        """
+        return AsyncLock(functools.partial(loops.acquire, self.session, name, timeout, **options), cancel_on_loss)
 
     # --- remotes and readers
 
@@ -322,7 +332,20 @@ def reach(url: str, cluster: str, ttl: float, identity: bytes | None) -> LeaseMa
     return manager
 
 
-def _let_go(session: Session) -> None:
+def _let_go(session: Session, at_exit: Any) -> None:
     """The manager was dropped without close(): stop renewing, so that its leases expire."""
+    atexit.unregister(at_exit)
     if not session.forked:
         session.abandon()
+
+
+def _close_at_exit(reference: weakref.ref[LeaseManager]) -> None:
+    """The process ends by itself, without close(): others needn't wait for what it held to expire."""
+    manager = reference()
+    if manager is None or manager.session.exiting:
+        return
+    manager.session.close_seconds = min(manager.session.close_seconds, _EXIT_SECONDS)
+    try:
+        manager.close()
+    except Exception as error:
+        log.warning("leases of this process expire by themselves: they could not be released at its exit: %s", error)

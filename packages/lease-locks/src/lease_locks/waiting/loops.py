@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -218,23 +218,3 @@ async def _pause(db: Any, step: Pause) -> None:
     finally:
         for watch in watches:
             watch.cancel()
-
-
-class AsyncLock:
-    """`async with`: an acquisition by whoever enters it, several tasks at once included."""
-
-    def __init__(self, acquire: Callable[[], Awaitable[Lease]]) -> None:
-        self._acquire = acquire
-        self._entered: list[tuple[Any, Lease]] = []  # by which task
-
-    async def __aenter__(self) -> Lease:
-        lease = await self._acquire()
-        self._entered.append((asyncio.current_task(), lease))
-        return lease
-
-    async def __aexit__(self, *error: Any) -> None:
-        task = asyncio.current_task()
-        own = [entry for entry in self._entered if entry[0] is task]  # none where another one leaves than entered
-        entry = (own or self._entered)[-1]
-        self._entered.remove(entry)
-        await in_thread(entry[1].__exit__, *error)
