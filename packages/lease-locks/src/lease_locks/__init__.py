@@ -3,6 +3,7 @@
 from lease_locks.aio import AsyncLeaseManager
 from lease_locks.clearing import AbandonedLeases, OldHistories
 from lease_locks.duties import Duties, Duty, DutyReport, duty_reports
+from lease_locks.election import LeaderElection, Term
 from lease_locks.errors import (
     AcquireTimeout,
     CannotMaintainLock,
@@ -47,6 +48,7 @@ __all__ = [
     "ForkedLeaseError",
     "InvocationCancelled",
     "InvocationTimedOut",
+    "LeaderElection",
     "Lease",
     "LeaseError",
     "LeaseEvent",
@@ -71,6 +73,7 @@ __all__ = [
     "RemoteTraceback",
     "RequiredResultNotFound",
     "Shell",
+    "Term",
     "Unmemoized",
     "UnpicklableResult",
     "Waiter",
