@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -332,18 +333,25 @@ def test_runs_inspect_summarize_diff_invalidate(command: Command, locks: LeaseMa
     (run,) = json.loads(command("runs", "--json")[1])
     counts = {kind: run[kind] for kind in ("calls", "executed", "hit", "awaited", "failed")}
     assert counts == {"calls": 6, "executed": 3, "hit": 3, "awaited": 0, "failed": 1}
+    assert 0 < run["computed_seconds"] < 60
+    assert run["started_at"] <= run["last_at"]
     by_function = {row["function"]: row for row in json.loads(command("summarize", run["run"], "--json")[1])}
     assert by_function["memo_functions--square"]["invocations"] == 2
     assert by_function["memo_functions--square"]["calls"] == 5
     assert by_function["memo_functions--fails"]["failed"] == 1
+    assert sum(row["computed_seconds"] for row in by_function.values()) == pytest.approx(
+        run["computed_seconds"], abs=0.01
+    )
     assert command("summarize", "no-such-run")[0] == 3
 
     left, right = (bind("demo", functions.square, (x, str(marks)), {}).memo.uri for x in (3, 4))
     shown = json.loads(command("inspect", left, "--json")[1])
     assert {a["parameter"]: a["value"] for a in shown["arguments"]} == {"x": "3", "folder": repr(str(marks))}
     assert [a["state"] for a in shown["attempts"]] == ["ok"]
+    assert all(0 <= a[part] < 60 for a in shown["attempts"] for part in ("pending_seconds", "ran_seconds"))
     assert shown["result"]["error"] == ""
     assert "x = 3" in command("inspect", left)[1]
+    assert re.search(r"^attempt .* pending [\d.e-]+ s ran [\d.e-]+ s", command("inspect", left)[1], re.MULTILINE)
     code, output = command("diff", left, right, "--json")
     assert (code, json.loads(output)) == (1, [{"what": "x", "left": "3", "right": "4"}])
     assert command("diff", left, left)[0] == 0

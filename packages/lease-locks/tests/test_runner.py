@@ -31,6 +31,7 @@ from lease_locks import (
     subprocess_shell,
 )
 from lease_locks.grants.tokens import FencingToken
+from lease_locks.memo.counting import MICROSECONDS
 from lease_locks.memo.functions import bind
 from lease_locks.waiting import threads
 
@@ -54,7 +55,8 @@ def counts(runner: MemoizingPicklingRunner) -> dict[str, int]:
     found: dict[str, int] = {}
     for _, _, page in runner.rows.runs(runner.locks.db, runner.run_id):
         for (_, kind), count in page.items():
-            found[kind] = found.get(kind, 0) + count
+            if kind != MICROSECONDS:
+                found[kind] = found.get(kind, 0) + count
     return found
 
 

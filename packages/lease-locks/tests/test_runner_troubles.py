@@ -32,6 +32,7 @@ from lease_locks import (
 from lease_locks.cli import memos
 from lease_locks.errors import MemoUriError
 from lease_locks.memo import remote
+from lease_locks.memo.counting import MICROSECONDS
 from lease_locks.memo.functions import bind, load_failure
 from lease_locks.memo.rows import Memo, invalidate
 
@@ -57,6 +58,7 @@ def counts(runner: MemoizingPicklingRunner) -> dict[str, int]:
     for _, _, page in runner.rows.runs(runner.locks.db, runner.run_id):
         for (_, kind), count in page.items():
             found[kind] += count
+    del found[MICROSECONDS]
     return dict(found)
 
 

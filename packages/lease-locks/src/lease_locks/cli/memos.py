@@ -27,6 +27,7 @@ from lease_locks.cli.opening import look_into
 from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.grants.info import wall_time
 from lease_locks.locks import LeaseManager
+from lease_locks.memo.counting import MICROSECONDS
 from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri
 
 UriArgument = Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST")]
@@ -40,7 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command("diff")(diff)
 
 
-def _totals(counts: dict[Any, int]) -> dict[str, int]:
+def _totals(counts: dict[Any, int]) -> dict[str, float]:
     totals: Counter[str] = Counter()
     for (_, kind), count in counts.items():
         totals[kind] += count
@@ -51,6 +52,7 @@ def _totals(counts: dict[Any, int]) -> dict[str, int]:
         "hit": hit,
         "awaited": awaited,
         "failed": totals["failed"],
+        "computed_seconds": round(totals[MICROSECONDS] / 1e6, 3),
     }
 
 
@@ -70,14 +72,15 @@ def list_runs(
                 "by": record.by if record else "",
                 "command": record.command if record else "",
                 "started_at": wall_time(record.started_us) if record else None,
+                "last_at": wall_time(record.counted_us) if record and record.counted_us else None,
                 **_totals(counts),
             }
         )
-    columns = ["run", "by", "command", "calls", "executed", "hit", "awaited", "failed"]
+    columns = ["run", "by", "command", "calls", "executed", "hit", "awaited", "failed", "computed_seconds"]
     if in_terminal() and not json:
         rows.sort(key=lambda row: row["started_at"].timestamp() if row["started_at"] else 0.0, reverse=True)
         rows = [row | {"by": cut(row["by"], 20)} for row in rows]
-        columns = ["run", "calls", "executed", "hit", "awaited", "failed", "command"]
+        columns = ["run", "calls", "executed", "hit", "awaited", "failed", "computed_seconds", "command"]
     print_rows(
         rows,
         columns,
@@ -118,7 +121,7 @@ def summarize(
     ]
     print_rows(
         rows,
-        ["uri", "invocations", "calls", "executed", "hit", "awaited", "failed"],
+        ["uri", "invocations", "calls", "executed", "hit", "awaited", "failed", "computed_seconds"],
         as_json=json,
         empty="no function was called through a runner",
         flowing="uri",
@@ -199,7 +202,14 @@ def _describe_row(described: dict[str, Any], column: str, data: bytes) -> None:
         row.pop("extra")
         row["failure"] = attempt.failure.error if attempt.failure else ""
         row["writer_id"] = column[4:]
+        row["pending_seconds"] = _between(attempt.invoked_us, attempt.started_us)
+        row["ran_seconds"] = _between(attempt.started_us, attempt.ended_us)
         described["attempts"].append(row)
+
+
+def _between(begin_us: int, end_us: int) -> float | None:
+    """Seconds, by the clocks of whoever wrote the two; None where one hasn't come, or where it can't be so."""
+    return round((end_us - begin_us) / 1e6, 3) if 0 < begin_us <= end_us else None
 
 
 def invocations(locks: LeaseManager, prefix: str) -> list[dict[str, Any]]:
@@ -257,7 +267,9 @@ def inspect(
         say(f"  {argument['parameter']} = {argument['value']}{'' if argument['digest'] else '  (no part of the key)'}")
     for attempt in described["attempts"]:
         note = attempt["failure"] or attempt["note"]
-        say(f"attempt {attempt['writer_id']} {attempt['state']} {attempt['shell']} {attempt['remote']} {note}")
+        said = {"pending": attempt["pending_seconds"], "ran": attempt["ran_seconds"]}
+        times = "".join(f" {word} {seconds:,.3g} s" for word, seconds in said.items() if seconds is not None)
+        say(f"attempt {attempt['writer_id']} {attempt['state']} {attempt['shell']} {attempt['remote']}{times} {note}")
     for kind in ("result", "exception"):
         outcome = described.get(kind)
         if outcome is not None:

@@ -1,4 +1,4 @@
-"""What a process's calls came to, counted exactly: executed, hit, awaited, failed.
+"""What a process's calls came to, counted exactly: executed, hit, awaited, failed; and for how long it waited for what it had computed.
 
 Counts are added up here and written by atomic additions, every second and at exit, in transactions of which it is
 always found out whether they committed; a process that is killed loses at most its last second of hits.
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lease_locks")
 FLUSH_SECONDS: Final = 1.0
+MICROSECONDS: Final = "us"
+"""The kind of count that is a time: from the invocation's beginning to its outcome, of those that this process had computed."""
 _PAGE: Final = 500
 _TIMEOUT_SECONDS: Final = 10.0  # counts are not worth more waiting for a database that doesn't answer
 
@@ -45,10 +47,10 @@ class Counting:
         atexit.register(_at_exit, weakref.ref(self))
         locks.before_close(self)
 
-    def add(self, memo: Memo, kind: str, *, flush: bool = False) -> None:
-        """Count one call."""
+    def add(self, memo: Memo, kind: str, by: int = 1, *, flush: bool = False) -> None:
+        """Count one call, or by how much."""
         with self._mutex:
-            self._counts[memo, kind] += 1
+            self._counts[memo, kind] += by
             if self._thread is None and not flush:
                 self._thread = threading.Thread(target=_flush_later, args=(weakref.ref(self),), daemon=True)
                 self._thread.start()
@@ -70,7 +72,8 @@ class Counting:
 
     def _write(self, tr: Any, page: dict[tuple[Memo, str], int]) -> None:
         command = storable(" ".join(sys.argv[:1])[-200:])
-        record = RunRecord(self._started_us, self._locks.session.by, command, read_version(tr))
+        session = self._locks.session
+        record = RunRecord(self._started_us, session.by, command, read_version(tr), session.clocks.wall_us())
         tr.set(self._rows.run_key(self.run_id), record.encode())
         for (memo, kind), count in page.items():
             self._rows.count(tr, self.run_id, memo, kind, count)

@@ -18,7 +18,7 @@ from lease_locks.grants.tokens import FencingToken
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo import functions
-from lease_locks.memo.counting import Counting
+from lease_locks.memo.counting import MICROSECONDS, Counting
 from lease_locks.memo.departing import Departures
 from lease_locks.memo.remote import InProcess
 from lease_locks.memo.rows import (
@@ -83,6 +83,7 @@ class Orchestrator:
     def _execute(self, call: functions.Call, lease: Lease, adopts: tuple[FencingToken, ...]) -> OutcomeRecord | None:
         """Have the invocation computed under `lease`; None where the lock was lost and another's outcome is to be awaited."""
         keys = self.rows.keys(call.memo)
+        began = self.locks.session.clocks.monotonic()
         self._departures.begin(keys, lease)
         try:
             try:
@@ -107,7 +108,11 @@ class Orchestrator:
             except BaseException:
                 self._departures.leave(keys, lease)  # whatever ends this wait doesn't end the remote
                 raise
-            return self._settle(call, keys, lease, adopts, shell_error)
+            outcome = self._settle(call, keys, lease, adopts, shell_error)
+            if outcome is not None:
+                took = self.locks.session.clocks.monotonic() - began
+                self._counting.add(call.memo, MICROSECONDS, max(1, round(took * 1e6)))
+            return outcome
         finally:
             self._departures.end(lease)
             self._in_process.calls.pop(call.memo.digest, None)

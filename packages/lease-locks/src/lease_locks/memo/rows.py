@@ -6,7 +6,7 @@
     (cluster, "memo", "m", pipeline, function, digest, "att", token) → AttemptRecord, the last 5 grants that called a Shell
     (cluster, "memo", "m", pipeline, function, digest, "wake")       → versionstamp, bumped by every outcome
     (cluster, "memo", "run", run)                                    → RunRecord
-    (cluster, "memo", "run", run, pipeline, function, digest, kind)  → how often (8 bytes, little-endian)
+    (cluster, "memo", "run", run, pipeline, function, digest, kind)  → how often; of `us` µs of computing (8 bytes, little-endian)
 
 `digest` is the SHA-256 of pipeline, function and canonical arguments. Large payloads are content-addressed blobs
 (`fdb_schema.blobs`) whose referrer is the row's key. The lock of an invocation has the name `memo/DIGEST/FUNCTION`.
@@ -127,6 +127,7 @@ class RunRecord(Record):
     by: str = ""
     command: str = ""
     version: int = 0  # of the database when it last counted
+    counted_us: int = 0  # wall clock then, for people
 
 
 @dataclass(frozen=True, slots=True)
