@@ -18,6 +18,8 @@ import pytest
 import typer
 
 import fdb_datamodel as dm
+from fdb_datamodel.coordination.queues import make_queue
+from fdb_datamodel.coordination.semaphores import make_semaphore
 from fdb_datamodel.transitions.limits import set_limit
 from fdb_datamodel.transitions.schedules import put_schedule
 from fdb_schema import ClusterSpace, open_database
@@ -155,6 +157,8 @@ def scene(tmp_path: Path) -> Iterator[Any]:
             run(db, dm.realize_future, space, claim, b"r")
     again = dm.FutureSpec(code=b"x", name="report")
     run(db, set_limit, space, "api", 2, None)
+    run(db, make_queue, space, "jobs", 10)
+    run(db, make_semaphore, space, "api", 2)
     run(db, put_schedule, space, "nightly", "3600", again, nominal=3_600_000_000, due_us=3_600_000_000)
     run_program(db, space, run(db, dm.claim_future, space, FUTURES[3], worker))
     run(db, lambda tr: tr.set(b"a", b"x"), idempotency_id=IdempotencyId(b"order-17"))

@@ -11,8 +11,9 @@ from conftest import seed_params
 from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
-from fdb_datamodel.coordination import events, semaphores
-from fdb_datamodel.coordination.lines import join_line, look_around, put_in_order
+from fdb_datamodel.coordination import events, queues, semaphores
+from fdb_datamodel.coordination.lines import PUTTERS, join_line, look_around, put_in_order
+from fdb_datamodel.coordination.listing import list_shared
 from fdb_datamodel.errors import ClaimLostError
 from fdb_schema import fdb_error_code
 from idempotent_txn import run_committed
@@ -103,6 +104,22 @@ def test_any_order_of_calls_agrees_with_a_count(memory_lab: Lab, seed: int) -> N
             held[session] = []
         assert lab(semaphores.semaphore_status, "s").free == value - sum(map(len, held.values()))
     assert lab.validate() == []
+
+
+def test_they_are_listed_in_pages_with_who_waits(semaphore: Lab) -> None:
+    lab = semaphore
+    for name in ("a", "b", "c"):
+        lab(queues.make_queue, name, 7 if name == "b" else None)
+    lab(queues.put_items, "b", [queues.Item(b"x"), queues.Item(b"y")])
+    lab(queues.get_items, "b", 1, ME, grant=ME)
+    lab(join_line, queues.queue_line("b", PUTTERS), ME)
+    take(lab, b"1")
+    lab(join_line, LINE, OTHER)
+    page, after = lab(list_shared, "queue", "", 2)
+    assert page == [("a", "queue", 0, None, 0, 0, 0), ("b", "queue", 1, 7, 1, 0, 1)]
+    page, after = lab(list_shared, "queue", after, 2)
+    assert (page, after) == ([("c", "queue", 0, None, 0, 0, 0)], None)
+    assert lab(list_shared, "semaphore") == ([("s", "semaphore", 1, 2, 1, 1, 0)], None)
 
 
 def test_an_event_counts_how_often_it_was_set_and_wakes_who_watches(lab: Lab) -> None:

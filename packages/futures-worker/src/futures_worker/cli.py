@@ -23,6 +23,7 @@ from futures_worker.commands.limits import limits_app
 from futures_worker.commands.listing import ls, show, workers
 from futures_worker.commands.output import logs, watch
 from futures_worker.commands.programs import programs_app
+from futures_worker.commands.queues import queues_app
 from futures_worker.commands.schedules import schedules_app
 from futures_worker.commands.secrets import secret_app
 from futures_worker.commands.stacks import stack
@@ -139,6 +140,7 @@ def run(
 app.add_typer(secret_app, name="secret")
 app.add_typer(limits_app, name="limits")
 app.add_typer(programs_app, name="programs")
+app.add_typer(queues_app, name="queues")
 app.add_typer(schedules_app, name="schedules")
 
 for command in (ls, show, watch, errors, workers, top, logs, stack, cancel, retry, timeline):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 from fdb_datamodel.coordination.grants import SUBSPACES
-from fdb_datamodel.coordination.lines import Line, put_in_order, sessions_in
+from fdb_datamodel.coordination.lines import Line, name_in, put_in_order, sessions_in
 from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.space import span
 from fdb_datamodel.transitions.collect import Page
@@ -27,12 +25,9 @@ def shared_page(tr: Transaction, space: ClusterSpace, subspace: str, after: byte
     if not rows:
         return Page(0, None)
     key = rows[0][0]
-    try:
-        name = space[subspace].unpack(key)[0]
-    except (ValueError, IndexError, TypeError, struct.error):
-        name = None
-    if type(name) is not str or not key.startswith(ch.keys.shared(subspace, name)):
-        return Page(0, key + b"\x00")  # no release wrote it
+    name = name_in(ch, subspace, key)
+    if name is None:
+        return Page(0, key + b"\x00")
     seen = sorted(sessions_in(ch, subspace, name))
     rows_of = ch.get_many([ch.keys.session(one) for one in seen], snapshot=True)
     gone = [one for one, row in zip(seen, rows_of, strict=True) if row is None]

@@ -13,6 +13,7 @@ Who takes without waiting asks nobody: lines order those who wait.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +30,7 @@ GETTERS: Final = "getters"
 PUTTERS: Final = "putters"
 LINES: Final = (GETTERS, PUTTERS)
 CLEARED_AT_ONCE: Final = 200
-_KINDS: Final = {"queues": "queue", "semaphores": "semaphore"}
+KINDS: Final = {"queues": "queue", "semaphores": "semaphore"}
 
 
 class Line(NamedTuple):
@@ -40,7 +41,7 @@ class Line(NamedTuple):
     kind: str = GETTERS
 
     def __str__(self) -> str:
-        return f"{_KINDS[self.subspace]} {self.name!r}"
+        return f"{KINDS[self.subspace]} {self.name!r}"
 
 
 class Sight(NamedTuple):
@@ -158,6 +159,15 @@ def put_in_order(
         if back:
             change_size(ch, line, back)
     ch.flush()
+
+
+def name_in(ch: Changes, subspace: str, key: bytes) -> str | None:
+    """The name that a key of queues or semaphores begins with; None: no release wrote it."""
+    try:
+        name = ch.keys.space[subspace].unpack(key)[0]
+    except (ValueError, IndexError, TypeError, struct.error):
+        return None
+    return name if type(name) is str and key.startswith(ch.keys.shared(subspace, name)) else None
 
 
 def sessions_in(ch: Changes, subspace: str, name: str) -> set[bytes]:
