@@ -35,6 +35,7 @@ import fdb_embedded.transaction.state as state
 import fdb_schema.clock as clock
 import futures_worker.client.basis.nested as nested
 import futures_worker.client.basis.options as options
+import futures_worker.client.session.reader as client_reader
 import futures_worker.client.session.session as client_session
 import futures_worker.code.folders as folders
 import futures_worker.database as database
@@ -107,6 +108,7 @@ PROMISES = [
     (f"{FUTURES}/failure-modes.md", r"session is declared dead after (\d+) s", sessions.SESSION_TTL_SECONDS),
     (f"{FUTURES}/observability.md", r"no sign of life for (\d+) s", sessions.SESSION_TTL_SECONDS),
     (f"{FUTURES}/queues.md", r"after (\d+) s without a sign of life", sessions.SESSION_TTL_SECONDS),
+    (f"{FUTURES}/queues.md", r"less often, every (\d+) s at last", client_reader.MOST_LOOK_SECONDS),
     (f"{FUTURES}/queues.md", r"at most ([\d,]+) bytes so", queues.ITEM_BYTES),
     (f"{FUTURES}/queues.md", r"\(up to ([\d,]+) items", queues.MOST_AT_ONCE),
     (f"{FUTURES}/queues.md", r"items, (\d+) kB\)", queues.PUT_BYTES / 1000),

@@ -20,7 +20,7 @@ from fdb_datamodel import declare_session_dead, validate
 from fdb_datamodel.coordination.lines import PUTTERS
 from fdb_datamodel.transitions.sessions import session_sightings
 from fdb_schema import ClusterSpace, MainspringError, OversizeError, open_database
-from futures_worker import ClaimLostError, Client, ResultPickleError, UnknownNameError, durable, step
+from futures_worker import ClaimLostError, Client, ResultPickleError, UnknownNameError
 from idempotent_txn import run
 
 SPACE = ClusterSpace("test")
@@ -394,32 +394,3 @@ def test_a_client_that_is_closed_ends_its_waits(any_db: Any) -> None:
             wait.result(WAIT)
     with pytest.raises(MainspringError, match="closed"):
         jobs.put(1)
-
-
-@durable
-def unrecorded(jobs: Any) -> str:
-    try:
-        jobs.put(1)
-    except MainspringError as error:
-        step(jobs.put, 2)
-        return str(error)
-    return ""
-
-
-def hand_over(jobs: Any, answers: Any) -> None:
-    while (item := jobs.get()) is not None:
-        answers.put(item + 1)
-
-
-def test_tasks_use_it_and_one_that_waits_keeps_no_slot(shared_cluster: Any) -> None:
-    demo = shared_cluster(workers=1, slots=1)
-    client = demo.client()
-    jobs, answers = client.queue("jobs"), client.queue("answers")
-    waits = client.submit(hand_over, jobs, answers)
-    client.submit(jobs.put_many, [1, 2, None]).result(timeout=WAIT)
-    assert waits.result(timeout=WAIT) is None
-    assert answers.get_many(2) == [2, 3]
-    said = client.submit(unrecorded, jobs).result(timeout=WAIT)
-    assert "put of queue 'jobs' inside of program" in said and "do it in a step" in said
-    assert jobs.get_nowait() == 2
-    demo.check()

@@ -16,8 +16,8 @@ from conftest import seed_params
 from coordination_lab import SPACE, WAIT, Counted, Process, until, waiting
 
 from fdb_datamodel import close_session, validate
-from fdb_schema import MainspringError, open_database
-from futures_worker import ClaimLostError, Client, UnknownNameError, durable
+from fdb_schema import open_database
+from futures_worker import ClaimLostError, Client, UnknownNameError
 from idempotent_txn import run
 
 
@@ -221,40 +221,3 @@ def test_who_waits_goes_on_also_where_the_event_is_cleared_at_once(client: Clien
         event.set()
         event.clear()
         assert wait.result(WAIT)
-
-
-def count_up(semaphore: Any, go: Any, path: str) -> int:
-    go.wait()
-    with semaphore, open(path, "r+") as file:
-        found = int(file.read() or 0) + 1
-        file.seek(0)
-        file.write(str(found))
-    return found
-
-
-@durable
-def unrecorded(semaphore: Any, event: Any) -> list[str]:
-    said = []
-    for use in (semaphore.acquire, event.set):
-        try:
-            use()
-        except MainspringError as error:
-            said.append(str(error))
-    return said
-
-
-def test_tasks_use_them_and_those_that_wait_keep_no_slot(shared_cluster: Any, tmp_path: Any) -> None:
-    demo = shared_cluster(workers=1, slots=1)
-    client = demo.client()
-    one, go = client.semaphore("one", 1), client.event("go")
-    path = tmp_path / "count"
-    path.touch()
-    counts = [client.submit(count_up, one, go, str(path)) for _ in range(4)]
-    client.submit(go.set).result(timeout=WAIT)
-    assert sorted(count.result(timeout=WAIT) for count in counts) == [1, 2, 3, 4]
-    assert one.available() == 1
-    said = client.submit(unrecorded, one, go).result(timeout=WAIT)
-    assert (
-        "acquire of semaphore 'one' inside of program" in said[0] and "set of event 'go' inside of program" in said[1]
-    )
-    demo.check()

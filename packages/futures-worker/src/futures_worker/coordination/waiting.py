@@ -69,15 +69,15 @@ class Pauses:
         self._stopped = stopped
         self._began = time.monotonic()
 
-    def wait(self, watch: Any) -> bool:
-        """Whether the watch fired. Raises Stopped, and MainspringError once the client is closed."""
+    def wait(self, watch: Any, most: float = float("inf")) -> bool:
+        """Whether the watch fired, within `most` seconds. Raises Stopped, and MainspringError once the client is closed."""
         now = time.monotonic()
         rest = rest_between_looks(now - self._began) * random.uniform(0.8, 1.2)
         waiting = Watch(watch)
         fired = False
         try:
             self.check()
-            fired = waiting.wait(max(0.0, min(self._nested.look(rest, now), remaining(self._deadline))))
+            fired = waiting.wait(max(0.0, min(self._nested.look(rest, now), remaining(self._deadline), most)))
             self.check()
         finally:
             if not fired:
@@ -234,7 +234,7 @@ class _Standing:
             if remaining(deadline) <= 0:
                 sight.watch.cancel()
                 return None
-            try_it = pauses.wait(sight.watch)
+            try_it = pauses.wait(sight.watch, LOOK_SECONDS if sight.there else float("inf"))
 
     def _join(self) -> bytes | None:
         _, place = ask_stamped(self._context.db, join_line, self._context.space, self._line, self._session.id)
