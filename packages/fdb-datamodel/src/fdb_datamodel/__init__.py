@@ -119,6 +119,7 @@ from fdb_datamodel.transitions.workers import (
     sightings,
     unregister_worker,
 )
+from fdb_datamodel.trial import TrialCommits
 from fdb_datamodel.validate import validate
 from fdb_datamodel.views.actor_listing import ActorStatus, list_actors
 from fdb_datamodel.views.census import Counted, census_page, recount
@@ -177,6 +178,7 @@ __all__ = [
     "Shape",
     "TaskOutput",
     "Transition",
+    "TrialCommits",
     "UnknownFutureError",
     "UnknownNameError",
     "Violation",

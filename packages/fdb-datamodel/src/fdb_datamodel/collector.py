@@ -23,6 +23,7 @@ from fdb_datamodel.transitions.sessions import (
     session_sightings,
 )
 from fdb_datamodel.transitions.workers import list_forgotten, reap
+from fdb_datamodel.trial import TrialCommits
 from fdb_schema import ClusterSpace, Database
 from fdb_schema.database import as_database
 from idempotent_txn import run
@@ -86,7 +87,7 @@ class Collector:
         self._tombstones = tombstones
         self._interval = interval
         self._clock = clock
-        self._observer: Observer[SessionSighting] = Observer(session_ttl)
+        self._observer: Observer[SessionSighting] = Observer(session_ttl, TrialCommits(self._db, self._space))
         self._look_seconds = session_ttl / _LOOKS_PER_TTL
         self._next_look = float("-inf")
         self._next_pass = float("-inf")

@@ -19,6 +19,7 @@ from fdb_datamodel import (
     ClusterSpace,
     DamagedFutureError,
     Observer,
+    TrialCommits,
     WorkerId,
     WorkerInfo,
     WorkerSighting,
@@ -42,9 +43,9 @@ TTL_SECONDS: Final = 5.0
 class WorkerObserver(Observer[WorkerSighting]):
     """Remembers since when each worker's counter has stood still."""
 
-    def __init__(self, ttl: float = TTL_SECONDS) -> None:
-        """`ttl`: seconds of the observer's clock without a change of the counter that mean death."""
-        super().__init__(ttl)
+    def __init__(self, ttl: float = TTL_SECONDS, writes: TrialCommits | None = None) -> None:
+        """`ttl`: seconds of the observer's clock without a change of the counter that mean death. `writes`: None trusts the database."""
+        super().__init__(ttl, writes)
 
 
 def process_space() -> str:
@@ -82,7 +83,7 @@ class Caretaker:
         self._db = db
         self._space = space
         self._clock = ClusterClock(space)
-        self._observer = WorkerObserver()
+        self._observer = WorkerObserver(writes=TrialCommits(db, space))
         self._told = False
 
     def look(self, now: float) -> list[WorkerId]:

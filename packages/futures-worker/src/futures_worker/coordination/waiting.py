@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from fdb_datamodel import SESSION_TTL_SECONDS, Observer, declare_session_dead
+from fdb_datamodel import SESSION_TTL_SECONDS, Observer, TrialCommits, declare_session_dead
 from fdb_datamodel.coordination.lines import (
     GETTERS,
     Line,
@@ -101,8 +101,9 @@ def pausing(context: ClientContext, deadline: float | None, stopped: Callable[[]
 class _Judge:
     """Judges, of what one in a line sees at each look, who is dead, and who doesn't take what is there for it."""
 
-    def __init__(self) -> None:
-        self._observer: Observer[SessionSighting] = Observer(SESSION_TTL_SECONDS)
+    def __init__(self, context: ClientContext) -> None:
+        trial = TrialCommits(context.db, context.space)
+        self._observer: Observer[SessionSighting] = Observer(SESSION_TTL_SECONDS, trial)
         self._head = b""
         self._since = 0.0
 
@@ -202,7 +203,7 @@ class _Standing:
         self._session = session
         self.place: bytes | None = None
         self._attempt = attempt
-        self._judge = _Judge()
+        self._judge = _Judge(context)
 
     def wait(self, pauses: Pauses, deadline: float | None, *, at_once: bool) -> Any:
         """See `wait_in_line`. `at_once`: there may be something already."""

@@ -14,7 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fdb_datamodel import WorkerId, WorkerSighting, WorkerStatus, advance, declare_dead, how_late, reap, run_apart
+from fdb_datamodel import (
+    TrialCommits,
+    WorkerId,
+    WorkerSighting,
+    WorkerStatus,
+    advance,
+    declare_dead,
+    how_late,
+    reap,
+    run_apart,
+)
 from fdb_schema import ClusterClock, ClusterSpace, fdb_error_code
 from fdb_schema.clock import ADVANCE_SECONDS, MICROSECONDS
 from futures_worker.liveness import TTL_SECONDS, WorkerObserver, find_dead, see_workers, worker_gone
@@ -60,7 +70,7 @@ class Housekeeping:
         self._space = space
         self._monotonic = monotonic
         self._clock = ClusterClock(space, monotonic=monotonic)
-        self._observer = WorkerObserver(ttl)
+        self._observer = WorkerObserver(ttl, TrialCommits(db, space))
         self._ttl = ttl
         self._look_seconds = ttl / LOOKS_PER_TTL
         self._next_look = 0.0
