@@ -182,22 +182,28 @@ class Interruption:
 
 @contextmanager
 def arrivals(
-    number: int, chosen: Callable[[CodeType], bool], raises: type[BaseException] = KeyboardInterrupt
+    number: int,
+    chosen: Callable[[CodeType], bool],
+    raises: type[BaseException] = KeyboardInterrupt,
+    handle: Callable[[FrameType], None] | None = None,
 ) -> Iterator[Interruption]:
-    """Within, SIGINT arrives at the `number`-th place of the code that is `chosen`, and its handler `raises`."""
+    """Within, SIGINT arrives at the `number`-th place of the code that is `chosen`, and its handler `raises`, or calls `handle`."""
     this = Interruption(number)
 
     def handler(_signal: int, frame: FrameType | None) -> None:
         stop()
         if not this.where:
             this.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else "?"
+            at = frame
             while frame is not None and not chosen(frame.f_code):
                 frame = frame.f_back
             this.lost = frame is None  # the instruction called no Python, and nothing did after it
-            if not this.lost:
+            if at is not None and handle is not None:
+                handle(at)
+            elif not this.lost:
                 raise raises
 
-    def at(code: CodeType, offset: int) -> bool:
+    def reached(code: CodeType, offset: int) -> bool:
         if offset in _places_of(code):
             this.passed += 1
         return this.passed > number
@@ -205,7 +211,7 @@ def arrivals(
     before = signal.signal(signal.SIGINT, handler)
     try:
         with _lost_in_destructors(this, raises):
-            stop = _interrupted(chosen, at)
+            stop = _interrupted(chosen, reached)
             try:
                 yield this
             finally:

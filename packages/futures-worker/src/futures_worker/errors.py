@@ -26,6 +26,8 @@ __all__ = [
     "OutOfMemoryError",
     "OversizeError",
     "ResultPickleError",
+    "SoftTimeLimitExceeded",
+    "TaskCancelled",
     "TaskUnpickleError",
     "UnknownFutureError",
     "UnknownNameError",
@@ -79,6 +81,17 @@ class UnschedulableError(FutureFailedError):
 
 class FutureTimeoutError(FutureFailedError, TimeoutError):
     """One of the future's own time limits (`timeout=` of submit) passed; it is Failed."""
+
+
+class SoftTimeLimitExceeded(MainspringError):
+    """Raised in a task that ran for its `soft_timeout`: it may clean up, or return what it has, until its `timeout` ends it."""
+
+
+class TaskCancelled(KeyboardInterrupt):
+    """Raised in a task whose future was cancelled with a grace, as Ctrl-C in a script: it may clean up until it is killed.
+
+    What it returns or raises is dropped. In a coroutine it is `asyncio.CancelledError`. `except Exception` doesn't catch it.
+    """
 
 
 class NondeterministicProgram(MainspringError):

@@ -42,17 +42,19 @@ EDGES_PER_TRANSACTION = 1024
 BYTES_PER_TRANSACTION = 300_000  # of values that are written for listeners: a transaction stays under 1 MB
 
 
-def fail_for_good(ch: Changes, f: FutureRows, failure: Failure, *, tell_worker: bool = False) -> None:
+def fail_for_good(
+    ch: Changes, f: FutureRows, failure: Failure, *, tell_worker: bool = False, grace: float = 0.0
+) -> None:
     """Any unfinished future → Failed (rows `fail_future`, `cancel_future`, `expire_future`, `settle_edge`).
 
-    `tell_worker`: the worker that runs it doesn't know yet and is mailed "cancel".
+    `tell_worker`: the worker that runs it doesn't know yet and is mailed "cancel"; its task has `grace` seconds to end.
     """
     failure = dataclasses.replace(failure, attempt=failure.attempt or f.attempts, wall_us=failure.wall_us or ch.wall_us)
     if not failure.chain:
         failure = dataclasses.replace(failure, epoch=f.epoch)
     running_on = withdraw(ch, f)
     if running_on is not None and tell_worker:
-        ch.send(running_on.incarnation, f.id, "cancel", None, f.epoch)
+        ch.send(running_on.incarnation, f.id, "cancel", codec.pack(float(grace)) if grace else None, f.epoch)
     write_failure(ch, f, failure)
 
 

@@ -94,18 +94,23 @@ def send_event(tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, na
 
 
 def cancel_program(
-    tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, grace: float | None = None
+    tr: Transaction,
+    space: ClusterSpace,
+    future_id: UUID | bytes,
+    grace: float | None = None,
+    task_grace: float = 0.0,
 ) -> FutureState:
     """Tell a program that it is to end (row `cancel_program`), and end it after `grace` seconds of the cluster clock; its state now.
 
     Its next request raises, so that it can undo what it did; one that is away comes back for that. One that never began, any
-    other future, and with `grace` 0 any program, is cancelled at once. Again: another `grace` counts as well.
+    other future, and with `grace` 0 any program, is cancelled at once; the task of what is no program, if it runs, has
+    `task_grace` seconds to clean up. Again: another `grace` of a program counts as well.
     Raises UnknownFutureError, FutureDeletedError.
     """
     ch = Changes(tr, space)
     f = ch.load_existing(as_id(future_id))
     if f.ended or not f.option("durable") or not f.begun or grace == 0:
-        return cancel_future(tr, space, f.id)
+        return cancel_future(tr, space, f.id, grace=task_grace)
     key = ch.keys.program_row(f.e, "cancel")
     row = ch.get_many([key])[0]
     if row is None or codec.unpack_ints(row, 2)[0] != f.epoch:

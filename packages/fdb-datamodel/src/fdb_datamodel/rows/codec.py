@@ -348,6 +348,17 @@ def unpack_mail(value: bytes) -> list[tuple[bytes, str, bytes | None, int]]:
     return entries
 
 
+@_reader("the grace of a cancelled task")
+def unpack_seconds(value: bytes | None) -> float:
+    """Seconds; 0 where there is nothing."""
+    if value is None:
+        return 0.0
+    seconds = unpack(value)
+    if type(seconds) is not float or not 0 <= seconds < float("inf"):
+        raise TypeError("no number of seconds")
+    return seconds
+
+
 # --- failures
 
 

@@ -273,6 +273,7 @@ class MailEntry(NamedTuple):
     """One message of a mailbox. To a client: a future ended. To a worker: `kind` "cancel", "free" or "late". To who hears of output: "output".
 
     kind: "realized" | "failed" | "cancel" | "free" | "late" (its queue timeout passed: give it back unless it began). result: with "realized" and "free" (what to free).
+    grace: with "cancel", seconds that the task has to clean up.
     """
 
     id: bytes
@@ -280,6 +281,7 @@ class MailEntry(NamedTuple):
     result: FutureResult | None = None
     failure: Failure | None = None
     epoch: int = 0
+    grace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

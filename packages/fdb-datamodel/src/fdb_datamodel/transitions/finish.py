@@ -132,19 +132,26 @@ def relinquish_claim(tr: Transaction, space: ClusterSpace, claim: Claim, reason:
 
 
 def cancel_future(
-    tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, failure: Failure | None = None
+    tr: Transaction,
+    space: ClusterSpace,
+    future_id: UUID | bytes,
+    failure: Failure | None = None,
+    *,
+    grace: float = 0.0,
 ) -> FutureState:
     """Fail an unfinished future for good (row `cancel_future`), by default with reason "cancelled"; its state now.
 
     A Realized or Failed future is left as it is. A running one's worker is told by its mailbox ("cancel"); its outcome,
-    if it comes, is stale. Raises UnknownFutureError, FutureDeletedError.
+    if it comes, is stale. `grace`: seconds that its task, if it runs, has to clean up before its process is killed; of a
+    program none. Raises UnknownFutureError, FutureDeletedError.
     """
     ch = Changes(tr, space)
     f = ch.load_existing(as_id(future_id))
     if f.realized:
         return FutureState.realized
     if not f.failed:
-        fail_for_good(ch, f, failure or Failure("cancelled", f"future {show_id(f.id)} was cancelled"), tell_worker=True)
+        why = failure or Failure("cancelled", f"future {show_id(f.id)} was cancelled")
+        fail_for_good(ch, f, why, tell_worker=True, grace=0.0 if f.option("durable") else grace)
         finish(ch)
     return FutureState.failed
 

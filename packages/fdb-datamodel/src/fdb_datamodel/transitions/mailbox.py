@@ -102,6 +102,8 @@ def _entries(value: bytes) -> list[MailEntry]:
         kind = intern(kind)
         if kind == "failed":
             entries.append(MailEntry(future_id, kind, None, codec.unpack_failure(what or b""), epoch))
+        elif kind == "cancel":
+            entries.append(MailEntry(future_id, kind, None, None, epoch, codec.unpack_seconds(what)))
         else:
             result = None if what is None else codec.unpack_latest_result(what)
             entries.append(MailEntry(future_id, kind, result, None, epoch))

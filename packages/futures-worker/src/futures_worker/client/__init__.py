@@ -1,7 +1,7 @@
 """The client side: submit functions as futures, wait for them, get their results."""
 
 from futures_worker.client.actors import Actor
-from futures_worker.client.ambient import current_client, current_future_id
+from futures_worker.client.ambient import cancel_requested, current_client, current_future_id
 from futures_worker.client.basis.diagnosis import LargeArgumentWarning, LongWaitWarning
 from futures_worker.client.basis.options import submit_options
 from futures_worker.client.bound import BoundOptions
@@ -37,6 +37,7 @@ __all__ = [
     "WorkerPoolShell",
     "WorkerRow",
     "as_completed",
+    "cancel_requested",
     "current_client",
     "current_future_id",
     "gather",

@@ -27,7 +27,7 @@ class Call(Future[T]):
 
     __slots__ = ()
 
-    def cancel(self, children: bool = True, grace: float = 0.0) -> bool:
+    def cancel(self, children: bool = True, grace: float | None = None) -> bool:
         """Keep the call from beginning; True if it never will, as far as is known within a second.
 
         One that runs isn't stopped: its actor goes on, and so does what it submitted.

@@ -8,9 +8,10 @@ from fdb_schema import MainspringError
 from futures_worker.client.client import Client, attach_client, client_over
 from futures_worker.client.context import current_context, home_of
 from futures_worker.client.future import attach_future
+from futures_worker.worker.child import interrupts
 from futures_worker.worker.child.task_context import current_task
 
-__all__ = ["attach_client", "attach_future", "current_client", "current_future_id", "home_of"]
+__all__ = ["attach_client", "attach_future", "cancel_requested", "current_client", "current_future_id", "home_of"]
 
 
 def current_client() -> Client:
@@ -32,3 +33,12 @@ def current_future_id() -> UUID:
     if task is None or task.actor:
         raise MainspringError("current_future_id() is of a task: nothing that a worker runs as one runs here")
     return task.future_id
+
+
+def cancel_requested() -> bool:
+    """Whether the future of the task that runs here was cancelled with a grace: it is to end soon, or it is killed.
+
+    For loops that want to stop where it suits them, in any thread of the task and in what it forks: reads a few bytes of memory.
+    False where no task runs. A program is told by its requests instead.
+    """
+    return interrupts.cancel_requested()

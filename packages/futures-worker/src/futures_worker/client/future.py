@@ -12,6 +12,7 @@ from fdb_datamodel import MailEntry
 from futures_worker.client.basis import untouched
 from futures_worker.client.basis.html import panel
 from futures_worker.client.basis.off_loop import in_thread
+from futures_worker.client.basis.options import grace_of
 from futures_worker.client.basis.program import current_program
 from futures_worker.client.basis.record import FutureHandle, FutureRecord
 from futures_worker.client.context import Home, home_of
@@ -25,7 +26,6 @@ from futures_worker.streams import StreamedItems
 
 T = TypeVar("T")
 A = TypeVar("A")
-GRACE_SECONDS = 30.0
 """That a program which is cancelled has to undo what it did."""
 
 
@@ -162,20 +162,24 @@ class Future(FutureHandle, Generic[T]):
         """Whether the future ended because it was cancelled. Doesn't wait."""
         return self.done() and isinstance(self._exception(), CancelledError)
 
-    def cancel(self, children: bool = True, grace: float = GRACE_SECONDS) -> bool:
+    def cancel(self, children: bool = True, grace: float | None = None) -> bool:
         """Cancel the future unless it ended; True if it is cancelled now.
 
         A queued future never runs; a running one is stopped with every process that it started, and what it would have
-        returned is dropped. A program is told first: its next request raises CancelledError, so that it can undo what it did,
-        and it is stopped `grace` seconds later. `children`: also what its task submitted and hasn't ended, and what those did.
+        returned is dropped. With a `grace` its task may clean up: `TaskCancelled` is raised in it (in a coroutine asyncio's
+        CancelledError), `cancel_requested()` is True there, and it is stopped so many seconds later; the future is cancelled
+        at once all the same. A program is told first in any case: its next request raises CancelledError, so that it can undo
+        what it did, and it is stopped `grace` seconds later (30). `children`: also what its task submitted and hasn't ended,
+        and what those did, with the same grace.
         """
+        grace = grace_of(grace)
         self._make_durable()
         session = self._home()
         if session.cancel(self._record.id, children, grace):
             if self._record.entry is None:
                 self._await_end(session, None, None)
             if children:
-                session.cancel_children(self._record.id)
+                session.cancel_children(self._record.id, grace)
         return self.cancelled()
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:

@@ -18,9 +18,10 @@ from fdb_schema.serving.logs import printable
 from futures_worker.client.actor_call import CANCEL_SECONDS, Call
 from futures_worker.client.actors import Actor, actor_id
 from futures_worker.client.basis.diagnosis import clusters, start_hint
+from futures_worker.client.basis.options import grace_of
 from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.context import ClientContext
-from futures_worker.client.future import GRACE_SECONDS, Future, known_in_its_session, record_of
+from futures_worker.client.future import Future, known_in_its_session, record_of
 from futures_worker.client.session.forwarding import OutputForwarding, OutputLine
 from futures_worker.client.session.session import check_timeout
 from futures_worker.client.waiting.waits import check_futures, wait
@@ -112,8 +113,9 @@ def retry(context: ClientContext, future: Meant) -> bool:
     return acted.done
 
 
-def cancel(context: ClientContext, chosen: Iterable[Future[Any]], children: bool) -> int:
+def cancel(context: ClientContext, chosen: Iterable[Future[Any]], children: bool, grace: float | None) -> int:
     """See `Client.cancel`."""
+    grace = grace_of(grace)
     listed = check_futures([chosen] if isinstance(chosen, Future) else chosen, "cancel")
     context().flush()
     failed: list[Future[Any]] = []
@@ -125,13 +127,13 @@ def cancel(context: ClientContext, chosen: Iterable[Future[Any]], children: bool
         session, record = known_in_its_session(future)
         with contextlib.suppress(FutureDeletedError):  # the others are meant all the same
             session.make_known([record.id])
-            if session.cancel(record.id, children, GRACE_SECONDS):
+            if session.cancel(record.id, children, grace):
                 failed.append(future)
     wait(failed)
     if children:
         for future in failed:
             session, record = known_in_its_session(future)
-            session.cancel_children(record.id)
+            session.cancel_children(record.id, grace)
     wait(asked, timeout=CANCEL_SECONDS)
     return sum(future.cancelled() for future in failed)
 
@@ -281,12 +283,12 @@ class ClientOperations:
         """
         return retry(self._context, future)
 
-    def cancel(self, futures: Iterable[Future[Any]], *, children: bool = True) -> int:
-        """Cancel futures that haven't ended, as `Future.cancel`, and return once none of them runs; how many are cancelled now.
+    def cancel(self, futures: Iterable[Future[Any]], *, children: bool = True, grace: float | None = None) -> int:
+        """Cancel futures that haven't ended, as `Future.cancel`, and return once all of them have ended; how many are cancelled now.
 
         Calls of actors are kept from beginning: one that runs goes on, and what is known of them after a second is counted.
         """
-        return cancel(self._context, futures, children)
+        return cancel(self._context, futures, children, grace)
 
     def logs(self, future: Meant, attempt: int | None = None) -> str:
         """What a future's task printed, to its standard output and error: the end of it, of its last attempts or of one.

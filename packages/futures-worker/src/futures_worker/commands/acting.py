@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
@@ -60,6 +61,10 @@ def cancel(
     since: SinceOption = None,
     sort: _Sort = None,
     limit: _Limit = None,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="That running tasks have to clean up; programs have none here."),
+    ] = 0.0,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,7 +74,7 @@ def cancel(
     """
     states = frozenset(FutureState) - _ENDED
     which = _Chosen(states, futures, (name, reason, since), sort, limit)
-    _act(cancel_one, "cancelled", "had ended before", which, db, cluster, dry_run, as_json)
+    _act(partial(cancel_one, grace=grace), "cancelled", "had ended before", which, db, cluster, dry_run, as_json)
 
 
 def retry(

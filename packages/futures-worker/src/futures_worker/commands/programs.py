@@ -24,7 +24,7 @@ from fdb_schema.cli import (
 )
 from fdb_schema.errors import EXIT_USAGE
 from futures_worker.client.client import Client
-from futures_worker.client.future import GRACE_SECONDS
+from futures_worker.client.session.queries import PROGRAM_GRACE_SECONDS
 from futures_worker.commands.choosing import IdArgument, cut, parse_id, resolve_id, short_ids
 from futures_worker.commands.listing import future_row, future_times
 from futures_worker.commands.opening import find_future, look_into, nothing
@@ -119,7 +119,9 @@ def cancel(
     program: IdArgument,
     db: DbOption = None,
     cluster: ClusterOption = DEFAULT_CLUSTER,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds that it has to undo what it did.")] = GRACE_SECONDS,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that it has to undo what it did.")
+    ] = PROGRAM_GRACE_SECONDS,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a program and what it asked for, and wait for its end: its next request raises CancelledError. Fails if it had

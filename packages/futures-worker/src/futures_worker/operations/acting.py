@@ -24,9 +24,12 @@ class Acted(NamedTuple):
     epoch: int = 0
 
 
-def cancel_one(database: Any, space: ClusterSpace, future_id: UUID) -> Acted:
-    """Cancel a future that hasn't ended; done where it is cancelled now, by this or before. Raises UnknownFutureError, FutureDeletedError."""
-    state: FutureState = ask(database, cancel_future, space, future_id)
+def cancel_one(database: Any, space: ClusterSpace, future_id: UUID, grace: float = 0.0) -> Acted:
+    """Cancel a future that hasn't ended; done where it is cancelled now, by this or before. `grace`: seconds that its task has to clean up.
+
+    Raises UnknownFutureError, FutureDeletedError.
+    """
+    state: FutureState = ask(database, cancel_future, space, future_id, grace=grace)
     if state is not FutureState.failed:
         return Acted(state, False)
     failure = ask(database, describe_future, space, future_id, strategy="off").failure

@@ -67,6 +67,11 @@ FAIL_SHORT: Final = 3
 FAIL_NO_ROOM: Final = 4
 """The same of a task that ran and whose result found no room."""
 
+CANCEL: Final = 0
+"""Why a task is interrupted: it was cancelled, and may clean up. Told through the template, see `interrupts`."""
+LIMIT: Final = 1
+"""Its soft limit has passed."""
+
 MOST_KEPT: Final = 256
 """Inline results that a child keeps for tasks that take them."""
 MOST_AWAITED: Final = 64

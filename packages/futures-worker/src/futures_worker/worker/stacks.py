@@ -41,7 +41,7 @@ _STATES: Final = {
     "D": "in the kernel, where no signal reaches it",
     "Z": "dead",
 }
-_CHILD_LOOP: Final = (f"{os.sep}child{os.sep}child_main.py", "_call")
+_CHILD_LOOP: Final = (f"{os.sep}child{os.sep}calling.py", "_call")
 
 
 def answer_requests(directory: str) -> None:

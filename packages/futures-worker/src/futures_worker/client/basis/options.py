@@ -36,6 +36,7 @@ class SubmitOptions:
     queue_timeout: float | None = None
     run_timeout: float | None = None
     total_timeout: float | None = None
+    soft_timeout: float | None = None
     unschedulable_timeout: float | None = None
     locality: Any = None  # a Future, WorkerId, Locality or "ip:port"; resolved when the future is submitted
     name: str = ""
@@ -135,7 +136,7 @@ def _timeout(name: str, value: Any) -> dict[str, Any]:
     return {"run_timeout": _seconds(name, value), "queue_timeout": None, "total_timeout": None}
 
 
-def _unschedulable(name: str, value: Any) -> dict[str, Any]:
+def _optional_seconds(name: str, value: Any) -> dict[str, Any]:
     return {name: _seconds(name, value)}
 
 
@@ -214,6 +215,13 @@ def _locality(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def grace_of(grace: Any) -> float | None:
+    """The grace of a cancel. Raises ValueError for what is none."""
+    if grace is None or _is_pause(grace):
+        return None if grace is None else float(grace)
+    raise ValueError(f"grace is a number of seconds, 0 or more, found {grace!r:.80}")
+
+
 def split_address(address: str) -> tuple[str, int]:
     """(ip, port) of "ip:port"."""
     match = _ADDRESS.fullmatch(address)
@@ -236,7 +244,8 @@ _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
     "max_oom": _count,
     "priority": _priority,
     "timeout": _timeout,
-    "unschedulable_timeout": _unschedulable,
+    "soft_timeout": _optional_seconds,
+    "unschedulable_timeout": _optional_seconds,
     "locality": _locality,
     "name": _text,
     "key": _text,
@@ -248,7 +257,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], dict[str, Any]]]] = {
     "after": _after,
     "at": _at,
     "keep": lambda name, value: {name: None} if value is None else _flag(name, value),
-    "ttl": _unschedulable,
+    "ttl": _optional_seconds,
     "tr": lambda name, value: {"tr": value},
     "env": lambda name, value: {"env": () if value is None else read_variables(value)},
 }

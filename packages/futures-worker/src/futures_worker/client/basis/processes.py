@@ -58,7 +58,8 @@ def flush_others(context: Any, ids: Sequence[bytes]) -> None:
             other.make_known(ids)
 
 
-def _before_fork() -> None:
+def flush_all() -> None:
+    """Before this process forks, or is left without exit handlers: what was submitted is stored."""
     for context in open_contexts():
         try:
             context.flush()
@@ -94,4 +95,4 @@ def _close_before_the_engine() -> None:
     atexit.register(_at_exit)
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=flush_all, after_in_child=_after_fork_in_child)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from fdb_datamodel import (
     ClusterSpace,
@@ -18,6 +18,9 @@ from futures_worker.client.basis.diagnosis import explain
 from futures_worker.client.outcome import Status
 from futures_worker.database import ask
 from futures_worker.errors import AuthenticationError, ObjectLostError
+
+PROGRAM_GRACE_SECONDS: Final = 30.0
+"""That a program which is cancelled has to undo what it did, unless another grace is given."""
 
 
 class FutureQueries:
@@ -60,24 +63,28 @@ class FutureQueries:
             return True
 
     def cancel(self, future_id: bytes, children: bool, grace: float | None) -> FutureState:
-        """Cancel it in the database, and what its task submitted; its state now. A program is told, and ends after `grace` seconds:
-        what it submitted is cancelled then.
+        """Cancel it in the database, and what its task submitted; its state now. A program is told, and ends after `grace` seconds
+        (by default 30): what it submitted is cancelled then. Another task has none unless one is given.
         """
-        state: FutureState = ask(self._db, programs.cancel_program, self._space, future_id, grace)
+        own = PROGRAM_GRACE_SECONDS if grace is None else grace
+        state: FutureState = ask(self._db, programs.cancel_program, self._space, future_id, own, grace or 0.0)
         if children and state in (FutureState.failed, FutureState.realized):
-            cancel_children(self._db, self._space, future_id)
+            cancel_children(self._db, self._space, future_id, grace)
         return state
 
 
-def cancel_children(db: Any, space: ClusterSpace, future_id: bytes) -> None:
-    """Cancel what a future's task submitted, what those submitted, and so on; what has ended stays as it is."""
+def cancel_children(db: Any, space: ClusterSpace, future_id: bytes, grace: float | None) -> None:
+    """Cancel what a future's task submitted, what those submitted, and so on; what has ended stays as it is.
+
+    `grace`: seconds that the tasks among them have to clean up.
+    """
     families = [future_id]
     while families:
         parent, last = families.pop(), b""
         while page := ask(db, children_of, space, parent, last, strategy="off"):
             for child in page:
                 try:
-                    ask(db, cancel_future, space, child)
+                    ask(db, cancel_future, space, child, grace=grace or 0.0)
                 except FutureDeletedError:
                     continue
                 families.append(child)

@@ -454,9 +454,9 @@ class Session:
         self.line.interrupt()
         return self._queries.cancel(future_id, children, grace) is not FutureState.realized
 
-    def cancel_children(self, future_id: bytes) -> None:
+    def cancel_children(self, future_id: bytes, grace: float | None = None) -> None:
         """Cancel what its task submitted, once it ended."""
-        cancel_children(self.db, self.space, future_id)
+        cancel_children(self.db, self.space, future_id, grace)
 
     # --- streams ------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from futures_worker.client.basis.spelling import check_keywords
 from futures_worker.client.context import ClientContext
 from futures_worker.client.data import find
 from futures_worker.client.future import Future
-from futures_worker.client.submits.submitting import apply_options
+from futures_worker.client.submits.submitting import apply_options, limit_softly
 from futures_worker.database import ask
 from futures_worker.payload import dump_args_and_names, dump_function
 from futures_worker.schedules.planning import MISSED, first, read_when
@@ -131,6 +131,7 @@ def every(
     code = context.code.within(code, context.setting.of(options.env))
     spec = FutureSpec(CodeDigest(code.digest), data, name=options.name or code.name)
     apply_options(context, options, spec)
+    limit_softly(options, spec)
     name = str(settings.get("name") or code.name)
     if not 0 < len(name) <= 500 or "\0" in name:
         raise ValueError(f"a schedule has a name of 1 to 500 characters, none of them NUL, found {name!r:.80}")

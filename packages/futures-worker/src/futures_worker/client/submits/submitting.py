@@ -24,6 +24,7 @@ from futures_worker.failure import PROGRAM
 from futures_worker.payload import Code, arguments_digest, dump_args_and_names, dump_function
 from futures_worker.worker.child.task_context import current_task
 from futures_worker.worker.child.task_logging import with_log_level
+from futures_worker.worker.soft_timeout import with_soft_timeout
 
 CALLS_PER_REQUEST: Final = 100
 BYTES_PER_REQUEST: Final = 300_000
@@ -108,6 +109,7 @@ def _prepare(
         spec.call_options = tracing.with_trace(spec.call_options)
     if context.log_level is not None:
         spec.call_options = with_log_level(spec.call_options, context.log_level)
+    limit_softly(options, spec)
     own = options.key is None and options.tr is None  # its rows are this session's, and are sure to be
     record = FutureRecord(future_id, name, stored=False, subscribed=own)
     record.streams = isgeneratorfunction(fn) or isasyncgenfunction(fn)
@@ -221,3 +223,15 @@ def apply_options(context: ClientContext, options: SubmitOptions, spec: FutureSp
                 "retry_on is of tasks: what a program raises ends it; retry its steps, `step(fn, retries=3)`"
             )
         spec.durable, spec.call_options = True, PROGRAM
+
+
+def limit_softly(options: SubmitOptions, spec: FutureSpec) -> None:
+    """Put the soft limit into a spec whose other options are there. Raises ValueError where it can't be one."""
+    soft, hard = options.soft_timeout, options.run_timeout
+    if soft is None:
+        return
+    if options.durable:
+        raise ValueError("soft_timeout is of tasks: a program is interrupted at no other place than its requests")
+    if hard is not None and soft >= hard:
+        raise ValueError(f"soft_timeout is to be less than the timeout of an attempt, found {soft} and {hard} s")
+    spec.call_options = with_soft_timeout(spec.call_options, soft)

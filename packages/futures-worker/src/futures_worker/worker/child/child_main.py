@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import GeneratorType
 from typing import Any
 from uuid import UUID
 
@@ -25,18 +24,19 @@ from fdb_datamodel import Away, hold_futures
 from fdb_schema.serving import tracing
 from fdb_schema.serving.private_files import read_own
 from futures_worker import payload
+from futures_worker.client.basis.processes import flush_all
 from futures_worker.code.function_changes import carries_state
 from futures_worker.database import run_patiently
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
-from futures_worker.failure import PROGRAM, may_retry, text_of
+from futures_worker.failure import may_retry, text_of
 from futures_worker.objects.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles
 from futures_worker.objects.object_names import result_name
 from futures_worker.objects.store import SMALL, write_file
 from futures_worker.worker import messages
-from futures_worker.worker.child import task_context
+from futures_worker.worker.child import interrupts, task_context
+from futures_worker.worker.child.calling import caller_of
 from futures_worker.worker.child.class_states import ClassState, ClassStates
 from futures_worker.worker.child.code_versions import CodeVersions
-from futures_worker.worker.child.coroutines import finished
 from futures_worker.worker.child.kept import RemovedError, kept, mapped
 from futures_worker.worker.child.own_home import OwnHome
 from futures_worker.worker.child.surroundings import Surroundings
@@ -44,13 +44,18 @@ from futures_worker.worker.child.task_logging import show_logs
 from futures_worker.worker.output import ChildOutput
 from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.shortage import HostShortError, out_of_memory, shortage_of
+from futures_worker.worker.soft_timeout import split_soft_timeout
 from futures_worker.worker.stacks import answer_requests
 
 MOST_FUNCTIONS = 1000
 """Functions kept loaded by a child; the one loaded first goes first."""
 
 
-_OWN_FRAMES = (__name__, "futures_worker.programs.running")
+_OWN_FRAMES = (
+    __name__,
+    "futures_worker.programs.running",
+    *(f"futures_worker.worker.child.{module}" for module in ("interrupts", "calling", "coroutines")),
+)
 """Modules whose frames a traceback doesn't begin with."""
 
 _Function = tuple[Callable[..., Any], str, str, list[ClassState]]
@@ -75,8 +80,11 @@ class ChildLoop:
     `directory` is the worker's private directory with `code/`, `objects/`, `parcels/` and `spill`.
     """
 
-    def __init__(self, tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
+    def __init__(
+        self, tasks: socket.socket, results: int, directory: str, url: str, cluster: str, gate: interrupts.Gate
+    ) -> None:
         self._tasks = tasks
+        self._gate = gate
         self._results = results
         self._code = f"{directory}/code"
         self._objects = Path(directory, "objects")
@@ -121,8 +129,10 @@ class ChildLoop:
             while queued:
                 began = monotonic()
                 self._run_task(queued.pop())
+                self._gate.end()
                 now = monotonic()
-                self._fit = self._surroundings.restore(now - began) and self._fit
+                # What was interrupted may have left anything half done: nothing else runs in this process.
+                self._fit = self._surroundings.restore(now - began) and self._fit and not self._gate.struck
                 if not self._fit or now - since > messages.PACKET_SECONDS:
                     while queued:
                         self._write(self._pack((messages.SKIPPED, queued.pop()[0])))
@@ -132,8 +142,10 @@ class ChildLoop:
 
     def _run_task(self, task: list[Any]) -> None:
         seq, digest, args, dependencies, future_id, epoch, attempt, options = task[:8]
+        soft_timeout, options = split_soft_timeout(options)
         trace, options = tracing.split_trace(show_logs(options))
         self._seq = seq
+        self._gate.begin(seq, soft_timeout)
         started = time.perf_counter()
         self._output.begin(future_id, attempt)
         try:
@@ -168,13 +180,13 @@ class ChildLoop:
             return
         self._fresh = False
         task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt))
-        call = _run_program if options == PROGRAM else _call
+        call = caller_of(options)
         try:
             if trace and tracing.configure_tracing("worker"):
                 with tracing.span(f"future {function[1]}", trace, future=str(UUID(bytes=future_id)), attempt=attempt):
-                    value = call(function[0], positional, keywords)
+                    value = self._gate.run(call, function[0], positional, keywords)
             else:
-                value = call(function[0], positional, keywords)
+                value = self._gate.run(call, function[0], positional, keywords)
         except MemoryError as error:
             leave_if_forked(self._pid, error)
             task_context.enter(None)
@@ -321,6 +333,7 @@ class ChildLoop:
         failure = payload.dump_exception(error, skip_frames=own).to_bytes()
         self._write(self._pack((messages.FAILED, seq, elapsed, kind, failure)))
 
+    @interrupts.shielded
     def _report_waiting(self, begins: bool, ids: Sequence[bytes]) -> None:
         if begins:
             returned = [task[0] for task in reversed(self._queued)]
@@ -347,23 +360,6 @@ def _has_room_for(directory: Path, size: int) -> bool:
     return size < room.f_blocks * room.f_frsize
 
 
-def _call(function: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the task's code returns; what it yields, once all of it is stored."""
-    value = finished(function(*positional, **keywords))
-    if type(value) is GeneratorType:
-        from futures_worker.worker.child.streaming import stream_out
-
-        return stream_out(value)
-    return value
-
-
-def _run_program(function: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What a program returns, or what it is away for."""
-    from futures_worker.programs.running import run_program
-
-    return run_program(function, positional, keywords)
-
-
 def _hold(result: payload.ResultPayload, outer: bytes) -> None:
     """Futures inside a result live as long as that, whatever becomes of the client in this process."""
     from futures_worker.client.context import worker_context
@@ -372,11 +368,14 @@ def _hold(result: payload.ResultPayload, outer: bytes) -> None:
     run_patiently(context.db, hold_futures, context.space, result.contained_in(context.origin.identity), outer=outer)
 
 
-def run_child(tasks: socket.socket, results: int, directory: str, url: str, cluster: str) -> None:
+def run_child(
+    tasks: socket.socket, results: int, directory: str, url: str, cluster: str, shared: interrupts.SharedWords
+) -> None:
     """The whole life of a child, in a process just forked. Does not return."""
     status = 0
     try:
-        ChildLoop(tasks, results, directory, url, cluster).run()
+        ChildLoop(tasks, results, directory, url, cluster, interrupts.install(shared)).run()
+        flush_all()  # what the last task has submitted just now
     except (BrokenPipeError, ConnectionError):
         pass  # the worker is gone
     except BaseException:

@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any, Final
 
-from fdb_datamodel import GRACE_SECONDS, Failure, FutureResult, cancel_future, hold_futures, streams
+from fdb_datamodel import GRACE_SECONDS, ClaimLostError, Failure, FutureResult, cancel_future, hold_futures, streams
 from futures_worker.database import run_patiently
-from futures_worker.errors import MainspringError
+from futures_worker.errors import MainspringError, SoftTimeLimitExceeded, TaskCancelled
 from futures_worker.objects.object_names import item_name
 from futures_worker.payload import INLINE_RESULT_BYTES, dump_result
 from futures_worker.streams import MOST_AHEAD, StreamedItems
+from futures_worker.worker.child.interrupts import interrupted, ours, shielded
 from futures_worker.worker.child.task_context import TaskContext, current_task, waiting
 
 PER_TRANSACTION: Final = 50
@@ -26,6 +27,7 @@ TRANSACTION_BYTES: Final = 300_000
 LOOK_SECONDS: Final = 1.0  # between two looks at what was taken, should mail have been missed
 READERS_SECONDS: Final = 20.0  # between two looks whether anybody is left to read
 LET_GO_SECONDS: Final = 60.0  # that a generator waits whose reader has let it go
+TOLD_SECONDS: Final = 5.0  # in which a task whose future is another's affair, or cancelled, is told or killed
 PAGE: Final = 500  # items looked for at a time by a later attempt
 
 
@@ -36,19 +38,36 @@ def stream_out(generator: Generator[Any, Any, Any]) -> StreamedItems:
         raise MainspringError("a generator is run by a worker")
     writer = _ItemWriter(task)
     try:
-        number = -1
-        for number, value in enumerate(generator):
-            if writer.wants(number):
-                writer.add(number, value)
-        if number + 1 < writer.made:
+        count = _store_items(generator, writer)
+        if count < writer.made:
             raise MainspringError(
-                f"future {task.future_id} yielded {number + 1} items and {writer.made} in an earlier attempt: a generator "
+                f"future {task.future_id} yielded {count} items and {writer.made} in an earlier attempt: a generator "
                 "has to yield the same whenever it runs"
             )
-        return StreamedItems(task.id, number + 1)
+        return StreamedItems(task.id, count)
     finally:
         generator.close()
         writer.close()
+
+
+@ours
+def _store_items(generator: Generator[Any, Any, Any], writer: _ItemWriter) -> int:
+    """How many the generator yields, each stored. What interrupts the task meanwhile is raised in the generator."""
+    number = 0
+    interruption: BaseException | None = None
+    while True:
+        try:
+            value = next(generator) if interruption is None else generator.throw(interruption)
+        except StopIteration:
+            return number
+        interruption = None
+        try:
+            if writer.wants(number):
+                writer.add(number, value)
+                writer.await_readers()
+        except (TaskCancelled, SoftTimeLimitExceeded) as error:
+            interruption = error
+        number += 1
 
 
 class _ItemWriter:
@@ -78,6 +97,7 @@ class _ItemWriter:
         self._thread = threading.Thread(target=self._write, name="stream-writer", daemon=True)
         self._thread.start()
 
+    @shielded
     def wants(self, number: int) -> bool:
         """Whether an item is to be stored: not if an earlier attempt's is there."""
         if number >= self.made:
@@ -89,8 +109,9 @@ class _ItemWriter:
             self._looked_to = number + PAGE
         return number in self._missing
 
+    @shielded
     def add(self, number: int, value: Any) -> None:
-        """Store an item; blocks while readers are too far behind. Raises what hinders the writing."""
+        """Have an item stored."""
         data = dump_result(value)
         if data.contained:  # they live as long as the stream
             contained = data.contained_in(self._context.origin.identity)
@@ -107,10 +128,15 @@ class _ItemWriter:
             self._gathered.append((number, item))
             self._last = number
             self._changed.notify_all()
+
+    def await_readers(self) -> None:
+        """Block while readers are too far behind. Raises what hinders the writing."""
         if self._held_up():
             with waiting(), self._changed:
                 while self._held_up() and self._error is None:
                     self._changed.wait()
+        if isinstance(self._error, ClaimLostError) and not interrupted():
+            time.sleep(TOLD_SECONDS)
         if self._error is not None:
             raise self._error
 
@@ -118,6 +144,7 @@ class _ItemWriter:
         """Whether the generator is to wait for readers: told from the numbers, since it notices later that it may go on."""
         return self._last - self._taken >= MOST_AHEAD and not self._unbounded
 
+    @shielded
     def close(self) -> None:
         """Everything that was added is written. Raises what hindered it."""
         with self._changed:

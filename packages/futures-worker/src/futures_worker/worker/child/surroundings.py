@@ -1,7 +1,7 @@
 """What a task may change of its process for those that follow it: put back after each task, or the process is to end.
 
 Put back are the working directory, the umask, soft limits (rlimits), the interval timer, Python's limit of recursion, and the
-handlers of SIGINT, SIGTERM and SIGALRM. A process that can't be put back, that leaks descriptors or that has closed a standard
+handlers of SIGINT, SIGTERM, SIGALRM and the signal that interrupts tasks. A process that can't be put back, that leaks descriptors or that has closed a standard
 one is to end. What a task does to Python's own state (modules, `os.environ`) stays, as in any process that is reused.
 """
 
@@ -12,6 +12,8 @@ import resource
 import signal
 import sys
 from typing import Any, Final
+
+from futures_worker.worker.child.interrupts import INTERRUPT_SIGNAL
 
 LIMITS: Final = tuple(
     getattr(resource, name)
@@ -26,7 +28,7 @@ LIMITS: Final = tuple(
         "RLIMIT_STACK",
     )
 )
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, INTERRUPT_SIGNAL)
 QUICK: Final = 0.0002
 """Seconds of a task up to which limits, timers and handlers aren't looked at: they take longer to change."""
 

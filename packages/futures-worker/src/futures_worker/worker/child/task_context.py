@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from futures_worker.code.settings import Setting
+from futures_worker.worker.child.interrupts import ours, shielded
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ def current_task() -> TaskContext | None:
 
 
 @contextlib.contextmanager
+@ours
 def waiting(ids: Sequence[bytes] = ()) -> Iterator[None]:
     """Around every wait for futures: inside a task the slot is free for others meanwhile. Outside it does nothing.
 
@@ -89,6 +91,7 @@ def waiting(ids: Sequence[bytes] = ()) -> Iterator[None]:
         _count(task, -1, ())
 
 
+@shielded
 def _count(task: TaskContext, change: int, ids: Sequence[bytes]) -> None:
     """One thread of the task more that waits, or less. Of a task that has ended nobody is told."""
     with _lock:

@@ -6,6 +6,7 @@ per packet:
     worker to template    ["setup", directory, url, cluster, files, address]: the limit of open files of tasks, 0 for this process's
                           ["fork", child] with two descriptors (SCM_RIGHTS): the child's task socket and result pipe
                           ["kill", child]
+                          ["interrupt", child, task, cause]: have its task of that number interrupted (`interrupts`)
     template to worker    ["ready"], ["forked", child, pid], ["exited", child, pid, wait status]
                           ["refused", child, why]: the host has no room for another process
 
@@ -35,6 +36,7 @@ from fdb_schema.serving.processes import import_from_here
 from futures_worker.code.code_modules import follows_files
 from futures_worker.objects.store import remove_spill
 from futures_worker.worker.child.child_main import run_child
+from futures_worker.worker.child.interrupts import FIRST_REPEAT, INTERRUPT_SIGNAL, LAST_REPEAT, SharedWords
 from futures_worker.worker.child.task_context import set_worker_address
 from futures_worker.worker.processes import (
     adopt_orphans,
@@ -64,6 +66,10 @@ class Template:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._children: dict[int, int] = {}  # process id -> child number
+        self._shared: dict[int, SharedWords] = {}  # process id -> what is shared with it
+        self._unheard: dict[
+            int, float
+        ] = {}  # process id of one that is to be interrupted -> seconds to the next signal
         self._directory = self._url = self._cluster = ""
         self._files = 0  # that a task may have open; 0: as many as this process
         self._signals, wake = os.pipe()
@@ -73,13 +79,17 @@ class Template:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker decides when its children end
+        signal.signal(INTERRUPT_SIGNAL, signal.SIG_IGN)  # a child that isn't up yet is told again
 
     def serve(self) -> None:
         """Runs until the worker closes its end."""
         self._say("ready")
         control = self._control.fileno()
         while True:
-            readable, _, _ = select.select([control, self._signals], [], [])
+            pause = min(self._unheard.values(), default=None)
+            readable, _, _ = select.select([control, self._signals], [], [], pause)
+            if not readable:
+                self._tell_again()
             if self._signals in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._signals, 4096)
@@ -109,28 +119,49 @@ class Template:
             for pid, child in self._children.items():
                 if child == request[1]:
                     kill_child(pid)
+        elif request[0] == "interrupt":
+            self._interrupt(*request[1:4])
         return True
 
+    def _interrupt(self, child: int, task: int, cause: int) -> None:
+        for pid, number in self._children.items():
+            if number == child:
+                self._shared[pid].ask(cause, task)
+                self._unheard[pid] = FIRST_REPEAT
+                os.kill(pid, INTERRUPT_SIGNAL)  # nobody else has its number before it is reaped
+
+    def _tell_again(self) -> None:
+        for pid, pause in list(self._unheard.items()):
+            if self._shared[pid].heard():
+                del self._unheard[pid]
+            else:
+                self._unheard[pid] = min(2 * pause, LAST_REPEAT)
+                os.kill(pid, INTERRUPT_SIGNAL)
+
     def _fork(self, child: int, *descriptors: int) -> None:
+        shared: SharedWords | None = None
         try:
             if len(descriptors) != 2:
                 raise OSError(errno.EMFILE, "the process that forks children is short of descriptors")
             parent = os.getpid()
+            shared = SharedWords()
             pid = os.fork()
         except OSError as exc:
+            if shared is not None:
+                shared.close()
             for descriptor in descriptors:
                 os.close(descriptor)
             self._say("refused", child, str(exc))
             return
         tasks, results = descriptors
         if pid == 0:
-            self._become_child(parent, tasks, results)
+            self._become_child(parent, tasks, results, shared)
         os.close(tasks)
         os.close(results)
-        self._children[pid] = child
+        self._children[pid], self._shared[pid] = child, shared
         self._say("forked", child, pid)
 
-    def _become_child(self, parent: int, tasks: int, results: int) -> NoReturn:
+    def _become_child(self, parent: int, tasks: int, results: int, shared: SharedWords) -> NoReturn:
         status = 70
         try:
             os.setsid()
@@ -146,7 +177,7 @@ class Template:
             os.close(self._signals)
             for descriptor in (tasks, results):
                 os.set_inheritable(descriptor, False)
-            run_child(socket.socket(fileno=tasks), results, self._directory, self._url, self._cluster)
+            run_child(socket.socket(fileno=tasks), results, self._directory, self._url, self._cluster, shared)
             status = 0
         except BaseException:
             import traceback
@@ -166,6 +197,8 @@ class Template:
                 return
             child = self._children.pop(pid, None)
             if child is not None:
+                self._shared.pop(pid).close()
+                self._unheard.pop(pid, None)
                 kill_session(pid)
                 self._say("exited", child, pid, status)
 

@@ -18,6 +18,7 @@ from futures_worker.worker.deciding.instructions import (
 from futures_worker.worker.deciding.planning import MOST_IN_HAND, learn_from_turn
 from futures_worker.worker.deciding.state import INPUT_GONE, WorkerState
 from futures_worker.worker.deciding.tasks import Task
+from futures_worker.worker.soft_timeout import soft_timeout_of
 
 EMPTY_RINGS = 3
 """Rings in a row that a worker answers in vain before it lets others be first."""
@@ -130,8 +131,11 @@ def follow(state: WorkerState, task: Task) -> None:
 def accept(state: WorkerState, claims: Iterable[Claim]) -> list[Task]:
     tasks = []
     for claim in claims:
+        before = state.tasks.get(claim.id)
+        if before is not None:
+            replace(state, before)
         cpu, ram, gpu = claim.shape[:3]
-        task = Task(claim, cpu, ram, gpu, named_of(claim.shape))
+        task = Task(claim, cpu, ram, gpu, named_of(claim.shape), soft_timeout=soft_timeout_of(claim.call_options))
         state.used[0] += cpu
         state.used[1] += ram
         state.used[2] += gpu
@@ -142,6 +146,20 @@ def accept(state: WorkerState, claims: Iterable[Claim]) -> list[Task]:
         state.counters.claimed += 1
         tasks.append(task)
     return tasks
+
+
+def replace(state: WorkerState, task: Task) -> None:
+    """A future that was cancelled is to run again, and its task of before hasn't ended: now it must."""
+    task.cancelled = True
+    if task.preparing:
+        task.preparing = False
+        state.preparing -= 1
+    if task in state.ready:
+        state.ready.remove(task)
+    for child in state.children.values():
+        if child.queue and child.queue[0] is task:
+            state.kill(child, "cancelled")
+    state.close(task)
 
 
 def forget_stale(state: WorkerState, event: TurnEnded) -> None:

@@ -42,8 +42,8 @@ from futures_worker.worker.deciding.instructions import (
     TurnRefused,
 )
 from futures_worker.worker.deciding.invariants import violations
-from futures_worker.worker.deciding.reports import ACTOR, look_for_awaited
-from futures_worker.worker.deciding.state import WorkerState
+from futures_worker.worker.deciding.reports import look_for_awaited
+from futures_worker.worker.deciding.state import ACTOR, WorkerState
 from futures_worker.worker.deciding.tasks import SHORT, ChildState, Task
 
 REFUSED_PAUSE = 0.5
@@ -144,7 +144,7 @@ def mail(state: WorkerState, event: MailArrived) -> None:
         if task is None or task.cancelled or entry.epoch < task.claim.epoch:
             continue  # mail of an earlier epoch is about an attempt that is no more
         if entry.kind == "cancel":
-            task.cancelled = True
+            task.cancelled, task.grace = True, entry.grace
         elif entry.kind == "late":
             task.late = True
         else:
@@ -159,11 +159,11 @@ def mail(state: WorkerState, event: MailArrived) -> None:
 
 
 def reach(state: WorkerState, task: Task) -> None:
-    """A task that was sent to a child is cancelled, or late: what it has begun is killed, or left alone."""
+    """A task that was sent to a child is cancelled, or late: what it has begun is stopped, or left alone."""
     for child in state.children.values():
         if child.queue and child.queue[0] is task:
             if task.cancelled:
-                state.kill(child, "cancelled")
+                state.stop(child)
             return
         if task in child.queue:
             state.out.append(TakeBack(child.number))

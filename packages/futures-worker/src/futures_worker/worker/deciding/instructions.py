@@ -189,6 +189,15 @@ class KillChild:
 
 
 @dataclass(frozen=True, slots=True)
+class InterruptTask:
+    """Have an exception raised in a task that a child runs, unless it has ended; `cause`: see `interrupts`."""
+
+    child: int
+    seq: int
+    cause: int
+
+
+@dataclass(frozen=True, slots=True)
 class RetireChild:
     """Let an idle child end by itself; `ChildEnded` follows."""
 
@@ -253,6 +262,7 @@ class Finish:
 Instruction = (
     SpawnChild
     | KillChild
+    | InterruptTask
     | RetireChild
     | SendTasks
     | TakeBack

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from fdb_datamodel import Capacity, Outcome, Requirements, named_of
 from futures_worker.worker.deciding.dispatching import MOST_SENT, SKIPS, STUCK, dispatch, rescue, silence, staff
-from futures_worker.worker.deciding.instructions import Finish, KillChild, RunTurn
+from futures_worker.worker.deciding.instructions import Finish, InterruptTask, KillChild, RunTurn
 from futures_worker.worker.deciding.state import WorkerState
-from futures_worker.worker.deciding.tasks import HORIZON, SHORT, ChildState, Task
+from futures_worker.worker.deciding.tasks import HORIZON, SHORT, Child, ChildState, Task
+from futures_worker.worker.messages import LIMIT
 
 MOST_WORK = 0.25
 """Seconds of work per slot in hand beyond which a share is given back to the pool if other workers are idle."""
@@ -84,9 +85,13 @@ def deadline(state: WorkerState) -> float | None:
             times.append(child.expected_until)
         if not child.queue or child.state is ChildState.dying:
             continue
-        limit = child.queue[0].claim.run_timeout
+        if child.kill_by:
+            times.append(child.kill_by)
+        limit, soft = child.queue[0].claim.run_timeout, _soft_limit(child)
         if limit is not None:
             times.append(child.head_since + limit)
+        if soft is not None:
+            times.append(child.head_since + soft)
         if len(child.queue) > 1 and child.state is ChildState.running:
             times.append(child.head_since + (SKIPS if child.rescued else STUCK))
     if state.ready and not state.draining:
@@ -100,9 +105,24 @@ def _enforce_timeouts(state: WorkerState) -> None:
             child.leave_by = 0.0
             state.out.append(KillChild(child.number))
         if child.queue:
+            if child.queue[0].cancelled:
+                state.stop(child)  # it began while it was to be taken back
+                if child.kill_by and state.now >= child.kill_by:
+                    state.kill(child, "cancelled")
+            soft = _soft_limit(child)
+            if soft is not None and state.looked - child.head_since >= soft:
+                child.limited = child.queue[0].seq
+                state.out.append(InterruptTask(child.number, child.queue[0].seq, LIMIT))
             limit = child.queue[0].claim.run_timeout
             if limit is not None and state.looked - child.head_since >= limit:
                 state.kill(child, "timeout")
+
+
+def _soft_limit(child: Child) -> float | None:
+    """Seconds that the first task of a child may run until it is interrupted, unless it was."""
+    task = child.queue[0]
+    over = child.limited == task.seq or task.cancelled or child.state is ChildState.dying
+    return None if over else task.soft_timeout
 
 
 def _give_back_excess(state: WorkerState) -> None:

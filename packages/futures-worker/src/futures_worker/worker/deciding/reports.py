@@ -19,14 +19,12 @@ from futures_worker.worker.deciding.instructions import (
     TakeBack,
     TasksReturned,
 )
-from futures_worker.worker.deciding.state import WorkerState
+from futures_worker.worker.deciding.state import ACTOR, WorkerState
 from futures_worker.worker.deciding.tasks import Child, ChildState, Task
 
 SHORT_OF_MEMORY = "memory is short"
 RESUME_SOON = 0.05
 """Seconds that a waiting task has to go on after what it waits for ended here, before its slot is given to another."""
-ACTOR = "actor "
-"""What the names of actors' own futures start with."""
 LEAVE_SECONDS = 5.0
 """Seconds that a child has to end which said that it won't begin what it was sent."""
 REFUSED_PAUSE = 0.5

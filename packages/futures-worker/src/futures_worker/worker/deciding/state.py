@@ -7,10 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fdb_datamodel import Capacity, FutureResult, Outcome, Requirements, Shape, WorkerId, named_of, shape_of
-from futures_worker.worker.deciding.instructions import ForgetTask, Instruction, KillChild, PrepareInputs
+from futures_worker.worker.deciding.instructions import (
+    ForgetTask,
+    Instruction,
+    InterruptTask,
+    KillChild,
+    PrepareInputs,
+)
 from futures_worker.worker.deciding.tasks import Child, ChildState, Pace, Task
-from futures_worker.worker.messages import PARCEL_BYTES
+from futures_worker.worker.messages import CANCEL, PARCEL_BYTES
 
+ACTOR = "actor "
+"""What the names of actors' own futures start with."""
 INPUT_GONE = "its input came to nothing"
 SHORT_PAUSE, SHORT_MOST = 0.5, 30.0
 """Seconds that a worker claims nothing after its host was short of something: the first time, and at most."""
@@ -162,6 +170,9 @@ class WorkerState:
 
     def close(self, task: Task) -> None:
         """The task ended here; what it took is free again."""
+        if task.closed:
+            return
+        task.closed = True
         used = self.used
         used[0] -= task.cpu
         used[1] -= task.ram
@@ -283,6 +294,17 @@ class WorkerState:
         self.staff_changed = True
         if child.queue:
             self.used[0] += child.queue[0].cpu
+
+    def stop(self, child: Child) -> None:
+        """The first task of a child is cancelled: it is told so and killed later, or killed now if it has no grace."""
+        task = child.queue[0]
+        if child.state is ChildState.dying or child.kill_by:
+            return
+        if not task.grace or task.claim.name.startswith(ACTOR):
+            self.kill(child, "cancelled")
+            return
+        child.kill_by = self.now + task.grace
+        self.out.append(InterruptTask(child.number, task.seq, CANCEL))
 
     def kill(self, child: Child, reason: str) -> None:
         """Kills a child, once; `reason` decides what becomes of the task it runs."""

@@ -40,12 +40,15 @@ class Task:
     parcels: list[str] | None = None  # files to remove when the task ends
     args: bytes | str = b""  # payload, or the path of a parcel
     cancelled: bool = False
+    soft_timeout: float | None = None  # seconds that it runs until it is interrupted
     preparing: bool = False  # whether its inputs are being brought
     behind: Task | None = None  # of this worker, whose result it waits for: claimed ahead
     follower: Task | None = None  # the other end
     orphaned: bool = False  # what it was claimed behind came to nothing: it goes back
     skippable: bool = False  # its child may come to say that it hasn't begun it, and go on with others
     late: bool = False  # its queue timeout passed: it goes back unless it has begun
+    grace: float = 0.0  # seconds that it has to clean up, once it is cancelled
+    closed: bool = False  # nothing that it took is taken any more, though its process may still end
     large: bool = False  # with what it waits for, its inputs won't fit a message: they are brought again then
 
     @property
@@ -94,6 +97,8 @@ class Child:
     expected_until: float = 0.0  # what it awaits has ended here: until then its slot is kept for it
     resident: bool = False  # an actor lives in it
     leave_by: float = 0.0  # when it is killed unless it ended by itself
+    limited: int = -1  # the number of the task that was interrupted at its soft limit
+    kill_by: float = 0.0  # when it is killed unless the first task, which was cancelled and told so, has ended
     kill_reason: str = ""  # "timeout", "cancelled", ... if the worker killed it
     killed_for: Task | None = None  # and what it ran then, as far as was known
 
@@ -107,6 +112,7 @@ class Child:
         """Removes and returns the task of that number."""
         queue = self.queue
         if queue and queue[0].seq == seq:
+            self.kill_by = 0.0
             return queue.popleft()
         for task in queue:
             if task.seq == seq:

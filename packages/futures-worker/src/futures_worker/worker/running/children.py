@@ -232,6 +232,11 @@ class ChildProcesses:
         with contextlib.suppress(TemplateLostError):
             self._send(("kill", child.number))
 
+    def interrupt(self, child: ChildProcess, task: int, cause: int) -> None:
+        """Has an exception raised in a task of a child, unless that has ended (`interrupts`)."""
+        with contextlib.suppress(TemplateLostError):
+            self._send(("interrupt", child.number, task, cause))
+
     def close(self) -> None:
         """Kills all children and ends the template, which removes the worker's directories."""
         self.control.close()

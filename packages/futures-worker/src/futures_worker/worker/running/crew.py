@@ -21,6 +21,7 @@ from futures_worker.worker.deciding.instructions import (
     ChildStarted,
     Event,
     Instruction,
+    InterruptTask,
     KillChild,
     MemoryShort,
     RetireChild,
@@ -275,6 +276,12 @@ class Crew:
             self._unwanted.add(number)
         return []
 
+    def _interrupt(self, instruction: InterruptTask) -> list[Event]:
+        child = self._children.get(instruction.child)
+        if child is not None:
+            self._processes.interrupt(child, instruction.seq, instruction.cause)
+        return []
+
     def _retire(self, instruction: RetireChild) -> list[Event]:
         child = self._children.get(instruction.child)
         if child is not None:
@@ -329,6 +336,7 @@ def _seqs(packets: list[bytes]) -> tuple[int, ...]:
 _CARRY_OUT: dict[type[Instruction], Callable[..., list[Event]]] = {
     SpawnChild: Crew._spawn,
     KillChild: Crew._kill,
+    InterruptTask: Crew._interrupt,
     RetireChild: Crew._retire,
     SendTasks: Crew._send,
     TakeBack: Crew._take_back,

@@ -27,6 +27,7 @@ from futures_worker.worker.deciding.instructions import (
     Finish,
     ForgetTask,
     Instruction,
+    InterruptTask,
     KillChild,
     MailArrived,
     PrepareInputs,
@@ -387,12 +388,10 @@ class Shell:
         self._epoll.close()
 
 
-_CARRY_OUT: dict[type[Instruction], Any] = {
-    SpawnChild: Shell._about_children,
-    KillChild: Shell._about_children,
-    RetireChild: Shell._about_children,
+_CARRY_OUT: dict[type[Instruction], Any] = dict.fromkeys(
+    (SpawnChild, KillChild, InterruptTask, RetireChild, TakeBack), Shell._about_children
+) | {
     SendTasks: Shell._send_tasks,
-    TakeBack: Shell._about_children,
     PrepareInputs: Shell._prepare_inputs,
     ForgetTask: Shell._forget_task,
     DropObject: Shell._drop_object,
