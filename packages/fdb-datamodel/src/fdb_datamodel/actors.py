@@ -206,6 +206,14 @@ def _is_call(f: FutureRows, actor: bytes) -> bool:
     return not f.code
 
 
+def actor_of_call(tr: Transaction, space: ClusterSpace, call: bytes) -> bytes | None:
+    """The actor that a call was made of, if it is one and was recorded before it ran. By snapshot."""
+    f = Changes(tr, space).load(call, snapshot=True)
+    if not f.exists or f.code or not f.option("call_options"):
+        return None
+    return f.arguments[1][0] if f.arguments[1] else None
+
+
 def orphaned_calls(
     tr: Transaction, space: ClusterSpace, host: ActorHost, known: Collection[bytes], after: bytes = b""
 ) -> tuple[list[RecordedCall], bytes]:

@@ -6,6 +6,7 @@ import time
 from typing import Any, Final, TypeVar
 
 from fdb_datamodel import ClusterSpace, Failure, FutureSpec, actors, cancel_future
+from futures_worker.client.basis.options import grace_of
 from futures_worker.client.basis.record import CallRecord, FutureRecord
 from futures_worker.client.future import Future
 from futures_worker.client.outcome import describe
@@ -28,14 +29,16 @@ class Call(Future[T]):
     __slots__ = ()
 
     def cancel(self, children: bool = True, grace: float | None = None) -> bool:
-        """Keep the call from beginning; True if it never will, as far as is known within a second.
+        """Keep the call from beginning; True if it is cancelled, as far as is known within a second, or within `grace` seconds.
 
-        One that runs isn't stopped: its actor goes on, and so does what it submitted.
+        One that runs isn't stopped: its actor goes on, and so does what it submitted. But of an actor with `concurrency` a
+        coroutine is cancelled, by itself, and a method in a thread finds `cancel_requested()` true.
         """
+        seconds = max(CANCEL_SECONDS, grace_of(grace) or 0.0)
         if self._record.entry is None:
             self.keep_from_beginning()
             try:
-                self._await_end(self._home(), time.monotonic() + CANCEL_SECONDS, CANCEL_SECONDS)
+                self._await_end(self._home(), time.monotonic() + seconds, seconds)
             except TimeoutError:
                 return False
         return self.cancelled()

@@ -30,15 +30,19 @@ from futures_worker.client.submits.locality import locality_of
 from futures_worker.database import ask
 from futures_worker.payload import AsItself, Code, dump_args, dump_args_and_names, dump_code, dump_retry_on
 from futures_worker.worker.actor_host import run_actor
+from futures_worker.worker.concurrent_actor import run_concurrent_actor
 from idempotent_txn import run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 A = TypeVar("A")
 
 FOREVER: Final = 1_000_000_000
-ACTOR_OPTIONS: Final = frozenset({"name", "max_restarts", "resources", "priority", "locality", "unschedulable_timeout"})
+MOST_CONCURRENT: Final = 10_000
+ACTOR_OPTIONS: Final = frozenset(
+    {"name", "max_restarts", "concurrency", "resources", "priority", "locality", "unschedulable_timeout"}
+)
 """The keywords that `Client.actor` keeps for itself; every other keyword goes to the constructor."""
 
 
@@ -126,6 +130,11 @@ def make_actor(
     name = DEFAULT_OPTIONS.changed(name=name).name or None  # a text of 1 to 500 characters
     if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < -1:
         raise ValueError(f"max_restarts is a whole number, -1 for any number of restarts, found {max_restarts!r}")
+    concurrency = settings.pop("concurrency", 1)
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MOST_CONCURRENT:
+        raise ValueError(
+            f"concurrency is a whole number, the calls that run at a time, 1 to {MOST_CONCURRENT:,}, found {concurrency!r}"
+        )
     options = DEFAULT_OPTIONS.changed(**settings)
     if name:
         found = ask(context().db, actors.named_actor, context.space, name, strategy="off")
@@ -135,7 +144,7 @@ def make_actor(
     resident = options.requirements is None or not options.requirements.shape[0]
     context().keeping.begin()
     owner = context().id if name is None else b""
-    spec, blobs, code, holds = _host_spec(context, owner, kind, args, kwargs, options, resident, restarts)
+    spec, blobs, code, holds = _host_spec(context, owner, kind, args, kwargs, options, resident, restarts, concurrency)
     spec.locality = locality_of(context, options.locality)
     folder = context().keep_folder(code)
 
@@ -163,13 +172,15 @@ def _host_spec(
     options: SubmitOptions,
     resident: bool,
     restarts: int,
+    concurrency: int,
 ) -> tuple[FutureSpec, list[bytes], Code, tuple[bytes, ...]]:
     """The actor's own future, what was uploaded for it, its code, and the futures that its class refers to."""
     session = context()
     itself = AsItself(kind, context.origin.identity)
-    call = itself.value, args, dict(kwargs), resident, owner
+    call = itself.value, args, dict(kwargs), resident, owner, *([concurrency] if concurrency > 1 else [])
     data, dependencies, names = dump_args_and_names(call, {}, context.origin)
-    code = context.code.within(dump_code(run_actor, names | itself.names), context.setting.of(context.options.env))
+    runs: Callable[..., Any] = run_actor if concurrency == 1 else run_concurrent_actor
+    code = context.code.within(dump_code(runs, names | itself.names), context.setting.of(context.options.env))
     if dependencies:
         session.flush_before(dependencies)
         processes.flush_others(context, dependencies)

@@ -206,6 +206,7 @@ class Client(ClientOperations):
             kind: the class; further arguments and keywords are its constructor's, but for these:
             name: get the actor of that name, or create it.
             max_restarts: how often it is started again, with fresh state, after its process or worker died; -1: always.
+            concurrency: calls that run at a time, 1 by default: coroutine methods in turn on one loop, others in threads.
             resources: as in `submit`. Without cpu it holds no slot; with cpu it holds a slot and that cpu all its life.
             priority, locality, unschedulable_timeout: as in `submit`, for finding it a place.
 

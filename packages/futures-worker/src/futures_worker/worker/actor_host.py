@@ -6,10 +6,10 @@ that both ends send msgpack lists:
 
     caller to actor    ["hello", actor, start, session]                        first; another start's connection is closed
                        ["call", id, method, name, args, [dependency, ...]]
-                       ["cancel", id]                                           unless it began
+                       ["cancel", id]                                           unless it began; a coroutine: at any time
     actor to caller    [id, kind, value]                                        as in a mailbox, once it is recorded
 
-Calls of one connection run in the order they were sent. A batch of calls that are there together is recorded in one
+Calls of one connection run in the order they were sent, one at a time; more at a time: `concurrent_actor`. A batch of calls that are there together is recorded in one
 transaction, and a call is answered after that: an answer is never taken back.
 """
 
@@ -74,10 +74,17 @@ class Call(NamedTuple):
     dependencies: Sequence[bytes]
 
 
-def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resident: bool, owner: bytes) -> NoReturn:
+def run_actor(
+    kind: type,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    resident: bool,
+    owner: bytes,
+    make: Callable[..., Server] | None = None,
+) -> NoReturn:
     """Be an actor until killed. `resident`: it holds no slot and no cpu, those are free for tasks meanwhile.
 
-    `owner`: the session that it ends with; b"": of none.
+    `owner`: the session that it ends with; b"": of none. `make`: makes another kind of server.
     """
     from futures_worker.client.context import worker_context
 
@@ -95,7 +102,7 @@ def run_actor(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], resi
         raise HostShortError(f"the actor can't be started now: {error}") from error
     with waiting() if resident else contextlib.nullcontext():
         instance = kind(*args, **kwargs)
-        serve = Server(context, space, host, instance, owner)
+        serve = (make or Server)(context, space, host, instance, owner)
         try:
             serve.run()
         finally:
@@ -183,6 +190,9 @@ class Server:
         )
         self._acceptor.start()
         run_patiently(self._db, actors.place_host, self._space, self._host, ip, port)
+        self._serve()
+
+    def _serve(self) -> NoReturn:
         while True:
             self._listen(0.0 if self._queue else LOOK_SECONDS)
             if time.monotonic() - self._looked > LOOK_SECONDS:
@@ -200,7 +210,7 @@ class Server:
         self._looked = time.monotonic()
         if self._owner and not run(self._db, session_lives, self._space, self._owner, strategy="off"):
             raise MainspringError("the client that made this unnamed actor is gone")
-        known = self._recorded | {call.id for call in self._queue} | {one.session for one in self._callers.values()}
+        known = self._recorded | self._held() | {one.session for one in self._callers.values()}
         cursor = b""
         while True:
             page, cursor = run_apart(
@@ -209,6 +219,10 @@ class Server:
             self._take_recorded(page)
             if not cursor:
                 return
+
+    def _held(self) -> set[bytes]:
+        """Calls that are here and haven't ended."""
+        return {call.id for call in self._queue}
 
     def close(self) -> None:
         """Cut every connection."""
@@ -228,9 +242,13 @@ class Server:
 
     def _greet(self, connection: wire.Connection) -> bool:
         self._accepted.append(connection)
+        self._wake_up()
+        return True
+
+    def _wake_up(self) -> None:
+        """Have `_listen` return; callable from any thread."""
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
-        return True
 
     def _listen(self, timeout: float) -> None:
         full = len(self._queue) >= MOST_QUEUED
@@ -252,8 +270,11 @@ class Server:
     def _join(self, connection: wire.Connection) -> None:
         sock = connection.sock
         sock.setblocking(False)
-        self._callers[sock.fileno()] = Caller(connection)
+        caller = self._callers[sock.fileno()] = Caller(connection)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._read(caller)  # it may have said, while a call ran, what those behind it are about
+        if caller.closed:
+            self._leave(sock.fileno())
 
     def _leave(self, descriptor: int) -> None:
         caller = self._callers.pop(descriptor)
@@ -286,8 +307,7 @@ class Server:
             else:
                 self._queue.append(arrived)
         elif kind == "cancel":
-            if any(call.id == message[1] for call in self._queue):
-                self._cancelled.add(message[1])
+            self._cancel(message[1])
         elif kind == "hello":
             if tuple(message[1:3]) != (self._host.id, self._host.start):
                 raise ValueError("meant for another actor, or another start")
@@ -296,6 +316,10 @@ class Server:
             caller.session = message[3]
         else:
             raise ValueError(f"unknown message {kind!r}")
+
+    def _cancel(self, call_id: bytes) -> None:
+        if any(call.id == call_id for call in self._queue):
+            self._cancelled.add(call_id)
 
     def _arrive_again(self, call: Call) -> None:
         """A call that was taken from its record: if it still waits it gets its caller, else its caller gets its end."""
@@ -328,14 +352,13 @@ class Server:
                 break  # an argument may be a call that ran just now: it is to be found recorded
             call = queue.popleft()
             outcome = self._run_call(call)
-            result = outcome.result
-            size += 100 + (len(result.inline) if result is not None and result.inline is not None else 0)
-            if outcome.failure is not None:
-                size += len(outcome.failure.payload) + len(outcome.failure.traceback)
+            size += size_of(outcome)
             ended.append((call.caller, outcome))
             if time.perf_counter() > until:
                 break
-        answers = self._record([outcome for _, outcome in ended])
+        self._answer(ended, self._record([outcome for _, outcome in ended]))
+
+    def _answer(self, ended: list[tuple[Caller | None, actors.CallOutcome]], answers: list[tuple[str, bytes]]) -> None:
         touched: dict[int, Caller] = {}
         for (caller, outcome), (kind, value) in zip(ended, answers, strict=True):
             if caller is not None and not caller.closed and not caller.deaf:
@@ -361,27 +384,41 @@ class Server:
 
     def _run_call(self, call: Call) -> actors.CallOutcome:
         if not call.method:
-            return _failed(call, Failure("actor-died", "it ran, and how it ended is unknown"))  # its record counts
+            return failed(call, Failure("actor-died", "it ran, and how it ended is unknown"))  # its record counts
         if call.id in self._cancelled:
             self._cancelled.discard(call.id)
-            return _failed(call, Failure("cancelled", "the call was cancelled before it began"))
+            return failed(call, Failure("cancelled", "the call was cancelled before it began"))
         try:
-            if call.dependencies or call.args:
-                args, kwargs = load_args(call.args, self._values(call), name=call.name)
-            else:
-                args, kwargs = (), {}
+            args, kwargs = self._arguments(call)
         except BaseException as error:
-            reason = "upstream" if isinstance(error, _UpstreamError) else "unpickle"
-            chain = (error.upstream,) if isinstance(error, _UpstreamError) else ()
-            carried = error.__cause__ if isinstance(error, _UpstreamError) and error.__cause__ else error
-            return _failed(call, _raised(reason, text_of(error), carried, chain))
+            return self._never_ran(call, error)
         pid = os.getpid()
         try:
-            value = finished(self._method(call.method)(*args, **kwargs))
+            value = self._finished(self._method(call.method)(*args, **kwargs))
         except BaseException as error:
             leave_if_forked(pid, error)
-            return _failed(call, _raised("error", f"{type(error).__name__}: {text_of(error)}", error))
+            return self._raised(call, error)
         leave_if_forked(pid)
+        return self._returned(call, value)
+
+    def _arguments(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not call.dependencies and not call.args:
+            return (), {}
+        return load_args(call.args, self._values(call), name=call.name)
+
+    def _finished(self, value: Any) -> Any:
+        return finished(value)
+
+    def _never_ran(self, call: Call, error: BaseException) -> actors.CallOutcome:
+        reason = "upstream" if isinstance(error, _UpstreamError) else "unpickle"
+        chain = (error.upstream,) if isinstance(error, _UpstreamError) else ()
+        carried = error.__cause__ if isinstance(error, _UpstreamError) and error.__cause__ else error
+        return failed(call, _carried(reason, text_of(error), carried, chain))
+
+    def _raised(self, call: Call, error: BaseException) -> actors.CallOutcome:
+        return failed(call, _carried("error", f"{type(error).__name__}: {text_of(error)}", error))
+
+    def _returned(self, call: Call, value: Any) -> actors.CallOutcome:
         try:
             result = dump_result(value)
             contained = result.contained and result.contained_in(self._context.origin.identity)
@@ -395,9 +432,9 @@ class Server:
             return actors.CallOutcome(call.id, call.session, call.name, stored, contained=contained)
         except (ObjectLostError, WireError) as error:  # the worker is gone, and this process goes with it
             text = f"it ran, and its result of {result.nbytes:,} bytes has no place any more: {error}"
-            return _failed(call, Failure("actor-died", text[:500]))
+            return failed(call, Failure("actor-died", text[:500]))
         except BaseException as error:
-            return _failed(call, _raised("result-pickle", text_of(error), error))
+            return failed(call, _carried("result-pickle", text_of(error), error))
 
     def _method(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") and name != "__call__":
@@ -435,11 +472,22 @@ class _UpstreamError(FutureFailedError):
         self.upstream = upstream
 
 
-def _failed(call: Call, failure: Failure) -> actors.CallOutcome:
+def failed(call: Call, failure: Failure) -> actors.CallOutcome:
+    """A call that ended so."""
     return actors.CallOutcome(call.id, call.session, call.name, None, failure)
 
 
-def _raised(reason: str, text: str, error: BaseException, chain: tuple[bytes, ...] = ()) -> Failure:
+def size_of(outcome: actors.CallOutcome) -> int:
+    """Bytes that it takes in a transaction, about."""
+    size = 100
+    if outcome.result is not None and outcome.result.inline is not None:
+        size += len(outcome.result.inline)
+    if outcome.failure is not None:
+        size += len(outcome.failure.payload) + len(outcome.failure.traceback)
+    return size
+
+
+def _carried(reason: str, text: str, error: BaseException, chain: tuple[bytes, ...] = ()) -> Failure:
     """A failure that carries an exception; the first frame of its traceback is this module's."""
     carried = dump_exception(error, skip_frames=1)
     return Failure(reason, text, carried.untraced().to_bytes(), carried.traceback, chain)

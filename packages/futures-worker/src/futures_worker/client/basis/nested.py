@@ -54,7 +54,7 @@ class NestedWait:
 
     def look(self, pause: float, now: float) -> float:
         """Call it before each pause; how long to pause at most. Raises DeadlockError."""
-        if self._task is None or self._recorded:
+        if self._task is None or self._recorded or self._task.concurrent:
             return pause
         if now < self._look_at:
             return min(pause, self._look_at - now)

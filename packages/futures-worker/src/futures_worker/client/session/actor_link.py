@@ -99,6 +99,9 @@ class ActorLink:
         )  # sent before a connection broke, and not settled yet
         self.refused = ""  # why the actor, which is up, takes no calls of this client
         self.used = 0.0  # when it was last asked for (monotonic)
+        self._withdrawn: deque[bytes] = (
+            deque()
+        )  # calls that were cancelled in the database, of which the actor is to be told
         self._pack = msgpack.Packer(autoreset=True).pack
         self._pause = PLACE_PAUSE
         self._next_look = 0.0
@@ -172,8 +175,25 @@ class ActorLink:
             with contextlib.suppress(UnknownFutureError, FutureDeletedError):
                 ask(session.db, cancel_future, session.space, call.id, gone)
                 (entry,) = ask(session.db, actors.ended_calls, session.space, [call.id], strategy="off")
+                self.withdraw(call.id)
         session.deliver_calls([entry] if entry is not None else [])
         session.calls_delivered()
+
+    def withdraw(self, call_id: bytes) -> None:
+        """Tell the actor, if it is up, that a call was cancelled in the database: it may be about to run it."""
+        with self._sending:
+            self._withdrawn.append(call_id)
+            self._send_withdrawn()
+        if self._sock is None:
+            self.connect()
+            self.rest(
+                time.monotonic(), 0.0
+            )  # nothing else may be asked of it: an actor has only so many places for callers
+
+    def _send_withdrawn(self) -> None:
+        """Called with `_sending` held."""
+        while self._withdrawn and self._sock is not None:
+            self._send(self._pack(("cancel", self._withdrawn.popleft())))
 
     def record(self, call: CallRecord) -> None:
         """Make a call that hasn't ended known to the cluster, and with it those that are to be sent before it."""
@@ -283,11 +303,27 @@ class ActorLink:
                 pass  # it died, and its place isn't given up yet
             else:
                 self.refused = ""
+                self._forget_ended()
                 self._begin(connection, place.start)
                 return 0.0
         pause, self._pause = self._pause, min(MOST_PLACE_PAUSE, self._pause * 1.5)
         self._next_look = time.monotonic() + pause
         return pause
+
+    def _forget_ended(self) -> None:
+        """Before calls are sent: those that others cancelled meanwhile aren't."""
+        session = self.session
+        recorded = [call for call in tuple(self._queued) if call.recorded]
+        for start in range(0, len(recorded), PAGE):
+            page = recorded[start : start + PAGE]
+            ended = ask(session.db, actors.ended_calls, session.space, [call.id for call in page], strategy="off")
+            entries = []
+            for call, entry in zip(page, ended, strict=True):
+                if entry is not None:
+                    entries.append(entry)
+                    with self._sending, contextlib.suppress(ValueError):  # cancelled here just now
+                        self._queued.remove(call)
+            self._take(entries)
 
     def _begin(self, connection: wire.Connection, start: int) -> None:
         connection.sock.setblocking(False)
@@ -300,6 +336,7 @@ class ActorLink:
             self._sock, self._answers = sock, answers
             try:
                 self._send(self._pack(("hello", self.actor, start, self.session.id)))
+                self._send_withdrawn()
                 while True:  # no condition (`turn`)
                     if not self._queued or self._sock is not sock:
                         break

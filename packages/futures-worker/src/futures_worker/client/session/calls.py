@@ -112,6 +112,7 @@ class CallReader:
                     self._sweep(now)
                 link = self._links[actor] = ActorLink(self._session, actor, label)
             link.used = now
+            link.label = link.label or label
             return link
 
     def _sweep(self, now: float) -> None:

@@ -9,6 +9,7 @@ from fdb_datamodel import (
     ClusterSpace,
     FutureDeletedError,
     FutureState,
+    actors,
     cancel_future,
     children_of,
     describe_future,
@@ -62,15 +63,20 @@ class FutureQueries:
         except (ObjectLostError, AuthenticationError):
             return True
 
-    def cancel(self, future_id: bytes, children: bool, grace: float | None) -> FutureState:
-        """Cancel it in the database, and what its task submitted; its state now. A program is told, and ends after `grace` seconds
+    def cancel(self, future_id: bytes, children: bool, grace: float | None) -> tuple[FutureState, bytes | None]:
+        """Cancel it in the database, and what its task submitted; its state now, and the actor if it is the call of one. A program is told, and ends after `grace` seconds
         (by default 30): what it submitted is cancelled then. Another task has none unless one is given.
         """
         own = PROGRAM_GRACE_SECONDS if grace is None else grace
-        state: FutureState = ask(self._db, programs.cancel_program, self._space, future_id, own, grace or 0.0)
+
+        def body(tr: Any, space: ClusterSpace) -> tuple[FutureState, bytes | None]:
+            actor = actors.actor_of_call(tr, space, future_id)
+            return programs.cancel_program(tr, space, future_id, own, grace or 0.0), actor
+
+        state, actor = ask(self._db, body, self._space)
         if children and state in (FutureState.failed, FutureState.realized):
             cancel_children(self._db, self._space, future_id, grace)
-        return state
+        return state, actor
 
 
 def cancel_children(db: Any, space: ClusterSpace, future_id: bytes, grace: float | None) -> None:

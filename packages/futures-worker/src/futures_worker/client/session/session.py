@@ -452,7 +452,10 @@ class Session:
         """Cancel it in the database, and what its task submitted; whether it failed, by this or before, or will, as a program."""
         self.check_open()
         self.line.interrupt()
-        return self._queries.cancel(future_id, children, grace) is not FutureState.realized
+        state, actor = self._queries.cancel(future_id, children, grace)
+        if actor is not None and state is FutureState.failed:
+            self.calls.link(actor, "").withdraw(future_id)
+        return state is not FutureState.realized
 
     def cancel_children(self, future_id: bytes, grace: float | None = None) -> None:
         """Cancel what its task submitted, once it ended."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import signal
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -188,8 +189,19 @@ def install(shared: SharedWords) -> Gate:
     return _gate
 
 
+_instead: ContextVar[Callable[[], bool] | None] = ContextVar("cancel_requested", default=None)
+
+
+def ask_instead(asked: Callable[[], bool]) -> None:
+    """From now on `asked` tells this context (a thread, a task of asyncio) whether it is asked to end: it runs a call of an actor."""
+    _instead.set(asked)
+
+
 def cancel_requested() -> bool:
-    """Whether this process runs a task that is asked to end."""
+    """Whether what runs here is asked to end: a call of an actor, or the task of this process."""
+    asked = _instead.get()
+    if asked is not None:
+        return asked()
     return _gate is not None and _gate.cancel_requested
 
 
