@@ -79,7 +79,7 @@ def test_a_task_that_is_interrupted_anywhere_raises_or_returns_and_nothing_of_ou
     came: set[str] = set()
 
     def task(own: Gate, done: list[str]) -> Any:
-        own.begin(7, 5.0)
+        own.begin(7, 1e-9)
         try:
             return own.run(careful, done)
         except BaseException as error:
@@ -151,7 +151,7 @@ def test_a_cancel_comes_after_the_limit_and_no_limit_after_a_cancel(
             ask(CANCEL)
         return "not reached"
 
-    own.begin(1, 0.5)
+    own.begin(1, 1e-9)
     with pytest.raises(TaskCancelled):
         own.run(both)
 
@@ -164,9 +164,27 @@ def test_a_cancel_comes_after_the_limit_and_no_limit_after_a_cancel(
         return "cleaned"
 
     own, shared = gate()
-    own.begin(1, 0.5)
+    own.begin(1, 1e-9)
     assert own.run(again) == "cleaned"
     assert shared.heard()
+
+
+def test_a_limit_counts_from_when_the_task_s_code_began(gate: Callable[[], tuple[Gate, SharedWords]]) -> None:
+    own, shared = gate()
+    own.begin(1, 0.05)
+
+    def task() -> str:
+        shared.ask(LIMIT, 1)  # the worker counts from earlier
+        signal.raise_signal(INTERRUPT_SIGNAL)
+        assert not shared.heard()
+        deadline = time.monotonic() + 0.05
+        while time.monotonic() < deadline:
+            pass
+        signal.raise_signal(INTERRUPT_SIGNAL)
+        return "not reached"
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        own.run(task)
 
 
 async def waits(shared: SharedWords, cause: int, seen: list[Any]) -> str:
@@ -189,12 +207,12 @@ async def waits(shared: SharedWords, cause: int, seen: list[Any]) -> str:
 
 def test_a_coroutine_is_cancelled_at_its_await(gate: Callable[[], tuple[Gate, SharedWords]]) -> None:
     own, shared = gate()
-    own.begin(1, 0.5)
+    own.begin(1, 1e-9)
     seen: list[Any] = []
     assert own.run(lambda: finished(waits(shared, LIMIT, seen))) == "in time"
-    assert "soft_timeout of 0.5 s" in str(seen[0])
+    assert "soft_timeout of 1e-09 s" in str(seen[0])
     own, shared = gate()
-    own.begin(1, 0.5)
+    own.begin(1, 1e-9)
     with pytest.raises(asyncio.CancelledError):
         own.run(lambda: finished(waits(shared, CANCEL, seen)))
     assert not isinstance(seen[1], SoftTimeLimitExceeded)
@@ -204,7 +222,7 @@ def test_a_coroutine_is_cancelled_at_its_await(gate: Callable[[], tuple[Gate, Sh
         await asyncio.sleep(60)
 
     own, shared = gate()
-    own.begin(1, 0.5)
+    own.begin(1, 1e-9)
     shared.ask(LIMIT, 1)
     with pytest.raises(SoftTimeLimitExceeded) as caught:
         own.run(lambda: finished(lets_go()))

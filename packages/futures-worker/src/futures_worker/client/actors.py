@@ -34,7 +34,7 @@ from futures_worker.worker.concurrent_actor import run_concurrent_actor
 from idempotent_txn import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 A = TypeVar("A")
 
@@ -179,7 +179,7 @@ def _host_spec(
     itself = AsItself(kind, context.origin.identity)
     call = itself.value, args, dict(kwargs), resident, owner, *([concurrency] if concurrency > 1 else [])
     data, dependencies, names = dump_args_and_names(call, {}, context.origin)
-    runs: Callable[..., Any] = run_actor if concurrency == 1 else run_concurrent_actor
+    runs: Any = run_actor if concurrency == 1 else run_concurrent_actor
     code = context.code.within(dump_code(runs, names | itself.names), context.setting.of(context.options.env))
     if dependencies:
         session.flush_before(dependencies)

@@ -294,6 +294,7 @@ class ActorLink:
             self._die(place.failure)
             return 0.0
         if place.ip:
+            self._forget_ended()
             try:
                 secrets = ClusterSecrets(session.db, session.space, ask=ask)
                 connection = wire.connect((place.ip, place.port), secrets, role=ACTOR, incarnation=self.actor)
@@ -303,7 +304,6 @@ class ActorLink:
                 pass  # it died, and its place isn't given up yet
             else:
                 self.refused = ""
-                self._forget_ended()
                 self._begin(connection, place.start)
                 return 0.0
         pause, self._pause = self._pause, min(MOST_PLACE_PAUSE, self._pause * 1.5)

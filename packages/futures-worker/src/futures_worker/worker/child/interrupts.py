@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 import signal
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import CodeType, FrameType
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 INTERRUPT_SIGNAL: Final = signal.SIGRTMAX - 4
 """One that programs seldom use."""
+NEARLY: Final = 0.9
+"""Of a soft limit, after which it is taken to have passed."""
 FIRST_REPEAT, LAST_REPEAT = 0.05, 1.0
 """Seconds between two signals about the same: at first, and at most."""
 
@@ -81,6 +84,7 @@ class Gate:
         self._task = 0  # the number of the one that runs, plus 1
         self._state = _AFTER
         self._seconds = 0.0  # its soft limit
+        self._began = 0.0  # when its code began, if it has one
         self._cancelled = False  # it has been interrupted for that
         self._over: SoftTimeLimitExceeded | None = None  # to be thrown into the coroutine that runs
         self._loop_task: asyncio.Task[Any] | None = None
@@ -96,6 +100,8 @@ class Gate:
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """`call(*args)`, which is the task's code and may be interrupted. Not itself (`ours`): so it always gets to its end."""
+        if self._seconds:
+            self._began = time.monotonic()
         self._state = _INSIDE
         try:
             return self._run(call, args)
@@ -144,9 +150,15 @@ class Gate:
             meant = asked == self._task
             if asked > self._task or (meant and self._state != _AFTER and not self._may_strike(frame)):
                 continue  # it is told again in a moment
+            if cause == LIMIT and meant and self._is_early():
+                continue
             words[cause + _HEARD] = asked
             if meant and self._state == _INSIDE and not self._cancelled:
                 self._strike(cause)
+
+    def _is_early(self) -> bool:
+        """Whether the task's own code hasn't run for its limit, about: the worker counts from when it sent the task."""
+        return self._state == _INSIDE and time.monotonic() - self._began < NEARLY * self._seconds
 
     def _may_strike(self, frame: FrameType | None) -> bool:
         if self._state != _INSIDE or frame is None or frame.f_code in _OWN:
