@@ -344,8 +344,13 @@ def _close_at_exit(reference: weakref.ref[LeaseManager]) -> None:
     manager = reference()
     if manager is None or manager.session.exiting:
         return
-    manager.session.close_seconds = min(manager.session.close_seconds, _EXIT_SECONDS)
+    session = manager.session
+    session.close_seconds = min(session.close_seconds, _EXIT_SECONDS)
+    held = [part.name for part in session.ledger.parts]
     try:
         manager.close()
-    except Exception as error:
-        log.warning("leases of this process expire by themselves: they could not be released at its exit: %s", error)
+    except Exception as error:  # its database may be closed already
+        if held and not session.forked:
+            log.warning(
+                "%s: not released at the exit of this process, to expire by itself: %s", ", ".join(held[:20]), error
+            )
