@@ -17,6 +17,7 @@ import pytest
 
 from fdb_schema import open_database
 from lease_locks import LeaseManager, MemoizingPicklingRunner, MemoKeyError, samethread_shell
+from lease_locks.memo.calling.keying import PLAIN
 from lease_locks.memo.functions import bind
 from lease_locks.memo.pickling import dumps, loads
 
@@ -253,6 +254,7 @@ def test_options_go_with_the_function_to_whichever_runner_and_process(
 ) -> None:
     memoized = runner.memoize(ignore=["folder"])(functions.square)
     copied = loads(dumps(lambda: memoized))()
+    assert loads(dumps(PLAIN)) is PLAIN
     assert key(memoized, 1, "a") == key(copied, 1, "b") == key(functools.partial(memoized, 1), "c")
     other = MemoizingPicklingRunner(locks, shell=samethread_shell, pipeline_id="demo")
     assert key(other.memoize(memoized), 1, "d") == key(memoized, 1, "a")

@@ -399,8 +399,9 @@ class _Encoder:
             self.put(logic_key(thing))
         else:
             self.sized(b"l", self.refer(thing))
-        for callee in keying_of(value).followed(thing):
-            self.sized(b"+", self.refer(callee))
+        if thing is not value:
+            for callee in keying_of(value).followed(thing):
+                self.sized(b"+", self.refer(callee))
 
     def method(self, value: types.MethodType) -> None:
         self.write(b"M")

@@ -6,11 +6,10 @@ import functools
 import hashlib
 import importlib
 import inspect
-import itertools
 import reprlib
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -193,7 +192,7 @@ def bind(
     counted = functools.partial(_counted, name, keying, bound)
     digest, digests = hashlib.sha256(canonical((pipeline, name, key))), dict[str, bytes]()
     with noting_identities() as met:
-        for parameter, value in itertools.chain([("", function)], counted()):
+        for parameter, value in (("", function), *counted()):
             try:
                 digests[parameter] = canonical_digest(value)
                 digest.update(canonical(parameter) + digests[parameter])
@@ -205,10 +204,10 @@ def bind(
     return Call(memo, function, bound.args, bound.kwargs, bound.arguments, digests, counted, met)
 
 
-def _counted(name: str, keying: Keying, bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
+def _counted(name: str, keying: Keying, bound: inspect.BoundArguments) -> Iterable[tuple[str, Any]]:
     """(parameter, argument) of those that are part of the key, as they are now."""
     try:
-        yield from keying.counted(bound)
+        return keying.counted(bound)
     except MemoKeyError:
         raise
     except Exception as error:

@@ -39,11 +39,13 @@ class Keying(Attached):
     ignore: frozenset[str] = frozenset()
     key: Callable[..., Any] | None = None
 
-    def counted(self, bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
+    def counted(self, bound: inspect.BoundArguments) -> Iterable[tuple[str, Any]]:
         """(parameter, argument) of those that count; of `key` what it returns, as `KEY`."""
         if self.key is not None:
-            yield KEY, self.key(*bound.args, **bound.kwargs)
-            return
+            return [(KEY, self.key(*bound.args, **bound.kwargs))]
+        return self._without_ignored(bound) if self.ignore else bound.arguments.items()
+
+    def _without_ignored(self, bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
         parameters = bound.signature.parameters
         for name, value in bound.arguments.items():
             if name in self.ignore:
@@ -52,8 +54,14 @@ class Keying(Attached):
                 value = {word: one for word, one in value.items() if word not in self.ignore}
             yield name, value
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The one that says nothing is told by its identity, in another process too."""
+        return "PLAIN" if self is PLAIN else object.__reduce_ex__(self, protocol)
+
     def followed(self, function: Any) -> list[Any]:
         """The functions and classes whose content counts, each once, in the order of their names."""
+        if not (self.calls or self.source):
+            return []
         found: dict[int, Any] = {}
         todo, looked = [*self.calls, *((function,) if self.source else ())], set[int]()
         while todo:
