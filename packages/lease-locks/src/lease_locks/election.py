@@ -30,14 +30,18 @@ _REREAD_SECONDS: Final = 15.0  # in case a watch was lost
 
 
 class Term:
-    """One time of leading, which `started` is given. `over` is set when it ends, `reason` says why: `stopped`, `failed` (`started` raised), or
-    what the lease was lost by."""
+    """One time of leading, which `started` is given. `over` is set when it ends; why is `stopped`, `failed` (`started` raised), or what the lease
+    was lost by."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.over = threading.Event()
-        self.reason = ""
-        self._mutex = threading.Lock()
+        self._reasons: dict[str, None] = {}  # in the order in which they came
+
+    @property
+    def reason(self) -> str:
+        """Why it ended; "" while it goes on."""
+        return next(iter(self._reasons), "")
 
     def check(self) -> None:
         """Raises `LeaseLost` unless this process may believe, now, that it leads."""
@@ -49,10 +53,8 @@ class Term:
 
     def end(self, reason: str) -> None:
         """Give it up: `started` is to return, and another may lead once it has. The first reason counts."""
-        with self._mutex:
-            if not self.over.is_set():
-                self.reason = reason
-                self.over.set()
+        self._reasons[reason] = None  # without a lock: a signal's handler may call this in the midst of itself
+        self.over.set()
 
 
 class LeaderElection:
