@@ -18,7 +18,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from fdb_datamodel import FutureState
+from fdb_datamodel import FutureState, UnknownFutureError
 from futures_worker import Client, as_completed, current_client, gather, wait
 
 WAIT = 60.0
@@ -156,6 +156,24 @@ def test_names_keys_and_bound_options(shared_cluster: Callable[..., Any]) -> Non
     again = demo.client().submit(time.time, key="once")
     assert again.id == one.id
     assert again.result(WAIT) == one.result(WAIT)
+
+
+def test_a_future_is_found_by_the_key_it_was_submitted_with(shared_cluster: Callable[..., Any]) -> None:
+    demo = shared_cluster(workers=1)
+    client, other = demo.client(), demo.client()
+    future = client.submit(pow, 2, 9, key="order 17")
+    assert client.get_future(key="order 17") == future  # also before anybody has flushed it
+    assert future.result(WAIT) == 512
+    found = other.get_future(key="order 17")
+    assert (found.id, found.result(WAIT)) == (future.id, 512)
+    with pytest.raises(UnknownFutureError):
+        other.get_future(key="order 18").state()
+    with pytest.raises(TypeError, match="found neither"):
+        other.get_future()
+    with pytest.raises(TypeError, match="and the key 'order 17'"):
+        other.get_future(future.id, key="order 17")
+    with pytest.raises(ValueError, match="key is a text of 1 to 500 characters, found ''"):
+        other.get_future(key="")
 
 
 def test_a_future_is_found_by_its_id_after_its_submitter_died(cluster: Callable[..., Any]) -> None:

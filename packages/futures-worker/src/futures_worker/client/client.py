@@ -304,13 +304,13 @@ class Client(ClientOperations):
         """Inside a task: move the result to the worker that runs the task."""
         data.copy(self._context, future, data.own_worker(self._context), move=True)
 
-    def get_future(self, future_id: UUID | bytes | str) -> Future[Any]:
-        """The future with this id, whichever process submitted it, dead or alive.
+    def get_future(self, future_id: UUID | bytes | str | None = None, *, key: str | None = None) -> Future[Any]:
+        """The future with this id, or that was submitted with this `key`, whichever process did, dead or alive.
 
-        Raises ValueError for what is no id. An id that no future has is found out by the first wait or `state()`:
-        UnknownFutureError.
+        Raises ValueError for what is no id or key, TypeError for both. That there is no such future is found out by the
+        first wait or `state()`: UnknownFutureError.
         """
-        return data.find(self._context, future_id)
+        return data.find(self._context, future_id, key)
 
     def delete(self, future: Future[Any]) -> None:
         """Delete a future and its results. Whoever asks for them later gets FutureDeletedError."""

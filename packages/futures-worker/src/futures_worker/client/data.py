@@ -14,13 +14,14 @@ from fdb_datamodel import (
     delete_future,
     describe_future,
     hold_futures,
+    id_for_key,
     put_realized_future,
     read_results,
     set_apart,
 )
 from fdb_schema import MainspringError
 from futures_worker.client.basis import processes, untouched
-from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions
+from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions, read_key
 from futures_worker.client.basis.program import current_program
 from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.context import ClientContext, worker_context
@@ -110,8 +111,13 @@ def copy(context: ClientContext, future: Future[Any], worker: Any, *, move: bool
         return
 
 
-def find(context: ClientContext, future_id: UUID | bytes | str) -> Future[Any]:
+def find(context: ClientContext, future_id: UUID | bytes | str | None, key: str | None) -> Future[Any]:
     """See `Client.get_future`."""
+    if (future_id is None) == (key is None):
+        found = "neither" if key is None else f"the id {future_id} and the key {key!r}"
+        raise TypeError(f"get_future takes the id of a future, or the key= it was submitted with, found {found}")
+    if future_id is None:
+        future_id = id_for_key(context.cluster, read_key(key))
     if isinstance(future_id, str):
         try:
             future_id = UUID(future_id)

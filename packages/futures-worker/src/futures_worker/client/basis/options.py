@@ -152,6 +152,11 @@ def _text(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def read_key(value: object) -> str:
+    """Raises ValueError unless it may be the `key` of a submit."""
+    return str(_text("key", value)["key"])
+
+
 def _flag(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, bool):
         raise ValueError(f"{name} is True or False, found {value!r}")
