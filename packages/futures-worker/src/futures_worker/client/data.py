@@ -111,10 +111,10 @@ def copy(context: ClientContext, future: Future[Any], worker: Any, *, move: bool
         return
 
 
-def find(context: ClientContext, future_id: UUID | bytes | str | None, key: str | None) -> Future[Any]:
+def find(context: ClientContext, future_id: UUID | bytes | str | None, key: str | None = None) -> Future[Any]:
     """See `Client.get_future`."""
     if (future_id is None) == (key is None):
-        found = "neither" if key is None else f"the id {future_id} and the key {key!r}"
+        found = "neither" if key is None else f"the id {future_id!r} and the key {key!r}"
         raise TypeError(f"get_future takes the id of a future, or the key= it was submitted with, found {found}")
     if future_id is None:
         future_id = id_for_key(context.cluster, read_key(key))
