@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +60,10 @@ def run(
         str | None,
         typer.Option(metavar="SIZE", help="Memory offered to tasks, as 2GiB.", show_default="80 % of the machine's"),
     ] = None,
-    gpus: Annotated[float, typer.Option(min=0, help="Gpus offered.")] = 0,
+    gpus: Annotated[
+        float | None,
+        typer.Option(min=0, help="Gpus offered, and given out by id.", show_default="those of CUDA_VISIBLE_DEVICES"),
+    ] = None,
     resource: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=AMOUNT", help="A resource offered, by a name of yours; several times for several."),
@@ -103,7 +107,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run a worker until SIGTERM. Prints one line when it is ready, with its address."""
-    from futures_worker.worker.registration import read_offers, whole_machine
+    from futures_worker.worker.registration import gpu_ids, read_offers, whole_machine
     from futures_worker.worker.service import WorkerConfig, serve
 
     if session_ttl < LEAST_SESSION_TTL:
@@ -113,6 +117,7 @@ def run(
             EXIT_USAGE,
         )
     try:
+        gpus, ids = gpu_ids(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         total = whole_machine(cpus, parse_size(ram) if ram is not None else None, gpus, read_offers(resource or ()))
         store_bytes = parse_size(object_store)
     except ValueError as exc:
@@ -125,6 +130,7 @@ def run(
         port=port,
         slots=slots if slots is not None else max(1, int(total.cpu)),
         total=total,
+        gpus=ids,
         object_store=store_bytes,
         spill=spill,
         grace=grace,

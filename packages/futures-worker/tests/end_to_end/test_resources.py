@@ -129,3 +129,39 @@ def test_what_nobody_offers_says_so_and_is_done_once_somebody_does(cluster: Clus
     client.kill_actor(actor)
     assert waits.result(WAIT) == 4, "an actor has it as long as it lives"
     demo.check()
+
+
+def visible(folder: str = "", seconds: float = 0.0) -> str | None:
+    """The gpus that the task sees; with a folder it holds them there for a while, and fails if another does."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for one in (given or "").split(",") if folder else ():
+        Path(folder, one).touch(exist_ok=False)
+    time.sleep(seconds)
+    for one in (given or "").split(",") if folder else ():
+        Path(folder, one).unlink()
+    return given
+
+
+def test_gpus_are_given_out_by_id(cluster: Cluster, tmp_path: Path) -> None:
+    demo = cluster(1, 4, "--gpus", "3", env={"CUDA_VISIBLE_DEVICES": "4,5,7"})
+    client = demo.client(max_retries=0)
+    assert client.submit(visible).result(WAIT) == ""
+    several = client.map(visible, [str(tmp_path)] * 8, [0.03] * 8, resources={"gpu": 1})
+    pairs = client.map(visible, [str(tmp_path)] * 3, [0.03] * 3, resources={"gpu": 2})
+    assert set(client.gather(several, timeout=WAIT)) <= {"4", "5", "7"}
+    assert {len(pair.split(",")) for pair in client.gather(pairs, timeout=WAIT)} == {2}
+    assert client.submit(visible, resources={"gpu": 0.5}).result(WAIT) in ("4", "5", "7")
+
+    held = client.submit(hold, str(tmp_path), resources={"gpu": 3}, max_retries=1)
+    os.kill(int(awaited(tmp_path / "pid")), signal.SIGKILL)
+    (tmp_path / "go").touch()
+    held.result(WAIT)
+    assert client.submit(visible, resources={"gpu": 3}).result(WAIT) == "4,5,7", "those of the one that was killed too"
+    both = demo.client(env={"LEVEL": "3"}).submit(visible, resources={"gpu": 3})
+    assert both.result(WAIT) == "4,5,7"
+    demo.check()
+
+
+def test_a_worker_without_gpus_leaves_the_variable_alone(cluster: Cluster) -> None:
+    demo = cluster(1, 1, "--gpus", "0", env={"CUDA_VISIBLE_DEVICES": "6"})
+    assert demo.client().submit(visible).result(WAIT) == "6"

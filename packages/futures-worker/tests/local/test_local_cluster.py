@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,23 @@ def test_one_line_is_a_cluster_and_its_end_leaves_nothing(tmp_path: Path, monkey
     cluster.close()
     with pytest.raises(MainspringError, match="is closed: make a new one"):
         cluster.client
+
+
+def test_no_two_workers_have_a_gpu_in_common(local: LocalCluster) -> None:
+    def both(folder: str) -> str:
+        import time
+
+        given = os.environ["CUDA_VISIBLE_DEVICES"]
+        Path(folder, given).touch()
+        while len(list(Path(folder).iterdir())) < 2:
+            time.sleep(0.01)
+        return given
+
+    local.scale(2)
+    with tempfile.TemporaryDirectory() as folder:
+        found = local.client.map(both, [folder] * 2, resources={"gpu": 2})
+        assert sorted(local.client.gather(found, timeout=60)) == ["0,1", "2,3"]
+    local.scale(1)
 
 
 def test_options_are_the_clients(local: LocalCluster) -> None:

@@ -68,23 +68,25 @@ class PoolScan(NamedTuple):
 def scan_pool(ch: Changes, capacity: Capacity, free: Shape, limit: int) -> PoolScan:
     """Choose up to `limit` entries whose sum fits `free`, by snapshot: in order of shape, priority, age.
 
-    What needs named resources goes first. Room is made (`hold_for`) for what waits for some by leaving those alone, and for all else
-    by choosing nothing else.
+    What needs named resources goes first. Room is made (`hold_for`) for what waits for some, or for gpus, by leaving those alone, and
+    for all else by choosing nothing else.
     """
     held = capacity.hold_for.shape if capacity.hold_for is not None else None
     kept: Named = ()
+    no_gpu = False
     if held is not None:
         kept = named_of(held)
-        if named_fits(kept, named_of(free)):
+        no_gpu = not fits((0, 0, held[2]), free)
+        if not no_gpu and named_fits(kept, named_of(free)):
             return _Scan(ch, capacity, free, limit, named_of(rounded(held)), ch.keys.shape_prefix(held)).run()
     if not named_of((capacity.total or capacity.free).shape):
-        return _Scan(ch, capacity, free, limit).run()
-    found = _scan_lanes(ch, capacity, free, limit, frozenset(name for name, _ in kept))
+        return _Scan(ch, capacity, free, limit, no_gpu=no_gpu).run()
+    found = _scan_lanes(ch, capacity, free, limit, frozenset(name for name, _ in kept), no_gpu)
     if len(found.entries) >= limit:
         return found
     for entry in found.entries:
         free = less(free, entry.chosen.shape)
-    rest = _Scan(ch, capacity, free, limit - len(found.entries)).run()
+    rest = _Scan(ch, capacity, free, limit - len(found.entries), no_gpu=no_gpu).run()
     return PoolScan(
         found.entries + rest.entries,
         (*found.blocked, *rest.blocked),
@@ -93,7 +95,9 @@ def scan_pool(ch: Changes, capacity: Capacity, free: Shape, limit: int) -> PoolS
     )
 
 
-def _scan_lanes(ch: Changes, capacity: Capacity, free: Shape, limit: int, kept: frozenset[str]) -> PoolScan:
+def _scan_lanes(
+    ch: Changes, capacity: Capacity, free: Shape, limit: int, kept: frozenset[str], no_gpu: bool
+) -> PoolScan:
     """The same of what needs named resources, but for those of the names in `kept`, which are reported as blocked."""
     total = named_of((capacity.total or capacity.free).shape)
     offered = dict(total)
@@ -121,7 +125,7 @@ def _scan_lanes(ch: Changes, capacity: Capacity, free: Shape, limit: int, kept: 
         ):
             blocked.append(Requirements.from_shape(shape_of(*shape, named)))
             continue
-        found = _Scan(ch, capacity, free, limit - len(entries), named).run()
+        found = _Scan(ch, capacity, free, limit - len(entries), named, no_gpu=no_gpu).run()
         for entry in found.entries:
             free = less(free, entry.chosen.shape)
         entries += found.entries
@@ -136,7 +140,7 @@ def first_page(ch: Changes, capacity: Capacity, limit: int) -> tuple[bytes, byte
         return (*ch.keys.lanes(), 1)
     held = capacity.hold_for.shape if capacity.hold_for is not None else None
     within = None if held is None else ch.keys.shape_prefix(held)
-    scan = _Scan(ch, capacity, capacity.free.shape, limit, named_of(rounded(held)) if held is not None else (), within)
+    scan = _Scan(ch, capacity, capacity.room, limit, named_of(rounded(held)) if held is not None else (), within)
     return scan.begin, scan.end, min(_PROBE, scan.page) if scan.wary else scan.page
 
 
@@ -151,8 +155,11 @@ class _Scan:
         limit: int,
         named: Named = (),
         within: bytes | None = None,
+        no_gpu: bool = False,
     ) -> None:
+        """`no_gpu`: they are kept for something else."""
         self.ch = ch
+        self.no_gpu = no_gpu
         self.base = ch.keys.lane(named)
         self.named = named
         self.free = free
@@ -267,12 +274,15 @@ class _Scan:
         """Whether every entry of a shape fits, and whether one may."""
         free = self.free
         cpu, ram, gpu = shape
-        if cpu > free[0]:
+        if cpu > free[0] or (gpu and self.no_gpu):
             return False, False
         if self.named:
             whole, some = self._fit_named()
             up = rounded(free)
-            return whole and ram <= free[1] and gpu <= free[2], some and ram <= up[1] and gpu <= up[2]
+            return whole and fits(shape, free), some and ram <= up[1] and gpu <= up[2]
+        if gpu and len(free) == 5:
+            whole, up = fits(shape, free), rounded(free)
+            return whole, whole or (ram <= up[1] and gpu <= up[2])
         if ram <= free[1] and gpu <= free[2]:
             return True, True
         # Rounding adds an eighth at most: most shapes are ruled out without it.

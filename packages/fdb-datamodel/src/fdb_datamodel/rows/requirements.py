@@ -16,8 +16,10 @@ _MOST = 1 << 60  # of what an index can hold, with room for rounding up
 
 Named = tuple[tuple[str, int], ...]  # (name, thousandths) of other resources, by name
 Triple = tuple[int, int, int]
-Shape = Triple | tuple[int, int, int, Named]
-"""(cpu in thousandths, ram in bytes, gpu in thousandths), the unit of the indices; and what is named, if anything is."""
+Devices = tuple[int, ...]  # thousandths of each gpu
+Shape = Triple | tuple[int, int, int, Named] | tuple[int, int, int, Named, Devices]
+"""(cpu in thousandths, ram in bytes, gpu in thousandths), the unit of the indices; and what is named, if anything is. Of what a worker
+has free also how much of each gpu, where it gives them out one by one: fractions of two are no whole one."""
 
 _NAME = re.compile(r"[^\W\d][\w.:/-]{0,99}")
 _OURS = {
@@ -93,7 +95,7 @@ def read_named(named: Mapping[str, int | float] | Named) -> Named:
 
 def named_of(shape: Shape) -> Named:
     """What of a shape is named."""
-    return shape[3] if len(shape) == 4 else ()
+    return shape[3] if len(shape) > 3 else ()
 
 
 def shape_of(cpu: int, ram: int, gpu: int, named: Named) -> Shape:
@@ -105,7 +107,27 @@ def fits(shape: Shape, free: Shape) -> bool:
     """Whether what has the one can be had where the other is free."""
     if shape[0] > free[0] or shape[1] > free[1] or shape[2] > free[2]:
         return False
+    if shape[2] and len(free) == 5 and allot(free[4], shape[2]) is None:
+        return False
     return len(shape) == 3 or named_fits(shape[3], named_of(free))
+
+
+def allot(devices: Devices, amount: int) -> tuple[tuple[int, int], ...] | None:
+    """Which of these gpus `amount` is taken of, by their places, and how much of each; None: it can't be.
+
+    Whole ones first; what is less than one is taken of a single one, of which the least is free.
+    """
+    whole, part = divmod(amount, 1000)
+    chosen = [(at, 1000) for at, free in enumerate(devices) if free >= 1000][:whole]
+    if len(chosen) < whole:
+        return None
+    if part:
+        taken = {at for at, _ in chosen}
+        fitting = [(free, at) for at, free in enumerate(devices) if free >= part and at not in taken]
+        if not fitting:
+            return None
+        chosen.append((min(fitting)[1], part))
+    return tuple(chosen)
 
 
 def named_fits(needs: Named, free: Named) -> bool:
@@ -120,7 +142,13 @@ def less(free: Shape, shape: Shape) -> Shape:
     if len(free) == 3:
         return left
     takes = dict(named_of(shape))
-    return (*left, tuple((name, amount - takes.get(name, 0)) for name, amount in free[3]) if takes else free[3])
+    named = tuple((name, amount - takes.get(name, 0)) for name, amount in free[3]) if takes else free[3]
+    if len(free) == 4:
+        return (*left, named)
+    devices = list(free[4])
+    for at, amount in allot(free[4], shape[2]) or ():
+        devices[at] -= amount
+    return (*left, named, tuple(devices))
 
 
 def round_up(amount: int, unit: int) -> int:
@@ -195,7 +223,7 @@ class Capacity:
 
     free: what may be taken now. total: what the worker has when idle: a shape over it is none of its business, a shape
     over `free` only is reported as blocked. hold_for: a shape that waited too long; nothing else is claimed from the
-    pool until it fits, or if it waits for named resources nothing else that needs them. stripe: (which, of how many) workers that claim from this pool; each prefers its own part of the
+    pool until it fits, or if it waits for gpus or named resources nothing else that needs them. stripe: (which, of how many) workers that claim from this pool; each prefers its own part of the
     entries, so that two seldom choose the same. look: False if a bell would have told of work that came since the worker
     found nothing: then only what its own outcomes unblock is claimed. wanted: futures (ids) that running tasks of this
     worker wait for: claimed before all else, if they are in the pool; with `overcommit` whatever is free, if they fit the
@@ -207,7 +235,8 @@ class Capacity:
     seconds: of work that may be claimed, by `pace`: what a run of each code (as `Claim.code`) takes, those missing in it
     `unknown` seconds. The first `at_once` claims and the `wanted` ones are made whatever they take, and are counted; the first
     other one that would take more than what is left ends the claiming (`Claims.cut`), so that no lesser one overtakes it.
-    ahead_seconds: the same of what is claimed behind other claims.
+    ahead_seconds: the same of what is claimed behind other claims. devices: thousandths that are free of each gpu, where the worker
+    gives them out one by one.
     """
 
     free: Requirements = NOTHING
@@ -225,6 +254,13 @@ class Capacity:
     pace: Mapping[bytes, float] = field(default_factory=dict)
     unknown: float = 0.0
     ahead_seconds: float = _NO_LIMIT
+    devices: Devices = ()
+
+    @property
+    def room(self) -> Shape:
+        """What is free, as claims take from it."""
+        shape = self.free.shape
+        return (*shape[:3], named_of(shape), self.devices) if self.devices else shape
 
     def cost(self, code: bytes) -> float:
         """Seconds that a run of this code is expected to take."""

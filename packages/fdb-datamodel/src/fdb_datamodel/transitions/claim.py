@@ -76,7 +76,7 @@ def take(
     Those of `unblocked` that aren't claimed are enqueued. What running tasks of this worker wait for goes before all.
     """
     claims = Claims()
-    free = capacity.free.shape
+    free = capacity.room
     wanted: list[Chosen] = []
     if capacity.wanted:
         free = _choose_wanted(ch, capacity, free, limit, wanted)
@@ -130,7 +130,7 @@ def take(
     started = start(ch, worker, taken, found=found)
     claims.extend(started)
     if capacity.ahead > 0:
-        free = capacity.free.shape
+        free = capacity.room
         for one in taken:
             free = less(free, one.shape)
         claims.extend(claim_ahead(ch, worker, started, free, capacity))
@@ -162,22 +162,27 @@ def _choose_wanted(ch: Changes, capacity: Capacity, free: Shape, limit: int, cho
         chosen.append(Chosen(f.id, f.e, shape, f))
     if conflicts:
         add_read_conflict_keys(ch.tr, conflicts)
-    return shape_of(max(0, free[0]), max(0, free[1]), max(0, free[2]), named_of(free))
+    if free[0] >= 0 and free[1] >= 0:
+        return free
+    return less(free, (min(0, free[0]), min(0, free[1]), 0))  # no less than nothing
 
 
 def _not_held(capacity: Capacity, shape: Shape, free: Shape) -> bool:
-    """Whether room that is made for something leaves this alone: it is, where that waits for named resources which this hasn't."""
+    """Whether room that is made for something leaves this alone: where that waits for gpus or named resources, and this needs none."""
     if capacity.hold_for is None:
         return True
-    kept = named_of(capacity.hold_for.shape)
-    if named_fits(kept, named_of(free)):
+    held = capacity.hold_for.shape
+    kept = named_of(held)
+    no_gpu = not fits((0, 0, held[2]), free)
+    if not no_gpu and named_fits(kept, named_of(free)):
         return False
-    return dict(kept).keys().isdisjoint(name for name, _ in named_of(shape))
+    return not (no_gpu and shape[2]) and dict(kept).keys().isdisjoint(name for name, _ in named_of(shape))
 
 
 def _may_be_overcommitted(shape: Shape, free: Shape, total: Shape) -> bool:
-    """Whether it may be claimed though cpu and ram aren't free. What is named is for one at a time, whoever waits."""
-    return fits(shape[:3], total) and named_fits(named_of(shape), named_of(free))
+    """Whether it may be claimed though cpu and ram aren't free. Gpus and what is named are for one at a time, whoever waits."""
+    rest = shape_of(min(0, free[0]), min(0, free[1]), shape[2], named_of(shape))
+    return fits((shape[0], shape[1], 0), total) and fits(rest, free)
 
 
 def first_reads(ch: Changes, worker: WorkerId, capacity: Capacity, limit: int) -> list[tuple[bytes, bytes, int]]:

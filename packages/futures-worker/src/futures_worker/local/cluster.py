@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
+import math
 import os
 import shutil
 import tempfile
@@ -19,6 +21,7 @@ from futures_worker.client import Client
 from futures_worker.client.basis.html import panel
 from futures_worker.errors import MainspringError
 from futures_worker.local.workers import LocalWorker, wait_ready
+from futures_worker.worker.registration import gpu_ids
 
 START_SECONDS: Final = 60.0
 """That all workers have, together, until they are registered."""
@@ -59,7 +62,8 @@ class LocalCluster:
                 one in a temporary folder, which is removed at the end.
             cluster: the cluster's name; None: of the environment variable MAINSPRING_CLUSTER, else the default one.
             cpus, ram, gpus: what each worker offers to tasks that ask for `resources`; ram in bytes, or "8GiB". None: the cpus of this
-                machine, and 80 % of its memory.
+                machine, and 80 % of its memory. No two workers have a gpu in common: the first has the first of CUDA_VISIBLE_DEVICES,
+                or 0 and so on.
             offers: named resources that each worker offers likewise, `{"db": 1}`.
             logs: a folder for what workers and tasks print, a file per worker, which stays. None: a temporary one.
             grace: seconds that running tasks have at the end; what isn't done by then is given back to the database.
@@ -83,6 +87,8 @@ class LocalCluster:
         self._lock = threading.RLock()
         self._workers: list[LocalWorker] = []
         self._started = 0
+        self._gpus = gpus
+        self._gpus_of: dict[int, LocalWorker] = {}  # the share of the gpus that each has
         self._closed = False
         self._slots = slots or max(1, len(os.sched_getaffinity(0)) // max(1, workers))
         self._grace = grace
@@ -183,16 +189,28 @@ class LocalCluster:
         temporary = self._folder
         for _ in range(count):
             self._started += 1
+            block, ids = self._next_gpus()
             settings = {
                 "url": self._url,
                 "cluster": self.cluster,
                 "slots": self._slots,
                 **self._offered,
+                "ids": ids,
                 "spill": f"{temporary}/spill-{self._started}",
                 "grace": self._grace,
                 "remove": temporary,
             }
-            self._workers.append(LocalWorker(settings, self._logs / f"worker-{self._started}.log"))
+            worker = LocalWorker(settings, self._logs / f"worker-{self._started}.log")
+            self._workers.append(worker)
+            self._gpus_of[block] = worker
+
+    def _next_gpus(self) -> tuple[int, list[str]]:
+        """The gpus of one more worker, none of a living one's: which share of them, and their ids. Raises ValueError."""
+        each = math.ceil(self._gpus)
+        block = next(one for one in itertools.count() if one not in self._gpus_of or not self._gpus_of[one].alive)
+        if not each:
+            return block, []
+        return block, list(gpu_ids((block + 1) * each, os.environ.get("CUDA_VISIBLE_DEVICES"))[1][block * each :])
 
     def _wait(self) -> None:
         self._check_open()

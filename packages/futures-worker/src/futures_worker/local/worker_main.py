@@ -7,6 +7,7 @@ Started as `python -P -m futures_worker.local.worker_main SETTINGS`, a JSON obje
     remove   a directory to be removed if the parent ended without a word, or null
     url, cluster, slots, cpus, ram, gpus, spill, grace    as of `futures-worker run`; cpus and ram may be null
     named    other resources, {"db": 1}
+    ids      of the gpus
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> None:
         cluster=settings["cluster"],
         slots=settings["slots"],
         total=whole_machine(settings["cpus"], settings["ram"], settings["gpus"], settings["named"]),
+        gpus=tuple(settings["ids"]),
         object_store=OBJECT_STORE,
         spill=Path(settings["spill"]),
         grace=settings["grace"],

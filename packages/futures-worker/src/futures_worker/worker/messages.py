@@ -2,7 +2,7 @@
 
 Worker to child, over a socket that keeps packets whole (SOCK_SEQPACKET), one msgpack list per packet:
 
-    [at, [seq, digest, args, dependencies, future id, epoch, attempt, options, where], ...]
+    [at, [seq, digest, args, dependencies, future id, epoch, attempt, options, where, gpus], ...]
 
     at             float: when it was sent, by the monotonic clock of the host
 
@@ -16,6 +16,7 @@ Worker to child, over a socket that keeps packets whole (SOCK_SEQPACKET), one ms
     options        opaque bytes of the submitter, see `payload`
     where          absent, or the path of the folder that the code runs in, "" if it has none; with it come the variables that
                    the code names. A child keeps to what its first task runs in
+    gpus           absent, or what CUDA_VISIBLE_DEVICES is to be, None to leave it as it is. A child keeps to it likewise
 
 A parcel is a file of the worker's private directory that belongs to one task; the worker removes it when the task ends,
 and a child that mapped it keeps its view.

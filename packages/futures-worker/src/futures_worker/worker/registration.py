@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import socket
 import time
@@ -27,6 +29,7 @@ from futures_worker.errors import AddressInUseError
 from futures_worker.liveness import TTL_SECONDS, process_space, worker_gone
 from idempotent_txn import run
 
+MOST_GPUS = 1024
 _LOOK = 0.25
 """Seconds between looks at the heartbeat of an earlier incarnation."""
 
@@ -41,6 +44,28 @@ def whole_machine(
     memory = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.8)
     offered = float(len(os.sched_getaffinity(0))) if cpus is None else cpus
     return Requirements(offered, memory if ram is None else ram, gpus, named or {})
+
+
+def gpu_ids(gpus: float | None, visible: str | None) -> tuple[float, tuple[str, ...]]:
+    """How many gpus a worker offers, and their ids as CUDA_VISIBLE_DEVICES has them; `visible`: what that is for the worker.
+
+    gpus: None is all that are visible to it by that variable. Ids that it doesn't say are 0, 1 and so on. Raises ValueError.
+    """
+    named = visible.split(",") if visible else []
+    ids = [one.strip() for one in itertools.takewhile(lambda one: one.strip() not in ("", "-1"), named)]
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={visible} names a gpu twice")
+    if gpus is None:
+        return float(len(ids)), tuple(ids)
+    count = math.ceil(gpus)
+    if visible is None:
+        ids = [str(at) for at in range(min(count, MOST_GPUS))]
+    if count > len(ids):
+        there = (
+            f"CUDA_VISIBLE_DEVICES={visible!r} names {len(ids)}" if visible is not None else f"{MOST_GPUS} are possible"
+        )
+        raise ValueError(f"{gpus:g} gpus are asked for, and {there}")
+    return gpus, tuple(ids[:count])
 
 
 def read_offers(texts: Iterable[str]) -> dict[str, float]:

@@ -60,7 +60,10 @@ class WorkerConfig:
     address: str = "127.0.0.1"  # to listen on, and known by unless there is `advertise`
     port: int = 0  # 0: any free one
     slots: int = 1  # tasks at a time
-    total: Requirements = field(default_factory=Requirements)  # cpu, ram, gpu offered
+    total: Requirements = field(default_factory=Requirements)  # cpu, ram, gpu, named resources offered
+    gpus: tuple[
+        str, ...
+    ] = ()  # ids of the gpus, as CUDA_VISIBLE_DEVICES has them, which tasks are given; () leaves that alone
     object_store: int = 256 << 20  # bytes of results kept in memory
     spill: Path | None = None  # directory for what is over it
     grace: float = DEFAULT_GRACE  # seconds for running tasks after SIGTERM
@@ -127,6 +130,7 @@ class WorkerService:
         self._cleanup.callback(self.store.close)
         self._info = describe_self(config.slots, config.total, config.object_store)
         self.core = WorkerCore(WorkerId(ip, port, b""), config.slots, config.total)
+        self.core.give_out_gpus(config.gpus)
         self.shell = Shell(
             self.db,
             self.space,

@@ -149,9 +149,10 @@ class ChildLoop:
         started = time.perf_counter()
         self._output.begin(future_id, attempt)
         try:
-            if not (self._home.stands() and self._versions.hold(started)):
+            where, gpus = task[8:] or ("", None)
+            if not (self._home.stands(gpus) and self._versions.hold(started)):
                 raise _OlderFiles
-            function = self._functions.get(digest) or self._load_function(digest, task[8] if len(task) > 8 else "")
+            function = self._functions.get(digest) or self._load_function(digest, where, gpus)
             if not args:
                 positional: tuple[Any, ...] = ()
                 keywords: dict[str, Any] = {}
@@ -248,13 +249,13 @@ class ChildLoop:
         elapsed = int((time.perf_counter() - started) * 1e6)
         self._write(self._pack((messages.STORED, seq, elapsed, size, name)))
 
-    def _load_function(self, digest: bytes, where: str) -> _Function:
+    def _load_function(self, digest: bytes, where: str, gpus: str | None) -> _Function:
         try:
             data = read_own(Path(self._code, digest.hex()))
         except FileNotFoundError:
             data = kept(self._spill / messages.code_on_disk(digest))
         settled = self._home.settled
-        if not self._home.admits(payload.code_setting(data), where):
+        if not self._home.admits(payload.code_setting(data), where, gpus):
             raise _OlderFiles
         if not settled:
             self._surroundings = Surroundings()

@@ -1,4 +1,4 @@
-"""What this child process runs code in: the folder and the variables of the first code that it loads, and no other.
+"""What this child process runs code in: the folder, the variables and the gpus of the first task that it runs, and no other.
 
 Modules that were loaded, and what libraries made of the environment, can't be taken back: code that runs in anything else goes to
 another process.
@@ -23,19 +23,24 @@ class OwnHome:
         self.settled = False
         self._setting: Setting | None = None
         self._where = ""
+        self._gpus: str | None = None
 
-    def admits(self, setting: Setting | None, where: str) -> bool:
+    def admits(self, setting: Setting | None, where: str, gpus: str | None) -> bool:
         """Whether code of this setting may run here; the first one settles it. `where`: of its folder's files. Raises RemovedError."""
         if self.settled:
             return setting == self._setting and where == self._where
         if setting is not None:
             self._settle(setting, where)
             set_own_setting(setting)
-        self._setting, self._where, self.settled = setting, where, True
+        if gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+        self._setting, self._where, self._gpus, self.settled = setting, where, gpus, True
         return True
 
-    def stands(self) -> bool:
-        """Whether the folder is where it was. Called between tasks, in that folder."""
+    def stands(self, gpus: str | None) -> bool:
+        """Whether the folder is where it was, and a task is given these very gpus. Called between tasks, in that folder."""
+        if self.settled and gpus != self._gpus:
+            return False
         if not self._where:
             return True
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, index_shape, named_of
+from fdb_datamodel import Capacity, Claim, Claims, Failure, FutureResult, Outcome, allot, index_shape, named_of
 from futures_worker.worker.deciding.instructions import (
     DropObject,
     InputsBroken,
@@ -72,7 +72,7 @@ def watch_blocked(state: WorkerState, claims: Claims, capacity: Capacity) -> Non
         state.blocked_since.pop(shape, None)
     if capacity.hold_for is not None:
         held = index_shape(capacity.hold_for.shape)
-        if named_of(held):  # what needs other things goes on meanwhile
+        if named_of(held) or held[2]:  # what needs other things goes on meanwhile
             over = held in served or all(index_shape(one.shape) != held for one in claims.blocked)
         else:
             over = bool(claims) or not claims.blocked
@@ -139,6 +139,10 @@ def accept(state: WorkerState, claims: Iterable[Claim]) -> list[Task]:
         state.used[0] += cpu
         state.used[1] += ram
         state.used[2] += gpu
+        if gpu and state.gpus:
+            task.devices = allot(tuple(state.devices), gpu) or ()
+            for at, amount in task.devices:
+                state.devices[at] -= amount
         for name, amount in task.named:
             state.used_named[name] = state.used_named.get(name, 0) + amount
         state.tasks[claim.id] = task
@@ -201,6 +205,7 @@ def inputs_ready(state: WorkerState, event: InputsReady) -> None:
     for task in event.tasks:
         if not prepared(state, task) or state.dismissed(task):
             continue
+        task.home = state.home_of(task)
         if task.behind is not None:
             continue  # it is sent behind that task, or when that one has ended
         elif type(task.dependencies) is list and None in task.dependencies:

@@ -55,6 +55,11 @@ class WorkerCore(WorkerState):
 
     __slots__ = ()
 
+    def give_out_gpus(self, ids: tuple[str, ...]) -> None:
+        """Before the first step: these gpus are given out one by one, the last may be less than a whole one."""
+        self.gpus = ids
+        self.devices = [min(1000, self.total.shape[2] - 1000 * at) for at in range(len(ids))]
+
     def step(self, events: Iterable[Event], now: float, looked: float) -> list[Instruction]:
         """Takes in what happened; returns what to do, in order.
 

@@ -130,6 +130,8 @@ def dispatch(state: WorkerState) -> None:
         room = window - len(child.queue)
         if room <= 0:
             continue
+        if ready[at].devices and not _let_go_of(state, child, ready[at]):
+            continue
         if at:
             first = ready[at]
             del ready[at]
@@ -143,6 +145,28 @@ def dispatch(state: WorkerState) -> None:
         _send(state, child, batch)
     if ready and busy < state.slots:
         staff(state)  # children of other homes are idle
+
+
+def _let_go_of(state: WorkerState, child: Child, task: Task) -> bool:
+    """Whether no other process has used a gpu of the task's and may still hold what it put there; idle ones are ended for it."""
+    mine = {at for at, _ in task.devices}
+    clear = True
+    for other in state.children.values():
+        if other is child or other.home is None or not other.home.gpus:
+            continue
+        if mine.isdisjoint(state.gpus.index(one) for one in other.home.gpus.split(",")):
+            continue
+        if other.state is ChildState.running and not other.queue and not (other.home == task.home and task.gpu < 1000):
+            _end_idle(state, other)
+        clear = clear and other.state is not ChildState.dying
+    return clear
+
+
+def _end_idle(state: WorkerState, child: Child) -> None:
+    child.become(ChildState.dying)
+    child.kill_reason = "retired"
+    state.staff_changed = True
+    state.out.append(RetireChild(child.number))
 
 
 def _send(state: WorkerState, child: Child, batch: list[Task]) -> None:
@@ -179,7 +203,7 @@ def _like_the_first(ready: deque[Task], most: int) -> list[Task]:
     """Takes tasks of one function off the line: what is expected of the first holds for all of them."""
     batch = [ready.popleft()]
     digest = batch[0].digest
-    while len(batch) < most and ready[0].digest == digest:
+    while len(batch) < most and ready[0].digest == digest and ready[0].home == batch[0].home:
         batch.append(ready.popleft())
     return batch
 
@@ -194,6 +218,7 @@ def _with_followers(batch: list[Task], room: int) -> None:
             follower is not None
             and follower.seq < 0
             and follower.digest == batch[0].digest
+            and follower.home == batch[0].home
             and not (follower.preparing or follower.large or follower.cancelled)
         ):
             batch.append(follower)

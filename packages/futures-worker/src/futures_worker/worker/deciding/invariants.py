@@ -69,6 +69,12 @@ def _of_sums(state: WorkerState) -> Iterator[str]:
         named.update(dict(task.named))
     if {name: amount for name, amount in state.used_named.items() if amount} != dict(named):
         yield f"{state.used_named} is counted as taken of what is named, and {dict(named)} is"
+    taken: Counter[int] = Counter()
+    for task in tasks:
+        taken.update(dict(task.devices))
+    for at, free in enumerate(state.devices):
+        if free < 0 or free + taken[at] != min(1000, state.total.shape[2] - 1000 * at):
+            yield f"{free} of gpu {state.gpus[at]} is counted as free, and {taken[at]} is taken"
     preparing = sum(task.preparing for task in tasks)
     if state.preparing != preparing:
         yield f"{state.preparing} tasks are counted as waiting for inputs, and {preparing} are"

@@ -176,7 +176,7 @@ def _share(state: WorkerState) -> None:
     kept: deque[Task] = deque()
     while len(state.ready) + len(kept) > keep and state.ready:
         task = state.ready.pop()
-        if not task.named and task.cpu <= room[0] and task.ram <= room[1] and task.gpu <= room[2]:
+        if not (task.named or task.devices) and task.cpu <= room[0] and task.ram <= room[1] and task.gpu <= room[2]:
             state.give_back(task, "rebalanced")
         else:
             kept.appendleft(task)
@@ -274,7 +274,7 @@ def _ends_soon(state: WorkerState) -> bool:
 
 def _capacity(state: WorkerState, limit: int) -> Capacity:
     held = Requirements.from_shape(state.hold_for) if state.hold_for is not None else None
-    if held is not None and not named_of(held.shape) and not state.wanted:
+    if held is not None and not (named_of(held.shape) or held.shape[2]) and not state.wanted:
         return _offer(state, limit, Capacity(state.free, state.total, hold_for=held))
     if state.wanted and limit:
         wanted, state.wanted = tuple(state.wanted), []
@@ -290,7 +290,8 @@ def _capacity(state: WorkerState, limit: int) -> Capacity:
     key = (
         *state.used,
         *named,
-        held is None,
+        *state.devices,
+        state.hold_for,
         *state.stripe,
         look,
         ahead,
@@ -318,6 +319,7 @@ def _offer(state: WorkerState, limit: int, capacity: Capacity) -> Capacity:
     return replace(
         capacity,
         stripe=state.stripe,
+        devices=tuple(state.devices),
         seconds=seconds,
         at_once=at_once,
         pace=state.pace.known,

@@ -14,7 +14,7 @@ from futures_worker.worker.deciding.instructions import (
     KillChild,
     PrepareInputs,
 )
-from futures_worker.worker.deciding.tasks import Child, ChildState, Pace, Task
+from futures_worker.worker.deciding.tasks import Child, ChildState, Home, Pace, Task
 from futures_worker.worker.messages import CANCEL, PARCEL_BYTES
 
 ACTOR = "actor "
@@ -58,6 +58,8 @@ class WorkerState:
     outcomes: list[Outcome] = field(default_factory=list)  # to be reported by the next turn
     first_outcome: float = 0.0  # when the first of them came
     used: list[int] = field(default_factory=lambda: [0, 0, 0])  # shape of all tasks, but the cpu of waiting ones
+    gpus: tuple[str, ...] = ()  # ids of the gpus that are given out one by one
+    devices: list[int] = field(default_factory=list)  # thousandths that are free of each
     used_named: dict[str, int] = field(default_factory=dict)  # the same of named resources
     wants_claim: bool = True  # the pool may hold work
     watched: bool = False  # a bell would have told of work that came to the pool since it was found empty
@@ -89,7 +91,7 @@ class WorkerState:
     wanted: list[bytes] = field(default_factory=list)  # what they wait for and nobody may have begun: claimed first
     overcommit: bool = False  # and claimed whatever is free: nothing else can go on here
     staff_changed: bool = True  # whether children may have to be forked or retired
-    capacity: tuple[tuple[float, ...], Capacity] | None = None  # what was last offered, and what it was made from
+    capacity: tuple[tuple[object, ...], Capacity] | None = None  # what was last offered, and what it was made from
     retire_at: float = 0.0  # when a child that is idle beyond the slots ends; 0: there is none
     retired_at: float = -60.0  # when one ended so
     keep_until: float = 0.0  # as one was wanted again soon after another had ended, they are kept a while
@@ -135,6 +137,12 @@ class WorkerState:
         homes += [child.home for child in list(self.children.values()) if child.home is not None]
         return {home.folder for home in homes}
 
+    def home_of(self, task: Task) -> Home:
+        """What a task runs in, with the gpus that it has."""
+        if not self.gpus:
+            return task.home
+        return task.home._replace(gpus=",".join(self.gpus[at] for at, _ in task.devices))
+
     def count(self, task: Task, change: int) -> None:
         """One task more, or less, that takes up time of a slot."""
         code = task.claim.code
@@ -157,7 +165,9 @@ class WorkerState:
         self.end(task, Outcome.relinquished(task.claim, reason, started=started))
 
     def overfull(self, task: Task) -> bool:
-        """Whether more of a named resource is taken than there is, since the task was taken on."""
+        """Whether more of gpus or a named resource is taken than there is, since the task was taken on."""
+        if task.gpu and self.gpus and not task.devices:
+            return True
         have = dict(named_of(self.total.shape)) if task.named else {}
         return any(self.used_named[name] > have.get(name, 0) for name, _ in task.named)
 
@@ -179,6 +189,8 @@ class WorkerState:
         used[2] -= task.gpu
         for name, amount in task.named:
             self.used_named[name] -= amount
+        for at, amount in task.devices:
+            self.devices[at] += amount
         self.sated = False
         if task.behind is not None:
             self.detach(task)

@@ -12,11 +12,15 @@ from futures_worker.objects.object_names import result_name
 
 
 class Home(NamedTuple):
-    """What code runs in: a process is for one. setting: packed; folder: its digest; where: the path of its files, here."""
+    """What code runs in: a process is for one. setting: packed; folder: its digest; where: the path of its files, here.
+
+    gpus: the ids of those that it is given, as CUDA_VISIBLE_DEVICES has them; None where the worker gives out none.
+    """
 
     setting: bytes = b""
     folder: bytes = b""
     where: str = ""
+    gpus: str | None = None
 
 
 ANYWHERE: Final = Home()
@@ -32,6 +36,7 @@ class Task:
     ram: int  # bytes
     gpu: int  # thousandths
     named: Named = ()  # thousandths of other resources
+    devices: tuple[tuple[int, int], ...] = ()  # the gpus it has: places of theirs, and thousandths
     digest: bytes = b""  # of its code
     home: Home = ANYWHERE
     seq: int = -1  # number within the child it was sent to

@@ -322,7 +322,7 @@ def _pack_task(task: Task) -> bytes:
         before = task.behind.seq
         dependencies = [before if one is None else one for one in dependencies]  # type: ignore[misc]
     fields = (task.seq, task.digest, task.args, dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
-    packed: bytes = _pack(fields if task.home is ANYWHERE else (*fields, task.home.where))
+    packed: bytes = _pack(fields if task.home is ANYWHERE else (*fields, task.home.where, task.home.gpus))
     return packed
 
 
