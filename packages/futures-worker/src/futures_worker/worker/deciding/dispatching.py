@@ -35,6 +35,8 @@ MOST_CHILDREN = 4096
 """Children at most, those that wait for other futures included."""
 TOO_DEEP = "nested too deep"
 """Why a child is killed when every one of `MOST_CHILDREN` waits for futures that no process is left to run."""
+LEAVE_SECONDS = 5.0
+"""Seconds that a child has to end which is told to, or said that it will; then it is killed."""
 MOST_LOOKED_AT = 256
 """Tasks in line that are looked at for one of a child's home."""
 OVERTAKING = 0.2
@@ -122,6 +124,8 @@ def dispatch(state: WorkerState) -> None:
             break
         if child.full or (not child.queue and busy >= state.slots) or stuck(state, child):
             continue
+        if child.state is not ChildState.running:
+            continue  # ended for one before
         at = _next_for(state, child, busy)
         if at is None:
             continue
@@ -165,6 +169,7 @@ def _let_go_of(state: WorkerState, child: Child, task: Task) -> bool:
 def _end_idle(state: WorkerState, child: Child) -> None:
     child.become(ChildState.dying)
     child.kill_reason = "retired"
+    child.leave_by = state.now + LEAVE_SECONDS
     state.staff_changed = True
     state.out.append(RetireChild(child.number))
 

@@ -11,7 +11,7 @@ from futures_worker.worker.deciding.tasks import ChildState, Task
 
 def violations(state: WorkerState) -> list[str]:
     """Every invariant that doesn't hold, as a sentence."""
-    return [*_of_tasks(state), *_of_chains(state), *_of_children(state), *_of_sums(state)]
+    return [*_of_tasks(state), *_of_chains(state), *_of_children(state), *_of_sums(state), *_of_named_and_gpus(state)]
 
 
 def _of_tasks(state: WorkerState) -> Iterator[str]:
@@ -64,6 +64,16 @@ def _of_sums(state: WorkerState) -> Iterator[str]:
     ]
     if state.used != used:
         yield f"{state.used} is counted as taken, and {used} is"
+    preparing = sum(task.preparing for task in tasks)
+    if state.preparing != preparing:
+        yield f"{state.preparing} tasks are counted as waiting for inputs, and {preparing} are"
+    codes = Counter(task.claim.code for task in tasks if task.behind is None)
+    if state.codes != codes:
+        yield f"{state.codes} are counted by code, and {dict(codes)} are in hand"
+
+
+def _of_named_and_gpus(state: WorkerState) -> Iterator[str]:
+    tasks = list(state.tasks.values())
     named: Counter[str] = Counter()
     for task in tasks:
         named.update(dict(task.named))
@@ -75,9 +85,3 @@ def _of_sums(state: WorkerState) -> Iterator[str]:
     for at, free in enumerate(state.devices):
         if free < 0 or free + taken[at] != min(1000, state.total.shape[2] - 1000 * at):
             yield f"{free} of gpu {state.gpus[at]} is counted as free, and {taken[at]} is taken"
-    preparing = sum(task.preparing for task in tasks)
-    if state.preparing != preparing:
-        yield f"{state.preparing} tasks are counted as waiting for inputs, and {preparing} are"
-    codes = Counter(task.claim.code for task in tasks if task.behind is None)
-    if state.codes != codes:
-        yield f"{state.codes} are counted by code, and {dict(codes)} are in hand"

@@ -8,7 +8,7 @@ from fdb_datamodel import Away, Failure, FutureResult, Outcome, Requirements, sh
 from futures_worker.failure import PROGRAM
 from futures_worker.payload import Failure as CarriedFailure
 from futures_worker.worker import messages
-from futures_worker.worker.deciding.dispatching import TOO_DEEP
+from futures_worker.worker.deciding.dispatching import LEAVE_SECONDS, TOO_DEEP
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
@@ -25,8 +25,6 @@ from futures_worker.worker.deciding.tasks import Child, ChildState, Task
 SHORT_OF_MEMORY = "memory is short"
 RESUME_SOON = 0.05
 """Seconds that a waiting task has to go on after what it waits for ended here, before its slot is given to another."""
-LEAVE_SECONDS = 5.0
-"""Seconds that a child has to end which said that it won't begin what it was sent."""
 REFUSED_PAUSE = 0.5
 """Seconds before a turn that the database refused is taken again."""
 RESPAWN_PAUSE = 0.5
