@@ -27,6 +27,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,9 +68,8 @@ class Template:
         self._control = control
         self._children: dict[int, int] = {}  # process id -> child number
         self._shared: dict[int, SharedWords] = {}  # process id -> what is shared with it
-        self._unheard: dict[
-            int, float
-        ] = {}  # process id of one that is to be interrupted -> seconds to the next signal
+        # process id of one that is to be interrupted -> when the next signal is due, the pause before it
+        self._unheard: dict[int, tuple[float, float]] = {}
         self._directory = self._url = self._cluster = ""
         self._files = 0  # that a task may have open; 0: as many as this process
         self._signals, wake = os.pipe()
@@ -86,10 +86,10 @@ class Template:
         self._say("ready")
         control = self._control.fileno()
         while True:
-            pause = min(self._unheard.values(), default=None)
+            pause = max(0.0, min(self._unheard.values())[0] - time.monotonic()) if self._unheard else None
             readable, _, _ = select.select([control, self._signals], [], [], pause)
-            if not readable:
-                self._tell_again()
+            if self._unheard:
+                self._tell_again(time.monotonic())
             if self._signals in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._signals, 4096)
@@ -127,15 +127,18 @@ class Template:
         for pid, number in self._children.items():
             if number == child:
                 self._shared[pid].ask(cause, task)
-                self._unheard[pid] = FIRST_REPEAT
+                self._unheard[pid] = time.monotonic() + FIRST_REPEAT, FIRST_REPEAT
                 os.kill(pid, INTERRUPT_SIGNAL)  # nobody else has its number before it is reaped
 
-    def _tell_again(self) -> None:
-        for pid, pause in list(self._unheard.items()):
+    def _tell_again(self, now: float) -> None:
+        for pid, (due, pause) in list(self._unheard.items()):
+            if now < due:
+                continue
             if self._shared[pid].heard():
                 del self._unheard[pid]
             else:
-                self._unheard[pid] = min(2 * pause, LAST_REPEAT)
+                pause = min(2 * pause, LAST_REPEAT)
+                self._unheard[pid] = now + pause, pause
                 os.kill(pid, INTERRUPT_SIGNAL)
 
     def _fork(self, child: int, *descriptors: int) -> None:
