@@ -225,13 +225,15 @@ def test_a_stopped_process_and_one_without_a_handler_say_why(client: Client, tmp
     assert client.cancel([stopped, unheard]) == 2
 
 
-def test_a_worker_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_worker_that_is_gone_is_named_and_not_waited_for(tmp_path: Path) -> None:
     cluster = LocalCluster(workers=1, slots=1)
     with cluster as client:
         future = client.submit(mark_and_wait, str(tmp_path / "begun"))
         begun(tmp_path / "begun")
         (worker,) = cluster.workers
         worker.kill()
+        with pytest.raises(TimeoutError, match="has 0 of 1 workers after 0 s"):
+            client.wait_for_workers(1, timeout=0)  # its row is still there
         with pytest.raises(MainspringError, match=rf"worker {worker.address}, which has future {future.id}"):
             client.stack(future)
 

@@ -28,6 +28,7 @@ from futures_worker.client.waiting.waits import check_futures, wait
 from futures_worker.code.function_code import function_name
 from futures_worker.database import ask
 from futures_worker.errors import FutureDeletedError
+from futures_worker.liveness import worker_gone
 from futures_worker.operations.acting import retry_one
 from futures_worker.operations.finding import PAGE, Filter, walk
 from futures_worker.operations.newest import newest_first
@@ -63,7 +64,8 @@ def wait_for_workers(context: ClientContext, n: int, timeout: float | None) -> N
     pause = FIRST_PAUSE
     while True:
         session.check_open()
-        found = len(ask(context.db, list_workers, context.space, count=False, strategy="off"))
+        registered = ask(context.db, list_workers, context.space, count=False, strategy="off")
+        found = sum(not worker_gone(status.info) for status in registered)  # of one just killed the row is still there
         if found >= n:
             return
         left = float("inf") if end is None else end - time.monotonic()
@@ -74,7 +76,7 @@ def wait_for_workers(context: ClientContext, n: int, timeout: float | None) -> N
                 f"cluster {context.cluster!r} has {found} of {n} workers after {timeout:g} s: "
                 f"{start_hint(context.db, context.space)}{known}"
             )
-        session.look_after_workers()  # the dead don't count
+        session.look_after_workers()  # of those that died on other hosts, too
         time.sleep(min(pause, left))
         pause = min(2 * pause, LONGEST_PAUSE)
 
