@@ -106,7 +106,7 @@ def prune_memos(
         int | None, typer.Option(min=0, help="Forget the oldest until the rest takes at most so many bytes.")
     ] = None,
     pipeline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of this pipeline alone, and no counts of runs.")
+        str | None, typer.Option(metavar="NAME", help="Of this pipeline alone, and of runs that called nothing else.")
     ] = None,
     dry_run: DryRunOption = False,
     db: DbOption = None,

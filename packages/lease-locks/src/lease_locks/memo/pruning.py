@@ -50,7 +50,7 @@ def prune(
 ) -> Pruned:
     """Forget invocations, and runs, of which nothing happened for `older_than` seconds, and the oldest invocations until
     what is stored takes at most `most_bytes`. None is no limit; `dry_run` only counts. Of one `pipeline` alone its invocations
-    go, and no runs. What runs that stay have counted of invocations that go becomes their function's: a process that runs for ever
+    go, and runs that called nothing else. What runs that stay have counted of invocations that go becomes their function's: a process that runs for ever
     counts another row with each."""
     _check("older_than", older_than)
     _check("most_bytes", most_bytes)
@@ -72,7 +72,8 @@ def prune(
             done.bytes += one.size
             forgotten.add(one.memo)
     for run_id, record, counts in rows.runs(locks.db):
-        if pipeline is None and record is not None and record.version and old(record.version):
+        whole = pipeline is None or all(memo.pipeline == pipeline for memo, _ in counts)
+        if whole and record is not None and record.version and old(record.version):
             begin, end = rows.run_key(run_id), rows.run_key(run_id) + b"\xff"
             if not dry_run:
                 run(locks.db, lambda tr, b=begin, e=end: tr.clear_range(b, e), strategy=IDEMPOTENT)
