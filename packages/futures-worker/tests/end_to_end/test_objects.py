@@ -62,6 +62,11 @@ def test_small_results_need_no_copies(cluster: Callable[..., Any]) -> None:
     client.clone(future, address)
     client.transfer(future, address)
     assert future.result(WAIT) == 1
+    (row,) = client.workers()
+    client.clone(future, row)
+    assert client.submit(abs, -2, locality=row).result(WAIT) == 2
+    with pytest.raises(TypeError, match=r"one of `client\.workers"):
+        client.clone(future, 7)
     with pytest.raises(NoWorkerError, match=r"127\.0\.0\.1:1"):
         client.clone(future, "127.0.0.1:1")
     with pytest.raises(MainspringError, match="inside a task"):

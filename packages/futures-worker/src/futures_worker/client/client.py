@@ -289,7 +289,7 @@ class Client(ClientOperations):
         return data.put(self._context, obj, name=name, keep=keep, ttl=ttl)
 
     def clone(self, future: Future[Any], worker: Any) -> None:
-        """Give a worker (a `WorkerId` or its address "ip:port") a copy of the result, so that it survives the holder.
+        """Give a worker (of `workers()`, a `WorkerId` or its address "ip:port") a copy of the result, so that it survives the holder.
 
         Waits for the result; nothing is done for small ones, which live in the database. Raises what `result` raises,
         NoWorkerError, and ObjectLostError if the worker can't take it.

@@ -212,7 +212,13 @@ def _at(name: str, value: Any) -> dict[str, Any]:
     return {"at": value, "after": None} if value is not None else {"at": None}
 
 
+def address_of(worker: Any) -> Any:
+    """The address of a row of `Client.workers`, or of a worker of a LocalCluster; all else as it is."""
+    return getattr(worker, "address", worker)
+
+
 def _locality(name: str, value: Any) -> dict[str, Any]:
+    value = address_of(value)
     if isinstance(value, str) and not _ADDRESS.fullmatch(value):
         raise ValueError(f'locality is a future, a worker or its address "ip:port", found {value!r}')
     if not (value is None or isinstance(value, (str, WorkerId, Locality, FutureHandle))):
