@@ -270,7 +270,7 @@ def test_letting_go_of_a_manager_in_a_forked_child_does_nothing(
     locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(locks.session), "forked", True)
-    _let_go(locks.session)
+    _let_go(locks.session, None)
     monkeypatch.undo()
     assert not locks.session.upkeep._abandoned
 

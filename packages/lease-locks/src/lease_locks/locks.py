@@ -342,7 +342,7 @@ def _let_go(session: Session, at_exit: Any) -> None:
 def _close_at_exit(reference: weakref.ref[LeaseManager]) -> None:
     """The process ends by itself, without close(): others needn't wait for what it held to expire."""
     manager = reference()
-    if manager is None or manager.session.exiting:
+    if manager is None or manager.session.exiting or manager.session.forked:
         return
     session = manager.session
     session.close_seconds = min(session.close_seconds, _EXIT_SECONDS)
@@ -350,7 +350,7 @@ def _close_at_exit(reference: weakref.ref[LeaseManager]) -> None:
     try:
         manager.close()
     except Exception as error:  # its database may be closed already
-        if held and not session.forked:
+        if held:
             log.warning(
                 "%s: not released at the exit of this process, to expire by itself: %s", ", ".join(held[:20]), error
             )
