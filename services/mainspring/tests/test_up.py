@@ -403,6 +403,15 @@ def test_every_service_is_planned_in_the_order_of_need(tmp_path: Path) -> None:
     assert all(spec.environment["MAINSPRING_DB"] == "embedded:/d" for spec in planned[1:])
 
 
+def test_several_workers_share_the_gpus_that_are_visible(tmp_path: Path) -> None:
+    for workers, shares in ((1, [None]), (2, ["4,7", "5"]), (4, ["4", "5", "7", ""])):
+        planned = services(UpSettings("embedded:/d", "c", "file:/heap", tmp_path, workers=workers, gpus="4,5,7"))
+        found = [spec.environment.get("CUDA_VISIBLE_DEVICES") for spec in planned if spec.name.startswith("worker")]
+        assert found == shares
+    planned = services(UpSettings("embedded:/d", "c", "file:/heap", tmp_path, workers=2))
+    assert all("CUDA_VISIBLE_DEVICES" not in spec.environment for spec in planned)
+
+
 def test_the_dashboards_token_is_inherited_by_the_dashboard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAINSPRING_DASHBOARD_TOKEN", "secret")
     given = {

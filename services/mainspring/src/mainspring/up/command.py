@@ -106,7 +106,7 @@ def up(
     settings = UpSettings(
         url, cluster, heap, folder, workers, _slots(slots, share, config), tenders, schedulers, janitors,
         _dashboard(dashboard), run, endpoint_url, None, config, log_format.value, log_level.value, otlp_endpoint, grace, _own(context, config),
-        dashboard_port,
+        dashboard_port, os.environ.get("CUDA_VISIBLE_DEVICES"),
     )  # fmt: skip
     _check_state(make_private_directory(folder))
     with _alone(folder):

@@ -9,6 +9,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
+from futures_worker.worker.registration import gpu_ids
+
 S3_BUCKET: Final = "heap"
 OWN: Final = frozenset({"log_format", "log_level", "grace"})
 """Settings of `up` for every service that a service's own table of the file goes before."""
@@ -60,6 +62,7 @@ class UpSettings:
     grace: float = 10.0
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # service → what it is told by itself, of OWN
     dashboard_port: int | None = None  # None: the dashboard's own default
+    gpus: str | None = None  # CUDA_VISIBLE_DEVICES, whose gpus the workers share
 
 
 _VARIABLES: Final = {"MAINSPRING_LOG_FORMAT": "log_format", "MAINSPRING_LOG_LEVEL": "log_level"}
@@ -83,6 +86,17 @@ def services(settings: UpSettings) -> list[ServiceSpec]:
         at = () if settings.dashboard_port is None else ("--port", str(settings.dashboard_port))
         plan.add("dashboard", 1, Stage.dashboard, *at, says_ready=True)
     return plan.specs
+
+
+def _share_of_gpus(visible: str | None, number: int, count: int) -> dict[str, str]:
+    """Which of the gpus that are visible here a worker gives out, so that no two of several have one in common."""
+    if visible is None or count == 1:
+        return {}
+    try:
+        ids = gpu_ids(None, visible)[1]
+    except ValueError:
+        return {}  # the workers say what is wrong with it
+    return {"CUDA_VISIBLE_DEVICES": ",".join(ids[number - 1 :: count])}
 
 
 class _Plan:
@@ -112,12 +126,13 @@ class _Plan:
         for number in range(1, count + 1):
             name = kind if count == 1 else f"{kind}-{number}"
             own = [argument.replace("{name}", name) for argument in arguments]
+            shared = _share_of_gpus(self._settings.gpus, number, count) if kind == "worker" else {}
             command = [sys.executable, "-P", "-m", f"mainspring_{kind}", *own]
             # The database, cluster and heap of `up` hold for all, whatever the file says; the file's tables for the rest.
             if self._settings.config is not None:
                 command += ["--config", str(self._settings.config)]
             patience = grace or self._settings.grace + 5
-            self.specs.append(ServiceSpec(name, tuple(command), stage, environment, says_ready, patience))
+            self.specs.append(ServiceSpec(name, tuple(command), stage, environment | shared, says_ready, patience))
 
     def add_store(self, port: int) -> None:
         """A development S3 server."""
