@@ -220,7 +220,7 @@ def unpickle_error(what: str, error: BaseException, pickled_by: str) -> TaskUnpi
         reason = (
             f"the module {error.name!r} is missing here: install it on every worker, start workers in its folder or with that in "
             f"PYTHONPATH, or send it along with cloudpickle.register_pickle_by_value({error.name.split('.')[0]}), "
-            f"as Client(modules=[{error.name.split('.')[0]!r}]) does"
+            f"as Client(modules=[{error.name.split('.')[0]!r}]) does, or with its folder, as Client(working_dir=…)"
         )
     else:
         reason = f"{type(error).__name__}: {text_of(error)}"
