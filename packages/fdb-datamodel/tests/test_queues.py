@@ -113,6 +113,18 @@ def test_a_line_serves_in_order_and_each_watches_one_row(queue: Lab) -> None:
     assert queue.validate() == []
 
 
+def test_who_comes_takes_what_is_more_than_those_who_wait_can(queue: Lab) -> None:
+    """Else a line that formed under contention stands as long as all who are in it come again, each waking the next for each item."""
+    place = join(queue, ME)
+    put(queue, b"a")
+    assert get(queue, session=THIRD) == [], "that is for who waits"
+    put(queue, b"b")
+    assert get(queue, session=THIRD) == [b"a"]
+    assert get(queue, session=THIRD) == []
+    assert get(queue, place=place) == [b"b"]
+    assert queue.validate() == []
+
+
 def test_a_put_wakes_the_first_and_who_leaves_wakes_the_next(queue: Lab) -> None:
     places = [join(queue, session) for session in (ME, OTHER, THIRD)]
     watches = [queue(look_around, LINE, place).watch for place in places]

@@ -8,13 +8,13 @@ The first of a line watches `size`, everybody else the row of the one before: wh
 row whose session is gone is cleared by whoever is behind it. One that takes nothing while something is there, for as long as another
 looks twice, has lost its place: it may be stopped, and would hold up all the others.
 
-Who takes without waiting asks nobody: lines order those who wait.
+Who takes without waiting asks nobody: lines order those who wait. Nor does who comes where there is enough for all of them.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from fdb_datamodel.coordination.grants import bring_back, holders
@@ -30,6 +30,8 @@ GETTERS: Final = "getters"
 PUTTERS: Final = "putters"
 LINES: Final = (GETTERS, PUTTERS)
 CLEARED_AT_ONCE: Final = 200
+COUNTED_IN_LINE: Final = 64
+"""Where more wait, who comes stands behind them, however much there is."""
 KINDS: Final = {"queues": "queue", "semaphores": "semaphore"}
 
 
@@ -88,10 +90,19 @@ def first_in(ch: Changes, line: Line) -> bytes | None:
     return rows[0][0] if rows else None
 
 
-def may_go(ch: Changes, line: Line, place: bytes | None) -> bool:
-    """Whether it is the turn of who stands at `place`, or of who comes (None): nobody waits before."""
+def may_go(ch: Changes, line: Line, place: bytes | None, size: Callable[[], int]) -> bool:
+    """Whether it is the turn of who stands at `place`, or of who comes (None), where there is `size`: nobody waits before.
+
+    Nor does who comes where there is more than those who wait can take. A line that was formed by a few who were after the same item at
+    once would stand otherwise for as long as they all come again, and be served at the pace at which each wakes the next.
+    """
     first = first_in(ch, line)
-    return first is None if place is None else first == place_key(ch, line, place)
+    if place is not None:
+        return first == place_key(ch, line, place)
+    if first is None:
+        return True
+    there = min(size(), COUNTED_IN_LINE)
+    return there > 1 and len(stamped_rows(ch, line.subspace, ch.keys.shared(*line), there)) < there
 
 
 def place_key(ch: Changes, line: Line, place: bytes) -> bytes:

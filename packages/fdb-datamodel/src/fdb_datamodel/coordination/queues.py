@@ -107,9 +107,10 @@ def put_items(
     bound = read_bound(ch, line)
     room = MOST_AT_ONCE
     if bound is not None:
-        if not pass_by and not may_go(ch, line, place):
+        free = bound - read_size(ch, line)
+        if not pass_by and not may_go(ch, line, place, lambda: free):
             return 0
-        room = min(room, bound - read_size(ch, line))
+        room = min(room, free)
     count = size = 0
     for item in items[: max(0, room)]:
         check_item(name, len(item.data))
@@ -157,7 +158,7 @@ def get_items(
     ch = Changes(tr, space)
     line = queue_line(name)
     read_bound(ch, line)
-    if not pass_by and not may_go(ch, line, place):
+    if not pass_by and not may_go(ch, line, place, lambda: read_size(ch, line, snapshot=True)):
         return []
     prefix = ch.keys.shared("queues", name, "item")
     found: list[Item] = []

@@ -69,9 +69,8 @@ def take_permit(
     ch = Changes(tr, space)
     line = semaphore_line(name)
     read_bound(ch, line)
-    if not pass_by and not may_go(ch, line, place):
-        return False
-    if read_size(ch, line) <= 0:
+    free = read_size(ch, line)
+    if free <= 0 or (not pass_by and not may_go(ch, line, place, lambda: free)):
         return False
     change_size(ch, line, -1)
     tr.set(ch.keys.shared("semaphores", name, "held") + encode_id(permit), codec.pack((session, ch.wall_us)))

@@ -39,6 +39,8 @@ T = TypeVar("T")
 Attempt = Callable[[Any, bytes | None], T | None]
 """Tries, in a transaction, to have what is asked for: `attempt(tr, place)`, where `place` is that of the caller in line."""
 
+_TRIES_BEFORE: Final = 4
+"""Of one who comes, before it stands in line though there may be something: others were faster each time."""
 _TRIES_IN_VAIN: Final = 3
 """In a row, before one who is first waits a moment though something seems to be there."""
 
@@ -176,7 +178,7 @@ def wait_in_line(
     def come(tr: Any) -> T | None:
         nonlocal tries
         tries += 1
-        found = attempt(tr, None) if tries == 1 else None  # others were faster: not again before it is one's turn
+        found = attempt(tr, None) if tries <= _TRIES_BEFORE else None  # others were faster each time
         if found is None:
             join_line(tr, context.space, line, session.id)
         return found
@@ -188,7 +190,7 @@ def wait_in_line(
             standing.place = None
             return found
         with pausing(context, deadline, stopped) as pauses:
-            waited: T | None = standing.wait(pauses, deadline, at_once=tries > 1)
+            waited: T | None = standing.wait(pauses, deadline, at_once=tries > _TRIES_BEFORE)
             return waited
     finally:
         standing.leave()
