@@ -164,6 +164,38 @@ def test_one_that_is_stopped_before_it_stands_or_while_it_waits_leads_never(
     assert locks.read("controller") is None
 
 
+def test_work_that_exits_gives_up_as_any_that_fails(locks: LeaseManager) -> None:
+    stopped: queue.Queue[str] = queue.Queue()
+
+    def exits(term: Term) -> None:
+        raise SystemExit(1)
+
+    with LeaderElection(locks, "controller", started=exits, stopped=stopped.put, standby=0.3):
+        assert stopped.get(timeout=DEADLINE) == "failed"
+
+
+def test_a_manager_that_is_closed_ends_its_elections_before_it_gives_the_lease_away(
+    locks: LeaseManager, other: LeaseManager
+) -> None:
+    held_at_the_end: list[bool] = []
+
+    def lead(term: Term) -> None:
+        led.set()
+        assert term.over.wait(DEADLINE)
+        held_at_the_end.append(term.lease.held)
+
+    led, stopped = threading.Event(), list[str]()
+    election = LeaderElection(locks, "controller", started=lead, stopped=stopped.append, standby=DEADLINE)
+    running = threading.Thread(target=election.run)
+    running.start()
+    assert led.wait(DEADLINE)
+    locks.close()
+    running.join(DEADLINE)
+    assert not running.is_alive(), "it doesn't stand with a manager that is closed"
+    assert (stopped, held_at_the_end) == (["stopped"], [True])
+    assert other.try_acquire("controller") is not None
+
+
 def test_a_standby_is_seconds(locks: LeaseManager) -> None:
     with pytest.raises(ValueError, match="standby"):
         LeaderElection(locks, "controller", started=lambda term: None, standby=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -345,3 +346,29 @@ def test_a_submitted_call_has_the_context_of_who_submitted_it(locks: LeaseManage
     with MAINTAIN_LOCKS.set_local(False):
         assert runner_of(locks, shell).submit(functions.length, b"abc").result(DEADLINE) == 3
     assert seen == [False]
+
+
+class Telling(MemoizingPicklingRunner):
+    """Its calls return how long they might have taken."""
+
+    def _made(self, call: Call, max_hold: float | None) -> Any:
+        return max_hold
+
+
+class Napper:
+    def nap(self, seconds: float) -> float:
+        return seconds
+
+
+def test_the_limit_of_a_function_holds_however_it_is_called(
+    locks: LeaseManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Telling(locks, shell=samethread_shell, pipeline_id="demo", max_hold=9.0)
+    limited = runner.memoize(max_hold=4.0)(functions.length)
+    assert limited(b"a") == limited.submit(b"a").result(DEADLINE) == runner.call(limited, b"a") == 4.0
+    assert runner.submit(limited, b"a").result(DEADLINE) == runner.call(functools.partial(limited, b"a")) == 4.0
+    assert runner.peek(limited, b"a").invoke() == runner.call(runner.memoize(limited), b"a") == 4.0
+    assert runner.memoize(max_hold=2.0)(limited)(b"a") == 2.0
+    monkeypatch.setattr(Napper, "nap", runner.memoize(max_hold=3.0)(Napper.nap))
+    assert runner.call(Napper().nap, 1) == Napper().nap(1) == 3.0
+    assert runner.call(functions.length, b"a") == 9.0

@@ -102,6 +102,7 @@ class LeaderElection:
         self._following = False
         self._thread: threading.Thread | None = None
         self._running = threading.Lock()
+        self._own: set[int] = set()  # threads that `close` can't wait for
 
     # --- running
 
@@ -109,6 +110,8 @@ class LeaderElection:
         """Stand, and lead, until `stop`; it returns when nothing runs for this process's leadership any more."""
         if not self._running.acquire(blocking=False):
             raise MainspringError(f"election {self.name!r} runs already: one LeaderElection stands once at a time")
+        self._own = {threading.get_ident()}
+        self._locks.before_close(self)
         try:
             self._run()
         finally:
@@ -136,6 +139,12 @@ class LeaderElection:
         term = self._term
         if term is not None:
             term.end("stopped")
+
+    def close(self) -> None:
+        """What the manager does before it is closed, and its leases are released: `stop`, and some time for `started` to return."""
+        self.stop()
+        if threading.get_ident() not in self._own and self._running.acquire(timeout=self._standby):
+            self._running.release()
 
     def __enter__(self) -> LeaderElection:
         """Run in a thread, for as long as the block lasts."""
@@ -193,9 +202,10 @@ class LeaderElection:
             self._stop.wait(self._standby * random.uniform(0.5, 1.0))  # others go first
 
     def _body(self, term: Term) -> None:
+        self._own.add(threading.get_ident())
         try:
             self._started(term)
-        except Exception as error:
+        except BaseException as error:  # sys.exit, too: nobody would lead on
             if term.over.is_set():
                 log.debug("election %r: `started` ended with its term: %s", self.name, error)
                 return
@@ -246,6 +256,6 @@ class LeaderElection:
         return lease_infos(tr, self._locks.space, self._lock), tr.watch(self._lock.last)
 
 
-def _warn(what: str, error: Exception) -> None:
+def _warn(what: str, error: BaseException) -> None:
     expected = isinstance(error, MainspringError | OSError) or fdb_error_code(error) is not None
     log.warning("%s: %s", what, error, exc_info=not expected)

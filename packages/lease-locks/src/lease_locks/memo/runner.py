@@ -23,7 +23,7 @@ from lease_locks.memo import functions
 from lease_locks.memo.bindings import memoizing
 from lease_locks.memo.calling.cancelling import cancel
 from lease_locks.memo.calling.found import Found, RequiredResultNotFound, Unmemoized
-from lease_locks.memo.calling.keying import PLAIN, Keying, attributes, checked
+from lease_locks.memo.calling.keying import PLAIN, Keying, attributes, checked, hold_of
 from lease_locks.memo.calling.memoized import Memoized, Way
 from lease_locks.memo.calling.submitting import MemoFuture, Submissions, awaitable
 from lease_locks.memo.config import MAINTAIN_LOCKS
@@ -150,7 +150,7 @@ class MemoizingPicklingRunner(Orchestrator):
         call = self.call if max_hold is None and keying is PLAIN else functools.partial(self._call, max_hold, keying)
         ways = {"submit": self._submit, "peek": self._peek, "async_call": self._async_call}
         named = {name: Way(functools.partial(way, max_hold, keying), function) for name, way in ways.items()}
-        return memoizing(call, function, {**named, **attributes(keying)})
+        return memoizing(call, function, {**named, **attributes(keying, max_hold)})
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The function's value for these arguments: memoized, awaited or computed now. Raises what it raises."""
@@ -159,7 +159,8 @@ class MemoizingPicklingRunner(Orchestrator):
     def _call(
         self, max_hold: float | None, keying: Keying, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        limit = self.max_hold if max_hold is None else max_hold
+        limit = hold_of(function) if max_hold is None else max_hold
+        limit = self.max_hold if limit is None else limit
         for _ in range(_BEGINNINGS):
             with contextlib.suppress(functions.ReboundError):
                 return self._made(functions.bind(self.pipeline_id, function, args, kwargs, keying), limit)

@@ -25,6 +25,7 @@ from lease_locks.memo.bindings import Attached, is_wrapper, plain, registrations
 KEY: Final = "key()"
 """Under which what `key` returned stands among the arguments: no parameter can be called so."""
 _ATTRIBUTE: Final = "__memo_keying__"
+_HOLD: Final = "__memo_max_hold__"
 _HOLDERS: Final = (property, staticmethod, classmethod, functools.cached_property)
 _HELD_AS: Final = ("__func__", "fget", "fset", "fdel", "func")
 _HEAP_TYPE: Final = 1 << 9  # of a class's flags: it was made at run time
@@ -87,9 +88,33 @@ def keying_of(function: Any) -> Keying:
     return PLAIN
 
 
-def attributes(keying: Keying) -> dict[str, Attached]:
-    """By which `keying_of` finds it at a wrapper."""
-    return {} if keying is PLAIN else {_ATTRIBUTE: keying}
+@dataclass(frozen=True, slots=True, eq=False)
+class Hold(Attached):
+    """The `max_hold` of one `memoize`."""
+
+    seconds: float
+
+
+def hold_of(function: Any) -> float | None:
+    """The `max_hold` that the `memoize` of a runner's wrapper was told, also where a partial or a method is made of it."""
+    while True:
+        if is_wrapper(function):
+            found = vars(function).get(_HOLD)
+            if isinstance(found, Hold):
+                return found.seconds
+            function = function.__wrapped__  # type: ignore[attr-defined]
+        elif type(function) is functools.partial:
+            function = function.func
+        elif isinstance(function, types.MethodType):
+            function = function.__func__
+        else:
+            return None
+
+
+def attributes(keying: Keying, max_hold: float | None) -> dict[str, Attached]:
+    """By which `keying_of` and `hold_of` find it at a wrapper."""
+    known: dict[str, Attached] = {} if keying is PLAIN else {_ATTRIBUTE: keying}
+    return known if max_hold is None else {**known, _HOLD: Hold(max_hold)}
 
 
 def checked(
