@@ -284,12 +284,16 @@ def _armed(db: Any, deadline: float, attempt: int) -> Any:
 
 
 def _disarm(tr: Any, deadline: float, attempt: int, fn: Any) -> None:
-    """Before the commit: one that timed out would still be in flight, so the deadline waits until it is settled."""
+    """Before the commit: one that timed out would still be in flight, so the deadline waits until it is settled.
+
+    Not where the engine tells of a commit that it was never begun: that is settled at once.
+    """
     if time.monotonic() >= deadline:
         raise TransactionTimedOut(
             f"the deadline passed while {_name(fn)} ran for the {attempt}. time; nothing was committed"
         )
-    tr.options.set_timeout(0)
+    if not hasattr(tr, "is_never_made"):
+        tr.options.set_timeout(0)
 
 
 def _check_deadline(deadline: float | None, attempt: int, fn: Any, cause: BaseException) -> None:

@@ -229,6 +229,12 @@ def _override_transactions(impl: types.ModuleType) -> None:
     transaction_class._set_option = set_option
     transaction_class.set_idempotency_id = set_idempotency_id
 
+    def is_never_made(self: Any) -> bool:
+        """Whether the commit that ended without an answer was never begun, and never will be; False where that can't be told."""
+        return bool(self.tpointer.is_never_made())
+
+    transaction_class.is_never_made = is_never_made
+
     void = impl.FutureVoid
 
     def commit(self: Any) -> Any:

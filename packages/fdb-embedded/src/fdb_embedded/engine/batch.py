@@ -262,6 +262,7 @@ class Batches:
             points = set()  # of the members so far
         for member in batch:
             if member.done:  # given up before it began
+                member.never_made = True
                 if member.error:
                     outcome.failures.append((member, member.error))
                 continue

@@ -32,6 +32,7 @@ from .snapshots import Attachment, Snapshots
 
 BATCH_MEMBERS = 1000
 BATCH_KEYS = 50_000
+KNOWN_SECONDS = 1.0  # in which who has taken a commit sees that it was given up, or has written it
 _AT_ONCE = (False,)
 
 
@@ -163,8 +164,28 @@ class Committer:
                 code = commit.error or errors.TRANSACTION_TIMED_OUT
                 commit.refuse(code, code)
                 commit.set(None, code)
-                with contextlib.suppress(ValueError, IndexError):  # another thread has taken it
-                    self.queue.remove(commit)
+                self._take_back(commit)
+
+    def is_never_made(self, commit: Commit) -> bool:
+        """Whether a commit that has ended for who waits, without an answer, was never begun, and never will be.
+
+        Where another thread has taken it to write it, that is known in a moment; False where nobody can tell then.
+        """
+        until = time.monotonic() + KNOWN_SECONDS
+        while commit.version < 0:
+            self._take_back(commit)
+            if commit.never_made:
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.001)
+        return False
+
+    def _take_back(self, commit: Commit) -> None:
+        """Out of the queue, where nobody can take it any more to write it; or another thread has done that."""
+        with contextlib.suppress(ValueError, IndexError):
+            self.queue.remove(commit)
+            commit.never_made = True
 
     def give_up(self) -> None:
         """End what is queued without making it: the process closes, and another one keeps it from writing."""

@@ -42,6 +42,7 @@ class Commit(Future):
     blind = False  # it has read nothing: what it is validated for is its idempotency id
     writes_ids = False  # rows of idempotency ids change
     conflicts: list[Range] | None = None  # why it failed: the ranges that were read and written since
+    never_made = False  # it was given up before it was begun: certain once it is True
     promises: Promises | None = None  # its versionstamp, and watches that begin once it is made
 
     def __init__(

@@ -74,6 +74,13 @@ class Transaction(TransactionState):
             self.defer(error.code)
             return
 
+    def is_never_made(self) -> bool:
+        """Whether the commit that ended last without an answer (1031, 1025, 1101) was never begun, and never will be."""
+        attempt = self.attempt
+        if attempt is None or not attempt.done or self.database.faulty is not None:  # which may make another of it
+            return False
+        return self.engine.committer.is_never_made(attempt)
+
     def set_idempotency_id(self, name: bytes | None, automatic: bool = False) -> None:
         """Options 504 and, with `automatic`, 505 in one call."""
         if name is None:

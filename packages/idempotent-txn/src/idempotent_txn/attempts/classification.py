@@ -27,6 +27,9 @@ MAYBE_COMMITTED: Final = frozenset({fdb.COMMIT_UNKNOWN_RESULT, fdb.CLUSTER_VERSI
 RESOLVED_THEN_RETRIED: Final = MAYBE_COMMITTED | {fdb.TRANSACTION_TIMED_OUT, fdb.TRANSACTION_CANCELLED, 1100, 1101}
 """Unknown outcomes after which, once it is known that nothing committed, the body runs again."""
 
+GIVEN_UP: Final = RESOLVED_THEN_RETRIED - MAYBE_COMMITTED
+"""Its time was over, or it was cancelled: an engine may know that it was never begun."""
+
 RETRYABLE_IN_BODY: Final = RETRYABLE_NOT_COMMITTED | MAYBE_COMMITTED
 """Errors of reads in the body (or of a commit nested in it) after which FoundationDB's own loop runs it again."""
 

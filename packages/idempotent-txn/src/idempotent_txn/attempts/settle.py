@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fdb_schema import fdb_error_code
 from fdb_schema.errors import COMMIT_UNKNOWN_RESULT_FATAL
-from idempotent_txn.attempts.classification import is_not_committed
+from idempotent_txn.attempts.classification import GIVEN_UP, is_not_committed
 from idempotent_txn.attempts.outcome import Committed
 from idempotent_txn.attempts.strategy import Strategy
 from idempotent_txn.errors import CommitUnknownResultFatal
@@ -46,7 +46,7 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
             strategy.committed(tr, token)
             note_outcome(interruption, True)
             return Settled(True, 0, interruption)
-    if code is not None and is_not_committed(code):
+    if code is not None and (is_not_committed(code) or (code in GIVEN_UP and _is_never_made(tr))):
         strategy.abandoned(token)
         if interruption is not None:
             note_outcome(interruption, False)
@@ -75,6 +75,12 @@ def settle_commit(strategy: Strategy, tr: Any, token: Any, commit: Any, error: B
     if interruption is not None and strategy.name != "off":
         note_outcome(interruption, bool(found))
     return Settled(found, code or 0, interruption)
+
+
+def _is_never_made(tr: Any) -> bool:
+    """Whether the embedded engine says of a commit that was given up that it was never begun. A cluster's client doesn't know."""
+    ask = getattr(tr, "is_never_made", None)
+    return ask is not None and bool(ask())
 
 
 def despite_interruptions(step: Callable[..., object], *args: Any) -> BaseException | None:
