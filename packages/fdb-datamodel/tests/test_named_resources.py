@@ -56,6 +56,31 @@ def test_amounts_are_kept_in_thousandths_and_are_never_overdrawn(lab: Lab) -> No
     assert lab.validate() == []
 
 
+def test_however_many_others_wait_for_what_it_hasnt_a_worker_finds_its_own(lab: Lab) -> None:
+    others = [f"host-{number}" for number in range(150)]
+    lab.submit(*[lab.spec(**needs(**{name: 1})) for name in others])
+    lab.submit(*[lab.spec(**needs(db=1, **{name: 1})) for name in others])
+    lab.submit(*[lab.spec(**needs(db=1 + number)) for number in range(150)])
+    lab.submit(
+        *[lab.spec(**needs(**named)) for named in ({"zone": 1}, {"db": 1, "zone": 2}, {"zone-b": 1}, {"host-149": 1})]
+    )
+    worker = lab.worker()
+    mine = {"zone": 9, "zone-b": 1, "host-149": 9}
+    found = lab(dm.claim_futures, worker, Capacity(offer(), offer(db=2)), 9)
+    assert len(found) == 0
+    found = lab.claim(worker, 9, Capacity(offer(**mine)))
+    assert sorted(claim.shape[3][0][0] for claim in found) == ["host-149", "host-149", "zone", "zone-b"]
+    found = lab.claim(worker, 9, Capacity(offer(db=2, zone=9)))
+    assert [claim.shape[3] for claim in found] == [(("db", 1000),), (("db", 1000), ("zone", 2000))]
+    lab.submit(lab.spec(**needs(zone=1)))
+    found = lab.claim(worker, 9, Capacity(offer(zone=1), offer(db=1000, zone=1)))
+    assert [claim.shape[3] for claim in found] == [(("zone", 1000),)], "what waits for a db is passed over"
+    lab.submit(lab.spec(**needs(gate=1, host=1)), lab.spec(**needs(gate=10)))
+    found = lab.claim(worker, 9, Capacity(offer(gate=10)))
+    assert [claim.shape[3] for claim in found] == [(("gate", 10_000),)], "though its key begins as one that doesn't fit"
+    assert lab.validate() == []
+
+
 def test_room_is_made_by_leaving_the_resource_alone_and_nothing_else(lab: Lab) -> None:
     worker = lab.worker()
     big, small, other, plain = (lab.spec(**one) for one in (needs(db=3), needs(db=1), needs(licence=1), needs(cpu=1)))

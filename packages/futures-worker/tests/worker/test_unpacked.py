@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -85,6 +86,27 @@ def test_what_was_left_half_done_goes_and_what_isnt_whole_is_made_anew(db: Any, 
     os.rename(tmp_path / "root" / digest.hex(), tmp_path / "gone")
     assert one.at_hand(digest) is None
     assert Path(one.bring(digest), "a.py").read_text() == "1"
+
+
+def test_files_that_were_removed_under_those_who_hold_them_are_unpacked_anew(db: Any, tmp_path: Path) -> None:
+    """As by what cleans directories of temporary files by age, and heeds no locks."""
+    digest = stored(db, tmp_path / "f", "1")
+    one, other, late = holder(db, tmp_path), holder(db, tmp_path), holder(db, tmp_path)
+    where = Path(one.bring(digest))
+    other.bring(digest)
+    for path in (where / "a.py", where.parent / "boot"):
+        path.unlink()
+    for worker in (late, one, other):  # one that begins now, and those that had it
+        assert worker.at_hand(digest) is None or worker is not late
+        assert Path(worker.bring(digest), "a.py").read_text() == "1"
+    made = os.stat(where)
+    assert os.path.samestat(os.stat(late.bring(digest)), made), "they share the new one"
+    shutil.rmtree(where)
+    assert one.at_hand(digest) is None
+    for worker in (one, other, late):
+        assert Path(worker.bring(digest), "a.py").read_text() == "1"
+    tidy(tmp_path / "root")
+    assert os.listdir(tmp_path / "root") == [digest.hex()]
 
 
 def test_so_many_are_kept_that_nobody_needs(db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

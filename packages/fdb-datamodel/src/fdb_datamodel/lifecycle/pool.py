@@ -6,7 +6,8 @@ this worker ever has, so are all that need as much cpu and more ram. Rounding pu
 free may fit all the same: its exact needs are in its value, and a bounded page of such a shape is looked through.
 
 What needs named resources stands before all that needs none, in a lane for each set of amounts. A worker that offers none begins behind
-the lanes; one that does seeks from lane to lane, and walks those of what it has free as the rest of the index.
+the lanes; one that does seeks from lane to lane, past all that name what it doesn't offer, and walks those of what it has free as the
+rest of the index.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 from typing import NamedTuple
 
 from fdb_datamodel.errors import StrayKeyError
+from fdb_datamodel.lifecycle.lanes import first_lane, next_lane
 from fdb_datamodel.lifecycle.starts import Chosen
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
@@ -42,6 +44,7 @@ _BOUNDARY_PAGE = 256  # entries looked through in a shape that only some of fit
 _PAGE_MOST = 2000
 _SHAPES_SURVEYED = 64
 _LANES = 128  # seeks from lane to lane of one scan at most
+_LANES_LISTED = 64  # after which those of a resource that is used up are passed over together
 _BEHIND_LANES = b"\x03"
 
 
@@ -104,9 +107,9 @@ def _scan_lanes(
     entries: list[Entry] = []
     blocked: list[Requirements] = []
     more = False
-    at, end = ch.keys.lanes()
-    for _ in range(_LANES):
-        rows = ch.read(at, end, limit=1, snapshot=True)
+    at, end = first_lane(ch, total), ch.keys.lanes()[1]
+    for seek in range(_LANES):
+        rows = ch.read(at, end, limit=1, snapshot=True) if at < end else []
         if not rows or more:
             break
         key = rows[0][0]
@@ -117,9 +120,13 @@ def _scan_lanes(
             at = key + b"\x00"
             continue
         at = key[:behind] + b"\xff"
-        if any(name not in offered or amount > round_up(offered[name], 1000) for name, amount in named):
+        following = next_lane(ch, named, offered)
+        if following is not None:
+            at = following
             continue  # none of this worker's business
         have = dict(named_of(free))
+        if seek >= _LANES_LISTED and have.get(named[0][0], 0) <= 0:
+            at = ch.keys.lane_names((), named[0][0]) + b"\xff"  # enough are known of what waits for that
         if not kept.isdisjoint(name for name, _ in named) or any(
             have.get(name, 0) <= 0 or amount > round_up(have.get(name, 0), 1000) for name, amount in named
         ):
@@ -137,7 +144,8 @@ def _scan_lanes(
 def first_page(ch: Changes, capacity: Capacity, limit: int) -> tuple[bytes, bytes, int]:
     """What `scan_pool` will read first: (begin, end, limit)."""
     if capacity.hold_for is None and named_of((capacity.total or capacity.free).shape):
-        return (*ch.keys.lanes(), 1)
+        total = named_of((capacity.total or capacity.free).shape)
+        return first_lane(ch, total), ch.keys.lanes()[1], 1
     held = capacity.hold_for.shape if capacity.hold_for is not None else None
     within = None if held is None else ch.keys.shape_prefix(held)
     scan = _Scan(ch, capacity, capacity.room, limit, named_of(rounded(held)) if held is not None else (), within)

@@ -127,6 +127,10 @@ class Layout:
         """What the entries of the cpu index start with that need these, rounded up; those that need nothing named come after all lanes."""
         return self.cpu + _lane(named)
 
+    def lane_names(self, named: Named, then: str = "") -> bytes:
+        """What the lanes start with whose first resources are these, and the next one of this name."""
+        return self.cpu + _name(",".join([*_texts(named), *([f"{then}="] if then else [])]))[:-1]
+
     def lanes(self) -> tuple[bytes, bytes]:
         """The range of the cpu index where entries need what is named."""
         return self.cpu + b"\x02", self.cpu + b"\x03"
@@ -325,7 +329,11 @@ def rounded(shape: Shape) -> Shape:
 
 
 def _lane(named: Named) -> bytes:
-    return _name(",".join(f"{name}={amount}" for name, amount in named)) if named else b""
+    return _name(",".join(_texts(named))) if named else b""
+
+
+def _texts(named: Named) -> list[str]:
+    return [f"{name}={amount}" for name, amount in named]
 
 
 def named_in(key: bytes, at: int) -> tuple[Named, int]:

@@ -8,7 +8,8 @@
         .old-<random>/          being removed
 
 A worker that is killed lets go by that. What nobody holds stays for the next one, `MOST_UNUSED` of them, for `UNUSED_SECONDS`.
-What removes old temporary files passes over directories that are held, or should.
+What removes old temporary files passes over directories that are held, or should. Not all do: `boot` is as old as any of the files
+and never counts as read, so where files were removed for their age it has gone, too, and the folder is unpacked anew.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class UnpackedFolders:
     def at_hand(self, digest: bytes) -> str | None:
         """Where the files are, if this worker holds them and nobody has removed them."""
         held = self._held.get(digest)
-        return str(held[0] / "files") if held is not None and _is_at(held[0], held[1]) else None
+        if held is None or not _is_at(held[0], held[1]) or not _is_whole(held[0]):
+            return None
+        return str(held[0] / "files")
 
     def bring(self, digest: bytes) -> str:
         """Where the files are: unpacked now, unless they are on this host. It takes time.
@@ -129,8 +132,7 @@ class UnpackedFolders:
                     with contextlib.suppress(OSError):
                         os.utime(descriptor)
                     return where, descriptor
-                os.close(descriptor)
-                _remove(where)
+                _put_aside(where, descriptor)
             if data is None:
                 data = self._read(digest)
                 tidy(root)
@@ -263,6 +265,22 @@ def _remove(where: Path) -> None:
             os.close(descriptor)
 
 
+def _put_aside(where: Path, descriptor: int) -> None:
+    """One that isn't whole goes out of its place, whoever else holds it: they find it gone, and unpack it anew. Closes the descriptor."""
+    gone = where.with_name(f".old-{secrets.token_hex(8)}")
+    try:
+        with contextlib.suppress(OSError):
+            if _is_at(where, descriptor):
+                os.rename(where, gone)
+    finally:
+        os.close(descriptor)
+    _remove(gone)
+
+
+def _is_whole(where: Path) -> bool:
+    return os.path.exists(where / "boot") and os.path.isdir(where / "files")
+
+
 def _is_at(where: Path, descriptor: int) -> bool:
     """Whether an opened directory is still what is at its path."""
     with contextlib.suppress(OSError):
@@ -271,9 +289,11 @@ def _is_at(where: Path, descriptor: int) -> bool:
 
 
 def _of_this_boot(where: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return (where / "boot").read_bytes() == _boot()
-    return False
+    try:
+        with open(os.open(where / "boot", os.O_RDONLY | os.O_NOATIME | os.O_CLOEXEC), "rb") as file:
+            return file.read() == _boot() and _is_whole(where)
+    except OSError:
+        return False
 
 
 def _boot() -> bytes:
