@@ -22,3 +22,8 @@ def next_lane(ch: Changes, named: Named, offered: dict[str, int]) -> bytes | Non
         if amount > round_up(offered[name], 1000):
             return ch.keys.lane_names(named[: place + 1]) + b",\xff"
     return None
+
+
+def has_all(free: dict[str, int], named: Named) -> bool:
+    """Whether of each there is as much free, rounded up as in keys."""
+    return all(free.get(name, 0) > 0 and amount <= round_up(free[name], 1000) for name, amount in named)

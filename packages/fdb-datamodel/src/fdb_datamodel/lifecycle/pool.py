@@ -5,9 +5,8 @@ rows are, before it is known what they are. One that doesn't fit is skipped by o
 this worker ever has, so are all that need as much cpu and more ram. Rounding puts up to an eighth of an octave into one shape, so an entry of a shape just over what is
 free may fit all the same: its exact needs are in its value, and a bounded page of such a shape is looked through.
 
-What needs named resources stands before all that needs none, in a lane for each set of amounts. A worker that offers none begins behind
-the lanes; one that does seeks from lane to lane, past all that name what it doesn't offer, and walks those of what it has free as the
-rest of the index.
+What needs named resources stands before all that needs none, in a lane for each set of amounts (`lanes`). A worker that offers none begins
+behind them; one that does seeks from lane to lane, and walks those of what it has free as the rest of the index.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import random
 from typing import NamedTuple
 
 from fdb_datamodel.errors import StrayKeyError
-from fdb_datamodel.lifecycle.lanes import first_lane, next_lane
+from fdb_datamodel.lifecycle.lanes import first_lane, has_all, next_lane
 from fdb_datamodel.lifecycle.starts import Chosen
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes
@@ -90,12 +89,8 @@ def scan_pool(ch: Changes, capacity: Capacity, free: Shape, limit: int) -> PoolS
     for entry in found.entries:
         free = less(free, entry.chosen.shape)
     rest = _Scan(ch, capacity, free, limit - len(found.entries), no_gpu=no_gpu).run()
-    return PoolScan(
-        found.entries + rest.entries,
-        (*found.blocked, *rest.blocked),
-        found.more or rest.more,
-        rest.passed,
-    )
+    both = (*found.blocked, *rest.blocked)
+    return PoolScan(found.entries + rest.entries, both, found.more or rest.more, rest.passed)
 
 
 def _scan_lanes(
@@ -120,16 +115,13 @@ def _scan_lanes(
             at = key + b"\x00"
             continue
         at = key[:behind] + b"\xff"
-        following = next_lane(ch, named, offered)
-        if following is not None:
+        if (following := next_lane(ch, named, offered)) is not None:
             at = following
             continue  # none of this worker's business
         have = dict(named_of(free))
         if seek >= _LANES_LISTED and have.get(named[0][0], 0) <= 0:
             at = ch.keys.lane_names((), named[0][0]) + b"\xff"  # enough are known of what waits for that
-        if not kept.isdisjoint(name for name, _ in named) or any(
-            have.get(name, 0) <= 0 or amount > round_up(have.get(name, 0), 1000) for name, amount in named
-        ):
+        if not kept.isdisjoint(name for name, _ in named) or not has_all(have, named):
             blocked.append(Requirements.from_shape(shape_of(*shape, named)))
             continue
         found = _Scan(ch, capacity, free, limit - len(entries), named, no_gpu=no_gpu).run()
@@ -143,8 +135,8 @@ def _scan_lanes(
 
 def first_page(ch: Changes, capacity: Capacity, limit: int) -> tuple[bytes, bytes, int]:
     """What `scan_pool` will read first: (begin, end, limit)."""
-    if capacity.hold_for is None and named_of((capacity.total or capacity.free).shape):
-        total = named_of((capacity.total or capacity.free).shape)
+    total = named_of((capacity.total or capacity.free).shape)
+    if capacity.hold_for is None and total:
         return first_lane(ch, total), ch.keys.lanes()[1], 1
     held = capacity.hold_for.shape if capacity.hold_for is not None else None
     within = None if held is None else ch.keys.shape_prefix(held)
