@@ -66,6 +66,15 @@ def test_repartition_keeps_order_and_balances(client: Client) -> None:
         client.get_future(numbers.partitions[0].id).result(60)
 
 
+def three(start: int) -> Iterator[int]:
+    yield from range(start, start + 3)
+
+
+def test_parts_that_generators_made_are_parts_as_others(client: Client) -> None:
+    made = client.dataset([client.submit(three, start) for start in (0, 3)])
+    assert made.repartition(3, timeout=60).collect(60) == [*range(6)]
+
+
 def test_nothing_and_wrong_things(client: Client) -> None:
     nothing = client.dataset([])
     assert nothing.collect() == []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from functools import reduce as fold
+from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from fdb_datamodel import new_future_id
@@ -194,5 +195,6 @@ def _combine(fn: Callable[[Any, Any], Any], partials: Sequence[list[Any]]) -> li
     return _reduce(fn, [value for partial in partials for value in partial])
 
 
-def _join(parts: Sequence[tuple[list[Any], int, int]]) -> list[Any]:
-    return [item for part, start, stop in parts for item in part[start:stop]]
+def _join(parts: Sequence[tuple[Iterable[Any], int, int]]) -> list[Any]:
+    # What a generator made has no slices.
+    return [item for part, start, stop in parts for item in islice(part, start, stop)]
