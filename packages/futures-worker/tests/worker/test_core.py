@@ -504,6 +504,19 @@ def test_a_cancelled_task_is_killed_and_nothing_is_reported() -> None:
     assert d.core.tasks == {}
 
 
+def test_the_pool_is_asked_for_what_waits_for_the_room_that_a_cancelled_task_had() -> None:
+    d = Driver(slots=2, total=Requirements(2))
+    (turn,) = d.only(RunTurn, d.say(Rang()))
+    found = claims(claim(1, shape=(1000, 0, 0)))
+    found.blocked = (Requirements(2),)
+    d.say(TurnEnded(found, turn))
+    d.say(MailArrived((MailEntry(claim(1).id, "cancel"),)))
+    number = next(c.number for c in d.core.children.values() if c.queue)
+    (turn,) = d.only(RunTurn, d.say(ChildEnded(number, "signal SIGKILL (pid 7)")))
+    assert turn.outcomes == []
+    assert turn.capacity.free == Requirements(2)
+
+
 @pytest.mark.parametrize("why", ["cancelled", "timeout", "memory"])
 def test_a_kill_that_comes_late_is_not_charged_to_what_the_child_went_on_to(why: str) -> None:
     d = Driver()

@@ -192,6 +192,10 @@ class WorkerState:
         for at, amount in task.devices:
             self.devices[at] += amount
         self.sated = False
+        if (
+            self.blocked_shapes
+        ):  # for what is free now, perhaps; also where there is nothing to report, by whose turn it would be found
+            self.wants_claim = True
         if task.behind is not None:
             self.detach(task)
         if self.tasks.get(task.claim.id) is task:
