@@ -37,7 +37,7 @@ def test_no_page_has_a_type_of_python_or_a_name_in_braces(path: tuple[str, ...])
     options = shown.partition("\nOptions:\n")[2]
     valued = re.findall(r"^  (?:-\w, )?--[\w-]+(?:, --?[\w-]+)* (\S+)", options, re.MULTILINE)
     assert all(
-        re.fullmatch(r"[A-Z][A-Z_:/]*|[\w-]+(\|[\w-]+)+", word) for word in valued if not word.startswith("/")
+        re.fullmatch(r"[A-Z][A-Z_:/=]*|[\w-]+(\|[\w-]+)+", word) for word in valued if not word.startswith("/")
     ), valued
 
 
