@@ -19,6 +19,7 @@ from idempotent_txn.attempts.classification import (
 )
 from idempotent_txn.attempts.deadline import arm, deadline_after
 from idempotent_txn.attempts.guarding import (
+    GUARDED,
     GUARDED_IDS,
     guard,
     guarded_class,
@@ -27,7 +28,7 @@ from idempotent_txn.attempts.guarding import (
 )
 from idempotent_txn.attempts.outcome import Committed, Outcome
 from idempotent_txn.attempts.settle import despite_interruptions, is_no_chance, note_outcome, settle_commit
-from idempotent_txn.attempts.strategy import Strategy, StrategyName
+from idempotent_txn.attempts.strategy import OFF, Strategy, StrategyName
 from idempotent_txn.errors import BodyError, TransactionTimedOut
 from idempotent_txn.ids.identity import checked_id
 from idempotent_txn.session import session_of
@@ -114,8 +115,12 @@ def _until_committed(
     failed: _Failed = []
     before: BaseException | None = None
     quick: Strategy | None = None
-    if strategy is None and idempotency_id is None and timeout is None and on_attempt is None and not want_outcome:
-        quick = session_of(db).quick
+    guarded = GUARDED_IDS
+    if idempotency_id is None and timeout is None and on_attempt is None and not want_outcome:
+        if strategy is None:
+            quick = session_of(db).quick
+        elif strategy == "off":
+            quick, guarded = OFF, GUARDED
     try:
         while True:
             try:
@@ -126,7 +131,7 @@ def _until_committed(
                     try:
                         tr = db.create_transaction()
                         # `guard`, without the call.
-                        tr.__class__ = GUARDED_IDS.get(tr.__class__) or guarded_class(tr.__class__, True)
+                        tr.__class__ = guarded.get(tr.__class__) or guarded_class(tr.__class__, guarded is GUARDED_IDS)
                         token = quick.begin(tr, None, None)
                         value = fn(tr, *args, **kwargs)
                         if type(value) not in FINISHED:

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, Final
 
-from idempotent_txn.attempts.strategy import STRATEGIES, Off, Strategy, StrategyName
+from idempotent_txn.attempts.strategy import OFF, STRATEGIES, Strategy, StrategyName
 from idempotent_txn.errors import IdempotencyIdError, StrategyError
 from idempotent_txn.ids import native
 from idempotent_txn.ids.lookup import NATIVE, USER_SPACE, IdStore
@@ -129,7 +129,7 @@ class Session:
         made = self._made.get(name)
         if made is None:
             if name == "off":
-                made = Off()
+                made = OFF
             elif name == "lanes":
                 made = Lanes(self.db, self.client_id)
             elif name == "ids":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from idempotent_txn.attempts.outcome import Committed
 
@@ -66,3 +66,6 @@ class Off:
     def resolve(self, token: Any) -> bool:
         token.cancel()  # what was not sent yet never is
         return False
+
+
+OFF: Final = Off()
