@@ -223,7 +223,7 @@ def test_a_recorded_call_with_a_damaged_row_fails_and_the_others_are_made(broken
     _, host = start(lab)
     calls = [record(lab, host) for _ in range(4)]
     keys = layout_of(lab.space)
-    bad_options = codec.pack_options(FutureSpec(call_options=b"\xc1", name="Counter.incr"))
+    bad_options = codec.pack_options({"call_options": b"\xc1", "name": "Counter.incr"})
     lab.set_row(keys.future(encode_id(calls[1]), OPTIONS), bad_options)
     lab.set_row(keys.future(encode_id(calls[2]), ARGS), b"\xc1")
     found, cursor = dm.run_apart(lab.db, lab.space, actors.recorded_calls, lab.space, host)

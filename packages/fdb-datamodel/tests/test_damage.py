@@ -244,7 +244,7 @@ def test_every_mutation_of_every_row_is_read_or_is_a_record_error() -> None:
         (codec.unpack_failure, codec.pack_failure(dm.Failure("error", "m", b"p", "t", (b"c" * 16,)))),
         (codec.unpack_requirements, codec.pack_requirements((1, 2, 3), 4, dm.Locality(worker)) or b""),
         (codec.unpack_assignment, codec.pack_assignment(dm.Locality(worker), (1, 2, 3))),
-        (codec.unpack_options, codec.pack_options(spec) or b""),
+        (codec.unpack_options, codec.pack_options(codec.options_of(spec)) or b""),
         (codec.unpack_worker_info, codec.pack_worker_info(b"i" * 16, dm.WorkerInfo(boot_id="b", host="h"))),
         (codec.unpack_heartbeat, codec.pack_heartbeat(dm.Heartbeat(1))),
         (codec.unpack_shape, codec.pack((1, 2, 3))),

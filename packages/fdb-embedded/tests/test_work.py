@@ -546,6 +546,31 @@ def test_twice_as_much_of_whatever_there_is_takes_twice_the_work(
     assert counts[1] <= 2.2 * counts[0] + FEW
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda tr: tr.set_versionstamped_key(b"s" + bytes(10) + (1).to_bytes(4, "little"), b"v"),
+        lambda tr: tr.set_versionstamped_value(b"s", bytes(14)),
+        lambda tr: tr.compare_and_clear(b"s", b"v"),
+    ],
+    ids=["a stamped key", "a stamped value", "a conditional clear"],
+)
+def test_a_key_is_read_beside_many_writes_and_what_hides_others_for_the_same_work(
+    db: Any, kind: Callable[[Any], None]
+) -> None:
+    counts = []
+    for size in (SIZE, 4 * SIZE):
+        tr = db.create_transaction()
+        tr[b"a"].wait()
+        for number in range(size):
+            tr[key_of(number)] = b"v"
+        kind(tr)
+        counts.append(work_of(lambda tr=tr: (tr[b"a"].value, tr[key_of(1)].value)))
+        assert (tr[b"a"].value, tr[key_of(1)].value) == (None, b"v")
+        assert tr.tpointer.read_points == {b"a"}
+    assert counts[1] <= counts[0] + 10
+
+
 @pytest.mark.parametrize("offset", [1, 2])
 def test_what_is_read_again_beside_what_was_cleared_is_held_against_others_once(db: Any, offset: int) -> None:
     tr = db.create_transaction()

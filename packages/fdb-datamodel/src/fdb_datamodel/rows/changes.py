@@ -207,6 +207,10 @@ class FutureRows:
             self._options = self._read(OPTIONS, codec.unpack_options, {})
         return self._options
 
+    def know_options(self, options: dict[str, Any]) -> None:
+        """What was just written as its options needn't be read."""
+        self._options = options
+
     def option(self, name: str) -> Any:
         return codec.option(self.options, name)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgpack
@@ -513,7 +514,8 @@ _OPTION_DEFAULTS: dict[str, Any] = {
     "durable": False,
     "limits": (),
 }
-
+_DEFAULT_OPTIONS = tuple(_OPTION_DEFAULTS.items())
+_options_in_order = attrgetter(*_OPTION_DEFAULTS)
 
 _COUNT = (int, _NONE)
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {
@@ -537,11 +539,17 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def pack_options(spec: FutureSpec) -> bytes | None:
-    """None where all are the default."""
-    options = {name: value for name, default in _OPTION_DEFAULTS.items() if (value := getattr(spec, name)) != default}
+def options_of(spec: FutureSpec) -> dict[str, Any]:
+    """What is stored of them: those that aren't the default."""
+    found = zip(_DEFAULT_OPTIONS, _options_in_order(spec), strict=True)
+    options = {name: value for (name, default), value in found if value != default}
     if spec.backoff is not None:
         options["backoff"] = (spec.backoff.initial, spec.backoff.factor, spec.backoff.maximum)
+    return options
+
+
+def pack_options(options: dict[str, Any]) -> bytes | None:
+    """Of `options_of`: None where all are the default."""
     return pack(options) if options else None
 
 
@@ -551,11 +559,14 @@ def unpack_options(value: bytes | None) -> dict[str, Any]:
     options: dict[str, Any] = {} if value is None else unpack(value)
     if type(options) is not dict:
         raise TypeError(f"it holds {type(options).__name__}, not names and values")
-    for name, wanted in _OPTION_TYPES.items():
-        if name in options and type(options[name]) not in wanted:
-            raise TypeError(f"{name} is {options[name]!r:.60}")
-        if wanted is _NUMBER and options.get(name) is not None:
-            _bounded(name, options[name])
+    for name, found in options.items():
+        wanted = _OPTION_TYPES.get(name)
+        if wanted is None:
+            continue
+        if type(found) not in wanted:
+            raise TypeError(f"{name} is {found!r:.60}")
+        if wanted is _NUMBER and found is not None:
+            _bounded(name, found)
     if options.get("backoff") is not None:
         _typed(options["backoff"], *((int, float),) * 3)
         for number in options["backoff"][:3]:
@@ -682,7 +693,7 @@ def unpack_schedule(value: bytes) -> _Schedule:
 
 
 def set_options(spec: FutureSpec, options: dict[str, Any]) -> None:
-    """The inverse of `pack_options`."""
+    """The inverse of `options_of`."""
     for name in _OPTION_DEFAULTS.keys() & options.keys():
         setattr(spec, name, options[name])
     spec.backoff = backoff_of(options)

@@ -16,6 +16,8 @@ _VARIANT = 0x80
 _SEQUENCE_LIMIT = 1 << 12
 
 _lock = threading.Lock()
+_random = b""
+_RANDOM_BYTES = 512
 _last_ms = 0
 _sequence = 0
 
@@ -28,10 +30,10 @@ def new_future_ids(count: int) -> list[bytes]:
     """
     global _last_ms, _sequence
     now = time.time_ns() // 1_000_000
-    tails = os.urandom(8 * count)
     ids: list[bytes] = []
     append = ids.append
     with _lock:
+        tails = _take_random(8 * count)
         ms, sequence = _last_ms, _sequence
         if now > ms:
             ms, sequence = now, 0
@@ -43,6 +45,15 @@ def new_future_ids(count: int) -> list[bytes]:
             append(head.to_bytes(8, "big") + bytes((_VARIANT | (tails[at] & 0x3F),)) + tails[at + 1 : at + 8])
         _last_ms, _sequence = ms, sequence
     return ids
+
+
+def _take_random(size: int) -> bytes:
+    """Random bytes, of which many are got at once: for that the interpreter lets other threads run. Under `_lock`."""
+    global _random
+    if len(_random) < size:
+        _random = os.urandom(size + _RANDOM_BYTES)
+    taken, _random = _random[:size], _random[size:]
+    return taken
 
 
 def new_future_id() -> bytes:
@@ -73,8 +84,9 @@ def show_id(future_id: bytes) -> str:
 
 
 def _after_fork() -> None:
-    global _lock
+    global _lock, _random
     _lock = threading.Lock()
+    _random = b""  # the parent gives the same to its own ids
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -145,6 +145,8 @@ def less(free: Shape, shape: Shape) -> Shape:
     named = tuple((name, amount - takes.get(name, 0)) for name, amount in free[3]) if takes else free[3]
     if len(free) == 4:
         return (*left, named)
+    if not shape[2]:
+        return (*left, named, free[4])
     devices = list(free[4])
     for at, amount in allot(free[4], shape[2]) or ():
         devices[at] -= amount

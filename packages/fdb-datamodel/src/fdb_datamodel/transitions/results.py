@@ -166,7 +166,7 @@ def put_realized_future(
     ch.put(f, NUM_ATTEMPTS, codec.pack(1))
     ch.put(f, ALLOW_RECONSTRUCTION, codec.pack(False))
     kept = FutureSpec(name=spec.name, keep=spec.keep, ttl=spec.ttl, dataset=spec.dataset)
-    if (options := codec.pack_options(kept)) is not None:
+    if (options := codec.pack_options(codec.options_of(kept))) is not None:
         ch.put(f, OPTIONS, options)
     name_latest(ch, f, full)
     ch.set(ch.keys.result(f.e, ch.token), codec.pack_result_row(full, ch.token, ch.wall_us))

@@ -81,7 +81,7 @@ def put_schedule(
     shape = spec.requirements.shape if spec.requirements else (0, 0, 0)
     requirements = codec.pack_requirements(shape, spec.priority, None)
     fields = (
-        when, zone, missed, overlap, nominal, due_us, last, made, bytes(digest), spec.args, requirements, codec.pack_options(spec),
+        when, zone, missed, overlap, nominal, due_us, last, made, bytes(digest), spec.args, requirements, codec.pack_options(codec.options_of(spec)),
         spec.max_retries, spec.allow_reconstruction, wall_us,
     )  # fmt: skip
     ch.set(ch.keys.schedule(name), codec.pack(fields))

@@ -248,7 +248,9 @@ def _write_options(ch: Changes, f: FutureRows, spec: FutureSpec) -> None:
     locality: Locality | None = spec.locality
     shape = spec.requirements.shape if spec.requirements else _ZERO
     ch.put(f, REQUIREMENTS, codec.pack_requirements(shape, spec.priority, locality))
-    ch.put(f, OPTIONS, codec.pack_options(spec))
+    options = codec.options_of(spec)
+    ch.put(f, OPTIONS, codec.pack_options(options))
+    f.know_options(options)
     if spec.durable:
         ch.set(ch.keys.program(f.e), codec.pack(ch.wall_us))
     if spec.max_retries != 3:

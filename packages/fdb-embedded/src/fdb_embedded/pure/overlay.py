@@ -104,7 +104,7 @@ class Overlay:
     No operation costs more for what other operations have left elsewhere, but for the move of a list's end.
     """
 
-    __slots__ = ("_anchors", "_fresh", "_order", "_sent", "_stamped", "clears", "writes")
+    __slots__ = ("_anchors", "_fresh", "_hidden", "_order", "_sent", "_stamped", "clears", "writes")
 
     def __init__(self) -> None:
         self.writes: dict[bytes, Entry] = {}
@@ -114,6 +114,7 @@ class Overlay:
         self._sent: list[
             StampedKey | Range
         ] = []  # stamped keys that are committed first, and what was cleared after them
+        self._hidden: list[Range] = []  # sorted, disjoint: where there has been a versionstamp, or a conditional clear
         self._order: list[bytes] | None = None
         self._fresh = 0  # how many keys are in `_order`: the first ones of `writes`
 
@@ -134,9 +135,22 @@ class Overlay:
             copy._stamped = self._stamped.copy() if self._stamped else {}
             copy._anchors = self._anchors.copy() if self._anchors else []
             copy._sent = self._sent.copy() if self._sent else []
+        copy._hidden = []  # that is of no account for what is committed
         copy._order = None
         copy._fresh = 0
         return copy
+
+    def hide(self, begin: bytes, end: bytes) -> None:
+        """What is read in [begin, end) depends from now on on how the client has it, whatever is written there."""
+        with _changing:
+            insert(self._hidden, begin, end)
+
+    def hides(self, key: bytes) -> bool:
+        """Whether a key's value can't be told from here: a versionstamp may lie on it, or operations do."""
+        if isinstance(self.writes.get(key), Stack):
+            return True
+        with _changing:
+            return covers(self._hidden, key)
 
     def stamped_rows(self, stamp: bytes) -> list[Row]:
         """What the stamped keys become with `stamp`, in the order in which the client commits them: where two become the

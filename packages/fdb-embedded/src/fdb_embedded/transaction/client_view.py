@@ -1,7 +1,8 @@
 """The part of a transaction that is read as FoundationDB's client reads it, segment by segment (`client_reads`).
 
 It is made when a selector has an offset, or once the transaction has used a versionstamp or a conditional clear; all other
-reads go straight through the overlay. From then on the transaction notes its writes, in their order, for it.
+reads go straight through the overlay, and so do reads of single keys then that such a write has not touched. From then on the
+transaction notes its writes, in their order, for it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def get(tr: TransactionState, key: bytes, snapshot: bool) -> bytes | None:
         return None
     overlay = _overlay_for(tr, snapshot)
     if overlay is not None:
-        if tr.history is not None:
+        if tr.history is not None and overlay.hides(key):
             try:
                 return client_view.get(tr, key, snapshot)
             except Code as error:

@@ -259,8 +259,9 @@ def atomic(tr: TransactionState, operation: int, key: bytes, operand: bytes) -> 
 
 
 def _atomic(tr: TransactionState, operation: int, key: bytes, operand: bytes) -> None:
-    if tr.history is None and operation in (atomics.SET_VERSIONSTAMPED_VALUE, atomics.COMPARE_AND_CLEAR):
+    if operation == atomics.SET_VERSIONSTAMPED_VALUE or operation == atomics.COMPARE_AND_CLEAR:
         client_view.noted(tr)
+        tr.overlay.hide(key, key + b"\0")
     _count_write(tr, key, key, operand, operation)
     _conflict_flag(tr, key)
     _stack(tr, key, operation, operand)
@@ -299,11 +300,14 @@ def _set_stamped_key(tr: TransactionState, key: bytes, value: bytes) -> None:
     body = key[:-4]
     low = body[:at] + lowest_stamp(tr) + body[at + 10 :]
     high = min(body[:at] + b"\xff" * 10 + body[at + 10 :] + b"\0", tr.limit_key())
+    anchor = low + key[-4:]
     client_view.noted(tr)
+    tr.overlay.hide(anchor, anchor + b"\0")
     if low < high:
+        tr.overlay.hide(low, high)
         client_view.noted(tr).append(lambda map: map.hide(low, high))
-    _count_write(tr, low + key[-4:], key, value, atomics.SET_VERSIONSTAMPED_KEY)
-    item = (low + key[-4:], key, value)
+    _count_write(tr, anchor, key, value, atomics.SET_VERSIONSTAMPED_KEY)
+    item = (anchor, key, value)
     if tr.options.ryw_disabled:
         tr.overlay.send(item)
     else:

@@ -131,7 +131,9 @@ def _same(
 
 
 def _same_items(now: dict[str, Any], as_it_was: dict[str, Any]) -> bool:
-    return len(now) == len(as_it_was) and all(now.get(name, _EMPTY_CELL) is value for name, value in as_it_was.items())
+    return len(now) == len(as_it_was) and (
+        not now or all(now.get(name, _EMPTY_CELL) is value for name, value in as_it_was.items())
+    )
 
 
 def _constant_annotation(value: Any) -> bool:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import pickle
 import platform
 import struct
@@ -34,7 +35,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import cloudpickle
@@ -66,6 +67,8 @@ class Code:
     name: str  # module.qualname, for people
     named: frozenset[str] = frozenset()  # modules that the pickle names, which may have files to follow
     folder: Folder | None = None  # whose files it runs in
+    streams: bool = False  # a call of it yields
+    coroutine: bool = False  # it is awaited for
 
 
 class _Entry(NamedTuple):
@@ -162,7 +165,9 @@ def dump_code(function: Callable[..., Any], also: Iterable[str] = ()) -> Code:
             f"the function {name} pickles to {len(data)} bytes, over the limit of {MAX_CODE_BYTES}: pass large "
             "objects as arguments (or client.put them) instead of capturing them"
         )
-    return Code(hashlib.sha256(data).digest(), data, name, named)
+    streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    coroutine = inspect.iscoroutinefunction(function)
+    return Code(hashlib.sha256(data).digest(), data, name, named, None, streams, coroutine)
 
 
 def within(code: Code, setting: Setting) -> Code:
@@ -171,7 +176,7 @@ def within(code: Code, setting: Setting) -> Code:
     _, python, name, *needs = _header(code.data)[0][:4]
     header = msgpack.packb([CODE_FORMAT, python, name, needs[0] if needs else [], len(packed)])
     data = b"".join((struct.pack(">H", len(header)), header, packed, _split(code.data)[2]))
-    return Code(hashlib.sha256(data).digest(), data, code.name, code.named, setting.folder)
+    return replace(code, digest=hashlib.sha256(data).digest(), data=data, folder=setting.folder)
 
 
 def load_code(data: bytes) -> Callable[..., Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, Final, NamedTuple
 
 from fdb_datamodel import CodeDigest, FutureSpec, id_for_key, new_future_id
@@ -112,8 +111,8 @@ def _prepare(
     limit_softly(options, spec)
     own = options.key is None and options.tr is None  # its rows are this session's, and are sure to be
     record = FutureRecord(future_id, name, stored=False, subscribed=own)
-    record.streams = isgeneratorfunction(fn) or isasyncgenfunction(fn)
-    if spec.durable and iscoroutinefunction(fn):
+    record.streams = code.streams
+    if spec.durable and code.coroutine:
         raise TypeError(f"{name} is a coroutine function, which can't be a program: write it as a plain function")
     if spec.durable and record.streams:
         raise TypeError(
