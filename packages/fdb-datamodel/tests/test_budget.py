@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from conftest import calls_of
 from datamodel_lab.lab import Lab
 
 import fdb_datamodel as dm
@@ -100,6 +101,16 @@ def test_rows_and_commits_of_a_noop_future(memory_lab: Lab, counted: Any) -> Non
     assert costs["turn"].changed == 6 * BATCH + 3 * BATCH + 2
     assert costs["turn"].calls <= 5, "reads are in bulk"
     assert costs["claim"].calls <= 4
+
+
+def test_what_a_future_costs_in_calls(memory_lab: Lab) -> None:
+    """Of functions of Python: on one machine this is what limits throughput."""
+    worker = memory_lab.worker()
+    specs = [memory_lab.spec(args=b"a", name="task", parent=b"") for _ in range(2 * BATCH)]
+    assert calls_of(lambda: memory_lab.submit(*specs)) / (2 * BATCH) <= 45
+    claims = memory_lab(dm.claim_futures, worker, dm.Capacity(), BATCH)
+    outcomes = [Outcome.realized(claim, b"r") for claim in claims]
+    assert calls_of(lambda: memory_lab(dm.finish_turn, worker, outcomes, dm.Capacity(), BATCH)) / BATCH <= 30
 
 
 def test_a_pushed_future_costs_less(memory_lab: Lab, counted: Any) -> None:

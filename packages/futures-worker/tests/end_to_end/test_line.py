@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import calls_of
 
 from fdb_schema import ClusterSpace, open_database
 from futures_worker.client.session import line as client_line
@@ -107,6 +108,16 @@ def test_a_worker_is_woken_thrice_for_a_lone_request(cluster: Cluster) -> None:
     call(client, 200)
     # for the request, for the child's result; and a heartbeat now and then
     assert (switches() - before) / 200 <= 4.0
+
+
+@pytest.mark.embedded_only("the engine's own functions are counted")
+def test_what_a_lone_request_costs_the_client_in_calls(cluster: Cluster) -> None:
+    """Of functions of Python by the thread that asks: half of what it took once (721)."""
+    demo = cluster(1, 1)
+    client = demo.client()
+    call(client, 30)
+    trips = sorted(calls_of(lambda: call(client, 1)) for _ in range(60))
+    assert trips[len(trips) // 2] <= 345
 
 
 def test_a_task_that_fails_on_the_line_raises(cluster: Cluster) -> None:

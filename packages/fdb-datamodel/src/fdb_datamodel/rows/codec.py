@@ -96,10 +96,18 @@ def _typed(fields: Any, *types: tuple[type, ...]) -> None:
     """Raises TypeError unless the first fields have these types; later ones may be absent."""
     if type(fields) is not tuple:
         raise TypeError(f"it holds {type(fields).__name__}, not fields")
+    found = (types, *map(type, fields))
+    if found in _fitting:
+        return
     for at, (field, wanted) in enumerate(zip(fields, types, strict=False)):
         if type(field) not in wanted:
             raise TypeError(f"field {at} is {field!r:.60}")
+    if len(_fitting) < _MOST_FITTING:
+        _fitting.add(found)
 
+
+_fitting: set[tuple[Any, ...]] = set()  # what was found to fit: nearly all rows of a kind have fields of the same types
+_MOST_FITTING = 4096
 
 _BYTES, _STR, _INT, _BOOL, _TUPLE = (bytes,), (str,), (int,), (bool,), (tuple,)
 _NONE = type(None)

@@ -60,7 +60,10 @@ def _collect(value: Any, place: str, leaves: dict[int, Future[Any]]) -> None:
         leaves[id(value)] = value
     elif isinstance(value, (list, tuple, dict)):
         for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            _collect(one, f"{place}[{key!r}]" if place else repr(key), leaves)
+            if isinstance(one, Future):
+                leaves[id(one)] = one
+            else:
+                _collect(one, f"{place}[{key!r}]" if place else repr(key), leaves)
     else:
         check_futures([value], "gather", place)
 
