@@ -74,7 +74,9 @@ def test_an_invocation_that_takes_longer_than_it_may_is_ended_and_can_be_made_ag
     gate = tmp_path / "gate"
     runner = runner_of(locks, shell)
     limited = runner.memoize(max_hold=4.0)(functions.slow_square)
-    with pytest.raises(InvocationTimedOut, match=r"memo:demo/.* ran for its max_hold; its remote was cancelled"):
+    with pytest.raises(
+        InvocationTimedOut, match=r"memo:demo/.* ran for its max_hold; its remote (was cancelled|had ended)"
+    ):
         limited(6, str(marks), str(gate))
     assert locks.list("memo/") == []
     for pid in remote_pids(marks):

@@ -302,9 +302,8 @@ def _set_stamped_key(tr: TransactionState, key: bytes, value: bytes) -> None:
     high = min(body[:at] + b"\xff" * 10 + body[at + 10 :] + b"\0", tr.limit_key())
     anchor = low + key[-4:]
     client_view.noted(tr)
-    tr.overlay.hide(anchor, anchor + b"\0")
+    tr.overlay.hide(low, max(high, anchor + b"\0"))
     if low < high:
-        tr.overlay.hide(low, high)
         client_view.noted(tr).append(lambda map: map.hide(low, high))
     _count_write(tr, anchor, key, value, atomics.SET_VERSIONSTAMPED_KEY)
     item = (anchor, key, value)

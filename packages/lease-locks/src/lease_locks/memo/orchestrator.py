@@ -182,19 +182,20 @@ class Orchestrator:
         for handle in run(self.locks.db, handles, strategy=IDEMPOTENT):
             self._cancel_remote(keys.memo, handle)
 
-    def _cancel_remote(self, memo: Memo, handle: str) -> bool:
-        """Whether the Shell says that it ended the remote. One that can't has told so to the log only."""
+    def _cancel_remote(self, memo: Memo, handle: str) -> str:
+        """End the remote by its Shell; what became of it, for people. Why a Shell failed to is told to the log only."""
         cancel = getattr(self.shell, "cancel", None)
-        try:
-            return bool(handle and cancel is not None and cancel(handle))
-        except Exception as error:
-            log.warning("the remote of %s can't be cancelled: %s", memo, error)
-            return False
+        if handle and cancel is not None:
+            try:
+                # one whose time is over ends itself, too, if it is a process of its own
+                return "its remote had ended" if cancel(handle) is False else "its remote was cancelled"
+            except Exception as error:
+                log.warning("the remote of %s can't be cancelled: %s", memo, error)
+        return "its remote can't be cancelled by its Shell, and may run on"
 
     def _timed_out(self, keys: MemoKeys, lease: Lease) -> InvocationTimedOut:
         attempt = run(self.locks.db, change_attempt, keys, lease.token, strategy=IDEMPOTENT)
-        ended = self._cancel_remote(keys.memo, attempt.handle)
-        what = "its remote was cancelled" if ended else "its remote can't be cancelled by its Shell, and may run on"
+        what = self._cancel_remote(keys.memo, attempt.handle)
         self._note(keys, lease, state=GONE, note=f"it ran for its max_hold; {what}")
         self._give_back(lease)
         return InvocationTimedOut(f"{keys.memo.uri} ran for its max_hold; {what}")

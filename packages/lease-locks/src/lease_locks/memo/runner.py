@@ -322,8 +322,12 @@ class MemoizingPicklingRunner(Orchestrator):
     def _look_or_acquire(
         self, call: functions.Call, max_hold: float | None = None
     ) -> Found | tuple[Lease, tuple[FencingToken, ...]]:
-        """One transaction looks for the result and acquires; where the lock is another's, wait for either."""
+        """A look for the result; then one transaction looks again and acquires. Where the lock is another's, wait for either."""
         locks, keys = self.locks, self.rows.keys(call.memo)
+        locks.session.assert_open()
+        known = run(locks.db, self._memoized, keys, strategy=IDEMPOTENT)
+        if known is not None:
+            return Found(known, awaited=False)
         lock = locks.space.lock(call.memo.lock_name)
         waited_for: list[FencingToken] = []
         looks = 0
