@@ -189,7 +189,7 @@ def table(tmp: Path) -> list[Decoder]:
         Decoder("failure row", codec.unpack_failure, codec.pack_failure(dm.Failure("error", "m", b"p", "t", (b"c" * 16,))), STORED),
         Decoder("requirements", codec.unpack_requirements, codec.pack_requirements((1, 2, 3), 4, dm.Locality(WORKER)) or b"", STORED),
         Decoder("assignment", codec.unpack_assignment, codec.pack_assignment(dm.Locality(WORKER), (1, 2, 3)), STORED),
-        Decoder("options", codec.unpack_options, codec.pack_options(OPTIONS) or b"", STORED),
+        Decoder("options", codec.unpack_options, codec.pack_options(codec.options_of(OPTIONS)) or b"", STORED),
         Decoder("worker", codec.unpack_worker_info, codec.pack_worker_info(b"i" * 16, dm.WorkerInfo(boot_id="b")), STORED),
         Decoder("heartbeat", codec.unpack_heartbeat, codec.pack_heartbeat(dm.Heartbeat(1)), STORED),
         Decoder("mail", codec.unpack_mail, codec.pack([(b"i" * 16, "realized", b"v", 1)]), STORED),

@@ -126,7 +126,7 @@ def test_a_transaction_that_was_read_through_its_map_ends_with_its_last_user() -
     db: Any = fdb_embedded.open(f"memory:{uuid.uuid4().hex}")
     tr = db.create_transaction()
     tr.set_versionstamped_key(b"log/" + bytes(10) + struct.pack("<i", 4), b"")
-    tr[b"k"].wait()
+    tr.get_range(b"k", b"l").to_list()
     gone = weakref.ref(tr.tpointer)
     assert tr.tpointer.view is not None
     gc.disable()
