@@ -112,11 +112,21 @@ def test_a_worker_is_woken_thrice_for_a_lone_request(cluster: Cluster) -> None:
 
 @pytest.mark.embedded_only("the engine's own functions are counted")
 def test_what_a_lone_request_costs_the_client_in_calls(cluster: Cluster) -> None:
-    """Of functions of Python by the thread that asks: 330 by itself, some more beside other tests. On a busy machine some leave the line."""
+    """Of functions of Python by the thread that asks: 330 by itself, some more beside other tests. On a busy machine many leave the
+    line, or all."""
     demo = cluster(1, 1)
     client = demo.client()
     call(client, 30)
-    assert min(calls_of(lambda: call(client, 1)) for _ in range(100)) <= 400
+    line, found = client._context().line, dict[bool, list[int]]()
+    for _ in range(100):
+        before = line.answered
+        calls = calls_of(lambda: call(client, 1))
+        found.setdefault(line.answered > before, []).append(calls)
+    least = {answered: min(calls) for answered, calls in found.items()}
+    assert least.get(True, 0) <= 400
+    assert (
+        least.get(False, 0) <= 850
+    )  # by the pool and mail: rare where nothing else runs, and with what is tried first
 
 
 def test_a_task_that_fails_on_the_line_raises(cluster: Cluster) -> None:

@@ -96,7 +96,7 @@ def _typed(fields: Any, *types: tuple[type, ...]) -> None:
     """Raises TypeError unless the first fields have these types; later ones may be absent."""
     if type(fields) is not tuple:
         raise TypeError(f"it holds {type(fields).__name__}, not fields")
-    found = (types, *map(type, fields))
+    found = (types, *map(type, fields[: len(types)]))
     if found in _fitting:
         return
     for at, (field, wanted) in enumerate(zip(fields, types, strict=False)):
