@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import PYTHON_AND_C, calls_of
 
 import fdb_embedded
 from fdb_embedded.engine import snapshot
@@ -270,24 +271,6 @@ def test_of_two_threads_that_commit_one_transaction_one_does(db: Any) -> None:
 # --- nothing is quadratic ---
 
 
-def calls_of(work: Any) -> int:
-    """How many functions, of Python or of C, are called."""
-    import sys
-
-    count = 0
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def append_and_set(tr: Any, count: int) -> None:
     for number in range(count):
         tr.set_versionstamped_key(b"log/" + bytes(10) + b"/%06d" % number + (4).to_bytes(4, "little"), b"v")
@@ -308,7 +291,7 @@ def test_a_transaction_twice_as_long_takes_twice_the_work(db: Any, work: Any) ->
     counts = []
     for size in (150, 300):
         tr = db.create_transaction()
-        counts.append(calls_of(lambda tr=tr, size=size: (work(tr, size), tr.commit().wait())))
+        counts.append(calls_of(lambda tr=tr, size=size: (work(tr, size), tr.commit().wait()), events=PYTHON_AND_C))
     assert counts[1] < 2.2 * counts[0]
 
 

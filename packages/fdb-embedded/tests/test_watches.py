@@ -13,11 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
+from conftest import PYTHON_AND_C, calls_of
 
 import fdb_embedded
 from fdb_embedded.engine import watches
@@ -226,26 +228,12 @@ def test_a_commit_costs_the_same_however_much_others_watch(tmp_path: Path, monke
         counts.append(steps_of(lambda: committer.slots.tell(0, 1, [b"a", b"watched/5000/b"], [(b"c", b"d")])))
         watcher.close()
     assert len(set(counts)) == 1
-    assert (
-        asked == [b"watched/5000/b"] * 2
-    )  # the other one doesn't begin as a watched key does, which is told without that
+    # The other one doesn't begin as a watched key does, which is told without that.
+    assert asked == [b"watched/5000/b"] * 2
     committer.close()
 
 
-def steps_of(work: Callable[[], None]) -> int:
-    """How many functions, of Python or of C, are called."""
-    count = 0
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
+steps_of = partial(calls_of, events=PYTHON_AND_C)
 
 
 def test_each_of_hundreds_of_processes_is_woken_for_its_own_keys_alone(

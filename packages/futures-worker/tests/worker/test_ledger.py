@@ -105,6 +105,7 @@ def test_a_turn_reports_and_claims(site: Site) -> None:
     site.check()
 
 
+@pytest.mark.embedded_only("the engine's own functions are counted")
 def test_what_a_future_costs_the_worker_in_calls(site: Site) -> None:
     """A turn of many, in which each future ends and another begins: what limits the throughput is what Python has to do.
 

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from ..pure.ranges import Range
 from . import futex, locks
 from .blocks import allocate
-from .interest import PREFIX_BYTES, PREFIXES, TABLE, may_hold, place_of
+from .interest import PREFIX_BYTES, PREFIXES, TABLE, Place, may_hold, place_of
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -240,20 +240,24 @@ class Slots:
         watching = self._map[WATCHING : WATCHING + SLOTS]
         if watching == _NOBODY:
             return
+        places: dict[bytes, Place] = {}  # of keys that a process may watch: found once for all of them
         slot = watching.find(1)
         while slot >= 0:
-            if self._may_watch(slot, points) or (ranges and self._may_hold(slot, ranges)):
+            if self._may_watch(slot, points, places) or (ranges and self._may_hold(slot, ranges)):
                 self._hit(slot, place, version)
                 self._wake(slot)
             slot = watching.find(1, slot + 1)
 
-    def _may_watch(self, slot: int, points: Collection[bytes]) -> bool:
+    def _may_watch(self, slot: int, points: Collection[bytes], places: dict[bytes, Place]) -> bool:
         prefixes = self._prefixes(slot)
         if prefixes is not None:  # of most keys a few of these tell that they aren't watched, at a tenth of the cost
             begun = tuple(prefixes)
             points = [key for key in points if key.startswith(begun)]
         area, view = AREAS + slot * AREA, self._view
-        for first, a, second, b, third, c, fourth, d in map(place_of, points):
+        for key in points:
+            if key not in places:
+                places[key] = place_of(key)
+            first, a, second, b, third, c, fourth, d = places[key]
             if (
                 view[area + first] & a
                 and view[area + second] & b

@@ -301,10 +301,10 @@ def _set_stamped_key(tr: TransactionState, key: bytes, value: bytes) -> None:
     low = body[:at] + lowest_stamp(tr) + body[at + 10 :]
     high = min(body[:at] + b"\xff" * 10 + body[at + 10 :] + b"\0", tr.limit_key())
     anchor = low + key[-4:]
-    client_view.noted(tr)
+    history = client_view.noted(tr)
     tr.overlay.hide(low, max(high, anchor + b"\0"))
     if low < high:
-        client_view.noted(tr).append(lambda map: map.hide(low, high))
+        history.append(lambda map: map.hide(low, high))
     _count_write(tr, anchor, key, value, atomics.SET_VERSIONSTAMPED_KEY)
     item = (anchor, key, value)
     if tr.options.ryw_disabled:
