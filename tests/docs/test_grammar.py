@@ -183,7 +183,7 @@ def scene(tmp_path: Path) -> Iterator[Any]:
 
 def run_program(db: Any, space: ClusterSpace, claim: dm.Claim) -> None:
     """What one asks for before it sleeps."""
-    attempt = run(db, dm.programs.begin_program, space, claim.id, claim.attempt)
+    attempt = dm.programs.ProgramClaim(claim.id, claim.token)
     for number, request in enumerate(
         (dm.programs.Request("step", "charge", b"1"), dm.programs.Request("sleep", due_us=7))
     ):

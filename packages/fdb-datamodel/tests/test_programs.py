@@ -32,7 +32,7 @@ class Program:
 
     def take(self, worker: WorkerId | None = None) -> Claim:
         self.claim: Claim = self.lab(dm.claim_future, self.id, worker or self.worker)
-        self.fence: ProgramClaim = self.lab(programs.begin_program, self.id, self.claim.attempt)
+        self.fence = ProgramClaim(self.id, self.claim.token)
         return self.claim
 
     def leave(self, kind: str, **away: object) -> str:

@@ -131,7 +131,7 @@ def test_a_program_s_page_has_what_it_asked_for_and_waits_for(page: Page, served
     child = lab.submit(name="resize")
     order = lab.submit(name="order", durable=True)
     claim = lab(dm.claim_future, order, lab.worker)
-    attempt = lab(dm.programs.begin_program, order, claim.attempt)
+    attempt = dm.programs.ProgramClaim(order, claim.token)
     lab(dm.programs.record_request, attempt, 0, dm.programs.Request("step", "charge <b>", b"never unpickled"))
     lab(dm.programs.record_request, attempt, 1, dm.programs.Request("submit", "resize", ids=(child,)))
     lab(dm.programs.publish, attempt, 2, "stage", b"neither this")

@@ -364,6 +364,8 @@ class ResultPayload:
 
     def contained_in(self, identity: bytes) -> tuple[bytes, ...]:
         """The futures inside that are of the cluster with this identity."""
+        if not self.contained:
+            return ()
         return _of_cluster(dict(zip(self.contained, self.clusters, strict=True)), identity)
 
     @property

@@ -308,7 +308,7 @@ class Cluster:
         code = self.transact(dm.get_code, claim.code)
         function = load_code(code)
         args, kwargs = load_args(claim.args, [], name=claim.name) if claim.args else ((), {})
-        task_context.enter(task_context.TaskContext(claim.id, URL, self.space.cluster, claim.attempt))
+        task_context.enter(task_context.TaskContext(claim.id, URL, self.space.cluster, claim.attempt, claim.token))
         try:
             if claim.call_options == PROGRAM:
                 with self._killing():

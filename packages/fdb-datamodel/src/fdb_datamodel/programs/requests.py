@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -11,8 +12,16 @@ from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.changes import Changes, FutureRows
 from fdb_datamodel.rows.elements import encode_id
 from fdb_datamodel.rows.ids import as_id, show_id
-from fdb_datamodel.rows.space import CLAIM, EPOCH, number_in
-from fdb_schema import ClusterSpace, OversizeError, RecordError, Transaction, due_after, read_range
+from fdb_datamodel.rows.space import CLAIM, EPOCH, layout_of, number_in
+from fdb_schema import (
+    ClusterSpace,
+    OversizeError,
+    RecordError,
+    Transaction,
+    add_read_conflict_keys,
+    due_after,
+    read_range,
+)
 from fdb_schema.clock import MICROSECONDS
 
 VALUE_LIMIT: Final = 60_000
@@ -58,16 +67,6 @@ CANCEL: Final = Request("cancel")
 """What is recorded in the place of the next request, whichever that is, of a program that was cancelled: it raises."""
 
 
-def begin_program(tr: Transaction, space: ClusterSpace, future_id: bytes, attempt: int) -> ProgramClaim:
-    """The fence of an attempt. Raises ClaimLostError."""
-    ch = Changes(tr, space)
-    f = ch.load_existing(future_id)
-    claim = f.claim
-    if not f.claimed or claim is None or (attempt and claim[3] != attempt):
-        raise ClaimLostError(f"program {show_id(future_id)} is no longer claimed by attempt {attempt}")
-    return ProgramClaim(future_id, claim[0])
-
-
 def read_requests(
     tr: Transaction, space: ClusterSpace, future_id: UUID | bytes, start: int = 0, limit: int = PAGE
 ) -> list[Request]:
@@ -102,6 +101,22 @@ def record_request(
     if now:
         request = request._replace(due_us=due_after(tr, space, (request.due_us or 0) / MICROSECONDS))
     return write_request(ch, e, number, request, cancels=cancels)
+
+
+def record_following(
+    tr: Transaction, space: ClusterSpace, claim: ProgramClaim, number: int, request: Request, after: int
+) -> Request:
+    """`record_request` without a read, where the request before was recorded by this attempt in the commit of version `after`.
+
+    So the program was its own then, and not cancelled. Whatever has changed of that since is a conflict, which nobody but who
+    reads can tell from other ones: another try, or one after a commit whose outcome isn't known, is `record_request`.
+    """
+    keys, e = layout_of(space), encode_id(claim.id)
+    tr.set_read_version(after - 1)  # what is behind that commit in its batch has its version
+    add_read_conflict_keys(tr, (keys.future(e, CLAIM), keys.program_row(e, "cancel")))
+    request = request._replace(wall_us=time.time_ns() // 1000)
+    tr[keys.program_request(e, number)] = _pack(request)
+    return request
 
 
 def find_request(tr: Transaction, space: ClusterSpace, claim: ProgramClaim, number: int) -> Request | None:
@@ -195,19 +210,22 @@ def note_delivered(ch: Changes, e: bytes) -> None:
 
 def write_request(ch: Changes, e: bytes, number: int, request: Request, *, cancels: bool = False) -> Request:
     """Record a request, and with `cancels` the end of the program in the place of the next one."""
-    if request.value is not None and len(request.value) > VALUE_LIMIT:
-        raise OversizeError(f"the value of a request has {len(request.value):,} bytes: write it in parts")
     request = request._replace(wall_us=ch.wall_us)
-    fields = (
-        request.kind, request.name, request.wall_us, request.value, request.error, request.ids, request.due_us, request.parts
-    )  # fmt: skip
-    ch.set(ch.keys.program_request(e, number), codec.pack(fields))
+    ch.set(ch.keys.program_request(e, number), _pack(request))
     if cancels:
         write_request(ch, e, number + 1, CANCEL)
         note_delivered(ch, e)
         request = request._replace(cancels=True)
     ch.flush()
     return request
+
+
+def _pack(request: Request) -> bytes:
+    """Raises OversizeError."""
+    kind, name, value, error, ids, due_us, parts, wall_us, _ = request
+    if value is not None and len(value) > VALUE_LIMIT:
+        raise OversizeError(f"the value of a request has {len(value):,} bytes: write it in parts")
+    return codec.pack((kind, name, wall_us, value, error, ids, due_us, parts))
 
 
 def _unpack(row: bytes, future_id: UUID | bytes, number: int) -> Request:

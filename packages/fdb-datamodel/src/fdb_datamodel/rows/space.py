@@ -19,11 +19,13 @@ from fdb_datamodel.rows.table import SUBSPACES
 from fdb_schema import ClusterSpace, prefix_end
 
 _INDEX_PREFIXES_KEPT = 4096
+_NAMES_KEPT = 1024
 STAMP_BYTES = 13
 """Of a versionstamp as the last element of a key."""
 _STAMP_PLACE = b"\xff" * 10  # replaced by the transaction's versionstamp at commit
 
 
+@lru_cache(maxsize=_NAMES_KEPT)
 def _name(text: str) -> bytes:
     return bytes(fdb_tuple.pack((text,)))
 

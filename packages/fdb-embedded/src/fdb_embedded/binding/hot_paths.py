@@ -226,6 +226,10 @@ def _override_transactions(impl: types.ModuleType) -> None:
         else:
             transaction.set_idempotency_id(name, automatic)
 
+    def set_read_version(self: Any, version: int) -> None:
+        self.tpointer.set_read_version(version)
+
+    transaction_class.set_read_version = set_read_version
     transaction_class._set_option = set_option
     transaction_class.set_idempotency_id = set_idempotency_id
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from fdb_datamodel import Away, ClaimLostError, hold_futures, programs
 from fdb_datamodel.programs import CANCEL, Request
-from fdb_schema import MainspringError, read_clock
+from fdb_schema import ClusterSpace, MainspringError, read_clock
 from fdb_schema.clock import MICROSECONDS
 from futures_worker.client.context import ClientContext, worker_context
 from futures_worker.database import run_patiently
@@ -19,6 +19,9 @@ from futures_worker.programs.history import History, Phase
 from futures_worker.worker.child.task_context import TaskContext
 
 T = TypeVar("T")
+
+FRESH_SECONDS: Final = 2.0
+"""For so long the next request builds on the version of the one before: a database keeps what it compares for five seconds."""
 
 
 class Left(BaseException):
@@ -35,8 +38,13 @@ class Asking:
         self.lost: ClaimLostError | None = None
         self.context: ClientContext = worker_context()
         self._space = self.context.space
-        self._claim = self.transact(programs.begin_program, task.id, task.attempt)
-        self.history = History(self.label, lambda start: self.transact(programs.read_requests, task.id, start))
+        self._claim = programs.ProgramClaim(task.id, task.token)
+        self.history = History(
+            self.label, lambda start: self.transact(programs.read_requests, task.id, start), first=task.attempt == 1
+        )
+        self._noted: Any = None  # the transaction of the last `note`
+        self._after = 0  # its version, while the next one may build on it
+        self._stale_at = 0.0
 
     def transact(self, fn: Callable[..., T], *args: Any) -> T:
         """`fn(tr, space, *args)` in a transaction, which finds its own effect when it runs again; until the database answers."""
@@ -70,15 +78,12 @@ class Asking:
 
     def record(self, number: int, form: tuple[str, str], fn: Callable[..., Request], *args: Any) -> Request:
         """`within` for the transaction that does what was asked, and records it; what refuses it is recorded too."""
-        with self.recording_errors(number, form):
-            found = self.within(fn, *args)
-        return self.history.record(number, found)
+        return self.history.record(number, self.make(number, form, self.within, fn, *args))
 
-    @contextlib.contextmanager
-    def recording_errors(self, number: int, form: tuple[str, str]) -> Iterator[None]:
-        """Inside, a request is made: who catches what it raises goes on with the next one, and so do later attempts."""
+    def make(self, number: int, form: tuple[str, str], do: Callable[..., T], *args: Any) -> T:
+        """`do(*args)`, by which a request is made: who catches what it raises goes on with the next one, and so do later attempts."""
         try:
-            yield
+            return do(*args)
         except Exception as error:
             refused = Request(*form, dump_exception(error, skip_frames=1).to_bytes(), error=True)
             self.history.record(number, self.within(programs.record_request, number, refused))
@@ -89,12 +94,29 @@ class Asking:
 
     def note(self, number: int, request: Request, *, now: bool = False, holds: Sequence[bytes] = ()) -> Request:
         """Record a request that there is nothing else to do for. `now`: its `due_us` counts from this moment."""
+        found = self.record(number, request.form, self._note, number, request, now, holds)
+        self._after = self._noted.get_committed_version()
+        self._stale_at = time.monotonic() + FRESH_SECONDS
+        self._noted = None
+        return found
 
-        def body(tr: Any, space: Any, claim: programs.ProgramClaim) -> Request:
+    def _note(
+        self,
+        tr: Any,
+        space: ClusterSpace,
+        claim: programs.ProgramClaim,
+        number: int,
+        request: Request,
+        now: bool,
+        holds: Sequence[bytes],
+    ) -> Request:
+        after, self._after = self._after, 0  # for one try: whatever becomes of that, the next one reads
+        self._noted = tr
+        if after > 0 and not now and not holds and time.monotonic() < self._stale_at:
+            return programs.record_following(tr, space, claim, number, request, after)
+        if holds:
             hold_futures(tr, space, holds, outer=self.id)
-            return programs.record_request(tr, space, claim, number, request, now=now)
-
-        return self.record(number, request.form, body)
+        return programs.record_request(tr, space, claim, number, request, now=now)
 
     def leave(self, away: Away) -> NoReturn:
         """Go on without a process, once that is over. Raises CancelledError where the program was cancelled."""

@@ -33,13 +33,16 @@ PHASES: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 class History:
-    """The requests of one run, in order. `read(start)` gives a page of recorded ones; none: there are no more."""
+    """The requests of one run, in order. `read(start)` gives a page of recorded ones; none: there are no more.
 
-    def __init__(self, label: str, read: Callable[[int], Sequence[Request]]) -> None:
+    `first`: no attempt before has asked for anything.
+    """
+
+    def __init__(self, label: str, read: Callable[[int], Sequence[Request]], *, first: bool = False) -> None:
         self._label = label
         self._read = read
         self._known: list[Request] = []
-        self._whole = False  # whether all that was recorded before is known
+        self._whole = first  # whether all that was recorded before is known
         self.phase = Phase.replaying
         self.position = 0  # number of the next request
 

@@ -195,8 +195,7 @@ class Program:
         """See `RunningProgram`."""
         number, found = self._asking.ask("put", name)
         if found is None:
-            with self._asking.recording_errors(number, ("put", name)), running(None):
-                made = record_of(put()).id
+            made = self._asking.make(number, ("put", name), _made, put)
             found = self._asking.note(number, Request("put", name, ids=(made,)), holds=(made,))
         return _handle(context, found.ids[0], FutureRecord(found.ids[0], name, stored=True, subscribed=False))
 
@@ -227,6 +226,11 @@ class Program:
         with running(None):
             found: list[Any] = gather(list(futures), progress=False, errors=errors)
             return found
+
+
+def _made(put: Callable[[], Future[Any]]) -> bytes:
+    with running(None):
+        return record_of(put()).id
 
 
 def _handle(context: ClientContext, future_id: bytes, made: FutureRecord) -> Future[Any]:

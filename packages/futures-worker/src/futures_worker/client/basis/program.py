@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -53,16 +52,22 @@ def current_program() -> RunningProgram | None:
     return _here.program
 
 
-@contextlib.contextmanager
-def running(program: RunningProgram | None) -> Iterator[None]:
-    """Inside, this thread runs `program`; None: what asks for something does so for itself."""
-    global _running
-    before, _here.program = _here.program, program
-    _running = program
-    try:
-        yield
-    finally:
-        _running = _here.program = before
+class running:
+    """`with running(program):` inside, this thread runs `program`; None: what asks for something does so for itself."""
+
+    __slots__ = ("_before", "_program")
+
+    def __init__(self, program: RunningProgram | None) -> None:
+        self._program = program
+
+    def __enter__(self) -> None:
+        global _running
+        self._before, _here.program = _here.program, self._program
+        _running = self._program
+
+    def __exit__(self, *_: object) -> None:
+        global _running
+        _running = _here.program = self._before
 
 
 def refuse_in_other_thread(what: str) -> None:

@@ -25,6 +25,7 @@ class TaskContext:
     url: str  # database of the worker, so that a Client() inside a task finds its cluster
     cluster: str
     attempt: int = 0  # which start of the future this is
+    token: bytes = b""  # of the claim of that
     actor: bool = False  # it never ends, and what it submits is nobody's child
     concurrent: bool = False  # while one of its waits lasts, the rest of it goes on
     waiting: int = 0  # its threads that wait for futures now

@@ -321,7 +321,9 @@ def _pack_task(task: Task) -> bytes:
     if task.behind is not None and isinstance(dependencies, list):
         before = task.behind.seq
         dependencies = [before if one is None else one for one in dependencies]  # type: ignore[misc]
-    fields = (task.seq, task.digest, task.args, dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options)
+    fields = (
+        task.seq, task.digest, task.args, dependencies, claim.id, claim.epoch, claim.attempt, claim.token, claim.call_options
+    )  # fmt: skip
     packed: bytes = _pack(fields if task.home is ANYWHERE else (*fields, task.home.where, task.home.gpus))
     return packed
 
