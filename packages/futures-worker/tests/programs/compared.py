@@ -111,3 +111,16 @@ def threaded() -> list[int]:
 
 def threaded_in_a_step() -> list[int]:
     return step(threaded)
+
+
+DURING: dict[int, Callable[[], object]] = {}
+"""What happens while the step of that number runs."""
+
+
+def doubled(count: int) -> int:
+    return sum(step(_double, number) for number in range(count))
+
+
+def _double(number: int) -> int:
+    DURING.get(number, int)()
+    return 2 * number

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import fdb_datamodel as dm
@@ -224,14 +225,17 @@ def _raised(ask: Callable[[], Any]) -> str:
 class Cluster:
     """`run_to_the_end` of programs on one seed."""
 
-    def __init__(self, seed: int, *, kills: float) -> None:
+    def __init__(self, seed: int, *, kills: float, declares_dead: float = 0.0) -> None:
         self.rng = random.Random(seed)
         self.kills = kills
+        self.declares_dead = declares_dead
         self.db = open_database(URL)
         self.space = dm.ClusterSpace(f"programs-{uuid.uuid4().hex}")
         self.now_us = 1_000_000
         self.killed = self.left = 0
-        self._armed = False
+        self._declared = False  # the worker is dead, and goes on with what it runs
+        self.declared = self.cancelled_within = 0
+        self._cancel: Callable[[], object] | None = None  # done between two transactions of a program
         self._move_clock(0)
         self.worker = self._register()
         self.client = Client(self.db, self.space.cluster)
@@ -260,15 +264,21 @@ class Cluster:
 
     # --- one worker
 
-    def run_to_the_end(self, futures: list[Any], events: list[Any], cancel_at: int = -1) -> None:
+    def run_to_the_end(
+        self, futures: list[Any], events: list[Any], cancel_at: int = -1, *, cancel_within: bool = False
+    ) -> None:
         """Claim and run until nothing is left; `events` are sent to the first program, at any time. It is cancelled at the
-        turn `cancel_at`."""
+        turn `cancel_at`, or from then on in the midst of a run."""
         ids = [future._record.id for future in futures]
         self.client.flush()
         idle = 0
         for turn in range(20_000):
             if turn == cancel_at:
-                self.transact(programs.cancel_program, ids[0])
+                cancel = partial(self.transact, programs.cancel_program, ids[0])
+                if cancel_within:
+                    self._cancel = cancel
+                else:
+                    cancel()
             states = self.transact(dm.get_future_states, ids)
             if all(state in (dm.FutureState.realized, dm.FutureState.failed) for state in states):
                 return
@@ -280,7 +290,9 @@ class Cluster:
                 try:
                     self._run(claim)
                 except Killed:
-                    self._die(claim, claims[number + 1 :])
+                    if not self._declared:
+                        self._die(claim, claims[number + 1 :])
+                    self._declared = False
                     break
             idle = 0 if claims else idle + 1
             self._pass_time(idle)
@@ -298,6 +310,9 @@ class Cluster:
             run(self.db, dm.finish_turn, self.space, self.worker,
                 [Outcome.failed(claim, Failure("crash", "killed")), *map(Outcome.relinquished, others)], Capacity(), 0)  # fmt: skip
             return
+        self._declare_dead()
+
+    def _declare_dead(self) -> None:
         sighting = next(seen for seen in self.transact(dm.sightings) if seen.id == self.worker)
         assert self.transact(dm.declare_dead, sighting)
         while self.transact(dm.reap):
@@ -327,7 +342,7 @@ class Cluster:
                 outcome = Outcome.realized(claim, dump_result(value).to_bytes())
         finally:
             task_context.enter(None)
-        if claim.call_options == PROGRAM and self.rng.random() < self.kills:
+        if self._declared or (claim.call_options == PROGRAM and self.rng.random() < self.kills):
             raise Killed  # with an outcome that nobody hears of
         self.transact(dm.finish_turn, self.worker, [outcome], Capacity(), 0)
 
@@ -339,6 +354,7 @@ class Cluster:
         def fragile(db: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self.rng.random() < self.kills:
                 raise Killed
+            self._meddle()
             found = whole(db, fn, *args, **kwargs)
             if self.rng.random() < self.kills:
                 raise Killed
@@ -349,6 +365,17 @@ class Cluster:
             yield
         finally:
             asking.run_patiently = whole
+
+    def _meddle(self) -> None:
+        """What others do to a program between two of its transactions."""
+        if self.declares_dead and not self._declared and self.rng.random() < self.declares_dead:
+            self.declared += 1
+            self._declare_dead()
+            self._declared = True
+        if self._cancel is not None and self.rng.random() < 0.3:
+            self.cancelled_within += 1
+            self._cancel()
+            self._cancel = None
 
     # --- what is left
 

@@ -22,7 +22,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     seed = request.node.callspec.params["seed"]
-    cluster = Cluster(seed, kills=(0.0, 0.03, 0.15)[seed % 3])
+    cluster = Cluster(seed, kills=(0.0, 0.03, 0.15)[seed % 3], declares_dead=(0.0, 0.0, 0.05, 0.0, 0.05)[seed % 5])
     yield cluster
     cluster.close()
 
@@ -51,26 +51,26 @@ def test_everything_happens_once(cluster: Cluster, seed: int) -> None:
 
 
 def test_it_bites(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are killed and leave, as the suite means them to."""
-    killed = left = 0
+    """Programs are killed, lose their claims and leave, as the suite means them to."""
+    killed = left = declared = 0
     for seed in range(30):
-        cluster = Cluster(seed, kills=0.15)
+        cluster = Cluster(seed, kills=0.15, declares_dead=0.05)
         ops = draw(cluster.rng)
         events = list(range(sum(op[0] == "event" for op in ops)))
         program = cluster.client.submit(
             body, ops, b"world/%s/" % cluster.space.cluster.encode(), durable=True, **PATIENT
         )
         cluster.run_to_the_end([program], events)
-        killed, left = killed + cluster.killed, left + cluster.left
+        killed, left, declared = killed + cluster.killed, left + cluster.left, declared + cluster.declared
         cluster.close()
-    assert killed > 50 and left > 50
+    assert killed > 50 and left > 50 and declared > 20
 
 
 @pytest.mark.parametrize("seed", seed_params(60))
 def test_one_that_is_cancelled_at_any_time_undoes_all_that_it_did(cluster: Cluster, seed: int) -> None:
     world = b"world/%s/" % cluster.space.cluster.encode()
     program = cluster.client.submit(careful, cluster.rng.randrange(1, 9), world, durable=True, **PATIENT)
-    cluster.run_to_the_end([program], [], cancel_at=cluster.rng.randrange(30))
+    cluster.run_to_the_end([program], [], cancel_at=cluster.rng.randrange(30), cancel_within=seed % 2 == 1)
     counters = cluster.counters(world)
     done, undone = (sum(counters.get(b"%s%d" % (kind, n), 0) for n in range(9)) for kind in (b"done", b"undone"))
     assert max(counters.values(), default=0) <= 1, "exactly once"

@@ -115,7 +115,7 @@ def record_following(
     tr.set_read_version(after - 1)  # what is behind that commit in its batch has its version
     add_read_conflict_keys(tr, (keys.future(e, CLAIM), keys.program_row(e, "cancel")))
     request = request._replace(wall_us=time.time_ns() // 1000)
-    tr[keys.program_request(e, number)] = _pack(request)
+    tr.set(keys.program_request(e, number), _pack(request))
     return request
 
 

@@ -9,6 +9,7 @@ Who cleared a range asks whether a watched key may lie in it. For that there are
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from typing import Protocol
 from zlib import crc32
 
@@ -82,7 +83,7 @@ def _common(one: bytes, other: bytes) -> bytes:
     return min(one, other, key=len)
 
 
-def may_hold(prefixes: list[bytes], begin: bytes, end: bytes) -> bool:
+def may_hold(prefixes: Iterable[bytes], begin: bytes, end: bytes) -> bool:
     """Whether a key of [begin, end) may begin with one of the prefixes."""
     return any(prefix < end and (begin <= prefix or begin.startswith(prefix)) for prefix in prefixes)
 

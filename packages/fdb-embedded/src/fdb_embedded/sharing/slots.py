@@ -80,7 +80,7 @@ class Slots:
         self._changing = (
             threading.Lock()
         )  # a lock of the file belongs to all threads: one at a time takes or tries them
-        self._seen: dict[int, tuple[int, list[bytes]]] = {}
+        self._seen: dict[int, tuple[int, tuple[bytes, ...]]] = {}
         self._asked = os.getpid() % SLOTS
 
     # --- slots ---
@@ -251,8 +251,7 @@ class Slots:
     def _may_watch(self, slot: int, points: Collection[bytes], places: dict[bytes, Place]) -> bool:
         prefixes = self._prefixes(slot)
         if prefixes is not None:  # of most keys a few of these tell that they aren't watched, at a tenth of the cost
-            begun = tuple(prefixes)
-            points = [key for key in points if key.startswith(begun)]
+            points = [key for key in points if key.startswith(prefixes)]
         area, view = AREAS + slot * AREA, self._view
         for key in points:
             if key not in places:
@@ -271,7 +270,7 @@ class Slots:
         prefixes = self._prefixes(slot)
         return prefixes is None or any(may_hold(prefixes, begin, end) for begin, end in ranges)
 
-    def _prefixes(self, slot: int) -> list[bytes] | None:
+    def _prefixes(self, slot: int) -> tuple[bytes, ...] | None:
         """A slot's prefixes; None while they are written."""
         at = AREAS + slot * AREA + PREFIX_AREA
         words = self._words
@@ -290,8 +289,9 @@ class Slots:
             size = data[place]
             found.append(data[place + 1 : place + 1 + size])
             place += 1 + size
-        self._seen[slot] = (sequence, found)
-        return found
+        prefixes = tuple(found)
+        self._seen[slot] = (sequence, prefixes)
+        return prefixes
 
     def _hit(self, slot: int, place: int, version: int) -> None:
         numbers = self._numbers

@@ -12,6 +12,7 @@ from .state import NO_STAMP_AT_READ_VERSION, TransactionState
 FUTURE_VERSION_SECONDS = 1.0
 """How long a storage server waits for a version to come before it answers 1009 (its knob FUTURE_VERSION_DELAY)."""
 FUTURE_VERSION_LOOK_SECONDS = 0.01
+_UNKNOWN = (None,) * 5
 
 
 def snapshot_of(tr: TransactionState) -> Snapshot:
@@ -98,7 +99,7 @@ def set_read_version(tr: TransactionState, version: int) -> None:
     if tr.deferred:
         return
     known = (tr.snap, tr.wanted_version, tr.read_version, tr.shown_version, tr.attempt)
-    if any(item is not None for item in known):
+    if known != _UNKNOWN:
         tr.defer(errors.READ_VERSION_ALREADY_SET)
     elif version <= 0:
         tr.defer(errors.VERSION_INVALID)
