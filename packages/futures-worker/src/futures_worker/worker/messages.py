@@ -2,7 +2,7 @@
 
 Worker to child, over a socket that keeps packets whole (SOCK_SEQPACKET), one msgpack list per packet:
 
-    [at, [seq, digest, args, dependencies, future id, epoch, attempt, token, options, where, gpus], ...]
+    [at, [seq, digest, args, dependencies, future id, epoch, attempt, options, where, gpus, token], ...]
 
     at             float: when it was sent, by the monotonic clock of the host
 
@@ -13,11 +13,11 @@ Worker to child, over a socket that keeps packets whole (SOCK_SEQPACKET), one ms
     dependencies   None; a list: per dependency its result as bytes, or the path (str) of a parcel to map, or the seq
                    (int) of a task sent to this child before, whose inline result it is; or the path of a parcel that
                    holds such a list in msgpack
-    token          of the claim, by which a program records what it asks for
     options        opaque bytes of the submitter, see `payload`
     where          absent, or the path of the folder that the code runs in, "" if it has none; with it come the variables that
                    the code names. A child keeps to what its first task runs in
     gpus           absent, or what CUDA_VISIBLE_DEVICES is to be, None to leave it as it is. A child keeps to it likewise
+    token          absent, or of a program: that of the claim, under which it records what it asks for
 
 A parcel is a file of the worker's private directory that belongs to one task; the worker removes it when the task ends,
 and a child that mapped it keeps its view.

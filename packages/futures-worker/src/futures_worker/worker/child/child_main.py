@@ -141,7 +141,7 @@ class ChildLoop:
                 return  # what wasn't read is taken back
 
     def _run_task(self, task: list[Any]) -> None:
-        seq, digest, args, dependencies, future_id, epoch, attempt, token, options = task[:9]
+        seq, digest, args, dependencies, future_id, epoch, attempt, options = task[:8]
         soft_timeout, options = split_soft_timeout(options)
         trace, options = tracing.split_trace(show_logs(options))
         self._seq = seq
@@ -149,7 +149,7 @@ class ChildLoop:
         started = time.perf_counter()
         self._output.begin(future_id, attempt)
         try:
-            where, gpus = task[9:] or ("", None)
+            where, gpus = task[8:10] or ("", None)
             if not (self._home.stands(gpus) and self._versions.hold(started)):
                 raise _OlderFiles
             function = self._functions.get(digest) or self._load_function(digest, where, gpus)
@@ -180,7 +180,8 @@ class ChildLoop:
             self._fail(seq, started, kind, error)
             return
         self._fresh = False
-        task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt, token))
+        context = task_context.TaskContext(future_id, self._url, self._cluster, attempt, *task[10:])
+        task_context.enter(context)
         call = caller_of(options)
         try:
             if trace and tracing.configure_tracing("worker"):
@@ -216,7 +217,7 @@ class ChildLoop:
         try:
             result = payload.dump_result(value)
             if result.contained:
-                task_context.enter(task_context.TaskContext(future_id, self._url, self._cluster, attempt, token))
+                task_context.enter(context)
                 try:
                     _hold(result, future_id)
                 finally:

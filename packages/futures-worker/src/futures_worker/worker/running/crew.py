@@ -9,10 +9,12 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgpack
 
 from futures_worker.errors import ObjectLostError
+from futures_worker.failure import PROGRAM
 from futures_worker.objects.store import ObjectStore
 from futures_worker.worker import messages
 from futures_worker.worker.deciding.instructions import (
@@ -321,10 +323,14 @@ def _pack_task(task: Task) -> bytes:
     if task.behind is not None and isinstance(dependencies, list):
         before = task.behind.seq
         dependencies = [before if one is None else one for one in dependencies]  # type: ignore[misc]
-    fields = (
-        task.seq, task.digest, task.args, dependencies, claim.id, claim.epoch, claim.attempt, claim.token, claim.call_options
+    fields: tuple[Any, ...] = (
+        task.seq, task.digest, task.args, dependencies, claim.id, claim.epoch, claim.attempt, claim.call_options
     )  # fmt: skip
-    packed: bytes = _pack(fields if task.home is ANYWHERE else (*fields, task.home.where, task.home.gpus))
+    if claim.call_options.endswith(PROGRAM):
+        fields = (*fields, task.home.where, task.home.gpus, claim.token)
+    elif task.home is not ANYWHERE:
+        fields = (*fields, task.home.where, task.home.gpus)
+    packed: bytes = _pack(fields)
     return packed
 
 
