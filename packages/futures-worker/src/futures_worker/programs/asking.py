@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from fdb_datamodel import Away, ClaimLostError, hold_futures, programs
 from fdb_datamodel.programs import CANCEL, Request
+from fdb_datamodel.rows.ids import show_id
 from fdb_schema import ClusterSpace, MainspringError, read_clock
 from fdb_schema.clock import MICROSECONDS
 from futures_worker.client.context import ClientContext, worker_context
@@ -32,7 +33,6 @@ class Asking:
     """The requests of one attempt. Used by the thread that runs it, and no other."""
 
     def __init__(self, task: TaskContext) -> None:
-        self.label = f"program {task.future_id}"
         self.id = task.id
         self.away: Away | None = None
         self.lost: ClaimLostError | None = None
@@ -40,11 +40,18 @@ class Asking:
         self._space = self.context.space
         self._claim = programs.ProgramClaim(task.id, task.token)
         self.history = History(
-            self.label, lambda start: self.transact(programs.read_requests, task.id, start), first=task.attempt == 1
+            lambda: self.label,
+            lambda start: self.transact(programs.read_requests, task.id, start),
+            first=task.attempt == 1,
         )
         self._noted: Any = None  # the transaction of the last `note`
         self._after = 0  # its version, while the next one may build on it
         self._stale_at = 0.0
+
+    @property
+    def label(self) -> str:
+        """What it is called in errors."""
+        return f"program {show_id(self.id)}"
 
     def transact(self, fn: Callable[..., T], *args: Any) -> T:
         """`fn(tr, space, *args)` in a transaction, which finds its own effect when it runs again; until the database answers."""

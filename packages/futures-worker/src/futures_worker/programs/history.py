@@ -38,7 +38,9 @@ class History:
     `first`: no attempt before has asked for anything.
     """
 
-    def __init__(self, label: str, read: Callable[[int], Sequence[Request]], *, first: bool = False) -> None:
+    def __init__(
+        self, label: Callable[[], str], read: Callable[[int], Sequence[Request]], *, first: bool = False
+    ) -> None:
         self._label = label
         self._read = read
         self._known: list[Request] = []
@@ -54,7 +56,7 @@ class History:
         number, found = self.position, self.peek()
         if found is not None and found.form not in ((kind, name), CANCEL.form):
             raise NondeterministicProgram(
-                f"{self._label} asks for {_show(kind, name)} as its request {number}, where it asked for {_show(*found.form)} before: "
+                f"{self._label()} asks for {_show(kind, name)} as its request {number}, where it asked for {_show(*found.form)} before: "
                 "a program asks for the same in the same order whenever it runs; where its code has changed, say "
                 "`if patched('name'):` around what is new, and put what may differ (time, chance, the world) into a step"
             )
@@ -85,7 +87,7 @@ class History:
     def record(self, number: int, request: Request) -> Request:
         """The request of that number got this."""
         if number != len(self._known):
-            raise AssertionError(f"request {number} of {self._label} is recorded after {len(self._known)} others")
+            raise AssertionError(f"request {number} of {self._label()} is recorded after {len(self._known)} others")
         self._known.append(request)
         if request.cancels:
             self._known.append(CANCEL)
@@ -94,7 +96,7 @@ class History:
     def enter(self, phase: Phase) -> None:
         """One step of the table."""
         if phase not in PHASES[self.phase]:
-            raise AssertionError(f"{self._label} can't go from {self.phase} to {phase}")
+            raise AssertionError(f"{self._label()} can't go from {self.phase} to {phase}")
         self.phase = phase
 
 
