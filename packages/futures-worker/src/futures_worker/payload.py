@@ -95,6 +95,8 @@ MAX_ARGS_BYTES: Final = 64 << 20
 OUT_OF_BAND_BYTES: Final = 4_096  # a smaller buffer is cheaper to copy than to describe
 
 _FRAMED: Final = b"MSB1"
+_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Types whose pickles name no module, hold no future, and are one piece."""
 _SETS: Final = pickle.EMPTY_SET, pickle.FROZENSET  # of a pickle that may hold sets
 _ALIGN: Final = 64
 
@@ -409,6 +411,8 @@ class ResultPayload:
 
 def dump_result(value: Any) -> ResultPayload:
     """Pickle what a task returned. Raises ResultPickleError (permanent: another attempt would fail in the same way)."""
+    if type(value) in _PLAIN:
+        return ResultPayload(pickle.dumps(value, 5))
     buffers: list[memoryview] = []
     contained: dict[bytes, bytes] = {}
     outer, _context.contained = _context.contained, contained
