@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from futures_worker import Client
-from futures_worker.objects.store import memory_root
+from futures_worker.objects.work_directory import memory_root
 
 TARGET = 0.7
 

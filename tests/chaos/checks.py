@@ -17,7 +17,7 @@ from fdb_datamodel.rows.ids import show_id
 from fdb_schema import ClusterClock, read_range
 from fdb_schema.keyspace import prefix_end
 from futures_worker import Client, FutureDeletedError
-from futures_worker.objects.store import memory_root
+from futures_worker.objects.work_directory import memory_root
 from idempotent_txn import run
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from fdb_datamodel import Collector, FutureInfo, FutureState, list_futures, list
 from fdb_schema import ClusterSpace, open_database
 from fdb_schema.keyspace import prefix_end
 from futures_worker import Client
-from futures_worker.objects.store import memory_root
+from futures_worker.objects.work_directory import memory_root
 from idempotent_txn import run
 
 SETTLE_SECONDS = 300.0

@@ -25,9 +25,10 @@ from fdb_schema import DatabaseUnreachableError, open_database
 from futures_worker import Client, NoWorkerError, ObjectLostError
 from futures_worker.database import ask
 from futures_worker.liveness import WorkerObserver
-from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_secret import cluster_secret
 from futures_worker.objects.store_server import StoreServer
+from futures_worker.objects.work_directory import WorkDirectory
 from idempotent_txn import run
 
 SPACE = ClusterSpace("test")

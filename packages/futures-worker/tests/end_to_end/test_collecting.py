@@ -34,7 +34,8 @@ from fdb_schema import ClusterSpace, open_database, read_range
 from futures_worker import Client, FutureDeletedError
 from futures_worker.client.session import session as client_session
 from futures_worker.objects.object_names import copy_name, item_name, parse_name, put_name, result_name
-from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store import ObjectStore
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.worker.audit import StoreAudit
 from idempotent_txn import run
 

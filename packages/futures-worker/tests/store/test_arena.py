@@ -14,9 +14,10 @@ import pytest
 
 from futures_worker.errors import ObjectLostError, OversizeError
 from futures_worker.objects.arena import ArenaWriter, FreeFiles, make_file, map_shared
-from futures_worker.objects.store import ObjectStore, WorkDirectory, memory_root
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_client import ObjectFetcher
 from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.objects.work_directory import WorkDirectory, memory_root
 from futures_worker.payload import dump_result, load_result
 
 SECRET = bytes(32)

@@ -21,10 +21,11 @@ from fdb_schema import RecordError, boot_id, open_database
 from futures_worker.cli import main
 from futures_worker.errors import AuthenticationError, ObjectLostError, WireError
 from futures_worker.objects import store_secret
-from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_client import ObjectAbsentError, ObjectFetcher
 from futures_worker.objects.store_secret import ClusterSecrets, cluster_secret
 from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.ports import wire
 from futures_worker.ports.handshake import ACTOR, OBJECTS, FixedSecret, Identity, MisdirectedError, secret_id
 from futures_worker.ports.sealing import Half, Halves, Records

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from futures_worker.errors import ObjectLostError, OversizeError
-from futures_worker.objects import store as store_module
+from futures_worker.objects import work_directory
 from futures_worker.objects.arena import map_shared
-from futures_worker.objects.store import ObjectStore, WorkDirectory, remove_abandoned, write_file
+from futures_worker.objects.object_files import write_file
+from futures_worker.objects.store import ObjectStore
+from futures_worker.objects.work_directory import WorkDirectory, remove_abandoned
 from futures_worker.worker.spill_watch import SpillWatch
 
 PATIENCE = 60.0
@@ -137,7 +139,7 @@ def test_a_mapping_outlives_the_deletion_of_its_object(store: ObjectStore) -> No
 
 def test_directories_of_dead_workers_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from futures_worker.objects.store import WorkDirectory\n"
+        "import sys, time; from pathlib import Path; from futures_worker.objects.work_directory import WorkDirectory\n"
         "d = WorkDirectory(Path(sys.argv[1]) / 'spill', Path(sys.argv[1]))\n"
         "(d.objects / 'x').write_bytes(b'x'); (d.spill / 'y').write_bytes(b'y')\n"
         "print(d.path, d.spill, flush=True); time.sleep(1000)\n"
@@ -324,7 +326,7 @@ def test_a_spilled_object_that_somebody_removes_is_absent_and_the_others_look_ne
 def test_who_watches_for_the_directories_of_a_worker_and_makes_them_first_does_not_keep_it_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold, met = store_module._hold_lock, []
+    hold, met = work_directory._hold_lock, []
 
     def watched(path: Path) -> int:
         held = hold(path)
@@ -334,7 +336,7 @@ def test_who_watches_for_the_directories_of_a_worker_and_makes_them_first_does_n
             path.with_suffix("").mkdir()
         return held
 
-    monkeypatch.setattr(store_module, "_hold_lock", watched)
+    monkeypatch.setattr(work_directory, "_hold_lock", watched)
     directory = WorkDirectory(tmp_path / "spill", tmp_path)
     try:
         assert len(met) == 5

@@ -18,9 +18,10 @@ import pytest
 from fdb_schema import boot_id
 from futures_worker.errors import AddressInUseError, AuthenticationError, ObjectLostError, OversizeError, WireError
 from futures_worker.objects import store_client
-from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_client import ObjectFetcher
 from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.ports import wire
 from futures_worker.ports.sealing import HEADER, Half, Halves
 

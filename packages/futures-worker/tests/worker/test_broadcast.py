@@ -24,9 +24,10 @@ from fdb_datamodel import (
     validate,
 )
 from fdb_schema import ClusterSpace, open_database
-from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_client import SPREAD_FROM, ObjectFetcher
 from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.ports import wire
 from futures_worker.worker.deciding.instructions import InputsReady
 from futures_worker.worker.deciding.tasks import Task

@@ -22,7 +22,8 @@ import msgpack
 import pytest
 
 from futures_worker import payload
-from futures_worker.objects.store import WorkDirectory, write_file
+from futures_worker.objects.object_files import write_file
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.worker import messages
 from futures_worker.worker.running.children import ChildProcess, ChildProcesses, Exited
 
@@ -291,7 +292,7 @@ def test_large_results_become_objects_and_large_inputs_come_as_files(pool: Pool)
 def test_what_tasks_print_does_not_reach_the_workers_standard_output(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; import test_children as t; from futures_worker.objects.store import WorkDirectory\n"
+        "from pathlib import Path; import test_children as t; from futures_worker.objects.work_directory import WorkDirectory\n"
         "pool = t.Pool(WorkDirectory(Path(sys.argv[2]), Path(sys.argv[2])))\n"
         "child = pool.processes.spawn(0)\n"
         "pool.send(child, pool.task(print, 'from a task')); pool.hear(child); pool.processes.close()\n"
@@ -326,7 +327,7 @@ def test_an_end_that_is_told_of_during_a_fork_is_not_lost(pool: Pool) -> None:
 def test_everything_dies_and_is_removed_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; import test_children as t; from futures_worker.objects.store import WorkDirectory\n"
+        "from pathlib import Path; import test_children as t; from futures_worker.objects.work_directory import WorkDirectory\n"
         "pool = t.Pool(WorkDirectory(Path(sys.argv[2]) / 'spill', Path(sys.argv[2])))\n"
         "child = pool.processes.spawn(0)\n"
         "pool.send(child, pool.task(time.sleep, 1000))\n"

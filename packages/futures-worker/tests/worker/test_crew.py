@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store import ObjectStore
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildStarted,

@@ -16,9 +16,11 @@ import pytest
 
 from fdb_datamodel import Claim, CodeDigest, FutureResult, WorkerId, put_code
 from fdb_schema import ClusterSpace
-from futures_worker.objects.store import ObjectStore, WorkDirectory, write_file
+from futures_worker.objects.object_files import write_file
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_client import ObjectFetcher
 from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.worker.deciding.instructions import Event, InputsBroken, InputsLost, InputsReady, InputsShort
 from futures_worker.worker.deciding.tasks import Task
 from futures_worker.worker.messages import PARCEL_BYTES, code_on_disk

@@ -18,7 +18,7 @@ from support.interrupting import arrivals
 
 from fdb_datamodel import MailEntry
 from futures_worker import SoftTimeLimitExceeded, TaskCancelled, cancel_requested, payload
-from futures_worker.objects.store import WorkDirectory
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.worker import messages
 from futures_worker.worker.child import interrupts
 from futures_worker.worker.child.coroutines import finished

@@ -26,7 +26,8 @@ from core_driver import Driver, claim, claims, failure, outcomes, sent
 from fdb_datamodel import Requirements, list_futures
 from futures_worker import Client, payload
 from futures_worker.objects.arena import FreeFiles, map_shared
-from futures_worker.objects.store import WorkDirectory, write_file
+from futures_worker.objects.object_files import write_file
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.worker import messages
 from futures_worker.worker.child.template import Template
 from futures_worker.worker.deciding import planning

@@ -12,7 +12,7 @@ from typing import Any
 from fdb_schema import boot_id
 from futures_worker.errors import AuthenticationError, ObjectLostError, WireError
 from futures_worker.objects.arena import RECYCLED_FROM, ArenaWriter, Buffer, map_shared
-from futures_worker.objects.store import check_granted, check_offered, write_file
+from futures_worker.objects.object_files import check_granted, check_offered, write_file
 from futures_worker.ports import wire
 from futures_worker.ports.handshake import MisdirectedError, Secrets, as_secrets
 

@@ -29,7 +29,8 @@ from typing import Any
 
 from fdb_schema import boot_id
 from futures_worker.errors import AddressInUseError, MainspringError, ObjectLostError, OversizeError, WireError
-from futures_worker.objects.store import ObjectStore, check_name
+from futures_worker.objects.object_files import check_name
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_client import SPREAD_FROM
 from futures_worker.ports import wire
 from futures_worker.ports.acceptor import Acceptor

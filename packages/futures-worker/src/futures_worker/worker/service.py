@@ -31,10 +31,11 @@ from fdb_schema.serving.metrics import MetricsServer
 from futures_worker.errors import AddressUnknownError
 from futures_worker.liveness import TTL_SECONDS
 from futures_worker.metrics import worker_metrics
-from futures_worker.objects.store import ObjectStore, WorkDirectory
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_client import ObjectFetcher
 from futures_worker.objects.store_secret import ClusterSecrets
 from futures_worker.objects.store_server import StoreServer, listen
+from futures_worker.objects.work_directory import WorkDirectory
 from futures_worker.ports.handshake import OBJECTS, Identity
 from futures_worker.worker.audit import StoreAudit
 from futures_worker.worker.deciding.core import WorkerCore

@@ -30,8 +30,9 @@ from futures_worker.database import run_patiently
 from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry, text_of
 from futures_worker.objects.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles
+from futures_worker.objects.object_files import write_file
 from futures_worker.objects.object_names import result_name
-from futures_worker.objects.store import SMALL, write_file
+from futures_worker.objects.store import SMALL
 from futures_worker.worker import messages
 from futures_worker.worker.child import interrupts, task_context
 from futures_worker.worker.child.calling import caller_of

@@ -35,7 +35,7 @@ import msgpack
 
 from fdb_schema.serving.processes import import_from_here
 from futures_worker.code.code_modules import follows_files
-from futures_worker.objects.store import remove_spill
+from futures_worker.objects.work_directory import remove_spill
 from futures_worker.worker.child.child_main import run_child
 from futures_worker.worker.child.interrupts import FIRST_REPEAT, INTERRUPT_SIGNAL, LAST_REPEAT, SharedWords
 from futures_worker.worker.child.task_context import set_worker_address

@@ -26,7 +26,8 @@ from futures_worker.errors import (
     TaskUnpickleError,
     UnknownFutureError,
 )
-from futures_worker.objects.store import ObjectStore, write_file
+from futures_worker.objects.object_files import write_file
+from futures_worker.objects.store import ObjectStore
 from futures_worker.objects.store_client import ObjectAbsentError, ObjectFetcher
 from futures_worker.payload import code_setting
 from futures_worker.worker.deciding.instructions import Event, InputsBroken, InputsLost, InputsReady, InputsShort
