@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -148,7 +148,6 @@ def demonstrate(
 
     `db` is the URL of a database to be used, under a cluster name of the demonstration's own; by default it makes one.
     """
-    rng = random.Random(seed)
     report = Report()
     began = time.monotonic()
     server = DevServer(directory / "s3", dies_with_parent=True).start(say=say) if s3 else None
@@ -157,7 +156,6 @@ def demonstrate(
     store = f"s3://{BUCKET}/demo" if s3 else f"file:{directory / 'heap'}"
     services = Services(directory, url, cluster, store, server)
     os.environ[VARIABLE] = str(services.trace)
-    names = ["tender", "scheduler", *(["s3"] if s3 else [])]
     try:
         heap = open_heap(url, cluster, store, None if server is None else server.endpoint_url)
         sysdb = heap.sysdb
@@ -167,42 +165,14 @@ def demonstrate(
         services.start("tender")
         services.start("scheduler")
         say(f"{partitions} partitions, one task each, cadence {cadence:g} s; writing for {seconds:g} s (seed {seed})")
-        end = time.monotonic() + seconds
-        kill_at = time.monotonic() + kill_every
-        turn = known_starts = 0
-        # Every service is killed at least once, also where the machine is slow.
-        while time.monotonic() < end or len(report.kills) < len(names):
-            chosen = [f"p{rng.randrange(partitions)}" for _ in range(10)]
-            run(sysdb.db, _write, sysdb, chosen)
-            report.writes += len(chosen)
-            time.sleep(rng.random() * 0.04)
-            if time.monotonic() >= kill_at:
-                # Something ran since the last kill, or it is long ago: else a slow machine would only ever start services.
-                starts = sysdb.stats().get("starts", 0)
-                if starts == known_starts and time.monotonic() < kill_at + MOST_PATIENCE:
-                    continue
-                known_starts = starts
-                name = names[turn % len(names)]
-                turn += 1
-                services.kill(name)
-                report.kills[name] += 1
-                services.start(name)
-                kill_at = time.monotonic() + kill_every * rng.uniform(0.5, 1.5)
+        names = ["tender", "scheduler", *(["s3"] if s3 else [])]
+        _write_and_kill(sysdb, services, names, random.Random(seed), partitions, seconds, kill_every, report)
         say(f"{report.writes} writes; killed: {dict(report.kills)}; draining")
         _drain(heap, time.monotonic() + drain_seconds, report, say)
         for name in ("scheduler", "tender"):
             services.kill(name)
         report.runs = sysdb.stats().get("starts", 0)
-        heap.prune()
-        left = heap.summary().items
-        if left:
-            report.problems.append(f"{left} items are left on the heap")
-        for task in sysdb.tasks():
-            unread = sysdb.log_end(task.partition) - task.completion_offset
-            if task.state != "waiting" or unread:
-                report.problems.append(f"task {task.id} is {task.state} with {unread} writes uncovered")
-        with services.trace.open(encoding="utf-8") as lines:
-            report.problems.extend(map(str, history.check(lines)))
+        report.problems.extend(_left_over(heap, services.trace))
         heap.close()
         sysdb.close()
         heap.store.close()
@@ -211,6 +181,53 @@ def demonstrate(
         services.close()
     report.seconds = time.monotonic() - began
     return report
+
+
+def _write_and_kill(
+    sysdb: SysDb,
+    services: Services,
+    names: list[str],
+    rng: random.Random,
+    partitions: int,
+    seconds: float,
+    kill_every: float,
+    report: Report,
+) -> None:
+    """Write for so long, and kill the services of these names in turn: each at least once, also where the machine is slow."""
+    end = time.monotonic() + seconds
+    kill_at = time.monotonic() + kill_every
+    turn = known_starts = 0
+    while time.monotonic() < end or len(report.kills) < len(names):
+        chosen = [f"p{rng.randrange(partitions)}" for _ in range(10)]
+        run(sysdb.db, _write, sysdb, chosen)
+        report.writes += len(chosen)
+        time.sleep(rng.random() * 0.04)
+        if time.monotonic() >= kill_at:
+            # Something ran since the last kill, or it is long ago: else a slow machine would only ever start services.
+            starts = sysdb.stats().get("starts", 0)
+            if starts == known_starts and time.monotonic() < kill_at + MOST_PATIENCE:
+                continue
+            known_starts = starts
+            name = names[turn % len(names)]
+            turn += 1
+            services.kill(name)
+            report.kills[name] += 1
+            services.start(name)
+            kill_at = time.monotonic() + kill_every * rng.uniform(0.5, 1.5)
+
+
+def _left_over(heap: Heap, trace: Path) -> Iterator[str]:
+    """What is on the heap though everything was done, what no run has read, and what the history shows of broken rules."""
+    heap.prune()
+    left = heap.summary().items
+    if left:
+        yield f"{left} items are left on the heap"
+    for task in heap.sysdb.tasks():
+        unread = heap.sysdb.log_end(task.partition) - task.completion_offset
+        if task.state != "waiting" or unread:
+            yield f"task {task.id} is {task.state} with {unread} writes uncovered"
+    with trace.open(encoding="utf-8") as lines:
+        yield from map(str, history.check(lines))
 
 
 def _write(tr: Any, sysdb: SysDb, names: list[str]) -> None:

@@ -48,29 +48,15 @@ def _corner(cell: Cell) -> tuple[int, int]:
 
 
 def _arrow(move: Move) -> str:
-    at: tuple[float, float]
     (sx, sy), (tx, ty) = _corner(move.source), _corner(move.target)
-    label = f"{move.label}: {', '.join(sorted(move.operations))}"
-    if move.label in move.operations:
-        label = move.label
-    if sx != tx:  # within a row
-        right = tx > sx
-        y = sy + (28 if right else 58)
-        start, end = (sx + _BOX_W, tx) if right else (sx, tx + _BOX_W)
-        path = f"M{start},{y} L{end},{y}"
-        at, anchor = ((start + end) / 2, y - 6), "middle"
-    elif abs(sy - ty) > _BOX_H * 4:  # A and C: around the row between them
-        outer = sx - 90 if move.source[1] is Column.ON_HEAP else sx + _BOX_W + 90
-        edge = sx if outer < sx else sx + _BOX_W
-        path = f"M{edge},{sy + 42} C{outer},{sy - 40} {outer},{ty + _BOX_H + 40} {edge},{ty + 42}"
-        at, anchor = (outer + (15 if outer < sx else -15), sy - 176), "end" if outer < sx else "start"
+    if sx != tx:
+        path, at, anchor = _within_a_row(sx, tx, sy)
+    elif abs(sy - ty) > _BOX_H * 4:
+        path, at, anchor = _around_a_row(sx, sy, ty, on_the_left=move.source[1] is Column.ON_HEAP)
     else:
-        down = ty > sy
-        x = sx + (60 if down else 130)
-        start, end = (sy + _BOX_H, ty) if down else (sy, ty + _BOX_H)
-        path = f"M{x},{start} L{x},{end}"
-        at, anchor = (x - 6 if down else x + 6, (start + end) / 2 + (14 if down else -8)), "end" if down else "start"
-    lines = _wrapped(label)
+        path, at, anchor = _to_the_next_row(sx, sy, ty)
+    alone = move.label in move.operations
+    lines = _wrapped(move.label if alone else f"{move.label}: {', '.join(sorted(move.operations))}")
     spans = "".join(
         f'<tspan x="{at[0]}" dy="{0 if number == 0 else 14}">{escape(line)}</tspan>'
         for number, line in enumerate(lines)
@@ -79,6 +65,34 @@ def _arrow(move: Move) -> str:
         f'<path d="{path}" fill="none" stroke="#345" marker-end="url(#tip)"/>'
         f'<text x="{at[0]}" y="{at[1]}" text-anchor="{anchor}" fill="#234">{spans}</text>'
     )
+
+
+_Drawn = tuple[str, tuple[float, float], str]
+"""An arrow's path, where its label is, and which end of the label is there."""
+
+
+def _within_a_row(sx: int, tx: int, sy: int) -> _Drawn:
+    right = tx > sx
+    y = sy + (28 if right else 58)
+    start, end = (sx + _BOX_W, tx) if right else (sx, tx + _BOX_W)
+    return f"M{start},{y} L{end},{y}", ((start + end) / 2, y - 6), "middle"
+
+
+def _around_a_row(sx: int, sy: int, ty: int, *, on_the_left: bool) -> _Drawn:
+    """Between A and C."""
+    outer, edge, inward, anchor = (
+        (sx - 90, sx, 15, "end") if on_the_left else (sx + _BOX_W + 90, sx + _BOX_W, -15, "start")
+    )
+    path = f"M{edge},{sy + 42} C{outer},{sy - 40} {outer},{ty + _BOX_H + 40} {edge},{ty + 42}"
+    return path, (outer + inward, sy - 176), anchor
+
+
+def _to_the_next_row(sx: int, sy: int, ty: int) -> _Drawn:
+    if ty > sy:
+        x, start, end = sx + 60, sy + _BOX_H, ty
+        return f"M{x},{start} L{x},{end}", (x - 6, (start + end) / 2 + 14), "end"
+    x, start, end = sx + 130, sy, ty + _BOX_H
+    return f"M{x},{start} L{x},{end}", (x + 6, (start + end) / 2 - 8), "start"
 
 
 def _wrapped(label: str) -> list[str]:

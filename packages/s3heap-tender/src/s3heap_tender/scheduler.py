@@ -269,6 +269,7 @@ class Scheduler:
         faults: dict[int | str, StoreError],
         report: ScheduleReport,
     ) -> None:
+        """Start what may start in these shards, and note which were listed in vain, unless there was no room for more."""
         seen: set[HeapItem] = set()
         fruitful: set[int] = set()
         since = {shard: worth.since for shard, worth in shards.items()}
@@ -287,20 +288,24 @@ class Scheduler:
                         return
                     self._runs.start(item, report)
         for shard, worth in shards.items():
-            told, key = worth.told, (shard, bool(worth.lost))
             if shard in faults:
                 continue
             if shard in fruitful:
-                self._fruitless.pop(key, None)
+                self._fruitless.pop((shard, bool(worth.lost)), None)
             else:
-                before, wait, _ = self._fruitless.get(key, (None, 0, 0))
-                wait = min(LONGEST_FRUITLESS, wait * 2) if before == told and wait else int(self.poll * MICROSECONDS)
-                self._fruitless[key] = (told, wait, now + wait)
-                if worth.lost:
-                    # What they are started from is off the heap: a tender pushes it again.
-                    tending.reconcile(self.sysdb, worth.lost)
+                self._note_fruitless(shard, worth, now)
         if sum(isinstance(what, int) for what in faults) == len(shards):
             raise next(iter(faults.values()))
+
+    def _note_fruitless(self, shard: int, worth: _Worth, now: int) -> None:
+        """List it again later, and each time later still, as long as no more is known."""
+        told, key = worth.told, (shard, bool(worth.lost))
+        before, wait, _ = self._fruitless.get(key, (None, 0, 0))
+        wait = min(LONGEST_FRUITLESS, wait * 2) if before == told and wait else int(self.poll * MICROSECONDS)
+        self._fruitless[key] = (told, wait, now + wait)
+        if worth.lost:
+            # What they are started from is off the heap: a tender pushes it again.
+            tending.reconcile(self.sysdb, worth.lost)
 
     def _warn(self, what: str) -> None:
         """Log it; what goes on turn after turn is said once a minute."""

@@ -150,7 +150,18 @@ def _print(found: dict[str, Any], advised: Callable[[str], str]) -> None:
     )
     _print_heap(found["heap"])
     _say(f"ids        {counted(found['idempotency_ids'], 'idempotency id')} kept")
-    for name, duty in found["duties"].items():
+    _print_duties(found["duties"])
+    if found["workers"]:
+        _print_workers(found["workers"])
+        return
+    _say(f"workers    none: {advised('start one with `mainspring up` or `mainspring worker`')}")
+    others = ", ".join(name for name in found["clusters"] if name != found["cluster"])
+    if others:
+        _say(f"clusters   this database has others: {others}; name one with --cluster")
+
+
+def _print_duties(duties: dict[str, Any]) -> None:
+    for name, duty in duties.items():
         failed = (
             f", {failed_often(duty['failures']).replace('failed', 'FAILED')}: {duty['error']}"
             if duty["failures"]
@@ -158,15 +169,12 @@ def _print(found: dict[str, Any], advised: Callable[[str], str]) -> None:
         )
         by = f"by {duty['by']}" if duty["done_now"] else f"the last by {duty['by']}: nobody does it now"
         _say(f"duty       {name}: {duty['done']:,} done in {counted(duty['rounds'], 'round')}, {by}{failed}")
-    if not found["workers"]:
-        _say(f"workers    none: {advised('start one with `mainspring up` or `mainspring worker`')}")
-        others = ", ".join(name for name in found["clusters"] if name != found["cluster"])
-        if others:
-            _say(f"clusters   this database has others: {others}; name one with --cluster")
-        return
+
+
+def _print_workers(workers: list[dict[str, Any]]) -> None:
     brief = in_terminal()
     columns = ["address", "busy", "pid", "last_beat", "host"] if brief else _WORKER_COLUMNS
-    rows = [with_busy(row) for row in found["workers"]]
+    rows = [with_busy(row) for row in workers]
     for row in rows if brief else ():
         beat = row["last_beat"]
         passed = None if beat is None else (datetime.now(UTC) - datetime.fromisoformat(beat)).total_seconds()

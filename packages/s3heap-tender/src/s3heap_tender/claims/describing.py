@@ -84,8 +84,6 @@ def _clock(tr: Any, keys: Any) -> ClockReading:
 
 
 def _reasons(row: TaskRow, clock: ClockReading, tail: int, intent: bool, dirty: bool) -> list[str]:
-    now = clock.value
-    still = clock.wall > 0 and time.time() - clock.wall / MICROSECONDS > STILL_SECONDS
     if row.state is State.RUNNING:
         return []
     reasons = []
@@ -102,29 +100,34 @@ def _reasons(row: TaskRow, clock: ClockReading, tail: int, intent: bool, dirty: 
         elif tail <= row.completion:
             reasons.append("it waits for a write: everything written so far was read")
         return reasons
-    wait = (core.earliest_start(row) - now) / MICROSECONDS
+    wait = (core.earliest_start(row) - clock.value) / MICROSECONDS
+    still = clock.wall > 0 and time.time() - clock.wall / MICROSECONDS > STILL_SECONDS
     if still and not reasons:
         left = f" ({wait:.1f} s to go)" if wait > 0 else ""
         reasons.append(f"{STILL}{left}: is a {'tender' if intent or wait > 0 else 'scheduler'} running?")
     elif wait > 0:
-        floor = core.cadence_floor(row) - now
-        if row.waiting_for_records:
-            reasons.append(
-                f"{tail - row.completion} of {row.min_records} records are there: it runs in {wait:.1f} s (max_wait), "
-                f"or when there are enough"
-            )
-        elif row.failures and floor <= 0:
-            reasons.append(f"its last run failed ({row.last_error}): it runs again in {wait:.1f} s (back-off)")
-        elif row.last_start != NEVER_STARTED and floor > 0:
-            reasons.append(f"its cadence allows the next start in {wait:.1f} s")
-        else:
-            reasons.append(f"it is due in {wait:.1f} s")
+        reasons.append(_not_yet(row, wait, tail, core.cadence_floor(row) - clock.value))
     elif not reasons:
-        late = -wait
-        if intent:
-            reasons.append("it is due and not on the heap yet: is a tender running?")
-        elif late > LATE_SECONDS:
-            reasons.append(f"it has been due for {late:.1f} s: is a scheduler running, and has it room?")
-        else:
-            reasons.append("it is due: a scheduler will start it")
+        reasons.append(_overdue(-wait, intent))
     return reasons
+
+
+def _not_yet(row: TaskRow, wait: float, tail: int, floor: int) -> str:
+    if row.waiting_for_records:
+        return (
+            f"{tail - row.completion} of {row.min_records} records are there: it runs in {wait:.1f} s (max_wait), "
+            f"or when there are enough"
+        )
+    if row.failures and floor <= 0:
+        return f"its last run failed ({row.last_error}): it runs again in {wait:.1f} s (back-off)"
+    if row.last_start != NEVER_STARTED and floor > 0:
+        return f"its cadence allows the next start in {wait:.1f} s"
+    return f"it is due in {wait:.1f} s"
+
+
+def _overdue(late: float, intent: bool) -> str:
+    if intent:
+        return "it is due and not on the heap yet: is a tender running?"
+    if late > LATE_SECONDS:
+        return f"it has been due for {late:.1f} s: is a scheduler running, and has it room?"
+    return "it is due: a scheduler will start it"

@@ -344,13 +344,17 @@ def print_tasks(
         most = 20 if "last_error" in columns else 28
         for row in rows:
             row |= {key: shown[str(row[key])], "name": cut(row["name"], most)}
-            for column in (column for column in columns if column.endswith("_in")):
-                moment = None if column == "due_in" and row["state"] == "dead" else row[column]
-                if moment is not None and column != "due_in":
-                    moment = min(moment, -1e-3)  # it is past, whatever a clock that stands still says
-                row[column[:-3]] = "" if moment is None else Moments.brief(moment)
+            row |= {column[:-3]: _brief(row, column) for column in columns if column.endswith("_in")}
         columns = tuple(column.removesuffix("_in") for column in columns)
     print_rows(rows, columns, as_json=as_json, empty=empty, show=show_cell, style=look_of, limit=limit)
+
+
+def _brief(row: dict[str, Any], column: str) -> str:
+    """A moment of a task in a terminal: of its `…_in` column."""
+    moment = None if column == "due_in" and row["state"] == "dead" else row[column]
+    if moment is not None and column != "due_in":
+        moment = min(moment, -1e-3)  # it is past, whatever a clock that stands still says
+    return "" if moment is None else Moments.brief(moment)
 
 
 def item_row(item: HeapItem, moments: Moments) -> dict[str, Any]:
