@@ -2,19 +2,11 @@
 
     call     a function (`function_code`: content-addressed, pickled once) and its arguments, where every future found
              anywhere inside is replaced by a reference; the ids of those futures are the call's dependencies
-    result   pickle protocol 5; large buffers stay out of band, so that storing or sending them copies nothing and a
-             reader on the same host uses them where they lie
+    result   see `result_payload`: pickle protocol 5, large buffers out of band
     failure  see `failure`: the original exception where it pickles, and always its type, message and traceback as text
 
 Nothing here reads the database or knows about workers. Bytes are unpickled only by `load_*`, and only where user
 code runs.
-
-A framed result (what `ResultPayload.to_bytes` writes and an object store holds), offsets from its first byte:
-
-    b"MSB1" | uint32 n | uint64 length of the pickle | n x uint64 length of a buffer | pickle
-            | each buffer, starting at the next multiple of 64
-
-A result without large buffers is the pickle alone, which starts with 0x80; the two can't be confused.
 """
 
 from __future__ import annotations
@@ -23,9 +15,8 @@ import contextlib
 import hashlib
 import io
 import pickle
-import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 from uuid import UUID
@@ -35,7 +26,6 @@ from futures_worker import value_pickler
 from futures_worker.code.code_modules import followed, follows_files, refers_to_local_module
 from futures_worker.code.function_code import (
     MAX_CODE_BYTES,
-    PYTHON_VERSION,
     Code,
     CodeCache,
     code_name,
@@ -46,7 +36,8 @@ from futures_worker.code.function_code import (
     load_code,
     unpickle_error,
 )
-from futures_worker.errors import OversizeError, ResultPickleError, WrongClusterError
+from futures_worker.contained import inside, of_cluster
+from futures_worker.errors import OversizeError, WrongClusterError
 from futures_worker.failure import (
     Failure,
     RemoteTraceback,
@@ -54,8 +45,8 @@ from futures_worker.failure import (
     dump_retry_on,
     load_exception,
     may_retry,
-    text_of,
 )
+from futures_worker.result_payload import INLINE_RESULT_BYTES, ResultPayload, dump_result, load_own, load_result
 
 __all__ = [
     "INLINE_RESULT_BYTES",
@@ -90,18 +81,8 @@ __all__ = [
     "reference_to",
 ]
 
-INLINE_RESULT_BYTES: Final = 16_384  # results up to this size live in the database and survive their worker
 MAX_ARGS_BYTES: Final = 64 << 20
-OUT_OF_BAND_BYTES: Final = 4_096  # a smaller buffer is cheaper to copy than to describe
-
-_FRAMED: Final = b"MSB1"
-_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""Types whose pickles name no module, hold no future, and are one piece."""
 _SETS: Final = pickle.EMPTY_SET, pickle.FROZENSET  # of a pickle that may hold sets
-_ALIGN: Final = 64
-
-
-# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +99,6 @@ class PickledTask:
 class _Context(threading.local):
     found: dict[bytes, int] | None = None  # set while arguments are pickled: the futures met so far
     origin: Origin | None = None  # beside `found`: the cluster of the client that submits
-    contained: dict[bytes, bytes] | None = None  # set while a result is pickled: futures inside it -> their clusters
     values: Sequence[Any] | None = None  # set while arguments are unpickled: what the references stand for
 
 
@@ -142,12 +122,6 @@ def reference_to(future_id: bytes, origin: Origin | None = None) -> tuple[Callab
     return _resolve_reference, (found.setdefault(future_id, len(found)),)
 
 
-def note_contained(future_id: bytes, origin: Origin | None = None) -> None:
-    """For a future's `__reduce__`: it is pickled as itself; into a result of its cluster, it lives as long as that."""
-    if _context.contained is not None:
-        _context.contained[future_id] = b"" if origin is None else origin.identity
-
-
 class AsItself:
     """Among arguments: a class or function that is called, so futures that it refers to stay futures."""
 
@@ -155,7 +129,7 @@ class AsItself:
         """Raises TypeError for what can't be pickled."""
         names: set[str] = set()
         contained: dict[bytes, bytes] = {}
-        outer, _context.contained = _context.contained, contained
+        outer, inside.futures = inside.futures, contained
         try:
             self._pickled = value_pickler.dumps(value, needs=names)
         except Exception as error:
@@ -163,21 +137,18 @@ class AsItself:
                 f"{value!r} can't be pickled: {error}. Create what has no meaning elsewhere inside it"
             ) from error
         finally:
-            _context.contained = outer
+            inside.futures = outer
         self.value: Any = self if contained else value
         """What to put among the arguments: the value where it refers to none, to share with them what it shares."""
         self.names = followed(names)  # of modules, as those of `dump_args_and_names`
-        self.holds = _of_cluster(contained, identity)
+        self.holds = of_cluster(contained, identity)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return pickle.loads, (self._pickled,)
 
 
-def _of_cluster(contained: Mapping[bytes, bytes], identity: bytes) -> tuple[bytes, ...]:
-    return tuple(one for one, cluster in contained.items() if cluster in (b"", identity))
-
-
 def _resolve_reference(index: int) -> Any:
+    """Stored arguments name it by its place: here."""
     values = _context.values
     if values is None:
         raise pickle.UnpicklingError("these are a task's arguments, which only load_args can unpickle")
@@ -302,12 +273,12 @@ def dump_function(
     function: Callable[..., Any], also: frozenset[str], cache: CodeCache, identity: bytes
 ) -> tuple[Code, tuple[bytes, ...]]:
     """A function's code, and the futures of the cluster `identity` that it refers to: they live as long as what it is called for."""
-    outer, _context.contained = _context.contained, {}
+    outer, inside.futures = inside.futures, {}
     try:
         code = cache.dump(function, also)
-        return code, _of_cluster(_context.contained, identity) if _context.contained else ()
+        return code, of_cluster(inside.futures, identity) if inside.futures else ()
     finally:
-        _context.contained = outer
+        inside.futures = outer
 
 
 def load_args(
@@ -350,150 +321,3 @@ def _which(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         except Exception:
             return f"(argument {label}, a {type(value).__module__}.{type(value).__qualname__})"
     return ""
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ResultPayload:
-    """A pickled result: the pickle and the buffers that stayed out of it."""
-
-    pickled: bytes
-    buffers: tuple[memoryview, ...] = ()  # flat bytes, each over OUT_OF_BAND_BYTES, in the order of the pickle
-    contained: tuple[bytes, ...] = ()  # ids of the futures inside
-    clusters: tuple[bytes, ...] = ()  # identities of their clusters, in the same order; b"": not known
-
-    def contained_in(self, identity: bytes) -> tuple[bytes, ...]:
-        """The futures inside that are of the cluster with this identity."""
-        if not self.contained:
-            return ()
-        return _of_cluster(dict(zip(self.contained, self.clusters, strict=True)), identity)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that `to_bytes` and `parts` produce."""
-        if not self.buffers:
-            return len(self.pickled)
-        size = _header_bytes(len(self.buffers)) + len(self.pickled)
-        for buffer in self.buffers:
-            size = _aligned(size) + buffer.nbytes
-        return size
-
-    def parts(self) -> Iterator[bytes | memoryview]:
-        """The framed bytes piece by piece, no buffer copied: for a vectored write, or a copy into an arena."""
-        if not self.buffers:
-            yield self.pickled
-            return
-        lengths = [buffer.nbytes for buffer in self.buffers]
-        yield struct.pack(f"<4sIQ{len(lengths)}Q", _FRAMED, len(lengths), len(self.pickled), *lengths)
-        yield self.pickled
-        position = _header_bytes(len(lengths)) + len(self.pickled)
-        for buffer in self.buffers:
-            if gap := _aligned(position) - position:
-                yield bytes(gap)
-            yield buffer
-            position = _aligned(position) + buffer.nbytes
-
-    def write_into(self, target: memoryview) -> int:
-        """Copy the framed bytes to the start of a writable flat memoryview of at least `nbytes`; returns nbytes."""
-        position = 0
-        for part in self.parts():
-            length = len(part)
-            target[position : position + length] = part
-            position += length
-        return position
-
-    def to_bytes(self) -> bytes:
-        """The framed bytes in one piece."""
-        return self.pickled if not self.buffers else b"".join(self.parts())
-
-
-def dump_result(value: Any) -> ResultPayload:
-    """Pickle what a task returned. Raises ResultPickleError (permanent: another attempt would fail in the same way)."""
-    if type(value) in _PLAIN:
-        return ResultPayload(pickle.dumps(value, 5))
-    buffers: list[memoryview] = []
-    contained: dict[bytes, bytes] = {}
-    outer, _context.contained = _context.contained, contained
-
-    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            view = buffer.raw()
-        except BufferError:  # not contiguous: pickle copies it
-            return True
-        if view.nbytes < OUT_OF_BAND_BYTES:
-            return True
-        buffers.append(view)
-        return False
-
-    try:
-        try:
-            pickled = pickle.dumps(value, 5, buffer_callback=keep_in_band)
-        except Exception:
-            pickled = b""
-        if not pickled or refers_to_local_module(pickled):
-            buffers.clear()
-            contained.clear()
-            pickled = value_pickler.dumps(value, buffer_callback=keep_in_band, begin_again=buffers.clear)
-    except Exception as error:
-        raise ResultPickleError(
-            f"the task returned a {type(value).__module__}.{type(value).__qualname__}, which can't be pickled: "
-            f"{type(error).__name__}: {text_of(error)}. Return plain data, or what the object is made from"
-        ) from error
-    finally:
-        _context.contained = outer
-    return ResultPayload(pickled, tuple(buffers), tuple(contained), tuple(contained.values()))
-
-
-def load_result(data: bytes | bytearray | memoryview) -> Any:
-    """The value of a framed result. Large buffers are views into `data`, which must outlive the value.
-
-    Arrays over a read-only `data` are read-only. Raises ResultPickleError where this process can't load it.
-    """
-    try:
-        if data[:1] == b"\x80":
-            return pickle.loads(data)
-        pickled, buffers = _split_frame(memoryview(data))
-        return pickle.loads(pickled, buffers=buffers)
-    except ResultPickleError:
-        raise
-    except Exception as error:
-        missing = f" (the module {error.name!r} is missing here)" if isinstance(error, ModuleNotFoundError) else ""
-        raise ResultPickleError(
-            f"the result can't be unpickled by this process{missing}: {type(error).__name__}: {error} (Python "
-            f"{PYTHON_VERSION})"
-        ) from error
-
-
-def load_own(data: bytes | bytearray | memoryview) -> Any:
-    """As `load_result`, and arrays can be written to whatever their size: what is read-only is copied first."""
-    framed = data[:1] != b"\x80"
-    return load_result(bytearray(data) if framed and memoryview(data).readonly else data)
-
-
-def _split_frame(data: memoryview) -> tuple[memoryview, list[memoryview]]:
-    data = data.cast("B") if data.format != "B" or data.ndim != 1 else data
-    if bytes(data[:4]) != _FRAMED:
-        raise ResultPickleError(f"these {data.nbytes} bytes are no result: they start with {bytes(data[:4])!r}")
-    count, length = struct.unpack_from("<IQ", data, 4)
-    lengths = struct.unpack_from(f"<{count}Q", data, 16)
-    position = _header_bytes(count)
-    pickled = data[position : position + length]
-    position += length
-    buffers = []
-    for size in lengths:
-        position = _aligned(position)
-        buffers.append(data[position : position + size])
-        position += size
-    if position > data.nbytes:
-        raise ResultPickleError(f"the result is cut off: {data.nbytes} bytes of {position}")
-    return pickled, buffers
-
-
-def _header_bytes(buffers: int) -> int:
-    return 16 + 8 * buffers
-
-
-def _aligned(position: int) -> int:
-    return -(-position // _ALIGN) * _ALIGN

@@ -20,8 +20,9 @@ from futures_worker.client.outcome import Status, failure_exception
 from futures_worker.client.session.session import Session
 from futures_worker.client.streaming import ResultStream
 from futures_worker.client.submits.events import published, send
+from futures_worker.contained import note_contained
 from futures_worker.errors import ObjectLostError
-from futures_worker.payload import load_own, note_contained, reference_to
+from futures_worker.payload import load_own, reference_to
 from futures_worker.streams import StreamedItems
 
 T = TypeVar("T")
