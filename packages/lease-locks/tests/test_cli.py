@@ -114,7 +114,7 @@ def test_wait_keeps_its_time_limit_where_the_database_is_silent(
     command: Command, locks: LeaseManager, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
     locks.acquire("a")
-    db, judged = Hanging(locks.db), leases._judged
+    db, judged = Hanging(locks.db), leases.judged
     monkeypatch.setattr(leases, "look_into", lambda *_, **__: LeaseManager(db))
     monkeypatch.setattr(leases, "GRACE", 0.05)
     made: list[Any] = []
@@ -125,7 +125,7 @@ def test_wait_keeps_its_time_limit_where_the_database_is_silent(
         made.append(found)
         return found
 
-    monkeypatch.setattr(leases, "_judged", look)
+    monkeypatch.setattr(leases, "judged", look)
     code, message = command("wait", "a", "--timeout", "0")
     assert (code, db.unbounded) == (75, 0)
     assert "did not answer within 0 s" in message

@@ -12,7 +12,7 @@ import pytest
 from support.terminal import coloured, piped, screen
 
 from lease_locks import LeaseManager
-from lease_locks.cli import leases, main
+from lease_locks.cli import doctor, leases, main
 
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
@@ -93,8 +93,8 @@ def test_many_dead_sessions_are_one_finding() -> None:
         return {"what": f"session {at} is dead", "do": "lease-locks doctor --clean", "cleanable": True}
 
     lease = {"what": "lease 'a' is dead", "do": "nothing", "cleanable": False}
-    assert len(list(leases._grouped([dead(at) for at in range(3)], False))) == 3
-    told = list(leases._grouped([*[dead(at) for at in range(40)], lease], True))
+    assert len(list(doctor._grouped([dead(at) for at in range(3)], False))) == 3
+    told = list(doctor._grouped([*[dead(at) for at in range(40)], lease], True))
     assert told == [
         ("session 0 is dead", "cleaned"),
         ("39 more sessions are dead: `lease-locks sessions` lists them", "cleaned"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 from fdb_schema.cli import command_app, run_app
-from lease_locks.cli import forgetting, leases, memos, running
+from lease_locks.cli import doctor, forgetting, leases, memos, running
 
 app = command_app("lease-locks", "Leases that need no clock, and runs that are never computed twice.")
 leases.register(app)
+doctor.register(app)
 running.register(app)
 memos.register(app)
 forgetting.register(app)

@@ -1,4 +1,4 @@
-"""Commands that look at leases and end them: ls, show, history, watch, wait, force-release, sessions, doctor."""
+"""Commands that look at leases and end them: ls, show, history, watch, wait, force-release, sessions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from fdb_schema.cli import (
     say,
     seconds_of,
 )
-from fdb_schema.serving.figures import ago, counted, cut, short_ids, told
+from fdb_schema.serving.figures import ago, cut, short_ids, told
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks.cli.opening import act_on, look_into
-from lease_locks.errors import AcquireTimeout, DamagedRowError, LeaseNotFoundError
+from lease_locks.errors import AcquireTimeout, LeaseNotFoundError
 from lease_locks.grants.ending import judge_grants
 from lease_locks.grants.info import SERVICES, LeaseEvent, LeaseInfo, history, lease_infos, wall_time
 from lease_locks.grants.observer import Alive, Dead, Subject
@@ -107,7 +107,6 @@ def register(app: typer.Typer) -> None:
     app.command("wait")(wait)
     app.command("force-release")(force_release)
     app.command("sessions")(list_sessions)
-    app.command("doctor")(doctor)
 
 
 class Order(StrEnum):
@@ -235,9 +234,10 @@ def _history(locks: LeaseManager, name: str, until: float | None) -> list[LeaseE
         raise DatabaseUnreachableError(f"lease {name!r}: the database did not answer in time ({error})") from error
 
 
-def _judged(
+def judged(
     locks: LeaseManager, name: str, timeout: float | None = None
 ) -> list[tuple[HeldGrant, Subject, Alive | Dead]]:
+    """Who holds a name, and whether each lives, as far as it can be told here."""
     lock, observer = locks.space.lock(name), locks.session.observer
     return run(locks.db, judge_grants, locks.space, lock, observer, strategy=IDEMPOTENT, timeout=timeout)
 
@@ -254,7 +254,7 @@ def wait(
     until = None if timeout is None else time.monotonic() + timeout
     try:
         while True:
-            held = _judged(locks, name, None if until is None else max(0.0, until - time.monotonic()) + GRACE)
+            held = judged(locks, name, None if until is None else max(0.0, until - time.monotonic()) + GRACE)
             living = [verdict.look_in for _, _, verdict in held if isinstance(verdict, Alive)]
             if not living:
                 return
@@ -341,62 +341,3 @@ def list_sessions(
         columns = ["session", "process", "leases", "renewed", *(("dead",) if any(r["dead"] for r in rows) else ())]
         columns.append("command")
     print_rows(rows, columns, as_json=json, empty="no session", show=_show, style=_look, limit=limit)
-
-
-def doctor(
-    clean: Annotated[bool, typer.Option("--clean", help="Remove the rows of sessions that are proved dead.")] = False,
-    db: DbOption = None,
-    cluster: ClusterOption = DEFAULT_CLUSTER,
-    json: JsonOption = False,
-) -> None:
-    """Look for what dead processes left behind. Exit code 1 where something is found that isn't cleaned.
-
-    What is found harms nobody: a dead holder's lease is taken over by whoever wants it.
-    """
-    locks = look_into(db, cluster)
-    findings: list[dict[str, Any]] = []
-    alive = 0
-    for sid, record, _ in locks.sessions():
-        why = run(locks.db, locks.session_dead, sid, strategy=IDEMPOTENT)
-        if why is None:
-            alive += 1
-            continue
-        what = f"session {sid.hex()} of {record.host}:{record.pid} is dead: {why}"
-        findings.append({"what": what, "do": "lease-locks doctor --clean", "cleanable": True})
-    for info in locks.list():
-        try:
-            verdicts = _judged(locks, info.name)
-        except DamagedRowError:
-            continue  # which the listing has named
-        for verdict in [v for grant, _, v in verdicts if grant.token == info.token and isinstance(v, Dead)]:
-            what = f"lease {info.name!r} of {info.host}:{info.pid} is dead: {verdict.why}"
-            do = f"nothing: who acquires it takes it over; or lease-locks force-release {info.name} --reason …"
-            findings.append({"what": what, "do": do, "cleanable": False})
-    findings += [{"what": str(row), "do": "see what wrote it", "cleanable": False} for row in locks.damaged.values()]
-    cleaned = locks.clear_dead_sessions() if clean else 0
-    left = [f for f in findings if not (clean and f["cleanable"])]
-    if json:
-        print_json({"sessions_alive": alive, "findings": findings, "cleaned": cleaned})
-    else:
-        say(f"{counted(alive, 'session')} alive, {counted(len(findings), 'finding')}, {cleaned:,} cleaned")
-        for what, do in _grouped(findings, clean):
-            say(f"- {what}\n  {do}")
-    if left:
-        raise typer.Exit(1)
-
-
-_ALIKE: Final = 3
-
-
-def _grouped(findings: list[dict[str, Any]], clean: bool) -> Iterator[tuple[str, str]]:
-    """What was found, and what to do: of many alike the first, and how many more there are."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for finding in findings:
-        do = "cleaned" if clean and finding["cleanable"] else finding["do"]
-        key = do if finding["cleanable"] else finding["what"]
-        groups.setdefault((key, do), []).append(finding["what"])
-    for (_, do), alike in groups.items():
-        for what in alike[: len(alike) if len(alike) <= _ALIKE else 1]:
-            yield what, do
-        if len(alike) > _ALIKE:
-            yield f"{len(alike) - 1} more sessions are dead: `lease-locks sessions` lists them", do
