@@ -50,7 +50,7 @@ from futures_worker.worker import messages
 from idempotent_txn.ids import rows
 from lease_locks import CannotMaintainLock
 from lease_locks.grants.tokens import FencingToken
-from lease_locks.memo.rows import Memo
+from lease_locks.memo.stored.addresses import Memo
 from s3heap_tender.errors import CorruptObjectError, NewerFormatError
 from s3heap_tender.rows.items import HeapItem, ObjectHeader, decode_object, encode_object
 from s3heap_tender.rows.naming import ObjectName
@@ -70,7 +70,7 @@ GIANTS = [
 for module in (
     "fdb_schema.clock",
     "fdb_schema.blobs",
-    "lease_locks.memo.rows",
+    "lease_locks.memo.stored.records",
     "lease_locks.grants.records",
     "lease_locks.duties",
     "s3heap_tender.rows.records",

@@ -63,6 +63,7 @@ import idempotent_txn.lanes as lanes
 import idempotent_txn.loop as loop
 import lease_locks.grants.observer as observer
 import lease_locks.memo.rows as memo_rows
+import lease_locks.memo.stored.payloads as memo_payloads
 import lease_locks.session.holding as holding
 import s3heap_tender.cli.services as services
 import s3heap_tender.objects.heap_io as heap_io
@@ -192,7 +193,7 @@ PROMISES = [
     (f"{LEASES}/what-a-lease-promises.md", r"a heartbeat every ttl/(\d+)", 1 / holding.RENEW_EVERY),
     (f"{LEASES}/moving-from-mops.md", r"and its last (\d+) attempts", memo_rows.ATTEMPTS),
     (f"{LEASES}/moving-from-mops.md", r"after about its ttl \((\d+) s", default(LeaseManager, "ttl")),
-    (f"{LEASES}/reference.md", r"Those over (\d+) kB are stored by their content", memo_rows.INLINE_BYTES / 1024),
+    (f"{LEASES}/reference.md", r"Those over (\d+) kB are stored by their content", memo_payloads.INLINE_BYTES / 1024),
     (f"{HEAP}/guarantee.md", r"ticks of the clock \(([\d.]+) s each\)", clock.ADVANCE_SECONDS),
     (f"{HEAP}/guarantee.md", r"waits for (two) ticks of the clock", heap_core.LATEST_START / heap_core.TICK),
     (f"{HEAP}/operations.md", r"finish its runs for (\d+) s \(`--grace`\)", default(services.schedule, "grace")),

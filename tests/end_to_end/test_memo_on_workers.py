@@ -16,7 +16,7 @@ import pytest
 from futures_worker import WorkerPoolShell
 from lease_locks import LeaseManager, MemoizingPicklingRunner
 from lease_locks.memo.functions import bind
-from lease_locks.memo.rows import AttemptRecord
+from lease_locks.memo.stored.records import AttemptRecord
 
 
 def where(x: int, marks: str) -> tuple[int, int]:

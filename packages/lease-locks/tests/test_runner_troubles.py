@@ -34,7 +34,8 @@ from lease_locks.errors import MemoUriError
 from lease_locks.memo import remote
 from lease_locks.memo.counting import MICROSECONDS
 from lease_locks.memo.functions import bind, load_failure
-from lease_locks.memo.rows import Memo, invalidate
+from lease_locks.memo.rows import invalidate
+from lease_locks.memo.stored.addresses import Memo
 
 
 @pytest.fixture

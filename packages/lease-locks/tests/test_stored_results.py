@@ -13,6 +13,7 @@ from idempotent_txn import run
 from lease_locks import LeaseManager, MemoizingPicklingRunner, samethread_shell
 from lease_locks.memo import orchestrator, remote, rows
 from lease_locks.memo.functions import bind
+from lease_locks.memo.stored import payloads
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_a_result_that_is_forgotten_while_it_is_read_is_computed_again(
         return bytes(size)
 
     assert runner.call(large, 40_000) == bytes(40_000)
-    fetch, forgets = rows.fetch, [1, 1]
+    fetch, forgets = payloads.fetch, [1, 1]
 
     def read(*args: Any) -> bytes:
         if forgets:
@@ -113,7 +114,7 @@ def test_equal_data_of_another_call_that_is_forgotten_takes_nothing_along(
     stored: list[str] = []
 
     def forgotten(session: Any, data: bytes, what: str) -> Any:
-        payload = rows.store(session, data, what)
+        payload = payloads.store(session, data, what)
         stored.append(what)
         if stored.count(what) == 1 and payload.digest is not None:
             digest = payload.digest

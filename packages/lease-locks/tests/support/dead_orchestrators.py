@@ -9,7 +9,7 @@ from typing import Any
 from lease_locks import LeaseManager, MemoizingPicklingRunner
 from lease_locks.memo.functions import bind
 from lease_locks.memo.remote import IN_PROCESS, InProcess
-from lease_locks.memo.rows import AttemptRecord
+from lease_locks.memo.stored.records import AttemptRecord
 
 NO_PID = 2**22 + 1  # above the kernel's limit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lease_locks import MemoizingPicklingRunner
-from lease_locks.memo.rows import AttemptRecord
+from lease_locks.memo.stored.records import AttemptRecord
 
 
 def attempts(runner: MemoizingPicklingRunner) -> list[AttemptRecord]:

@@ -15,8 +15,9 @@ from lease_locks.errors import LeaseNotFoundError, MemoUriError
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.calling.cancelling import cancel
 from lease_locks.memo.pruning import forget, prune
-from lease_locks.memo.rows import Memo, MemoRows
+from lease_locks.memo.rows import MemoRows
 from lease_locks.memo.shells import end_process
+from lease_locks.memo.stored.addresses import Memo
 
 
 def register(app: typer.Typer) -> None:

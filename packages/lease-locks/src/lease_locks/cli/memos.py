@@ -28,7 +28,9 @@ from lease_locks.errors import DamagedRowError, LeaseNotFoundError, MemoUriError
 from lease_locks.grants.info import wall_time
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.counting import MICROSECONDS
-from lease_locks.memo.rows import AttemptRecord, InvocationRecord, Memo, MemoRows, OutcomeRecord, function_uri
+from lease_locks.memo.rows import MemoRows
+from lease_locks.memo.stored.addresses import Memo, function_uri
+from lease_locks.memo.stored.records import AttemptRecord, InvocationRecord, OutcomeRecord
 
 UriArgument = Annotated[str, typer.Argument(metavar="MEMO_URI", help="memo:PIPELINE/FUNCTION/DIGEST")]
 

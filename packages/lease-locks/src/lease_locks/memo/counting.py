@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from fdb_schema import read_version
 from idempotent_txn import run
 from lease_locks.grants.records import storable
-from lease_locks.memo.rows import Memo, MemoRows, RunRecord
+from lease_locks.memo.rows import MemoRows
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.records import RunRecord
 
 if TYPE_CHECKING:
     from lease_locks.locks import LeaseManager

@@ -18,7 +18,8 @@ from lease_locks.grants.rows import read_grant
 from lease_locks.grants.states import Event, Grant, next_grant
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
-from lease_locks.memo.rows import AttemptRecord, MemoKeys
+from lease_locks.memo.rows import MemoKeys
+from lease_locks.memo.stored.records import AttemptRecord
 from lease_locks.session.upkeep import IDEMPOTENT
 
 log = logging.getLogger("lease_locks")

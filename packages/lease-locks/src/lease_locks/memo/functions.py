@@ -29,7 +29,8 @@ from lease_locks.memo.canonical import (
     noting_identities,
 )
 from lease_locks.memo.pickling import dumps, dumps_result, loads
-from lease_locks.memo.rows import INLINE_BYTES, Memo
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.payloads import INLINE_BYTES
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 160

@@ -21,7 +21,11 @@ from lease_locks.memo import functions
 from lease_locks.memo.counting import MICROSECONDS, Counting
 from lease_locks.memo.departing import Departures
 from lease_locks.memo.remote import InProcess
-from lease_locks.memo.rows import (
+from lease_locks.memo.rows import MemoKeys, MemoRows, change_attempt, invoke
+from lease_locks.memo.shells import Shell
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.payloads import referring, store
+from lease_locks.memo.stored.records import (
     CANCELLED,
     FAILED,
     GONE,
@@ -30,18 +34,10 @@ from lease_locks.memo.rows import (
     STOLEN,
     AttemptRecord,
     InvocationRecord,
-    Memo,
-    MemoKeys,
-    MemoRows,
     OutcomeRecord,
     Payload,
-    change_attempt,
     decoded,
-    invoke,
-    referring,
-    store,
 )
-from lease_locks.memo.shells import Shell
 from lease_locks.session.upkeep import IDEMPOTENT
 from lease_locks.waiting.pausing import REFUSED_LOOK_SECONDS, watch_rang
 

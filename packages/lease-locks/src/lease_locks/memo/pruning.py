@@ -17,7 +17,9 @@ from lease_locks.grants.rows import place_subject, read_name, read_queue
 from lease_locks.grants.space import LockKeys
 from lease_locks.grants.tokens import STAMP_BYTES
 from lease_locks.locks import LeaseManager
-from lease_locks.memo.rows import Memo, MemoKeys, MemoRows, invalidate, payload_of
+from lease_locks.memo.rows import MemoKeys, MemoRows, invalidate
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.records import payload_of
 from lease_locks.session.upkeep import IDEMPOTENT
 
 _PAGE: Final = 500

@@ -25,23 +25,10 @@ from lease_locks.locks import LeaseManager, reach
 from lease_locks.memo import functions
 from lease_locks.memo.calling.cancelling import end_when_cancelled
 from lease_locks.memo.canonical import MemoKeyError
-from lease_locks.memo.rows import (
-    PENDING,
-    STARTED,
-    STOLEN,
-    InvocationRecord,
-    Memo,
-    MemoKeys,
-    MemoRows,
-    OutcomeRecord,
-    Payload,
-    change_attempt,
-    decoded,
-    fetch,
-    publish,
-    referring,
-    store,
-)
+from lease_locks.memo.rows import MemoKeys, MemoRows, change_attempt, publish
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.payloads import fetch, referring, store
+from lease_locks.memo.stored.records import PENDING, STARTED, STOLEN, InvocationRecord, OutcomeRecord, Payload, decoded
 from lease_locks.session.upkeep import IDEMPOTENT
 from lease_locks.waiting.remotes import join
 

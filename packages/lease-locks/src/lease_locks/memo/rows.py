@@ -1,4 +1,4 @@
-"""What is known of invocations: every key of the memo, its records, and the transactions that change them.
+"""What is known of invocations: every key of the memo, and the transactions that change them.
 
     (cluster, "memo", "m", pipeline, function, digest, "res")        → OutcomeRecord of the value: written once
     (cluster, "memo", "m", pipeline, function, digest, "exc")        → OutcomeRecord of the last failure
@@ -16,203 +16,43 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
-from urllib.parse import quote, unquote
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
 
 from fdb import tuple as fdb_tuple
 
-from fdb_schema import (
-    LEASE_PIN,
-    BlobMissingError,
-    Record,
-    RecordError,
-    add_reference,
-    check_format,
-    collect_blob,
-    drop_reference,
-    put_blob,
-    read_blob,
-    read_range,
-    unpin_blob,
-)
+from fdb_schema import LEASE_PIN, RecordError, check_format, collect_blob, drop_reference, read_range, unpin_blob
 from idempotent_txn import run
-from lease_locks.errors import DamagedRowError, MemoUriError
 from lease_locks.grants.ending import release
 from lease_locks.grants.joining import guard
 from lease_locks.grants.rows import read_grant
 from lease_locks.grants.space import LeaseSpace, LockKeys, stamped_value
 from lease_locks.grants.tokens import FencingToken
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.payloads import refer
+from lease_locks.memo.stored.records import (
+    CANCELLED,
+    FAILED,
+    PENDING,
+    SUCCEEDED,
+    AttemptRecord,
+    InvocationRecord,
+    OutcomeRecord,
+    RunRecord,
+    payload_of,
+)
 from lease_locks.session.session import Session
 from lease_locks.session.upkeep import IDEMPOTENT
 
 FORMAT: Final = 1
-INLINE_BYTES: Final = 16_384
 ATTEMPTS: Final = 5
 """How many attempts of an invocation are kept: each may hold a failure with its traceback."""
-_NAME_BYTES: Final = 150
-_UPLOADS: Final = 20
-_ONE: Final = (1).to_bytes(8, "little")
-
-PENDING, STARTED, SUCCEEDED, FAILED, STOLEN, GONE = "pending", "started", "ok", "error", "stolen", "gone"
-CANCELLED: Final = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class Payload(Record):
-    """Pickled bytes: here, or in a blob."""
-
-    size: int
-    data: bytes | None = None
-    digest: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeRecord(Record):
-    """How an invocation ended; `payload` is unpickled only where user code runs."""
-
-    payload: Payload
-    token: bytes = b""  # of the attempt that made it
-    at_us: int = 0  # wall clock, for people
-    by: str = ""
-    error: str = ""  # a failure's type and message
-    traceback: str = ""
-    late: bool = False  # published after the lock was lost, when there was no result yet
-    injected: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class InvocationRecord(Record):
-    """What was called. `shown`: (parameter, its value for people, digest of its canonical bytes)."""
-
-    payload: Payload
-    shown: tuple[tuple[str, str, bytes], ...] = ()
-    at_us: int = 0
-    by: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptRecord(Record):
-    """One grant's try: pending, started, ok, error, stolen (refused at its join), gone (its Shell failed, or its
-    time was over) or cancelled."""
-
-    state: str
-    handle: str = ""  # of the Shell's work, for adoption
-    shell: str = ""
-    invoked_us: int = 0
-    started_us: int = 0
-    ended_us: int = 0
-    shell_exit_us: int = 0  # when the orchestrator saw the Shell exit
-    remote: str = ""  # host:pid
-    failure: OutcomeRecord | None = None
-    adopted_by: bytes = b""
-    note: str = ""
-    run: str = ""
-
-    @classmethod
-    def found(cls, data: bytes | None) -> AttemptRecord | None:
-        """What a row of an attempt says; None where there is none, or none that can be read: it says nothing then."""
-        try:
-            return None if data is None else cls.decode(data)
-        except RecordError:
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord(Record):
-    """A process with a runner."""
-
-    started_us: int
-    by: str = ""
-    command: str = ""
-    version: int = 0  # of the database when it last counted
-    counted_us: int = 0  # wall clock then, for people
-
-
-@dataclass(frozen=True, slots=True)
-class Memo:
-    """The address of an invocation."""
-
-    pipeline: str
-    function: str
-    digest: bytes
-
-    @property
-    def uri(self) -> str:
-        """One text for a Shell's arguments and for people."""
-        return f"{function_uri(self.pipeline, self.function)}/{self.digest.hex()}"
-
-    @classmethod
-    def from_uri(cls, uri: str) -> Memo:
-        """The inverse of `uri`. Raises `MemoUriError` for anything else."""
-        scheme, _, rest = uri.partition(":")
-        parts = rest.split("/")
-        if scheme != "memo" or len(parts) != 3:
-            raise MemoUriError(f"{uri!r:.120} is no memo URI: memo:PIPELINE/FUNCTION/DIGEST")
-        try:
-            digest = bytes.fromhex(parts[2])
-        except ValueError:
-            raise MemoUriError(f"{uri!r:.120} is no memo URI: its last part isn't hexadecimal") from None
-        return cls(unquote(parts[0]), unquote(parts[1]), digest)
-
-    @staticmethod
-    def prefix(uri: str) -> tuple[str, ...]:
-        """(pipeline,) or (pipeline, function) of the front part of a URI. Raises `MemoUriError`."""
-        scheme, _, rest = uri.partition(":")
-        parts = tuple(unquote(part) for part in rest.split("/"))
-        if scheme != "memo" or len(parts) > 2 or not all(parts):
-            raise MemoUriError(
-                f"{uri!r:.120} is no memo URI: memo:PIPELINE, memo:PIPELINE/FUNCTION or one with a digest"
-            )
-        return parts
-
-    @property
-    def lock_name(self) -> str:
-        tail = self.function.encode()[-_NAME_BYTES:].decode("utf-8", "ignore")
-        return f"memo/{self.digest.hex()}/{''.join(c if c.isprintable() else '?' for c in tail)}"
-
-    def __str__(self) -> str:
-        return f"{self.pipeline}/{self.function}/{self.digest.hex()[:12]}"
-
-
-def function_uri(pipeline: str, function: str) -> str:
-    """The front part of the URIs of a function's invocations."""
-    return f"memo:{quote(pipeline, safe='')}/{quote(function, safe='')}"
 
 
 def _pack(*elements: Any) -> bytes:
     packed: bytes = fdb_tuple.pack(elements)
     return packed
-
-
-_R = TypeVar("_R", bound=Record)
-
-
-def decoded(kind: type[_R], memo: Memo, key: bytes, data: bytes) -> _R:
-    """A row's record. Raises `DamagedRowError`, which says how the call gets free of it."""
-    try:
-        return kind.decode(data)
-    except RecordError as error:
-        raise DamagedRowError(
-            f"{memo.uri} has a row that can't be read, {key!r}: {error}. `lease-locks invalidate {memo.uri}` forgets the "
-            f"call, and the next one computes it again",
-            key,
-        ) from error
-
-
-def payload_of(column: str, data: bytes) -> Payload | None:
-    """The payload of an invocation's row; None where the row has none, or can't be read."""
-    kinds: dict[str, type[OutcomeRecord | InvocationRecord]] = {
-        "res": OutcomeRecord,
-        "exc": OutcomeRecord,
-        "inv": InvocationRecord,
-    }
-    kind = kinds.get(column)
-    try:
-        return None if kind is None else kind.decode(data).payload
-    except RecordError:
-        return None
 
 
 class MemoRows:
@@ -333,61 +173,6 @@ class MemoKeys:
     @property
     def end(self) -> bytes:
         return self.prefix + b"\xff"
-
-
-# --- payloads
-
-
-def store(session: Session, data: bytes, what: str) -> Payload:
-    """Upload what doesn't fit its row; pinned until `refer`."""
-    if len(data) <= INLINE_BYTES:
-        return Payload(len(data), data)
-    digest = put_blob(
-        lambda db, fn: run(db, fn, strategy=IDEMPOTENT),
-        session.db,
-        session.space.cluster,
-        data,
-        session=LEASE_PIN + session.sid,
-        what=what,
-        limited=False,
-    )
-    return Payload(len(data), None, digest)
-
-
-def referring(write: Callable[[Payload], Any], payload: Payload, again: Callable[[], Payload]) -> None:
-    """`write(payload)`, which refers to it in a row; of what is stored `again` where its blob is gone by then: all uploads of equal
-    data by one session share their pin, so another call may have let go of it, and been forgotten at once."""
-    for _ in range(_UPLOADS):
-        with contextlib.suppress(BlobMissingError):
-            write(payload)
-            return
-        payload = again()
-    write(payload)
-
-
-def refer(tr: Any, session: Session, payload: Payload, key: bytes) -> None:
-    """In the transaction that writes the row `key` with `payload`: keep its blob, and let go of the upload."""
-    if payload.digest is not None:
-        add_reference(tr, session.space.cluster, payload.digest, key)
-        unpin_blob(tr, session.space.cluster, payload.digest, LEASE_PIN + session.sid)
-
-
-def fetch(db: Any, space: LeaseSpace, payload: Payload, memo: Memo) -> bytes:
-    """The bytes of a payload of `memo`. Raises `BlobMissingError` where they aren't there as they were stored."""
-    if payload.data is not None:
-        return payload.data
-    try:
-        return read_blob(
-            lambda db, fn, *args: run(db, fn, *args, strategy=IDEMPOTENT), db, space.cluster, payload.digest or b""
-        )
-    except BlobMissingError as error:
-        raise type(error)(
-            f"what is stored of {memo.uri} can't be read: {error}. `lease-locks invalidate {memo.uri}` forgets it, and the "
-            f"next call computes it again"
-        ) from error
-
-
-# --- transitions
 
 
 def _attempt(tr: Any, keys: MemoKeys, token: FencingToken) -> AttemptRecord | None:

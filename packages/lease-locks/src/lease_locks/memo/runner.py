@@ -32,20 +32,11 @@ from lease_locks.memo.departing import Departures
 from lease_locks.memo.orchestrator import InvocationCancelled, Orchestrator
 from lease_locks.memo.pruning import forget
 from lease_locks.memo.remote import IN_PROCESS, InProcess
-from lease_locks.memo.rows import (
-    CANCELLED,
-    FAILED,
-    AttemptRecord,
-    Memo,
-    MemoKeys,
-    MemoRows,
-    OutcomeRecord,
-    decoded,
-    fetch,
-    publish,
-    store,
-)
+from lease_locks.memo.rows import MemoKeys, MemoRows, publish
 from lease_locks.memo.shells import Shell, subprocess_shell
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.payloads import fetch, store
+from lease_locks.memo.stored.records import CANCELLED, FAILED, AttemptRecord, OutcomeRecord, decoded
 from lease_locks.session.upkeep import IDEMPOTENT
 from lease_locks.waiting import threads
 from lease_locks.waiting.acquiring import acquiring

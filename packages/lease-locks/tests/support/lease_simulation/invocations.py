@@ -12,20 +12,16 @@ from lease_locks.grants import transitions as t
 from lease_locks.grants.records import MaintainerRecord
 from lease_locks.grants.states import News
 from lease_locks.grants.tokens import FencingToken
-from lease_locks.memo.rows import (
+from lease_locks.memo.rows import MemoKeys, MemoRows, change_attempt, invoke, publish
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.records import (
     FAILED,
     PENDING,
     STARTED,
     AttemptRecord,
     InvocationRecord,
-    Memo,
-    MemoKeys,
-    MemoRows,
     OutcomeRecord,
     Payload,
-    change_attempt,
-    invoke,
-    publish,
 )
 from lease_locks.session.holding import Holding, SessionCore
 from lease_simulation.holders import SPACE, Held, Model, Session, renewer, run

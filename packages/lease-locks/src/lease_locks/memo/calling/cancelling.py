@@ -14,7 +14,9 @@ from lease_locks.grants.rows import read_name
 from lease_locks.grants.space import stamped_value
 from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
-from lease_locks.memo.rows import CANCELLED, AttemptRecord, Memo, MemoKeys, MemoRows, change_attempt
+from lease_locks.memo.rows import MemoKeys, MemoRows, change_attempt
+from lease_locks.memo.stored.addresses import Memo
+from lease_locks.memo.stored.records import CANCELLED, AttemptRecord
 from lease_locks.session.upkeep import IDEMPOTENT
 
 log = logging.getLogger("lease_locks")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lease_locks.errors import LeaseError
-from lease_locks.memo.rows import OutcomeRecord
+from lease_locks.memo.stored.records import OutcomeRecord
 
 
 class RequiredResultNotFound(LeaseError, LookupError):

@@ -1,0 +1,1 @@
+"""What is stored of invocations, apart from where: their addresses, records, and the payloads that are too large for a row."""
