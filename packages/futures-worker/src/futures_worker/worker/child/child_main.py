@@ -6,7 +6,6 @@ closed, and is killed with the process that forked it.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import sys
@@ -27,12 +26,9 @@ from futures_worker import payload
 from futures_worker.client.basis.processes import flush_all
 from futures_worker.code.function_changes import carries_state
 from futures_worker.database import run_patiently
-from futures_worker.errors import DeadlockError, MainspringError, OversizeError, ResultPickleError, TaskUnpickleError
+from futures_worker.errors import DeadlockError, MainspringError, ResultPickleError, TaskUnpickleError
 from futures_worker.failure import may_retry, text_of
-from futures_worker.objects.arena import MAPPED_BYTES_KEPT, RECYCLED_FROM, ArenaWriter, FreeFiles
-from futures_worker.objects.object_files import write_file
 from futures_worker.objects.object_names import result_name
-from futures_worker.objects.store import SMALL
 from futures_worker.worker import messages
 from futures_worker.worker.child import interrupts, task_context
 from futures_worker.worker.child.calling import caller_of
@@ -40,6 +36,7 @@ from futures_worker.worker.child.class_states import ClassState, ClassStates
 from futures_worker.worker.child.code_versions import CodeVersions
 from futures_worker.worker.child.kept import RemovedError, kept, mapped
 from futures_worker.worker.child.own_home import OwnHome
+from futures_worker.worker.child.result_files import NoRoomError, ResultFiles
 from futures_worker.worker.child.surroundings import Surroundings
 from futures_worker.worker.child.task_logging import show_logs
 from futures_worker.worker.output import ChildOutput
@@ -55,7 +52,7 @@ MOST_FUNCTIONS = 1000
 _OWN_FRAMES = (
     __name__,
     "futures_worker.programs.running",
-    *(f"futures_worker.worker.child.{module}" for module in ("interrupts", "calling", "coroutines")),
+    *(f"futures_worker.worker.child.{module}" for module in ("interrupts", "calling", "coroutines", "result_files")),
 )
 """Modules whose frames a traceback doesn't begin with."""
 
@@ -71,10 +68,6 @@ class _NotAtHand(BaseException):
     """The task before, whose result this one takes, didn't leave a small one."""
 
 
-class _NoRoomError(MainspringError):
-    """There is no room for a result now."""
-
-
 class ChildLoop:
     """Runs tasks from `tasks` and writes results to the descriptor `results`.
 
@@ -88,11 +81,8 @@ class ChildLoop:
         self._gate = gate
         self._results = results
         self._code = f"{directory}/code"
-        self._objects = Path(directory, "objects")
         self._spill = Path(directory, "spill")
-        self._full = f"{directory}/full"
-        self._free = FreeFiles(Path(directory, "free"), 0)  # only taken from: the worker puts into it
-        self._arena = ArenaWriter(MAPPED_BYTES_KEPT // 4)
+        self._files = ResultFiles(directory)
         self._url = url
         self._cluster = cluster
         self._functions: dict[bytes, _Function] = {}
@@ -142,7 +132,7 @@ class ChildLoop:
                 return  # what wasn't read is taken back
 
     def _run_task(self, task: list[Any]) -> None:
-        seq, digest, args, dependencies, future_id, epoch, attempt, options = task[:8]
+        seq, _, _, _, future_id, epoch, attempt, options = task[:8]
         soft_timeout, options = split_soft_timeout(options)
         trace, options = tracing.split_trace(show_logs(options))
         self._seq = seq
@@ -150,35 +140,9 @@ class ChildLoop:
         started = time.perf_counter()
         self._output.begin(future_id, attempt)
         try:
-            where, gpus = task[8:10] or ("", None)
-            if not (self._home.stands(gpus) and self._versions.hold(started)):
-                raise _OlderFiles
-            function = self._functions.get(digest) or self._load_function(digest, where, gpus)
-            if not args:
-                positional: tuple[Any, ...] = ()
-                keywords: dict[str, Any] = {}
-            else:
-                positional, keywords = self._load_args(args, dependencies, function)
-            if function[3]:
-                self._classes.restore(function[3])
-        except _OlderFiles:
-            self._fit = False  # a fresh child loads newer files
-            self._write(self._pack((messages.SKIPPED, seq)))
-            return
-        except _NotAtHand:
-            self._write(self._pack((messages.SKIPPED, seq)))
-            return
+            function, positional, keywords = self._prepare(task, started)
         except BaseException as error:
-            kind = messages.FAIL_PERMANENT
-            if out_of_memory(error):
-                kind = messages.FAIL_MEMORY
-            elif isinstance(error, RemovedError) or shortage_of(error) is not None:
-                kind, self._fit = messages.FAIL_SHORT, False  # another process may have what this one lacks
-            elif not self._fresh:
-                self._fit = False  # a task before may have left it so: only of a fresh one it is said for good
-                self._write(self._pack((messages.SKIPPED, seq)))
-                return
-            self._fail(seq, started, kind, error)
+            self._did_not_begin(seq, started, error)
             return
         self._fresh = False
         context = task_context.TaskContext(future_id, self._url, self._cluster, attempt, *task[10:])
@@ -190,21 +154,11 @@ class ChildLoop:
                     value = self._gate.run(call, function[0], positional, keywords)
             else:
                 value = self._gate.run(call, function[0], positional, keywords)
-        except MemoryError as error:
-            leave_if_forked(self._pid, error)
-            task_context.enter(None)
-            self._output.end(future_id, attempt)
-            self._fail(seq, started, messages.FAIL_MEMORY, error)
-            return
         except BaseException as error:
             leave_if_forked(self._pid, error)
             task_context.enter(None)
             self._output.end(future_id, attempt)
-            retry = may_retry(options, error) and not isinstance(error, DeadlockError)
-            kind = messages.FAIL_RAISED if retry else messages.FAIL_PERMANENT
-            if isinstance(error, HostShortError):
-                kind, self._fit = messages.FAIL_SHORT, False
-            self._fail(seq, started, kind, error)
+            self._raised(seq, started, options, error)
             return
         leave_if_forked(self._pid)
         task_context.enter(None)
@@ -216,40 +170,91 @@ class ChildLoop:
             self._write(self._pack((messages.LEFT, seq, elapsed, value.kind, value.name, ids, value.until, due)))
             return
         try:
-            result = payload.dump_result(value)
-            if result.contained:
-                task_context.enter(context)
-                try:
-                    _hold(result, future_id)
-                finally:
-                    task_context.enter(None)
-            size = result.nbytes
-            if size <= payload.INLINE_RESULT_BYTES:
-                elapsed = int((time.perf_counter() - started) * 1e6)
-                data = result.to_bytes()
-                kept = self._kept
-                kept[seq] = data
-                if len(kept) > messages.MOST_KEPT:
-                    del kept[next(iter(kept))]
-                self._write(self._pack((messages.RESULT, seq, elapsed, data)))
-                return
-            name = result_name(future_id, epoch, attempt)
-            self._store(name, result)
+            self._returned(seq, started, epoch, context, value)
         except BaseException as error:
-            if out_of_memory(error):
-                self._fail(seq, started, messages.FAIL_MEMORY, error)
-                return
-            if isinstance(error, _NoRoomError) or (isinstance(error, OSError) and shortage_of(error) is not None):
-                self._fail(seq, started, messages.FAIL_NO_ROOM, error)
-                return
-            if not isinstance(error, MainspringError):
-                error = ResultPickleError(
-                    f"the result of {function[1]} can't be kept: {type(error).__name__}: {text_of(error)}"
-                )
-            self._fail(seq, started, messages.FAIL_PERMANENT, error)
+            self._not_kept(seq, started, function[1], error)
+
+    def _prepare(self, task: list[Any], started: float) -> tuple[_Function, tuple[Any, ...], dict[str, Any]]:
+        """The function and its arguments, ready to be called."""
+        _, digest, args, dependencies = task[:4]
+        where, gpus = task[8:10] or ("", None)
+        if not (self._home.stands(gpus) and self._versions.hold(started)):
+            raise _OlderFiles
+        function = self._functions.get(digest) or self._load_function(digest, where, gpus)
+        if not args:
+            positional: tuple[Any, ...] = ()
+            keywords: dict[str, Any] = {}
+        else:
+            positional, keywords = self._load_args(args, dependencies, function)
+        if function[3]:
+            self._classes.restore(function[3])
+        return function, positional, keywords
+
+    def _did_not_begin(self, seq: int, started: float, error: BaseException) -> None:
+        """The function or an argument of it can't be loaded: whether that is so for good, or elsewhere it may be otherwise."""
+        kind = None
+        if isinstance(error, _OlderFiles):
+            self._fit = False  # a fresh child loads newer files
+        elif isinstance(error, _NotAtHand):
+            pass
+        elif out_of_memory(error):
+            kind = messages.FAIL_MEMORY
+        elif isinstance(error, RemovedError) or shortage_of(error) is not None:
+            kind, self._fit = messages.FAIL_SHORT, False  # another process may have what this one lacks
+        elif self._fresh:
+            kind = messages.FAIL_PERMANENT
+        else:
+            self._fit = False  # a task before may have left it so: only of a fresh one it is said for good
+        if kind is None:
+            self._write(self._pack((messages.SKIPPED, seq)))
+        else:
+            self._fail(seq, started, kind, error)
+
+    def _raised(self, seq: int, started: float, options: bytes, error: BaseException) -> None:
+        """The task's code has raised."""
+        if isinstance(error, MemoryError):
+            kind = messages.FAIL_MEMORY
+        elif isinstance(error, HostShortError):
+            kind, self._fit = messages.FAIL_SHORT, False
+        else:
+            retry = may_retry(options, error) and not isinstance(error, DeadlockError)
+            kind = messages.FAIL_RAISED if retry else messages.FAIL_PERMANENT
+        self._fail(seq, started, kind, error)
+
+    def _returned(self, seq: int, started: float, epoch: int, context: task_context.TaskContext, value: Any) -> None:
+        """The task's code has returned: its value is sent, or where it is large stored."""
+        result = payload.dump_result(value)
+        if result.contained:
+            task_context.enter(context)
+            try:
+                _hold(result, context.id)
+            finally:
+                task_context.enter(None)
+        size = result.nbytes
+        if size <= payload.INLINE_RESULT_BYTES:
+            elapsed = int((time.perf_counter() - started) * 1e6)
+            data = result.to_bytes()
+            kept = self._kept
+            kept[seq] = data
+            if len(kept) > messages.MOST_KEPT:
+                del kept[next(iter(kept))]
+            self._write(self._pack((messages.RESULT, seq, elapsed, data)))
             return
+        name = result_name(context.id, epoch, context.attempt)
+        self._files.store(name, result)
         elapsed = int((time.perf_counter() - started) * 1e6)
         self._write(self._pack((messages.STORED, seq, elapsed, size, name)))
+
+    def _not_kept(self, seq: int, started: float, label: str, error: BaseException) -> None:
+        """What the task's code has returned can't be pickled, or has no room."""
+        kind = messages.FAIL_PERMANENT
+        if out_of_memory(error):
+            kind = messages.FAIL_MEMORY
+        elif isinstance(error, NoRoomError) or (isinstance(error, OSError) and shortage_of(error) is not None):
+            kind = messages.FAIL_NO_ROOM
+        elif not isinstance(error, MainspringError):
+            error = ResultPickleError(f"the result of {label} can't be kept: {type(error).__name__}: {text_of(error)}")
+        self._fail(seq, started, kind, error)
 
     def _load_function(self, digest: bytes, where: str, gpus: str | None) -> _Function:
         try:
@@ -296,38 +301,6 @@ class ChildLoop:
                 ) from error
         return payload.load_args(data, values, name=function[1], python=function[2])
 
-    def _store(self, name: str, result: payload.ResultPayload) -> None:
-        try:
-            self._store_in_memory(self._objects / name, result)
-        except OSError as memory_error:
-            try:
-                write_file(self._spill / name, result.parts())
-            except OSError as disk_error:
-                text = (
-                    f"the result of {result.nbytes} bytes fits neither the worker's memory ({memory_error.strerror}) "
-                    f"nor its spill directory ({disk_error.strerror}): give the worker more room (--object-store, --spill)"
-                )
-                gone = isinstance(disk_error, FileNotFoundError)  # somebody removed it: it is made anew in a moment
-                if (gone or shortage_of(disk_error) is not None) and _has_room_for(self._spill, result.nbytes):
-                    raise _NoRoomError(f"{text}; it is tried again") from disk_error
-                raise OversizeError(text) from disk_error
-
-    def _store_in_memory(self, target: Path, result: payload.ResultPayload) -> None:
-        """Into the file of a deleted object, if there is one of about the size, else into a new one."""
-        size = result.nbytes
-        if size >= SMALL and os.path.exists(self._full):
-            raise OSError(errno.ENOSPC, "memory is over its limit")
-        partial = target.with_name(f"{target.name}.part-{os.getpid()}")
-        if size < RECYCLED_FROM or not self._free.take(size, partial):
-            write_file(target, result.parts())
-            return
-        try:
-            self._arena.write(partial, result.parts(), size)
-            os.rename(partial, target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-
     def _fail(self, seq: int, started: float, kind: int, error: BaseException) -> None:
         elapsed = int((time.perf_counter() - started) * 1e6)
         own, frames = 0, error.__traceback__
@@ -352,15 +325,6 @@ class ChildLoop:
             while written < len(data):
                 data = data[written:]
                 written = os.write(self._results, data)
-
-
-def _has_room_for(directory: Path, size: int) -> bool:
-    """Whether a file system could hold so many bytes if it were empty."""
-    try:
-        room = os.statvfs(directory)
-    except OSError:
-        return True
-    return size < room.f_blocks * room.f_frsize
 
 
 def _hold(result: payload.ResultPayload, outer: bytes) -> None:
