@@ -36,7 +36,8 @@ from lease_locks import (
     subprocess_shell,
 )
 from lease_locks.memo import remote
-from lease_locks.memo.canonical import body_of, canonical, identity
+from lease_locks.memo.canonical import canonical, identity
+from lease_locks.memo.content.classes import body_of
 from lease_locks.memo.functions import bind
 from lease_locks.memo.pickling import dumps, loads
 

@@ -17,90 +17,56 @@ through, and what that was told to add or to leave out (`calling.keying`) goes w
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
-import enum
 import functools
 import hashlib
 import logging
-import os
-import pickle
-import re
 import secrets
 import struct
-import sys
-import threading
 import types
-import typing
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from typing import Any, Final
 
-from fdb_schema.whole_copies import ANNOTATING, LENT, SCRIPTS, annotations_of, named_as_text
+from fdb_schema.whole_copies import SCRIPTS, annotations_of, named_as_text
 from lease_locks.errors import LeaseError
-from lease_locks.memo.bindings import Bindings, around, plain, registered_with, unplaced, without_attached
+from lease_locks.memo.bindings import around, plain, registered_with, unplaced, without_attached
 from lease_locks.memo.calling.keying import keying_of
+from lease_locks.memo.content.classes import DESCRIPTOR_PARTS, DESCRIPTORS, body_of, order_of
+from lease_locks.memo.content.identities import taken
+from lease_locks.memo.content.libraries import of_pandas, told_by, without_the_generator, without_what_was_asked
+from lease_locks.memo.content.names import (
+    NAMED_ONLY,
+    NAMED_PARTS,
+    TYPE_PARAMETER_PARTS,
+    TYPE_PARAMETERS,
+    by_name,
+    evaluated,
+    held,
+    importable,
+    logic_key,
+    module_of,
+    name_of,
+    which_module,
+)
 from lease_locks.memo.walking import Once, TooManyWays, Ways
 
 log = logging.getLogger("lease_locks")
 
-_LOGIC_KEY = re.compile(r"^\s*function-logic-key:\s*(\S+)\s*$", re.MULTILINE)
 _PROTOCOL: Final = 4
-_HEAP_TYPE: Final = 1 << 9  # of a class's flags: it was made at run time
 _CODE_PARTS: Final = (
     *("co_code", "co_exceptiontable", "co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
     *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
-)
-_CLASS_NOISE: Final = frozenset(
-    {"__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
-    | {"__slotnames__"}  # made when an instance is first pickled
-    | {LENT}  # what it holds is told itself
-    | ANNOTATING  # the annotations are told themselves
-    # What pydantic makes of a model's fields and methods, which are told: it names the class by its place in memory.
-    | {"__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__"}
-    | {"__pydantic_parent_namespace__"}  # whatever the frame held that made it
 )
 # What the import system makes of where a module was found.
 _MODULE_NOISE: Final = frozenset(
     {"__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__package__", "__path__", "__spec__"}
 )
-_ASKED: Final = frozenset({"_cache", "_readonly"})
-"""What pandas' arrays have in their state that says nothing of their values."""
-DESCRIPTORS: Final = (property, staticmethod, classmethod, functools.cached_property)
-DESCRIPTOR_PARTS: Final = ("__func__", "fget", "fset", "fdel", "func")
-NAMED_ONLY: Final = (type(functools.lru_cache(print)), typing.NewType, getattr(typing, "TypeAliasType", typing.NewType))
-"""Types of what pickle knows by a name alone, also where no other process finds it by that."""
-_TYPE_PARAMETERS: Final = tuple(
-    kind for name in ("TypeVar", "ParamSpec", "TypeVarTuple") if (kind := getattr(typing, name, None)) is not None
-)
-_TYPE_PARAMETER_PARTS: Final = ("__bound__", "__constraints__", "__default__")
-_NAMED_PARTS: Final = ("__wrapped__", "__supertype__", "__value__")
-# By id, not by equality: a metaclass may say that two classes are equal.
-_identities: dict[int, tuple[weakref.ref[Any], bytes, Bindings]] = {}
-_identifying = threading.RLock()
-_noting = threading.local()
-
-
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
-    global _identifying
-    _identifying = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 class MemoKeyError(LeaseError, TypeError):
     """A call of which no key can be made; the message says why, and what to do."""
-
-
-def logic_key(thing: Any) -> str:
-    """What the line `function-logic-key: KEY` of a docstring says; "" where it says nothing."""
-    doc = getattr(thing, "__doc__", None)
-    found = _LOGIC_KEY.search(doc) if isinstance(doc, str) and "function-logic-key" in doc else None
-    return found.group(1) if found else ""
 
 
 def canonical(value: Any) -> bytes:
@@ -117,76 +83,29 @@ def canonical_digest(value: Any) -> bytes:
     return digest.digest()
 
 
-def by_name(thing: Any) -> bool:
-    """Whether another process finds this function or class by its module and name."""
-    if isinstance(thing, type) and not thing.__flags__ & _HEAP_TYPE:
-        return True
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<")
-    if module is None or module in SCRIPTS or "<" in name:
-        return False
-    return held(module, name, thing)
-
-
-def held(module: Any, name: str, thing: Any) -> bool:
-    """Whether the module holds just this under the name."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return plain(found) is thing
-
-
-def _importable(module: types.ModuleType) -> bool:
-    """Whether its name tells it from any other: one that was loaded from a file, or made by hand, may have another's."""
-    name = module.__name__
-    parent, _, last = name.rpartition(".")
-    return name not in SCRIPTS and (sys.modules.get(name) is module or held(parent, last, module))
-
-
 def identity(thing: Any) -> bytes:
     """SHA-256 of the content of a function or class, and of all such that it refers to; taken again where a name of theirs
     was bound anew."""
-    with _identifying:
-        at = id(thing)
-        there = _identities.get(at)
-        known = there[1] if there is not None and there[0]() is thing and there[2].stand() else b""
-        if not known:
-            met, numbers = [thing], {id(thing): 0}
-
-            def number(part: Any) -> bytes:
-                if id(part) not in numbers:
-                    numbers[id(part)] = len(met)
-                    met.append(part)
-                return b"#%d" % numbers[id(part)]
-
-            digest = hashlib.sha256()
-            for part in met:  # it grows while it is read
-                try:
-                    _Encoder(digest.update, number, Ways(), in_order=True).content(part)
-                except TooManyWays:
-                    _Encoder(digest.update, number, _once(), in_order=True).content(part)
-            known = digest.digest()
-            _identities[at] = weakref.ref(thing, lambda gone: _forget(at, gone)), known, Bindings(met)
-    noted = getattr(_noting, "list", None)
-    if noted is not None:
-        noted.append((thing, known))
-    return known
+    return taken(thing, _take)
 
 
-@contextlib.contextmanager
-def noting_identities() -> Iterator[list[tuple[Any, bytes]]]:
-    """What this thread asks for the identity of within the block, with what that was."""
-    before, noted = getattr(_noting, "list", None), list[tuple[Any, bytes]]()
-    _noting.list = noted
-    try:
-        yield noted
-    finally:
-        _noting.list = before
+def _take(thing: Any) -> tuple[bytes, list[Any]]:
+    """The identity, and the functions and classes that are part of it."""
+    met, numbers = [thing], {id(thing): 0}
 
+    def number(part: Any) -> bytes:
+        if id(part) not in numbers:
+            numbers[id(part)] = len(met)
+            met.append(part)
+        return b"#%d" % numbers[id(part)]
 
-def _forget(at: int, gone: weakref.ref[Any]) -> None:
-    there = _identities.get(at)
-    if there is not None and there[0] is gone:
-        del _identities[at]
+    digest = hashlib.sha256()
+    for part in met:  # it grows while it is read
+        try:
+            _Encoder(digest.update, number, Ways(), in_order=True).content(part)
+        except TooManyWays:
+            _Encoder(digest.update, number, _once(), in_order=True).content(part)
+    return digest.digest(), met
 
 
 def _encode(write: Callable[[Any], Any], value: Any) -> None:
@@ -199,118 +118,10 @@ def _encode(write: Callable[[Any], Any], value: Any) -> None:
         raise MemoKeyError("it is nested too deeply for a memo key: pass what identifies it instead") from None
 
 
-def body_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """(name, value) of what a class's body made, in the order of names; the same in every process of one source."""
-    body = dict(vars(kind))
-    if not ANNOTATING.isdisjoint(body):
-        body["__annotations__"] = annotations_of(kind)
-    if not body.get("__annotations__"):  # made when they are first looked at
-        body.pop("__annotations__", None)
-    for name, value in sorted(body.items()):
-        if name in _CLASS_NOISE or isinstance(value, types.MemberDescriptorType):  # `__slots__` says which
-            continue
-        if name == "__hash__" and _of_attrs(value):  # has a text's hash in it; `__attrs_attrs__` says what it does
-            continue
-        if name == "__doc__" and (value is None or str(value).startswith(f"{kind.__name__}(")):
-            continue  # there is none, or `dataclasses` made it of the signature: a default may be told by its place in memory
-        if name in ("__init__", "__subclasshook__") and _of_typing(kind, name, value):
-            continue
-        if name == "__signature__" and type(value).__module__.startswith("pydantic."):
-            continue  # of the fields, made when it is first asked for
-        if name == "_value2member_map_" and issubclass(kind, enum.Enum):
-            value = {data: member for data, member in value.items() if _is_declared(kind, data, member)}
-        yield name, value
-
-
-def order_of(kind: type) -> tuple[str, ...]:
-    """The names of a class's body in the order in which it made them, which other code may go by; an enum's list says it.
-
-    Without those of an underscore: of them `typing` and pickle set some first.
-    """
-    if issubclass(kind, enum.Enum):
-        return ()
-    body = dict(body_of(kind))
-    annotated = body.get("__annotations__") or ()
-    if type(kind).__module__.startswith("pydantic."):
-        body.pop("model_config", None)  # which its metaclass sets where there is none
-    return (*(name for name in vars(kind) if name in body and name[:1] != "_"), "", *annotated)
-
-
-def _of_typing(kind: type, name: str, value: Any) -> bool:
-    """Whether `typing` put it into a protocol, or a class of one: an `__init__` that gives way to the inherited one when an
-    instance is first made, and a hook that a copy has as a copy."""
-
-    def its_own(found: Any) -> bool:
-        return getattr(getattr(found, "__func__", found), "__module__", "") == "typing"
-
-    if typing.Protocol not in kind.__mro__:
-        return False
-    inherited = (vars(base)[name] for base in kind.__mro__[1:] if name in vars(base))
-    return its_own(value) or next((found for found in inherited if not its_own(found)), None) is value
-
-
-def _of_attrs(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<attrs generated")
-
-
-def _is_declared(kind: type[enum.Enum], data: Any, member: enum.Enum) -> bool:
-    """Whether the body made the member of this value; a flag is given more as they are combined and inverted."""
-    return member.name in kind.__members__ and not (isinstance(member, enum.Flag) and data != member.value)
-
-
-def module_of(thing: Any) -> str | None:
-    """The name of its module; that of a script is `__main__`, also in a process of multiprocessing."""
-    module = getattr(thing, "__module__", None)
-    return "__main__" if module in SCRIPTS else module
-
-
-def _evaluated(value: Any, part: str) -> Any:
-    """An attribute; None where there is none, or where it names what there isn't: some are evaluated when they are looked at."""
-    try:
-        return getattr(value, part, None)
-    except NameError:
-        return None
-
-
-def _which_module(value: Any, name: str) -> str:
-    """Which of all modules holds it; a script where none does."""
-    try:
-        return pickle.whichmodule(value, name)  # type: ignore[attr-defined, no-any-return]
-    except pickle.PicklingError:  # from Python 3.14 on
-        return "__main__"
-
-
-def _without_the_generator(state: Any) -> Any:
-    """An object's state; the generator that numpy has for all, which those of `scipy.stats` hold, by its name: what it will draw next is
-    no object's own, and another in each process."""
-    generator = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
-    if generator is None or not isinstance(state, dict) or all(part is not generator for part in state.values()):
-        return state
-    return {name: "numpy.random" if part is generator else part for name, part in state.items()}
-
-
-def _of_pandas(kind: type) -> bool:
-    """Its classes say that they are of `pandas` itself from version 3 on, of modules within before."""
-    return str(kind.__module__).partition(".")[0] == "pandas"
-
-
-def _without_what_was_asked(state: Any) -> Any:
-    """The state of one of pandas' arrays without what it keeps of what it was asked once, as a frame that is shown asks its columns,
-    and without whether it is lent, as a frame's is by each column that is looked at."""
-    if isinstance(state, tuple):
-        parts = (_without_what_was_asked(part) if type(part) is dict else part for part in state)
-        return tuple(part for part in parts if type(part) is not dict or part)
-    return {name: part for name, part in state.items() if name not in _ASKED} if isinstance(state, dict) else state
-
-
-def _name(thing: Any) -> bytes:
-    return f"{module_of(thing)}:{thing.__qualname__}".encode()
-
-
 def _name_and_code(thing: Any) -> bytes:
     """What tells functions of a set apart, lambdas too, without looking at what they refer to."""
     code = getattr(thing, "__code__", None)
-    return _name(thing) if code is None else _name(thing) + canonical_digest(code)
+    return name_of(thing) if code is None else name_of(thing) + canonical_digest(code)
 
 
 def _once() -> Once:
@@ -395,7 +206,7 @@ class _Encoder:
     def _function_or_class(self, value: Any) -> None:
         thing = plain(value)
         if by_name(thing):
-            self.sized(b"f", _name(thing))
+            self.sized(b"f", name_of(thing))
             self.put(logic_key(thing))
         else:
             self.sized(b"l", self.refer(thing))
@@ -418,7 +229,7 @@ class _Encoder:
             return
         if isinstance(value, types.ModuleType):
             self.sized(b"m", value.__name__.encode())
-            if not _importable(value):
+            if not importable(value):
                 self.put(kind)
                 self.mapping({name: part for name, part in vars(value).items() if name not in _MODULE_NOISE})
             return
@@ -433,21 +244,10 @@ class _Encoder:
             self.put((value.dtype.str, value.dtype if value.dtype.names else None, value.shape))
             self.sized(b"b", value.tobytes())
             return
-        if kind.__module__.startswith("numpy.ma") and kind.__name__ == "MaskedArray":
-            # Its pickle has the value to fill it with only once that was asked for, as its repr does.
-            masked = sys.modules["numpy.ma"].getmaskarray(value)
-            self.write(b"o")
-            self.put((kind, value.data, masked, value.fill_value))
-            return
-        if kind.__module__ == "pydantic._internal._decorators" and kind.__name__ == "Decorator":
-            # `cls_ref` names the class by its place in memory.
-            self.write(b"o")
-            self.put((kind, {name: getattr(value, name) for name in kind.__dataclass_fields__ if name != "cls_ref"}))
-            return
-        if _of_pandas(kind) and kind.__name__ == "DataFrame":
-            # By columns: how pandas has put them into blocks depends on how the frame was made.
-            self.write(b"D")
-            self.put((value.columns, value.index, [value.iloc[:, n].array for n in range(value.shape[1])], value.attrs))
+        told = told_by(value, kind)
+        if told is not None:
+            self.write(told[0])
+            self.put(told[1])
             return
         self._reduced(value, kind)
 
@@ -463,8 +263,8 @@ class _Encoder:
             self._global(value, kind, reduced)
             return
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        state = _without_the_generator(without_attached(state) if type(state) is dict else state)
-        state = _without_what_was_asked(state) if any(map(_of_pandas, kind.__mro__)) else state
+        state = without_the_generator(without_attached(state) if type(state) is dict else state)
+        state = without_what_was_asked(state) if any(map(of_pandas, kind.__mro__)) else state
         if maker is kind and isinstance(value, PurePath):
             arguments = value.parts  # from Python 3.14 on what it was made of, which equal paths needn't share
         self.write(b"o")
@@ -478,15 +278,15 @@ class _Encoder:
 
     def _global(self, value: Any, kind: type, name: str) -> None:
         """What is said to be found by a name: by that name where a module holds it, else by what it caches, or is made of."""
-        if isinstance(value, _TYPE_PARAMETERS):
+        if isinstance(value, TYPE_PARAMETERS):
             self.sized(b"g", name.encode())
-            for part in _TYPE_PARAMETER_PARTS:  # what makes a class or checks a value of it goes by them
-                self._put_or_type(_evaluated(value, part))
+            for part in TYPE_PARAMETER_PARTS:  # what makes a class or checks a value of it goes by them
+                self._put_or_type(evaluated(value, part))
             return
         module = module_of(value) or module_of(kind)
         there = held(module, name, value)
         if not there and kind not in NAMED_ONLY:
-            module = _which_module(value, name)
+            module = which_module(value, name)
             if not held(module, name, value):
                 raise MemoKeyError(
                     f"no memo key can be made of {name!r}, a {kind.__qualname__}: no module holds it by that name. Pass what "
@@ -495,13 +295,13 @@ class _Encoder:
         key = logic_key(value)
         self.sized(b"g", (f"{module}:{name}@{key}" if key else f"{module}:{name}").encode())
         if module in SCRIPTS or not there:  # a name that every script, or call of what makes it, may use
-            self.put((kind, next((found for part in _NAMED_PARTS if (found := _evaluated(value, part))), None)))
+            self.put((kind, next((found for part in NAMED_PARTS if (found := evaluated(value, part))), None)))
 
     # --- what has no name elsewhere
 
     def content(self, thing: Any) -> None:
         """A function or class by what it is made of."""
-        self.sized(b"c", _name(thing))
+        self.sized(b"c", name_of(thing))
         if isinstance(thing, type):
             self._class(thing)
             return
@@ -523,7 +323,7 @@ class _Encoder:
         try:
             _Encoder(out.append, self.refer, self.ways.afresh(), self.in_order).put(value)
         except (MemoKeyError, RecursionError):
-            out = [_name(type(value))]
+            out = [name_of(type(value))]
         self.sized(b"a", b"".join(out))
 
     def _put_or_own(self, thing: Any, label: str, value: Any) -> None:

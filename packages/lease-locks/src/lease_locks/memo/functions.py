@@ -18,16 +18,9 @@ from lease_locks.grants.records import storable
 from lease_locks.memo.bindings import plain
 from lease_locks.memo.calling.arguments import bound_arguments
 from lease_locks.memo.calling.keying import KEY, PLAIN, Keying, keying_of
-from lease_locks.memo.canonical import (
-    MemoKeyError,
-    by_name,
-    canonical,
-    canonical_digest,
-    identity,
-    logic_key,
-    module_of,
-    noting_identities,
-)
+from lease_locks.memo.canonical import MemoKeyError, canonical, canonical_digest, identity
+from lease_locks.memo.content.identities import noting_identities
+from lease_locks.memo.content.names import by_name, logic_key, module_of
 from lease_locks.memo.pickling import dumps, dumps_result, loads
 from lease_locks.memo.stored.addresses import Memo
 from lease_locks.memo.stored.payloads import INLINE_BYTES

@@ -21,7 +21,9 @@ from typing import Any, Final
 import cloudpickle
 
 from fdb_schema.whole_copies import SCRIPTS, Cells, empty_cell, whole_class, whole_code, whole_named, whole_names
-from lease_locks.memo.canonical import DESCRIPTOR_PARTS, DESCRIPTORS, body_of, canonical, module_of
+from lease_locks.memo.canonical import canonical
+from lease_locks.memo.content.classes import DESCRIPTOR_PARTS, DESCRIPTORS, body_of
+from lease_locks.memo.content.names import module_of
 
 _PROTOCOL: Final = 5
 _Told = tuple[str, bytes]  # the class's qualified name, a digest of what it does
