@@ -122,12 +122,7 @@ def ls(
     if sort is not None:
         infos = in_order(infos, sort)
     rows = [future_row(info) | future_times(info) for info in infos]
-    more_columns: tuple[str, ...] = ("attempts", "worker")
-    if brief:  # the reason says where it runs; attempts are told where one wasn't enough
-        more_columns = ("attempts",) if any(row["attempts"] > 1 for row in rows) else ()
-        shown = short_ids([row["id"] for row in rows])
-        for row in rows:
-            row |= {"reason": in_brief(row["reason"], row["id"]), "id": shown[row["id"]], "name": cut(row["name"])}
+    more_columns = _shorten(rows) if brief else ("attempts", "worker")
     print_rows(
         rows,
         ["id", "state", "name", "age", "took", *more_columns, "reason"],
@@ -139,6 +134,16 @@ def ls(
     )
     if more:
         say(f"there may be more: {'--newest' if newest else '--oldest'} --after {last}", err=True)
+
+
+def _shorten(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Cuts the rows to what a terminal has room for; the further columns: the reason says where it runs, attempts are told
+    where one wasn't enough.
+    """
+    shown = short_ids([row["id"] for row in rows])
+    for row in rows:
+        row |= {"reason": in_brief(row["reason"], row["id"]), "id": shown[row["id"]], "name": cut(row["name"])}
+    return ("attempts",) if any(row["attempts"] > 1 for row in rows) else ()
 
 
 def _nothing_found(filtered: bool, after: UUID | None, newest: bool, database: Any, cluster: str) -> str:

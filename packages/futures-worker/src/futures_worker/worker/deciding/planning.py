@@ -61,7 +61,7 @@ def plan(state: WorkerState) -> None:
 
 def deadline(state: WorkerState) -> float | None:
     """When `step` must be called at the latest though nothing happened; None: only when something does."""
-    times = []
+    times: list[float] = []
     if state.refused_until > state.now:
         times.append(state.refused_until)
     elif state.outcomes:
@@ -78,6 +78,14 @@ def deadline(state: WorkerState) -> float | None:
         times.append(state.drain_end)
     if state.retire_at and not state.draining:
         times.append(state.retire_at)
+    _due_of_children(state, times)
+    if state.ready and not state.draining:
+        times.append(state.next_review)
+    return min(times) if times else None
+
+
+def _due_of_children(state: WorkerState, times: list[float]) -> None:
+    """Adds when something is to be done about a child, unless it is heard of before."""
     for child in state.children.values():
         if child.leave_by:
             times.append(child.leave_by)
@@ -94,9 +102,6 @@ def deadline(state: WorkerState) -> float | None:
             times.append(child.head_since + soft)
         if len(child.queue) > 1 and child.state is ChildState.running:
             times.append(child.head_since + (SKIPS if child.rescued else STUCK))
-    if state.ready and not state.draining:
-        times.append(state.next_review)
-    return min(times) if times else None
 
 
 def _enforce_timeouts(state: WorkerState) -> None:
