@@ -7,6 +7,7 @@ import ipaddress
 import json
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -145,28 +146,42 @@ class WorkerService:
             ttl=config.ttl,
         )
         self._cleanup.callback(self.shell.close)
+        self._serve_objects(sock, secrets, directory)
+        self.shell.join(self._join())
+        self._keep_house(directory)
+
+    def _serve_objects(self, sock: socket.socket, secrets: ClusterSecrets, directory: WorkDirectory) -> None:
+        """Objects come from other workers, and go to them and to clients."""
+        core, shell = self.core, self.shell
         fetcher = ObjectFetcher(secrets)
         self._cleanup.callback(fetcher.close)
-        core, shell = self.core, self.shell
         shell.inputs = Inputs(
             self.db, self.space, self.store, fetcher, shell.post, core.digests_in_hand, core.folders_in_hand
         )
-        self._server = StoreServer(
+        server = StoreServer(
             sock,
             secrets,
             self.store,
             self._about,
-            self.shell.admit,
-            self.core.runs,
-            Stacks(directory.logs, self.shell.process_of).of,
-            identity=Identity(OBJECTS, ip, port, lambda: None if self._joining else tuple(self._incarnations)),
+            shell.admit,
+            core.runs,
+            Stacks(directory.logs, shell.process_of).of,
+            identity=Identity(OBJECTS, *self.address, lambda: None if self._joining else tuple(self._incarnations)),
         )
-        self._server.start()
-        self._cleanup.callback(self._server.close)
-        worker = join(self.db, self.space, ip, port, self._info, ttl=config.ttl)
+        server.start()
+        self._cleanup.callback(server.close)
+
+    def _join(self) -> WorkerId:
+        """Join the cluster, also once more after this worker was declared dead."""
+        self._joining = True
+        worker = join(self.db, self.space, *self.address, self._info, ttl=self.config.ttl)
         self._incarnations.append(worker.incarnation)
         self._joining = False
-        self.shell.join(worker)
+        return worker
+
+    def _keep_house(self, directory: WorkDirectory) -> None:
+        """What goes on beside the tasks: signs of life, collecting, output, figures."""
+        config = self.config
         collector = Collector(
             self.db,
             self.space,
@@ -225,16 +240,11 @@ class WorkerService:
         try:
             if ready is not None:
                 ready(self)
-            ip, port = self.address
             while True:
                 self.shell.run()
                 if not self.shell.fenced:
                     break
-                before = self.core.worker
-                self._joining = True
-                worker = join(self.db, self.space, ip, port, self._info, ttl=self.config.ttl)
-                self._incarnations.append(worker.incarnation)
-                self._joining = False
+                before, worker = self.core.worker, self._join()
                 self.shell.rejoin(worker)
                 log.warning("worker %s works on as %s; what it held was given to others", before, worker)
             self._housekeeping.close()
