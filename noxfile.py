@@ -20,6 +20,8 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
+# Some containers forbid Python to keep what it has compiled. The tests start hundreds of processes, which would each compile it all.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.path.insert(0, str(ROOT / "tools"))
 
 from workspace import PROJECTS, closure, requirements  # noqa: E402
