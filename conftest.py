@@ -32,7 +32,9 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else hundreds of processes would each compile everything, see noxfile.py
+os.environ.pop(
+    "PYTHONDONTWRITEBYTECODE", None
+)  # else hundreds of processes would each compile everything, see noxfile.py
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 pytest_plugins = ["support.clusters"]
