@@ -22,7 +22,7 @@ from fdb_schema import open_database
 from lease_locks import LeaseManager
 from s3heap_tender import Backoff, HeapStore, Scheduler, StoreUnavailableError, fsck, metrics, prune_untended
 from s3heap_tender import tender as tender_module
-from s3heap_tender.claims import outbox, transitions
+from s3heap_tender.claims import outbox, transitions, writes
 from s3heap_tender.claims.sessions import LeaseSessions
 from s3heap_tender.cli import common as cli_common
 from s3heap_tender.errors import StrayKeyError
@@ -254,7 +254,7 @@ def test_a_boundary_that_is_yet_to_come_sends_no_push_to_its_bucket(bad: Any, ra
     in_shard(bad, 0, "t")
     if raised:
         bad.tender.turn(prune=True, reconcile=False)
-        assert idempotent_txn.run(bad.db, transitions.read_counter, key) <= bad.sysdb.now()
+        assert idempotent_txn.run(bad.db, writes.read_counter, key) <= bad.sysdb.now()
     assert bad.tender.turn(prune=False, reconcile=False).late == 0
     ran: list[str] = []
     bad.new_scheduler(lambda task, gen, epoch: ran.append(task.name)).turn()

@@ -34,7 +34,7 @@ from s3heap_tender import (
     failpoints,
     history,
 )
-from s3heap_tender.claims import transitions
+from s3heap_tender.claims import writes
 from s3heap_tender.claims.sessions import LocalSessions
 from s3heap_tender.errors import SimulatedCrash
 from s3heap_tender.rows.keys import HeapKeys
@@ -231,7 +231,7 @@ class World:
 
     def _log_end(self, partition: uuid.UUID) -> int:
         key = HeapKeys(ClusterSpace(self.cluster)).log(partition)
-        return idempotent_txn.run(self.sound_db, lambda tr: transitions.read_counter(tr, key))
+        return idempotent_txn.run(self.sound_db, lambda tr: writes.read_counter(tr, key))
 
     def _linger(self, partition: uuid.UUID) -> None:
         """This process is taken for dead while its run goes on: it will settle a claim that another may have taken.

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
-from fdb_schema import RecordError, get_many
+from fdb_schema import RecordError
 from fdb_schema.clock import ADVANCE_SECONDS
 from fdb_schema.serving import tracing
 from idempotent_txn import run_committed
 from s3heap_tender import failpoints
-from s3heap_tender.claims import outbox, transitions
+from s3heap_tender.claims import listing, outbox, transitions, writes
 from s3heap_tender.claims.describing import Description, describe
 from s3heap_tender.claims.sysdb_base import SysDbBase
 from s3heap_tender.claims.transitions import Step
@@ -30,11 +30,9 @@ from s3heap_tender.rows.records import (
     Backoff,
     Claim,
     DeadLetter,
-    DeadLetterRow,
     ReadUpTo,
     Task,
     TaskRow,
-    dead_letter_of,
     task_of,
 )
 from s3heap_tender.rows.settings import new_row, partition_id
@@ -132,27 +130,7 @@ class SysDb(SysDbBase):
 
     def tasks(self, partition: UUID | str | None = None, *, after: UUID | None = None) -> Iterator[Task]:
         """All tasks, or a partition's, read page by page in the order of their ids; those after the id `after`."""
-        keys = self.layout.keys
-        begin, end = keys.tasks_range() if partition is None else keys.part_range(partition_id(partition))
-        if after is not None:
-            key = keys.task(after) if partition is None else keys.part(partition_id(partition), after)
-            begin = max(begin, key + b"\x00")
-        while True:
-            rows = self.read(lambda tr, _at, b=begin: read_known(tr, b, end, _PAGE, keys.task_of))
-            ids = [id for id, _, _ in rows]
-            if partition is None:
-                found = [outbox.row_of(id, value) for id, _, value in rows]
-            else:
-                found = self.read(outbox.read_rows, ids)
-            payloads = self.read(lambda tr, _at, ids=ids: get_many(tr, [keys.payload(id) for id in ids], snapshot=True))
-            for id, row, payload in zip(ids, found, payloads, strict=True):
-                if isinstance(row, TaskRow):
-                    yield task_of(id, row, bytes(payload or b""))
-                elif row is not None:
-                    log.warning("%s", row)
-            if len(rows) < _PAGE:
-                return
-            begin = rows[-1][1] + b"\x00"
+        return listing.tasks(self, partition, after)
 
     def delete(self, id: UUID) -> bool:
         """Delete the task; no claim commits any more. False where it was deleted before.
@@ -214,15 +192,7 @@ class SysDb(SysDbBase):
 
     def dead_letters(self, id: UUID | None = None) -> list[DeadLetter]:
         """Every dead letter, or one task's."""
-        keys = self.layout.keys
-        begin, end = keys.dlq_range(id)
-        found: list[DeadLetter] = []
-        while True:
-            rows = self.read(lambda tr, _at, b=begin: read_known(tr, b, end, _PAGE, keys.dead_letter_of))
-            found.extend(letter for of, _, value in rows if (letter := _dead_letter(of, value)) is not None)
-            if len(rows) < _PAGE:
-                return found
-            begin = rows[-1][1] + b"\x00"
+        return listing.dead_letters(self, id)
 
     # writes
 
@@ -231,7 +201,7 @@ class SysDb(SysDbBase):
         if isinstance(records, bool) or not isinstance(records, int) or not 1 <= records <= MOST_RECORDS:
             raise ValueError(f"record_write takes 1 or more records, at most {MOST_RECORDS:,}, not {records!r}")
         there = partition_id(partition)
-        transitions.record_write(tr, self.layout, there, records)
+        writes.record_write(tr, self.layout, there, records)
         if tracing.enabled():
             with tracing.span("write", partition=str(partition), records=records):
                 tr.set(self.layout.keys.trace(there), tracing.traceparent().encode())
@@ -258,7 +228,7 @@ class SysDb(SysDbBase):
             )
         there = partition_id(partition)
         failpoints.hit("sysdb.mark_dirty.before")
-        outcome = run_committed(self.db, transitions.mark_dirty, self.layout, there, offset)
+        outcome = run_committed(self.db, writes.mark_dirty, self.layout, there, offset)
         failpoints.hit("sysdb.mark_dirty.after")
         version = None if outcome.commit is None else outcome.commit.version
         if offset < outcome.value:
@@ -274,7 +244,7 @@ class SysDb(SysDbBase):
     def log_end(self, partition: UUID | str) -> int:
         """Records written to the partition so far."""
         key = self.layout.keys.log(partition_id(partition))
-        return self.read(lambda tr, _at: transitions.read_counter(tr, key))
+        return self.read(lambda tr, _at: writes.read_counter(tr, key))
 
     # running
 
@@ -409,14 +379,6 @@ class SysDb(SysDbBase):
 
         self.tick()
         return self.commit(operation, body)
-
-
-def _dead_letter(of: tuple[UUID, int], value: bytes) -> DeadLetter | None:
-    try:
-        return dead_letter_of(*of, DeadLetterRow.decode(value))
-    except RecordError as error:
-        log.warning("the dead letter of task %s, generation %d, can't be read: %s", *of, error)
-        return None
 
 
 def _seen(tr: Any, at: Layout, id: UUID, row: TaskRow) -> Task:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fdb_schema.clock import ClockReading
 from fdb_schema.serving.figures import counted
-from s3heap_tender.claims import transitions
+from s3heap_tender.claims import transitions, writes
 from s3heap_tender.claims.sysdb_base import SysDbBase
 from s3heap_tender.rows import core
 from s3heap_tender.rows.known import read_known
@@ -48,7 +48,7 @@ def describe(sysdb: SysDbBase, id: UUID) -> Description:
         row = transitions.load_existing(tr, at, id)
         clock = _clock(tr, keys)
         now = clock.value
-        tail = transitions.read_counter(tr, keys.log(row.partition))
+        tail = writes.read_counter(tr, keys.log(row.partition))
         intent = tr.get(keys.intent(at.shard_of(id), id)).present()
         dirty = tr.get(keys.dirty(at.shard_of(row.partition), row.partition)).present()
         letters = tuple(gen for (_, gen), _, _ in read_known(tr, *keys.dlq_range(id), 0, keys.dead_letter_of))

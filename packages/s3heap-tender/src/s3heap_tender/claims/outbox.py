@@ -10,7 +10,7 @@ from uuid import UUID
 
 from fdb_schema import RecordError, get_many, read_clock
 from s3heap_tender.claims import index
-from s3heap_tender.claims.transitions import read_counter
+from s3heap_tender.claims.writes import read_counter
 from s3heap_tender.rows import core
 from s3heap_tender.rows.items import HeapItem
 from s3heap_tender.rows.keys import STAMP_BYTES
