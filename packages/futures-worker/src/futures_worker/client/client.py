@@ -14,11 +14,12 @@ from fdb_datamodel.transitions.limits import LimitStatus
 from fdb_schema import Origin
 from futures_worker.client import data
 from futures_worker.client.actors import ACTOR_OPTIONS, Actor, end_actor, get_actor, make_actor
+from futures_worker.client.basis.blocks import enter, leave
 from futures_worker.client.basis.html import panel
 from futures_worker.client.basis.options import OPTION_NAMES, OPTION_SET
 from futures_worker.client.basis.spelling import check_keywords
 from futures_worker.client.bound import BoundOptions
-from futures_worker.client.context import ClientContext, attach_context, enter, leave, open_context
+from futures_worker.client.context import ClientContext, attach_context, open_context
 from futures_worker.client.dataset import Dataset, make_dataset
 from futures_worker.client.executor import ClusterExecutor
 from futures_worker.client.future import Future

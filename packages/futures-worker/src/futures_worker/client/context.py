@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -25,7 +24,7 @@ from fdb_schema import (
     url_of,
 )
 from fdb_schema.keyspace import CLUSTER_VARIABLE
-from futures_worker.client.basis import processes
+from futures_worker.client.basis import blocks, processes
 from futures_worker.client.basis.options import DEFAULT_OPTIONS, SubmitOptions, check_defaults
 from futures_worker.client.session.forwarding import OutputForwarding
 from futures_worker.client.session.reading import Fetching
@@ -191,10 +190,6 @@ def _begin(tr: Any, space: ClusterSpace) -> bytes:
 
 
 _lock = threading.RLock()
-_here: ContextVar[tuple[ClientContext, ...]] = ContextVar("entered", default=())
-"""The `with client:` blocks that this code runs in (this thread, or this task of asyncio), innermost last."""
-
-_entered: dict[int, list[ClientContext]] = {}  # thread -> its blocks, innermost last: for threads that have none
 _default: ClientContext | None = None  # made here, where there is none
 _own: dict[tuple[str, str], ClientContext] = {}  # made here, by (url, cluster) of a worker
 _found: dict[bytes, ClientContext] = {}  # made here, for handles: by the cluster's identity
@@ -270,13 +265,14 @@ def current_context() -> ClientContext:
     shared by the process. Raises MainspringError where other threads are in blocks of different clusters.
     """
     global _default
-    for context in reversed(_here.get()):
+    context: ClientContext
+    for context in blocks.here():
         if not context.closed:
             return context
     if current_task() is not None:
         return worker_context()
     with _lock:
-        others = _entered_elsewhere()
+        others: set[ClientContext] = blocks.elsewhere()
         if len({context.origin for context in others}) > 1:
             names = " and ".join(sorted(str(context.origin) for context in others))
             raise MainspringError(
@@ -288,10 +284,6 @@ def current_context() -> ClientContext:
         if _default is None or _default.closed:
             _default = open_context(None)
         return _default
-
-
-def _entered_elsewhere() -> set[ClientContext]:
-    return {context for blocks in _entered.values() for context in blocks[-1:] if not context.closed}
 
 
 def worker_context() -> ClientContext:
@@ -323,7 +315,7 @@ def context_of(origin: Origin) -> ClientContext:
 def known_context_of(origin: Origin) -> ClientContext | None:
     """One of that very cluster which this process has, or the worker's whose process it is; None if there is none."""
     with _lock:
-        known = _first_of(origin, (*reversed(_here.get()), *processes.open_contexts()))
+        known = _first_of(origin, (*blocks.here(), *processes.open_contexts()))
         if known is not None:
             return known
         if own_cluster() is not None:
@@ -364,41 +356,9 @@ def _find_database(origin: Origin) -> Any:
     return db
 
 
-def enter(context: ClientContext) -> None:
-    """`with client:` begins."""
-    _here.set((*_here.get(), context))
-    with _lock:
-        _entered.setdefault(threading.get_ident(), []).append(context)
-
-
-def leave(context: ClientContext) -> None:
-    """`with client:` ends; perhaps in another thread, or another context, than it began in."""
-    blocks = list(_here.get())
-    if context in blocks:
-        del blocks[len(blocks) - 1 - blocks[::-1].index(context)]
-        _here.set(tuple(blocks))
-    with _lock:
-        _leave_here_or_elsewhere(context)
-
-
-def _leave_here_or_elsewhere(context: ClientContext) -> None:
-    mine = threading.get_ident()
-    for thread in sorted(_entered, key=lambda thread: thread != mine):
-        blocks = _entered[thread]
-        if context in blocks:
-            del blocks[len(blocks) - 1 - blocks[::-1].index(context)]
-            if not blocks:
-                del _entered[thread]
-            return
-
-
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
-    mine = [context for blocks in _entered.values() for context in blocks]
-    _entered.clear()
-    if mine:  # the one thread that goes on; those of the others are their parent's
-        _entered[threading.get_ident()] = mine
 
 
 os.register_at_fork(after_in_child=_after_fork)
