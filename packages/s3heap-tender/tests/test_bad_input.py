@@ -20,8 +20,8 @@ from s3heap_tender import (
     StoreUnavailableError,
     fsck,
 )
-from s3heap_tender import heap as heap_module
 from s3heap_tender.inspection import quarantined
+from s3heap_tender.objects import quarantining
 from s3heap_tender.rows.items import ObjectHeader, decode_object, encode_object
 from s3heap_tender.rows.naming import ObjectName
 from s3heap_tender.stores import StoredObject, port
@@ -80,7 +80,7 @@ def test_an_object_larger_than_any_of_the_heaps_is_removed_unread_and_its_items_
     quick.tend()
     key = only_key(quick)
     overwrite(quick.store, key, quick.store.get(key).body + bytes(10_000))
-    for module in (port, heap_module):
+    for module in (port, quarantining):
         monkeypatch.setattr(module, "MOST_BYTES", 5_000)
     assert quick.heap.peek() == []
     assert list(quick.heap.unreadable) == [key]

@@ -360,7 +360,7 @@ def test_pruning_reads_no_object_of_paused_tasks_again(counted: Any) -> None:
 def test_a_scheduler_forgets_the_objects_that_a_tender_elsewhere_removed(
     counted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s3heap_tender.heap.KEPT_BEHIND", 10, raising=False)
+    monkeypatch.setattr("s3heap_tender.objects.contents.KEPT_BEHIND", 10)
     counted.sysdb.create_task("p", "t", cadence=0)
     scheduler = counted.new_scheduler(lambda *args: None, counted.new_sysdb())
     for _ in range(12):
@@ -369,7 +369,7 @@ def test_a_scheduler_forgets_the_objects_that_a_tender_elsewhere_removed(
         assert scheduler.turn().started == 1
         counted.clock.sleep(61)
         counted.tender.turn(prune=None, reconcile=False)
-    assert len(scheduler.heap._cache) <= 6  # one that is looked at, and so much of what lies before it
+    assert len(scheduler.heap._contents._cache) <= 6  # one that is looked at, and so much of what lies before it
 
 
 def test_the_bucket_that_is_written_most_is_forgotten_last(counted: Any) -> None:

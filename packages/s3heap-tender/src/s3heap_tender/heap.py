@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import math
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from fdb_schema import NewerFormatError
-from s3heap_tender.claims import index, outbox, tending
+from s3heap_tender.claims import outbox
 from s3heap_tender.claims.outbox import Verdict
 from s3heap_tender.errors import (
-    ConflictError,
-    CorruptObjectError,
     DuplicateWriterError,
     HeapTenderError,
-    OversizedObjectError,
     StoreError,
     StoreUnavailableError,
 )
-from s3heap_tender.objects.heap_io import Content, HeapIO, decoded
+from s3heap_tender.objects.contents import MOST_UNANSWERED, Contents
+from s3heap_tender.objects.heap_io import Content, HeapIO
 from s3heap_tender.objects.heap_values import Bucket, PruneStats, Summary
 from s3heap_tender.objects.meta import open_meta
-from s3heap_tender.objects.writer import LINGER_SECONDS, MAX_OBJECT_ITEMS, ShardWriter
+from s3heap_tender.objects.pruning import Pruning
+from s3heap_tender.objects.quarantining import quarantined
+from s3heap_tender.objects.writer import LINGER_SECONDS, MAX_OBJECT_ITEMS, ShardWriter, Writers
 from s3heap_tender.rows.items import RECORD_BYTES, HeapItem, due_of
 from s3heap_tender.rows.naming import LAST_BUCKET, META_KEY, PROBE_PREFIX, QUARANTINE_PREFIX, ObjectName, shard_prefix
 from s3heap_tender.rows.records import Task
-from s3heap_tender.stores.port import MOST_BYTES, ObjectStore, StoredObject
+from s3heap_tender.stores.port import MOST_BYTES, ObjectStore
 from s3heap_tender.sysdb import SysDb
 
 T = TypeVar("T")
 U = TypeVar("U")
-MOST_UNANSWERED: Final = 3
-MOST_REMEMBERED: Final = 1000
 READ_AHEAD: Final = 32
-KEPT_BEHIND: Final = 50_000
-"""Records, of buckets before those that are looked at, that are remembered: they may be gone without being seen to go."""
 
 
 class Heap:
@@ -81,17 +74,13 @@ class Heap:
         self.io = HeapIO(store, sysdb.trace, self._read_version, writer=secrets.token_bytes(8), sleep=sleep)
         self.bucket_seconds = open_meta(store, sysdb, bucket_seconds, may_move)
         self.shards = sysdb.shards
-        self._linger = linger
-        self._max_items = max_object_items
-        self._writers: dict[int, ShardWriter] = {}
-        self._writers_lock = threading.Lock()
-        self._cache: dict[str, Content] = {}
+        self._writers = Writers(self.io, linger, max_object_items)
+        self._contents = Contents(self.io, self.bucket_seconds, self._writers.known)
+        self._pruning = Pruning(sysdb, self._contents, self._writers)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="s3heap") if threads else None
         self._process = os.getpid()
-        self.unreadable: dict[str, str] = {}  # key → why, of objects that the last look could not read
-        self.corrupt: dict[str, str] = {}  # those of them that no release can read
-        # Objects whose last request the store did not answer: others come first, for a few of them end a round.
-        self._unanswered: set[str] = set()
+        self.unreadable = self._contents.unreadable
+        self.corrupt = self._contents.corrupt
 
     def close(self) -> None:
         """End this heap's threads; the store stays open."""
@@ -108,26 +97,15 @@ class Heap:
 
     def writer(self, shard: int) -> ShardWriter:
         """This process's writer of a shard."""
-        with self._writers_lock:
-            found = self._writers.get(shard)
-            if found is None:
-                found = self._writers[shard] = ShardWriter(
-                    self.io, shard, linger=self._linger, max_items=self._max_items
-                )
-            return found
+        return self._writers.of(shard)
 
     def own(self, shard: int, epoch: int) -> ShardWriter:
         """Write the shard as its owner from now on; `epoch` is the lease's token."""
-        with self._writers_lock:
-            self._writers[shard] = writer = ShardWriter(
-                self.io, shard, epoch=epoch, owner=True, linger=self._linger, max_items=self._max_items
-            )
-            return writer
+        return self._writers.own(shard, epoch)
 
     def disown(self, shard: int) -> None:
         """Write the shard as anybody may, from now on."""
-        with self._writers_lock:
-            self._writers.pop(shard, None)
+        self._writers.disown(shard)
 
     def push(self, items: HeapItem | Task | Iterable[HeapItem | Task]) -> dict[HeapItem, int]:
         """Put items on the heap; returns each with the start of the bucket it went to, once all have landed.
@@ -159,7 +137,7 @@ class Heap:
         for shard, group in by_shard.items():
             floor = max(now, boundaries[shard])
             for item in group:
-                bucket = max(self._floor(item.due_ms // 1000), floor)
+                bucket = max(self.bucket_of(item.due_ms // 1000), floor)
                 if bucket > LAST_BUCKET:
                     faults.append(
                         HeapTenderError(f"task {item.task} is due beyond what a heap can hold: {item.due_ms} ms")
@@ -176,12 +154,12 @@ class Heap:
                 self.writer(where[0]).push(where[1], [item.pack() for item in writes[where]])
             except (HeapTenderError, NewerFormatError) as error:
                 faults.append(error)
-                self._note_unanswered(key, error)
+                self._contents.note_unanswered(key, error)
             else:
                 placed.update(dict.fromkeys(writes[where], where[1]))
-                self._unanswered.discard(key)
+                self._contents.unanswered.discard(key)
 
-        self._each(write, sorted(writes, key=lambda where: ObjectName(*where).key in self._unanswered))
+        self._each(write, sorted(writes, key=lambda where: ObjectName(*where).key in self._contents.unanswered))
         # Whoever lost a condition as the owner of a shard has to know that first.
         faults.sort(key=lambda fault: not isinstance(fault, DuplicateWriterError))
         return placed, faults
@@ -191,7 +169,7 @@ class Heap:
     def names(self, shard: int | None = None, *, before: int | None = None) -> list[ObjectName]:
         """Names of the heap's objects in the order of their buckets: of one shard or all, of buckets before a time."""
         shards = range(self.shards) if shard is None else (shard,)
-        found = [name for listed in self._each(lambda s: self._list(s, before), shards) for name, _ in listed]
+        found = [name for listed in self._each(lambda s: self._contents.list(s, before), shards) for name, _ in listed]
         return sorted(found, key=lambda name: (name.bucket, name.shard, name.part))
 
     def scan(
@@ -211,7 +189,7 @@ class Heap:
         and an object that it does not serve are left out too, and noted there; else they raise.
         """
         asked = range(self.shards) if shards is None else shards
-        floors = {shard: self._floor((since or {}).get(shard, 0)) for shard in asked}
+        floors = {shard: self.bucket_of((since or {}).get(shard, 0)) for shard in asked}
         found = dict(zip(asked, self._each(lambda s: self._listed(s, before, floors[s], faults), asked), strict=True))
         wanted = {shard for shard, entries in found.items() if entries is not None}
 
@@ -223,14 +201,7 @@ class Heap:
 
         listed = [entry for entries in found.values() for entry in entries or ()]
         known = {name.key for name, _ in listed}
-        for key, cached in list(self._cache.items()):
-            if gone(cached.name):
-                self._cache.pop(key, None)
-        self._forget_behind(floors)
-        for key in list(self.unreadable):
-            lost = ObjectName.parse(key)
-            if lost is None or gone(lost):
-                self._readable_again(key)
+        self._contents.forget(gone, floors)
         listed.sort(key=lambda entry: (entry[0].bucket, entry[0].shard, entry[0].part))
         at = 0
         while at < len(listed):
@@ -260,7 +231,7 @@ class Heap:
         group: list[bytes] = []
         bucket: int | None = None
         # Up to the current bucket an item may lie later than its due time says: it was pushed late.
-        current = self._floor(self.sysdb.now_micro() // 1_000_000)
+        current = self.bucket_of(self.sysdb.now_micro() // 1_000_000)
         for content in self.scan(None if before is None else int(before) + 1):
             if bucket is not None and content.name.bucket > bucket:
                 found.extend(self._first_live(group, limit))
@@ -340,28 +311,7 @@ class Heap:
         The boundary is raised to the current bucket first, so nothing is pushed any more to what is deleted.
         `past_only` leaves out buckets that start after the current one.
         """
-        self.sysdb.tick()
-        total = PruneStats()
-        wanted = range(self.shards) if shards is None else shards
-        seen = unanswered = 0
-        for shard in wanted:
-            boundary = self._boundary(shard, raise_it=not dry_run)
-            before = None if not past_only else self.sysdb.now_micro() // 1_000_000 + 1
-            for name in sorted(self.names(shard, before=before), key=lambda name: name.key in self._unanswered):
-                if limit is not None and seen >= limit:
-                    return total
-                seen += 1
-                try:
-                    total += self._prune_object(name, name.bucket < boundary, dry_run)
-                    self._unanswered.discard(name.key)
-                except StoreUnavailableError as error:
-                    # One object that the store does not serve is no reason to leave the others.
-                    self._note_unanswered(name.key, error)
-                    unanswered += 1
-                    if unanswered >= MOST_UNANSWERED:
-                        raise
-                    total += PruneStats(unreadable=(name.key,))
-        return total
+        return self._pruning.prune(limit, range(self.shards) if shards is None else shards, past_only, dry_run)
 
     def prune_done(self, shard: int, limit: int = 1000, *, thorough: bool = False) -> tuple[PruneStats, int]:
         """Remove the items of a shard that the sysdb notes as done, of buckets that are past; `limit` notes at a time.
@@ -371,80 +321,7 @@ class Heap:
         that are noted. Notes of what may lie in an object that can't be read are not settled. Returns what was done, and how
         many notes are settled.
         """
-        boundary = self._boundary(shard, raise_it=True)
-        total, settled, after = PruneStats(), 0, None
-        while True:
-            notes = self.sysdb.read(index.read_done, shard, boundary * 1000, limit, after)
-            if not notes:
-                return total, settled
-            since = 0 if thorough else self._floor(min(due_ms for _, _, due_ms in notes) // 1000)
-            stats, open_ = self._prune_noted(shard, since, boundary, {task.bytes for _, task, _ in notes})
-            total += stats
-            if not open_:
-                tending.settle_done(self.sysdb, [key for key, _, _ in notes])
-                settled += len(notes)
-            after = notes[-1][0]
-
-    def _prune_noted(self, shard: int, since: int, boundary: int, tasks: set[bytes]) -> tuple[PruneStats, bool]:
-        """One listing; whether something was left open."""
-        total = PruneStats()
-        lost = unanswered = 0
-        listed = self._list(shard, boundary, since)
-        for name, etag in sorted(listed, key=lambda entry: entry[0].key in self._unanswered):
-            try:
-                content = self._read(name, etag)
-                if content is None or not self._may_go(content, tasks):
-                    lost += name.key in self.unreadable
-                    continue
-                total += self._prune_object(name, True, False, tasks=tasks, current=content)
-                self._cache.pop(name.key, None)
-                self._unanswered.discard(name.key)
-            except StoreUnavailableError as error:
-                self._note_unanswered(name.key, error)
-                unanswered += 1
-                total += PruneStats(unreadable=(name.key,))
-                if unanswered >= MOST_UNANSWERED:
-                    raise
-        return total, bool(lost or unanswered or total.conflicts)
-
-    def _may_go(self, content: Content, tasks: set[bytes]) -> bool:
-        return not content.records or any(record[16:32] in tasks for record in content.records)
-
-    def _prune_object(
-        self,
-        name: ObjectName,
-        may_delete: bool,
-        dry_run: bool,
-        *,
-        tasks: set[bytes] | None = None,
-        current: Content | None = None,
-    ) -> PruneStats:
-        unknown = 0
-
-        def keep(records: list[bytes]) -> set[bytes]:
-            nonlocal unknown
-            asked = [record for record in records if tasks is None or record[16:32] in tasks]
-            found = self.sysdb.verdicts([HeapItem.unpack(record) for record in asked])
-            unknown = sum(verdict is Verdict.UNKNOWN for verdict in found)
-            done = {record for record, verdict in zip(asked, found, strict=True) if verdict is Verdict.DONE}
-            return {record for record in records if record not in done}
-
-        try:
-            if dry_run:
-                content = self.io.load(name, known=self._cache.get(name.key))
-                records = [] if content is None else content.records
-                kept = keep(records)
-                return PruneStats(len(records) - len(kept), len(kept), unknown=unknown)
-            known = self._cache.get(name.key) if current is None else current
-            removed, retained, what = self.writer(name.shard).rewrite(
-                name, keep, may_delete, known, current=current is not None
-            )
-        except ConflictError:
-            return PruneStats(conflicts=1)
-        except (CorruptObjectError, NewerFormatError) as error:
-            self._note_unreadable(name.key, error)
-            return PruneStats(unreadable=(name.key,))
-        return PruneStats(removed, retained, what == "deleted", what in ("rewritten", "emptied"), 0, unknown)
+        return self._pruning.prune_done(shard, limit, thorough)
 
     def quarantine(self, key: str, reason: str) -> str | None:
         """Move an object that can't be read aside, bytes and all; returns its new key, None where it changed meanwhile.
@@ -452,39 +329,7 @@ class Heap:
         One that is larger than any of the heap's is removed, and "" returned: somebody put it in the place of one.
         What was on it and is still needed comes back by the tender's reconciliation.
         """
-        name = ObjectName.parse(key)
-        try:
-            found = self.store.get(key)
-        except OversizedObjectError:
-            for listed in self.io.list(key):
-                if listed.key == key and listed.size > MOST_BYTES:
-                    return self._put_away(key, listed.etag, name, reason, "")
-            return None
-        if not isinstance(found, StoredObject):
-            self._readable_again(key)
-            return None
-        if name is not None:
-            with contextlib.suppress(CorruptObjectError):
-                decoded(name, found)
-                self._readable_again(key)  # what was read before was damaged on its way here
-                return None
-        # Named by its content, so that one who died half-way is continued, and bytes are never overwritten.
-        moved_to = f"{QUARANTINE_PREFIX}{key}-{hashlib.blake2b(found.body, digest_size=8).hexdigest()}"
-        with contextlib.suppress(ConflictError):
-            self.io.put_aside(moved_to, found.body)
-        return self._put_away(key, found.etag, name, reason, moved_to)
-
-    def _put_away(self, key: str, etag: str, name: ObjectName | None, reason: str, moved_to: str) -> str | None:
-        try:
-            self.io.remove(key, etag)
-        except ConflictError:
-            return None
-        self._cache.pop(key, None)
-        self._readable_again(key)
-        if name is not None:
-            tending.note_quarantined(self.sysdb, name.shard, key, reason, moved_to)
-            self.writer(name.shard).forget_all()
-        return moved_to
+        return quarantined(self.sysdb, self._contents, self._writers, key, reason)
 
     def foreign(self) -> list[str]:
         """Keys under the heap's prefix that are none of the heap's."""
@@ -505,10 +350,7 @@ class Heap:
 
     def bucket_of(self, seconds: int) -> int:
         """The start of the bucket of a time, in seconds of the cluster clock."""
-        return self._floor(seconds)
-
-    def _floor(self, seconds: int) -> int:
-        return seconds - seconds % self.bucket_seconds
+        return self._contents.floor(seconds)
 
     def _floors(self, shards: Sequence[int]) -> tuple[int, dict[int, int]]:
         """The current bucket, and each shard's boundary, as of one read version."""
@@ -517,29 +359,13 @@ class Heap:
             return {shard: outbox.read_boundary(tr, at, shard) for shard in shards}
 
         boundaries = self.sysdb.read(body)
-        return self._floor(self.sysdb.now_micro() // 1_000_000), boundaries
-
-    def _boundary(self, shard: int, *, raise_it: bool) -> int:
-        current = self._floor(self.sysdb.now_micro() // 1_000_000)
-        if not raise_it:
-            return self._floors([shard])[1][shard]
-        return tending.raise_boundary(self.sysdb, shard, current)
-
-    def _list(self, shard: int, before: int | None, since: int = 0) -> list[tuple[ObjectName, str]]:
-        """Objects of buckets that start before a time, from the bucket `since` on."""
-        end = None if before is None else ObjectName(shard, self._floor(before - 1) + self.bucket_seconds).key
-        start = ObjectName(shard, since).key if since > 0 else None
-        return [
-            (name, listed.etag)
-            for listed in self.io.list(shard_prefix(shard), before=end, since=start)
-            if (name := ObjectName.parse(listed.key)) is not None
-        ]
+        return self.bucket_of(self.sysdb.now_micro() // 1_000_000), boundaries
 
     def _listed(
         self, shard: int, before: int | None, since: int, faults: dict[int | str, StoreError] | None
     ) -> list[tuple[ObjectName, str]] | None:
         try:
-            return self._list(shard, before, since)
+            return self._contents.list(shard, before, since)
         except StoreError as error:
             if faults is None:
                 raise
@@ -548,59 +374,12 @@ class Heap:
 
     def _served(self, name: ObjectName, etag: str, faults: dict[int | str, StoreError] | None) -> Content | None:
         try:
-            return self._read(name, etag)
+            return self._contents.read(name, etag)
         except StoreError as error:
             if faults is None:
                 raise
             faults[name.key] = error
             return None
-
-    def _read(self, name: ObjectName, etag: str) -> Content | None:
-        known = self._cache.get(name.key)
-        if known is None or known.etag != etag:
-            with self._writers_lock:
-                writer = self._writers.get(name.shard)
-            written = None if writer is None else writer.known(name)
-            if written is not None and written.etag == etag:
-                self._cache[name.key] = known = written
-        if known is not None and known.etag == etag:
-            return known
-        try:
-            content = self.io.load(name, known=known)
-        except (CorruptObjectError, NewerFormatError) as error:
-            self._note_unreadable(name.key, error)
-            return None
-        if content is None:
-            self._cache.pop(name.key, None)
-            return None
-        self._cache[name.key] = content
-        self._readable_again(name.key)
-        return content
-
-    def _forget_behind(self, floors: Mapping[int, int]) -> None:
-        """Keep so much of what lies before `floors`, the newest first: whoever looks only at what follows sees none of it go."""
-        behind = [known for known in list(self._cache.values()) if known.name.bucket < floors.get(known.name.shard, 0)]
-        kept = 0
-        for known in sorted(behind, key=lambda known: known.name.bucket, reverse=True):
-            kept += len(known.records) + 1
-            if kept > KEPT_BEHIND:
-                self._cache.pop(known.name.key, None)
-
-    def _note_unanswered(self, key: str, error: Exception) -> None:
-        if isinstance(error, StoreUnavailableError):
-            if len(self._unanswered) >= MOST_REMEMBERED:
-                self._unanswered.clear()
-            self._unanswered.add(key)
-
-    def _readable_again(self, key: str) -> None:
-        self.unreadable.pop(key, None)
-        self.corrupt.pop(key, None)
-
-    def _note_unreadable(self, key: str, error: Exception) -> None:
-        self._cache.pop(key, None)
-        self.unreadable[key] = str(error)
-        if isinstance(error, CorruptObjectError):
-            self.corrupt[key] = str(error)
 
     def _each(self, work: Callable[[T], U], over: Iterable[T]) -> list[U]:
         """`work` on each, at once where there are threads; the first error is raised after all have ended."""

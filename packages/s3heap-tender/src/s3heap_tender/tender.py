@@ -17,7 +17,8 @@ from uuid import UUID
 from fdb_schema import NewerFormatError, RecordError
 from s3heap_tender.claims import index, outbox, tending
 from s3heap_tender.errors import DuplicateWriterError, HeapTenderError, StoreError, is_waited_out
-from s3heap_tender.heap import MOST_UNANSWERED, Heap
+from s3heap_tender.heap import Heap
+from s3heap_tender.objects.contents import MOST_UNANSWERED
 from s3heap_tender.objects.heap_values import PruneStats
 from s3heap_tender.rows.items import HeapItem
 from s3heap_tender.rows.layout import Layout

@@ -1,1 +1,1 @@
-"""The heap's objects in a store: names, contents, the writer that keeps them in order. Above `rows` and `stores`."""
+"""The heap's objects in a store: names, contents, the writer that keeps them in order, what leaves them. Above `stores` and the sysdb."""

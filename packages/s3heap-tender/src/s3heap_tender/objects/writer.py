@@ -207,3 +207,43 @@ class ShardWriter:
         """Drop what is known of the shard's objects; the next push reads them again."""
         with self._write_lock:
             self._open.clear()
+
+
+class Writers:
+    """This process's writers, one for each shard it writes. Safe to call from many threads."""
+
+    def __init__(self, io: HeapIO, linger: float, max_items: int) -> None:
+        self._io = io
+        self._linger = linger
+        self._max_items = max_items
+        self._writers: dict[int, ShardWriter] = {}
+        self._lock = threading.Lock()
+
+    def of(self, shard: int) -> ShardWriter:
+        """The writer of a shard."""
+        with self._lock:
+            found = self._writers.get(shard)
+            if found is None:
+                found = self._writers[shard] = ShardWriter(
+                    self._io, shard, linger=self._linger, max_items=self._max_items
+                )
+            return found
+
+    def own(self, shard: int, epoch: int) -> ShardWriter:
+        """Write the shard as its owner from now on."""
+        with self._lock:
+            self._writers[shard] = writer = ShardWriter(
+                self._io, shard, epoch=epoch, owner=True, linger=self._linger, max_items=self._max_items
+            )
+            return writer
+
+    def disown(self, shard: int) -> None:
+        """Write the shard as anybody may, from now on."""
+        with self._lock:
+            self._writers.pop(shard, None)
+
+    def known(self, name: ObjectName) -> Content | None:
+        """The object as it was last written here; None where that isn't known."""
+        with self._lock:
+            writer = self._writers.get(name.shard)
+        return None if writer is None else writer.known(name)
