@@ -16,8 +16,9 @@ from fdb_datamodel.errors import ClaimLostError, DamagedFutureError
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish
 from fdb_datamodel.lifecycle.placement import clear_edges
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.changes import Changes, Ended
 from fdb_datamodel.rows.elements import decode_id, encode_id, is_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, FutureResult, FutureSpec, MailEntry, WorkerId
 from fdb_datamodel.rows.space import (

@@ -14,8 +14,9 @@ from uuid import UUID
 from fdb_datamodel.errors import DamagedFutureError
 from fdb_datamodel.lifecycle.endings import fail_for_good, finish, write_failure
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.records import NO_SESSION, Failure
 from fdb_datamodel.rows.space import CLAIM, CODE, FAILURE, LATEST_RESULT

@@ -21,8 +21,9 @@ from fdb_datamodel.errors import ClaimLostError
 from fdb_datamodel.lifecycle.copies import reconstruct
 from fdb_datamodel.lifecycle.endings import finish
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import NO_SESSION, FutureResult, WorkerId
 from fdb_datamodel.rows.space import EDGE, number_in

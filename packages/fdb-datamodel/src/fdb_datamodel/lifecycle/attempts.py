@@ -8,7 +8,8 @@ from fdb_datamodel.lifecycle.endings import fail_for_good, place, timed_out
 from fdb_datamodel.lifecycle.placement import release_claim, set_timer
 from fdb_datamodel.lifecycle.programs import has_come_further
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.records import SHORTAGE, Failure
 from fdb_datamodel.rows.requirements import Requirements
 from fdb_datamodel.rows.space import DUE, LATE, LATEST_EXCEPTION, REQUIREMENTS, UNCHARGED

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fdb_datamodel.lifecycle.starts import Chosen, start
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id, is_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.records import Claim, WorkerId
 from fdb_datamodel.rows.requirements import Capacity, Shape, fits, less
 from fdb_datamodel.rows.space import EDGE

@@ -8,7 +8,8 @@ from fdb_datamodel.lifecycle.attempts import state_after_placing
 from fdb_datamodel.lifecycle.endings import fail_for_good, forget_results, lose_result, place, stored_copies, timed_out
 from fdb_datamodel.lifecycle.placement import add_edges, release_claim, set_timer
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, FutureResult, WorkerId
 from fdb_datamodel.rows.space import CLAIM, DUE, EPOCH, FAILURE, LATE, LATEST_RESULT, UNCHARGED

@@ -19,8 +19,9 @@ from fdb_datamodel.lifecycle.placement import (
     withdraw,
 )
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.changes import Changes, Ended
 from fdb_datamodel.rows.elements import decode_id, is_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, FutureResult
 from fdb_datamodel.rows.space import (

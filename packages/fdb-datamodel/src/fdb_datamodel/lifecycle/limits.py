@@ -12,8 +12,9 @@ import logging
 from typing import Final, NamedTuple
 
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, decode_int
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.space import LIMITS
 from fdb_schema import RecordError, due_after
 

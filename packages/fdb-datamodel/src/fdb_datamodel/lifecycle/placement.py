@@ -8,8 +8,9 @@ from contextlib import suppress
 from fdb_datamodel.errors import DamagedFutureError
 from fdb_datamodel.lifecycle.limits import admit, give_back
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure, Locality, WorkerId
 from fdb_datamodel.rows.space import (

@@ -13,8 +13,9 @@ from fdb_datamodel.lifecycle.endings import fail_for_good, place
 from fdb_datamodel.lifecycle.placement import release_claim
 from fdb_datamodel.rows import codec
 from fdb_datamodel.rows.away import Away
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure
 from fdb_datamodel.rows.space import (

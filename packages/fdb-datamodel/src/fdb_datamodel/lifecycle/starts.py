@@ -9,8 +9,9 @@ from typing import NamedTuple
 from fdb_datamodel.errors import DamagedFutureError
 from fdb_datamodel.lifecycle.endings import place
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.records import Claim, FutureResult, WorkerId
 from fdb_datamodel.rows.requirements import Capacity, Shape
 from fdb_datamodel.rows.space import ARGS, CLAIM, CODE, EPOCH, FAILURE, LATEST_RESULT, LISTENERS, NUM_ATTEMPTS, OPTIONS

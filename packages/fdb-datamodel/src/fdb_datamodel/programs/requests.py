@@ -9,8 +9,9 @@ from uuid import UUID
 
 from fdb_datamodel.errors import ClaimLostError, FutureStateError
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.space import CLAIM, EPOCH, layout_of, number_in
 from fdb_schema import (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fdb_datamodel.errors import StrayKeyError
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, split_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_schema import read_range
 
 

@@ -10,9 +10,10 @@ from fdb_datamodel.lifecycle.limits import ADMITTED_AT_ONCE, next_in_line
 from fdb_datamodel.lifecycle.placement import come_back, set_timer
 from fdb_datamodel.lifecycle.programs import is_cancelled
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.changes import Changes, Ended
 from fdb_datamodel.rows.elements import decode_id
 from fdb_datamodel.rows.forms import check_key
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Failure
 from fdb_datamodel.rows.requirements import Requirements

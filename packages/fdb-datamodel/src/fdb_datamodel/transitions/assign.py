@@ -7,7 +7,8 @@ from uuid import UUID
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish
 from fdb_datamodel.lifecycle.placement import dequeue
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id
 from fdb_datamodel.rows.records import Locality
 from fdb_datamodel.rows.space import REQUIREMENTS

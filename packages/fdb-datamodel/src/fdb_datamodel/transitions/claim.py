@@ -12,8 +12,9 @@ from fdb_datamodel.lifecycle.placement import dequeue, index_keys, near_inputs
 from fdb_datamodel.lifecycle.pool import Entry, first_page, scan_pool
 from fdb_datamodel.lifecycle.starts import Chosen, affordable, read_rows, result_of, start
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.records import Claim, Claims, WorkerId
 from fdb_datamodel.rows.requirements import Capacity, Shape, fits, less, named_fits, named_of, shape_of

@@ -15,9 +15,10 @@ from fdb.subspace_impl import Subspace
 from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.lifecycle.endings import free_copy, stored_copies
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, is_id, split_id
 from fdb_datamodel.rows.forms import is_known
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest
 from fdb_datamodel.rows.space import CODE, DELETED, FUTURE, QUEUE, SESSION, layout_of, span

@@ -13,8 +13,9 @@ from fdb_datamodel.lifecycle.endings import fail_for_good, finish, settle
 from fdb_datamodel.lifecycle.placement import give_permits_back
 from fdb_datamodel.lifecycle.programs import leave_program
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.changes import Changes, Ended
 from fdb_datamodel.rows.elements import decode_id, encode_id, token_stamp
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.records import NO_SESSION, Claim, Claims, Failure, FutureResult, Outcome, WorkerId
 from fdb_datamodel.rows.requirements import Capacity

@@ -14,8 +14,9 @@ from fdb_datamodel.lifecycle.endings import finish, forget_results, stored_copie
 from fdb_datamodel.lifecycle.placement import withdraw
 from fdb_datamodel.lifecycle.programs import forget_program, prepare_again
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, Ended, FutureRows
+from fdb_datamodel.rows.changes import Changes, Ended
 from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest, Failure, FutureResult, FutureSpec, WorkerId
 from fdb_datamodel.rows.space import (

@@ -10,8 +10,9 @@ from fdb_datamodel.errors import FutureDeletedError, FutureStateError, OversizeE
 from fdb_datamodel.lifecycle.endings import enqueue_or_fail, finish, write_failure
 from fdb_datamodel.lifecycle.placement import add_edges, clear_edges, set_timer
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Claim, CodeDigest, Failure, FutureSpec, Locality, WorkerId
 from fdb_datamodel.rows.requirements import Shape

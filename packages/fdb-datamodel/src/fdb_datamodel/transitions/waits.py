@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.records import Claim
 from fdb_datamodel.rows.space import LATEST_RESULT
 from fdb_schema import ClusterSpace, Transaction

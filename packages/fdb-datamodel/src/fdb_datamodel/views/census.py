@@ -7,8 +7,9 @@ from sys import intern
 from typing import NamedTuple
 
 from fdb_datamodel.errors import DamagedFutureError
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION
 from fdb_datamodel.rows.space import ARGS, AWAY, CLAIM, CODE, DUE, FAILURE, LATEST_RESULT, LIMITS, NUM_ATTEMPTS, OPTIONS

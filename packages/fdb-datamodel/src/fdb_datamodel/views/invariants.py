@@ -10,8 +10,9 @@ from typing import Final
 
 from fdb_datamodel.lifecycle.placement import index_keys
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, decode_int, encode_id, split_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.records import Violation, WorkerId
 from fdb_datamodel.rows.space import (

@@ -9,8 +9,9 @@ from uuid import UUID
 
 from fdb_datamodel.errors import StrayKeyError
 from fdb_datamodel.rows import codec
-from fdb_datamodel.rows.changes import Changes, FutureRows
+from fdb_datamodel.rows.changes import Changes
 from fdb_datamodel.rows.elements import decode_id, encode_id, split_id
+from fdb_datamodel.rows.future_rows import FutureRows
 from fdb_datamodel.rows.ids import as_id, show_id
 from fdb_datamodel.rows.pages import after_future, read_futures
 from fdb_datamodel.rows.records import NO_SESSION, CodeDigest, FutureInfo, FutureResult, WorkerId, WorkerStatus
