@@ -42,26 +42,8 @@ def end_attempt(
     if f.option("durable") and has_come_further(ch, f):
         # All before this attempt is forgiven: what counts is how often it ends at one and the same place.
         ch.put(f, UNCHARGED, codec.pack((0, 0, f.attempts - f.attempts_before_epoch - 1, f.never_begun)))
-    lost, oom, given_back = before = f.uncharged
-    never_begun = f.never_begun
     once = f.max_retries == 0 and f.option("max_worker_losses") == 0 and f.option("max_oom") == 0
-    if failure.reason == "worker-lost":
-        lost += 1
-        over = lost > f.option("max_worker_losses")
-    elif failure.reason == "oom":
-        oom += 1
-        over = oom > f.option("max_oom")
-    elif returned:
-        # What counts its restarts has lost its state by any end of an attempt that started.
-        given_back += 0 if started and f.option("max_restarts") is not None else 1
-        never_begun += 0 if started else 1
-        over = False
-    else:
-        over = f.charged > f.max_retries
-    if (restarts := f.option("max_restarts")) is not None:
-        over = over or f.attempts - f.attempts_before_epoch - given_back > restarts
-    if (lost, oom, given_back) != before:
-        ch.put(f, UNCHARGED, codec.pack((lost, oom, given_back, never_begun)))
+    over = _charge(ch, f, failure, returned, started)
     claim = f.claim
     failure = dataclasses.replace(failure, attempt=f.attempts, epoch=f.epoch, wall_us=ch.wall_us)
     if claim is not None:
@@ -80,7 +62,7 @@ def end_attempt(
         _, priority, locality = f.placement
         ch.put(f, REQUIREMENTS, codec.pack_requirements(requirements.shape, priority, locality))
     if failure.reason == SHORTAGE:
-        pause = min(_SHORTAGE_MOST, _SHORTAGE_PAUSE * 2.0 ** min(given_back - 1, 16))
+        pause = min(_SHORTAGE_MOST, _SHORTAGE_PAUSE * 2.0 ** min(f.uncharged[2] - 1, 16))
     else:
         pause = 0.0 if returned or failure.reason == "worker-lost" else backoff_seconds(f)
     if pause > 0:
@@ -88,6 +70,30 @@ def end_attempt(
         return FutureState.waiting
     place(ch, f)
     return state_after_placing(ch, f)
+
+
+def _charge(ch: Changes, f: FutureRows, failure: Failure, returned: bool, started: bool) -> bool:
+    """Count an attempt that ended among those that it is charged to; whether these are more than its future may have."""
+    lost, oom, given_back = before = f.uncharged
+    never_begun = f.never_begun
+    if failure.reason == "worker-lost":
+        lost += 1
+        over = lost > f.option("max_worker_losses")
+    elif failure.reason == "oom":
+        oom += 1
+        over = oom > f.option("max_oom")
+    elif returned:
+        # What counts its restarts has lost its state by any end of an attempt that started.
+        given_back += 0 if started and f.option("max_restarts") is not None else 1
+        never_begun += 0 if started else 1
+        over = False
+    else:
+        over = f.charged > f.max_retries
+    if (restarts := f.option("max_restarts")) is not None:
+        over = over or f.attempts - f.attempts_before_epoch - given_back > restarts
+    if (lost, oom, given_back) != before:
+        ch.put(f, UNCHARGED, codec.pack((lost, oom, given_back, never_begun)))
+    return bool(over)
 
 
 def backoff_seconds(f: FutureRows) -> float:

@@ -225,6 +225,7 @@ class _Scan:
         """
         index, count = 0, len(rows)
         probe = min(_PROBE, self.page)
+        following: tuple[bytes, int] | None = None
         while index < count:
             key = rows[index][0]
             try:
@@ -234,8 +235,7 @@ class _Scan:
                     _id_of(key, at)
             except StrayKeyError:
                 index += 1
-                if index == count == asked:
-                    return key + b"\x00", _PAGE_MOST
+                following = key + b"\x00", _PAGE_MOST
                 continue
             prefix = key[:at]
             if shape[0] > self.free[0]:
@@ -255,20 +255,19 @@ class _Scan:
                 if len(self.entries) >= self.limit:
                     self.more = self.more or last < count or count == asked
                     return None
-                if last == count == asked and self._fit(shape)[0]:
-                    # More of this shape; behind nothing but strays, as many as there may be.
-                    return rows[-1][0] + b"\x00", self.page if len(self.entries) > before else _PAGE_MOST
                 if not self._fit(shape)[0]:
                     self._block(shape)
+                elif last == count == asked:
+                    # More of this shape; behind nothing but strays, as many as there may be.
+                    return rows[-1][0] + b"\x00", self.page if len(self.entries) > before else _PAGE_MOST
             elif possible:
                 self._search_boundary(prefix, shape)
                 self._block(shape)
             else:
                 self._block(shape)
-            if last == count:
-                return None if count < asked else (prefix + b"\xff", probe)
             index = last
-        return None
+            following = prefix + b"\xff", probe
+        return following if count == asked else None
 
     def _fit(self, shape: Triple) -> tuple[bool, bool]:
         """Whether every entry of a shape fits, and whether one may."""

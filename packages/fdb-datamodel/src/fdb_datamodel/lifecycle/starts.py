@@ -55,22 +55,39 @@ def start(
     """
     if not chosen:
         return []
-    keys = ch.keys
-    futures = keys.futures
-    if found is None:
-        found = read_rows(ch, chosen)
-    get = found.get
     token = ch.token
+    claims, encoded = _claims_of(ch, worker, token, chosen, read_rows(ch, chosen) if found is None else found)
+    with_inputs = [claim for claim in claims if claim.dependencies]
+    if with_inputs:
+        lacking = _fill_inputs(ch, with_inputs, expected)
+        if lacking:
+            claims = [claim for claim in claims if claim.id not in lacking]
+            encoded = [encode_id(claim.id) for claim in claims]
+    futures = ch.keys.futures
     head = codec.claim_head(worker, token, ch.wall_us)
     row = codec.pack_claim_row(worker, token)
-    held = keys.claim_rows(worker.ip, worker.port)
+    held = ch.keys.claim_rows(worker.ip, worker.port)
+    writes = ch.writes
+    for claim, e in zip(claims, encoded, strict=True):
+        prefix = futures + e
+        attempt = claim.attempt
+        packed = _ONE_ATTEMPT if attempt == 1 else codec.pack(attempt)
+        writes[prefix + CLAIM] = head + packed
+        writes[prefix + NUM_ATTEMPTS] = packed
+        writes[held + e] = row
+    return claims
+
+
+def _claims_of(
+    ch: Changes, worker: WorkerId, token: bytes, chosen: Sequence[Chosen], found: dict[bytes, bytes]
+) -> tuple[list[Claim], list[bytes]]:
+    """What the rows of chosen futures say, as claims without their inputs, and the encoded id of each."""
+    futures, get = ch.keys.futures, found.get
     plain = _is_plain(found)
     claims: list[Claim] = []
     encoded: list[bytes] = []
-    with_inputs: list[tuple[Chosen, Claim]] = []
     code_seen = session = program = b""
-    for one in chosen:
-        future_id, e, shape, rows, assigned, reason = one
+    for future_id, e, shape, rows, assigned, reason in chosen:
         attempts = options = epoch = None
         if rows is None:
             prefix = futures + e
@@ -105,32 +122,19 @@ def start(
             claim.name = unpacked.get("name", "")
             claim.call_options = unpacked.get("call_options", b"")
             claim.limited = bool(unpacked.get("limits"))
-        if dependencies:
-            with_inputs.append((one, claim))
         claims.append(claim)
         encoded.append(e)
-    if with_inputs:
-        lacking = _fill_inputs(ch, with_inputs, expected)
-        if lacking:
-            claims = [claim for claim in claims if claim.id not in lacking]
-            encoded = [encode_id(claim.id) for claim in claims]
-    writes = ch.writes
-    for claim, e in zip(claims, encoded, strict=True):
-        prefix = futures + e
-        attempt = claim.attempt
-        packed = _ONE_ATTEMPT if attempt == 1 else codec.pack(attempt)
-        writes[prefix + CLAIM] = head + packed
-        writes[prefix + NUM_ATTEMPTS] = packed
-        writes[held + e] = row
-    return claims
+    return claims, encoded
 
 
 def _is_plain(found: dict[bytes, bytes]) -> bool:
     """Whether these rows, in order, are the arguments and the code of futures, and nothing else of any."""
-    keys = list(found)
-    if len(keys) % 2:
-        return False
-    return all(key.endswith(ARGS) for key in keys[::2]) and all(key.endswith(CODE) for key in keys[1::2])
+    wanted, following = ARGS, CODE
+    for key in found:
+        if not key.endswith(wanted):
+            return False
+        wanted, following = following, wanted
+    return wanted is ARGS
 
 
 def affordable(
@@ -185,16 +189,16 @@ def read_rows(ch: Changes, chosen: Sequence[Chosen]) -> dict[bytes, bytes]:
     return found
 
 
-def _fill_inputs(ch: Changes, starting: Sequence[tuple[Chosen, Claim]], expected: Set[bytes]) -> set[bytes]:
+def _fill_inputs(ch: Changes, starting: Sequence[Claim], expected: Set[bytes]) -> set[bytes]:
     """Put the dependencies' results into claims; the ids of futures that lack one and were put back."""
-    wanted = list(dict.fromkeys(up for _, claim in starting for up in claim.dependencies if up not in expected))
+    wanted = list(dict.fromkeys(up for claim in starting for up in claim.dependencies if up not in expected))
     values = ch.get_many([ch.keys.future(encode_id(upstream), LATEST_RESULT) for upstream in wanted])
     inputs: dict[bytes, FutureResult] = {}
     for upstream, value in zip(wanted, values, strict=True):
         if value is not None:
             inputs[upstream] = result_of(upstream, value)
     lacking: set[bytes] = set()
-    for _, claim in starting:
+    for claim in starting:
         if all(upstream in inputs or upstream in expected for upstream in claim.dependencies):
             claim.inputs = {upstream: inputs[upstream] for upstream in claim.dependencies if upstream in inputs}
         else:

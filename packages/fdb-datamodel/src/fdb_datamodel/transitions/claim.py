@@ -83,20 +83,8 @@ def take(
         free = _choose_wanted(ch, capacity, free, limit, wanted)
     limit -= len(wanted)
     chosen: list[Chosen] = []
-    for f in unblocked:
-        shape, _, locality = f.placement
-        if locality is None and (near := near_inputs(ch, f)) is not None and near.worker != worker:
-            enqueue_or_fail(ch, f)
-        elif (
-            len(chosen) < limit
-            and (locality is None or locality.worker == worker)
-            and _not_held(capacity, shape, free)
-            and fits(shape, free)
-        ):
-            free = less(free, shape)
-            chosen.append(Chosen(f.id, f.e, shape, f, locality is not None, locality.reason if locality else None))
-        else:
-            enqueue_or_fail(ch, f)
+    if unblocked:
+        free = _choose_unblocked(ch, worker, capacity, free, limit, unblocked, chosen)
     entries: list[Entry] = []
     assigned = len(chosen)
     if len(chosen) < limit and pool:
@@ -116,18 +104,7 @@ def take(
         for one in chosen[count:assigned]:
             assert one.rows is not None
             enqueue_or_fail(ch, one.rows)
-    prefix = ch.keys.assignment_rows(worker.ip, worker.port)
-    conflicts = [prefix + one.e for one in chosen[assigned : min(count, pooled)]]
-    keys, writes = ch.keys, ch.writes
-    for key in conflicts:
-        writes[key] = None
-    for key, priority, one in entries[: max(0, count - pooled)]:
-        _, ram, gpu, _ = keys.index_prefixes(one.shape, priority)
-        e = one.e
-        writes[key] = writes[ram + e] = writes[gpu + e] = None
-        conflicts.append(key)
-    if conflicts:
-        add_read_conflict_keys(ch.tr, conflicts)
+    _take_out(ch, worker, chosen[assigned : min(count, pooled)], entries[: max(0, count - pooled)])
     started = start(ch, worker, taken, found=found)
     claims.extend(started)
     if capacity.ahead > 0:
@@ -136,6 +113,50 @@ def take(
             free = less(free, one.shape)
         claims.extend(claim_ahead(ch, worker, started, free, capacity))
     return claims
+
+
+def _take_out(ch: Changes, worker: WorkerId, assignments: Sequence[Chosen], entries: Sequence[Entry]) -> None:
+    """Take futures out of the places where they were chosen by snapshot: who chose one of them too conflicts."""
+    keys, writes = ch.keys, ch.writes
+    conflicts: list[bytes] = []
+    if assignments:
+        prefix = keys.assignment_rows(worker.ip, worker.port)
+        conflicts += [prefix + one.e for one in assignments]
+        writes.update(dict.fromkeys(conflicts))
+    for key, priority, one in entries:
+        _, ram, gpu, _ = keys.index_prefixes(one.shape, priority)
+        e = one.e
+        writes[key] = writes[ram + e] = writes[gpu + e] = None
+        conflicts.append(key)
+    if conflicts:
+        add_read_conflict_keys(ch.tr, conflicts)
+
+
+def _choose_unblocked(
+    ch: Changes,
+    worker: WorkerId,
+    capacity: Capacity,
+    free: Shape,
+    limit: int,
+    unblocked: Sequence[FutureRows],
+    chosen: list[Chosen],
+) -> Shape:
+    """Choose of futures that are in no place, and enqueue the others; what stays free."""
+    for f in unblocked:
+        shape, _, locality = f.placement
+        if locality is None and (near := near_inputs(ch, f)) is not None and near.worker != worker:
+            enqueue_or_fail(ch, f)
+        elif (
+            len(chosen) < limit
+            and (locality is None or locality.worker == worker)
+            and _not_held(capacity, shape, free)
+            and fits(shape, free)
+        ):
+            free = less(free, shape)
+            chosen.append(Chosen(f.id, f.e, shape, f, locality is not None, locality.reason if locality else None))
+        else:
+            enqueue_or_fail(ch, f)
+    return free
 
 
 def _choose_wanted(ch: Changes, capacity: Capacity, free: Shape, limit: int, chosen: list[Chosen]) -> Shape:

@@ -119,10 +119,10 @@ def submit_claimed(
         token, attempt = ch.token, 1
         if exists is not None:
             found = ch.load(spec.id)
-            claim = found.claim
-            if claim is None or not found.claimed or claim[1] != worker:
+            held_now = found.claim
+            if held_now is None or not found.claimed or held_now[1] != worker:
                 continue
-            token, attempt = claim[0], claim[3]
+            token, attempt = held_now[0], held_now[3]
         else:
             f = FutureRows(spec.id, e, {})
             ch.put(f, CODE, _code_row(ch, spec))
@@ -135,24 +135,9 @@ def submit_claimed(
             ch.put(f, CLAIM, head + codec.pack(1))
             ch.put(f, NUM_ATTEMPTS, codec.pack(1))
             ch.set(held + e, row)
-        claims.append(
-            Claim(
-                spec.id,
-                worker,
-                token,
-                attempt,
-                0,
-                spec.session,
-                spec.code,
-                spec.args,
-                (),
-                {},
-                shape,
-                spec.run_timeout,
-                spec.name,
-                spec.call_options,
-            )
-        )
+        claim = Claim(spec.id, worker, token, attempt, 0, spec.session, spec.code, spec.args, (), {}, shape)
+        claim.run_timeout, claim.name, claim.call_options = spec.run_timeout, spec.name, spec.call_options
+        claims.append(claim)
     if claims and ring:
         ch.ring_session(worker.incarnation)
     finish(ch)

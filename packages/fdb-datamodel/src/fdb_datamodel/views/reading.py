@@ -199,31 +199,34 @@ def _why_by_itself(f: FutureRows) -> str:
     return f"a program that is {what}"
 
 
+def _state_and_reason(f: FutureRows, waiting_on: tuple[bytes, ...], worker: WorkerId | None) -> tuple[FutureState, str]:
+    if f.failed:
+        failure = f.failure
+        return FutureState.failed, f"{failure.reason}: {failure.message}" if failure else "failed"
+    if f.realized:
+        result = f.result
+        where = "inline" if result is None or result.inline is not None else f"on worker {result.worker}"
+        return FutureState.realized, f"result {where}"
+    if f.claimed:
+        return FutureState.claimed, f"attempt {f.attempts} on worker {worker}"
+    if (why := _why_by_itself(f)) and not waiting_on:
+        return FutureState.waiting, why
+    if waiting_on:
+        many = f"{len(waiting_on)} futures, first" if len(waiting_on) > 1 else "1 future,"
+        return FutureState.waiting, f"waiting on {many} {show_id(waiting_on[0])}"
+    if f.backing_off:
+        return FutureState.waiting, "back-off before the next attempt" if f.attempts else "it is to begin later"
+    if worker is not None:
+        return FutureState.unclaimed, f"assigned to worker {worker}"
+    return FutureState.unclaimed, "in the pool"
+
+
 def _describe_whole(f: FutureRows, waiting_on: tuple[bytes, ...], copies: tuple[FutureResult, ...]) -> FutureInfo:
     shape, priority, locality = f.placement
     claim = f.claim
     failure, last_failure = f.failure, f.last_failure
     worker: WorkerId | None = claim[1] if claim is not None else locality.worker if locality is not None else None
-    if f.failed:
-        state, reason = FutureState.failed, f"{failure.reason}: {failure.message}" if failure else "failed"
-    elif f.realized:
-        result = f.result
-        where = "inline" if result is None or result.inline is not None else f"on worker {result.worker}"
-        state, reason = FutureState.realized, f"result {where}"
-    elif f.claimed:
-        state, reason = FutureState.claimed, f"attempt {f.attempts} on worker {worker}"
-    elif (why := _why_by_itself(f)) and not waiting_on:
-        state, reason = FutureState.waiting, why
-    elif waiting_on:
-        many = f"{len(waiting_on)} futures, first" if len(waiting_on) > 1 else "1 future,"
-        state, reason = FutureState.waiting, f"waiting on {many} {show_id(waiting_on[0])}"
-    elif f.backing_off:
-        state = FutureState.waiting
-        reason = "back-off before the next attempt" if f.attempts else "it is to begin later"
-    elif worker is not None:
-        state, reason = FutureState.unclaimed, f"assigned to worker {worker}"
-    else:
-        state, reason = FutureState.unclaimed, "in the pool"
+    state, reason = _state_and_reason(f, waiting_on, worker)
     if last_failure is not None and not f.ended:
         reason += f"; the last attempt failed ({last_failure.reason}: {last_failure.message})"
     session, code, wall_us = codec.unpack_code(f.rows[CODE])
