@@ -33,6 +33,9 @@ from futures_worker.ports.handshake import ACTOR, NoPlaceError
 from futures_worker.ports.sealing import Half, Halves, Records
 from futures_worker.ports.wire import Connection
 from futures_worker.worker import actor_host
+from futures_worker.worker.actor_callers import Call, Caller
+from futures_worker.worker.actor_calls import Calls
+from futures_worker.worker.child.coroutines import finished
 
 WAIT = 60.0
 
@@ -255,13 +258,9 @@ def test_a_large_answer_whose_worker_is_gone_ends_with_the_actor() -> None:
         def large(self) -> bytes:
             return bytes(1_000_000)
 
-    server = object.__new__(actor_host.Server)
-    server._cancelled = set()
-    server._instance = Large()
-    server._host = SimpleNamespace(worker=WorkerId("127.0.0.1", 4000, new_incarnation()))  # type: ignore[assignment]
-    server._context = SimpleNamespace(object_fetcher=Gone)
-    call = actor_host.Call(None, new_future_id(), b"", "large", "Large.large", b"", ())
-    outcome = server._run_call(call)
+    here = WorkerId("127.0.0.1", 4000, new_incarnation())
+    calls: Any = Calls(SimpleNamespace(object_fetcher=Gone), SimpleNamespace(worker=here), Large())  # type: ignore[arg-type]
+    outcome = calls.run(Call(None, new_future_id(), b"", "large", "Large.large", b"", ()), finished)
     assert outcome.failure is not None
     assert outcome.failure.reason == "actor-died"
     assert "it ran, and its result of 1,000,0" in outcome.failure.message
@@ -283,7 +282,7 @@ def test_a_call_that_no_client_makes_ends_its_connection_and_not_the_actor(said:
     server._host = SimpleNamespace(id=b"a" * 16, start=1)  # type: ignore[assignment]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        caller = actor_host.Caller(Connection(ours, Halves(Half(b"b" * 32, False), Half(b"a" * 32, False))))
+        caller = Caller(Connection(ours, Halves(Half(b"b" * 32, False), Half(b"a" * 32, False))))
         records = Records(Halves(Half(b"a" * 32, False), Half(b"b" * 32, False)))
         for message in (("hello", b"a" * 16, 1, b"s" * 16), _CALL, said):
             theirs.sendall(records.pack(msgpack.packb(message)))

@@ -23,25 +23,23 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgpack
 
-from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, FutureResult, actors, run_apart, session_lives
+from fdb_datamodel import ClaimLostError, ClusterSpace, Failure, actors, run_apart, session_lives
 from futures_worker.database import run_patiently
-from futures_worker.errors import FutureFailedError, MainspringError, ObjectLostError, WireError
-from futures_worker.failure import text_of
-from futures_worker.objects.object_names import result_name
+from futures_worker.errors import MainspringError, WireError
 from futures_worker.objects.store_secret import ClusterSecrets
 from futures_worker.objects.store_server import listen
-from futures_worker.payload import INLINE_RESULT_BYTES, dump_exception, dump_result, load_args
 from futures_worker.ports import wire
 from futures_worker.ports.acceptor import Acceptor
 from futures_worker.ports.handshake import ACTOR, Identity
+from futures_worker.worker.actor_callers import Call, Caller, read_call
+from futures_worker.worker.actor_calls import Calls, failed, size_of
 from futures_worker.worker.child.coroutines import finished
 from futures_worker.worker.child.task_context import current_task, waiting, worker_address
 from futures_worker.worker.messages import is_id
-from futures_worker.worker.processes import leave_if_forked
 from futures_worker.worker.shortage import HostShortError, shortage_of
 from idempotent_txn import run
 
@@ -54,24 +52,10 @@ BATCH_SECONDS: Final = 0.001  # after which what ran is recorded, though more ca
 MOST_QUEUED: Final = 10_000  # calls taken in before those that sent them have to wait
 MOST_CALLERS: Final = 1024  # connections at one time, and at most half of the descriptors; a further caller tries again
 MOST_UNREAD: Final = 32 << 20  # bytes of answers a caller doesn't read, after which its calls are left where they are
-MOST_MESSAGE: Final = 128 << 20
-MOST_NAME: Final = 1000  # characters of a call's name that are kept: more than those of an actor and a method have
 READ_BYTES: Final = 1 << 18
 LOOK_SECONDS: Final = (
     5.0  # between two looks whether the client that made an unnamed actor lives, and for orphaned calls
 )
-
-
-class Call(NamedTuple):
-    """One call on its way through the actor."""
-
-    caller: Caller | None  # None: its caller is gone, or it was recorded before this start
-    id: bytes
-    session: bytes
-    method: str
-    name: str
-    args: bytes
-    dependencies: Sequence[bytes]
 
 
 def run_actor(
@@ -109,36 +93,6 @@ def run_actor(
             serve.close()
 
 
-class Caller:
-    """One connection."""
-
-    def __init__(self, connection: wire.Connection) -> None:
-        self.sock = connection.sock
-        self.records = connection.records()
-        self.session = b""  # set by its hello
-        self.unpacker = msgpack.Unpacker(max_buffer_size=MOST_MESSAGE, use_list=False)
-        self.unsent = bytearray()
-        self.unsealed = bytearray()
-        self.deaf = False
-        self.closed = False
-
-    def send(self) -> bool:
-        """Send what there is room for; whether all of it went."""
-        if self.unsealed:
-            self.unsent += self.records.pack(self.unsealed)
-            self.unsealed.clear()
-        try:
-            while self.unsent:
-                sent = self.sock.send(self.unsent)
-                del self.unsent[:sent]
-        except BlockingIOError:
-            return False
-        except OSError:  # it hung up and wants no answers; what it sent before is still read, up to its end
-            self.deaf = True
-            self.unsent.clear()
-        return True
-
-
 def _listen_for(ip: str) -> socket.socket:
     """A socket for those who dial `ip`, which may be another machine's that passes it on: where the worker listens, and nowhere else."""
     return listen(worker_address() or ip, 0)
@@ -150,11 +104,10 @@ class Server:
     def __init__(
         self, context: ClientContext, space: ClusterSpace, host: actors.ActorHost, instance: Any, owner: bytes
     ) -> None:
-        self._context = context
         self._db = context.db
         self._space = space
         self._host = host
-        self._instance = instance
+        self._calls = Calls(context, host, instance)
         self._owner = owner
         self._looked = time.monotonic()
         self._queue: deque[Call] = deque()
@@ -301,7 +254,7 @@ class Server:
     def _hear(self, caller: Caller, message: tuple[Any, ...]) -> None:
         kind = message[0]
         if kind == "call":
-            arrived = _read_call(caller, message)
+            arrived = read_call(caller, message)
             if arrived.id in self._recorded:
                 self._arrive_again(arrived)
             else:
@@ -388,106 +341,7 @@ class Server:
         if call.id in self._cancelled:
             self._cancelled.discard(call.id)
             return failed(call, Failure("cancelled", "the call was cancelled before it began"))
-        try:
-            args, kwargs = self._arguments(call)
-        except BaseException as error:
-            return self._never_ran(call, error)
-        pid = os.getpid()
-        try:
-            value = self._finished(self._method(call.method)(*args, **kwargs))
-        except BaseException as error:
-            leave_if_forked(pid, error)
-            return self._raised(call, error)
-        leave_if_forked(pid)
-        return self._returned(call, value)
-
-    def _arguments(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not call.dependencies and not call.args:
-            return (), {}
-        return load_args(call.args, self._values(call), name=call.name)
+        return self._calls.run(call, self._finished)
 
     def _finished(self, value: Any) -> Any:
         return finished(value)
-
-    def _never_ran(self, call: Call, error: BaseException) -> actors.CallOutcome:
-        reason = "upstream" if isinstance(error, _UpstreamError) else "unpickle"
-        chain = (error.upstream,) if isinstance(error, _UpstreamError) else ()
-        carried = error.__cause__ if isinstance(error, _UpstreamError) and error.__cause__ else error
-        return failed(call, _carried(reason, text_of(error), carried, chain))
-
-    def _raised(self, call: Call, error: BaseException) -> actors.CallOutcome:
-        return failed(call, _carried("error", f"{type(error).__name__}: {text_of(error)}", error))
-
-    def _returned(self, call: Call, value: Any) -> actors.CallOutcome:
-        try:
-            result = dump_result(value)
-            contained = result.contained and result.contained_in(self._context.origin.identity)
-            if result.nbytes <= INLINE_RESULT_BYTES:
-                data = result.to_bytes()
-                stored = FutureResult(data, len(data))
-                return actors.CallOutcome(call.id, call.session, call.name, stored, contained=contained)
-            name, worker = result_name(call.id, 0, 1), self._host.worker
-            self._context.object_fetcher().put(worker.address, name, result.to_bytes())
-            stored = FutureResult(None, result.nbytes, name, worker)
-            return actors.CallOutcome(call.id, call.session, call.name, stored, contained=contained)
-        except (ObjectLostError, WireError) as error:  # the worker is gone, and this process goes with it
-            text = f"it ran, and its result of {result.nbytes:,} bytes has no place any more: {error}"
-            return failed(call, Failure("actor-died", text[:500]))
-        except BaseException as error:
-            return failed(call, _carried("result-pickle", text_of(error), error))
-
-    def _method(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") and name != "__call__":
-            raise AttributeError(f"{name!r} of {type(self._instance).__name__} is private: calls reach public methods")
-        method: Callable[..., Any] = getattr(self._instance, name)
-        return method
-
-    def _values(self, call: Call) -> list[Any]:
-        from futures_worker.client.data import find
-
-        values = []
-        for dependency in call.dependencies:
-            try:
-                values.append(find(self._context, dependency).result())
-            except Exception as error:
-                raise _UpstreamError(dependency, f"{call.name} never ran: an argument of it failed: {error}") from error
-        return values
-
-
-def _read_call(caller: Caller, message: tuple[Any, ...]) -> Call:
-    """Raises ValueError for what no client says: how it ended couldn't be recorded, which ends an actor for everybody."""
-    _, call, method, name, args, dependencies = message
-    if not caller.session:
-        raise ValueError("a call before the hello")
-    if type(method) is not str or type(name) is not str or type(args) is not bytes or type(dependencies) is not tuple:
-        raise ValueError("a call has a method, a name, arguments and dependencies")
-    if not all(map(is_id, (call, *dependencies))):
-        raise ValueError("a call and what it depends on are named by their ids")
-    return Call(caller, call, caller.session, method, name[:MOST_NAME], args, dependencies)
-
-
-class _UpstreamError(FutureFailedError):
-    def __init__(self, upstream: bytes, message: str) -> None:
-        super().__init__(message)
-        self.upstream = upstream
-
-
-def failed(call: Call, failure: Failure) -> actors.CallOutcome:
-    """A call that ended so."""
-    return actors.CallOutcome(call.id, call.session, call.name, None, failure)
-
-
-def size_of(outcome: actors.CallOutcome) -> int:
-    """Bytes that it takes in a transaction, about."""
-    size = 100
-    if outcome.result is not None and outcome.result.inline is not None:
-        size += len(outcome.result.inline)
-    if outcome.failure is not None:
-        size += len(outcome.failure.payload) + len(outcome.failure.traceback)
-    return size
-
-
-def _carried(reason: str, text: str, error: BaseException, chain: tuple[bytes, ...] = ()) -> Failure:
-    """A failure that carries an exception; the first frame of its traceback is this module's."""
-    carried = dump_exception(error, skip_frames=1)
-    return Failure(reason, text, carried.untraced().to_bytes(), carried.traceback, chain)

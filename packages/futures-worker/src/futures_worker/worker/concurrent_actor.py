@@ -21,17 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fdb_datamodel import ClusterSpace, Failure, actors
 from futures_worker.errors import MainspringError
-from futures_worker.worker.actor_host import (
-    BATCH_BYTES,
-    LOOK_SECONDS,
-    MOST_PER_BATCH,
-    Call,
-    Caller,
-    Server,
-    failed,
-    run_actor,
-    size_of,
-)
+from futures_worker.worker.actor_callers import Call, Caller
+from futures_worker.worker.actor_calls import failed, size_of
+from futures_worker.worker.actor_host import BATCH_BYTES, LOOK_SECONDS, MOST_PER_BATCH, Server, run_actor
 from futures_worker.worker.child import interrupts
 from futures_worker.worker.child.task_context import current_task
 from futures_worker.worker.processes import leave_if_forked
@@ -149,7 +141,7 @@ class ConcurrentServer(Server):
         found = self._asynchronous.get(method)
         if found is None:
             try:
-                found = iscoroutinefunction(_function_of(self._method(method)))
+                found = iscoroutinefunction(_function_of(self._calls.method(method)))
             except Exception:  # it is raised again where the call's own errors are
                 return False
             self._asynchronous[method] = found
@@ -178,22 +170,22 @@ class ConcurrentServer(Server):
         interrupts.ask_instead(lambda: under_way.cancel_requested)
         try:
             if call.dependencies:
-                args, kwargs = await self._loop.run_in_executor(self._threads, self._arguments, call)
+                args, kwargs = await self._loop.run_in_executor(self._threads, self._calls.arguments, call)
             else:
-                args, kwargs = self._arguments(call)
+                args, kwargs = self._calls.arguments(call)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            return self._never_ran(call, error)
+            return self._calls.never_ran(call, error)
         try:
-            value = await self._method(call.method)(*args, **kwargs)
+            value = await self._calls.method(call.method)(*args, **kwargs)
         except BaseException as error:
             leave_if_forked(self._pid, error)
             if isinstance(error, asyncio.CancelledError) and under_way.cancel_requested:
                 raise
-            return self._raised(call, error)
+            return self._calls.raised(call, error)
         leave_if_forked(self._pid)
-        return self._returned(call, value)
+        return self._calls.returned(call, value)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
