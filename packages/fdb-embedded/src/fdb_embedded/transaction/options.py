@@ -106,6 +106,8 @@ _FLAGS: dict[int, tuple[tuple[str, bool], ...]] = {
     AUTOMATIC_IDEMPOTENCY: (("automatic_idempotency", True),),
 }
 
+_LOGGED = frozenset({DEBUG_IDENTIFIER, TRANSACTION_LOGGING, LOG_TRANSACTION, LOGGING_MAX_FIELD_LENGTH, SPAN_PARENT})
+
 MOST_TIMEOUTS = 16
 """Timeouts that the options with them are kept of."""
 
@@ -179,20 +181,25 @@ class TransactionOptions:
             new.idempotency_id = _bytes(parameter, MIN_ID, MAX_ID)
         elif option in (TAG, AUTO_THROTTLE_TAG):
             new.tags = self._tagged(parameter)
-        elif option in (DEBUG_IDENTIFIER, TRANSACTION_LOGGING):
+        elif option in _LOGGED:
+            new._log(option, parameter)
+        return new
+
+    def _log(self, option: int, parameter: bytes | None) -> None:
+        """Options of the client's log, which isn't kept here: their values are checked."""
+        if option in (DEBUG_IDENTIFIER, TRANSACTION_LOGGING):
             identifier = _bytes(parameter, 1, MAX_DEBUG_IDENTIFIER)
-            if new.debug_identifier not in (b"", identifier):
+            if self.debug_identifier not in (b"", identifier):
                 raise Code(errors.CLIENT_INVALID_OPERATION)
-            new.debug_identifier = identifier
+            self.debug_identifier = identifier
         elif option == LOG_TRANSACTION:
-            if not new.debug_identifier:
+            if not self.debug_identifier:
                 raise Code(errors.CLIENT_INVALID_OPERATION)
         elif option == LOGGING_MAX_FIELD_LENGTH:
             if integer(parameter, -1, MAX_INT) == 0:
                 raise Code(errors.INVALID_OPTION_VALUE)
         elif option == SPAN_PARENT:
             _bytes(parameter, SPAN_BYTES, SPAN_BYTES)
-        return new
 
     def _tagged(self, tag: bytes | None) -> tuple[bytes, ...]:
         """The tags with one more."""

@@ -27,12 +27,7 @@ def get(tr: TransactionState, key: bytes, snapshot: bool) -> bytes | None:
     if tr.deferred or tr.committing or tr.dead or tr.options.timeout:
         tr.check()
     if key >= b"\xff":
-        if key >= tr.limit_key() and key != METADATA_VERSION:
-            raise Code(errors.KEY_OUTSIDE_LEGAL_RANGE)
-        try:
-            special = special_keys.system_get(tr, key)
-        except Code as error:
-            raise tr.read_failed(error.code) from None
+        special = _system_get(tr, key)
         if special is not None:
             return special[0]
     if len(key) > READ_KEY_LIMIT and len(key) > key_limit(key):
@@ -54,6 +49,16 @@ def get(tr: TransactionState, key: bytes, snapshot: bool) -> bytes | None:
         if overlay.clears and overlay.cleared(key):
             return None
     return _read_point(tr, key, snapshot)
+
+
+def _system_get(tr: TransactionState, key: bytes) -> tuple[bytes | None] | None:
+    """The value of a system's key that isn't stored as others are, else None; raises where the key may not be read."""
+    if key >= tr.limit_key() and key != METADATA_VERSION:
+        raise Code(errors.KEY_OUTSIDE_LEGAL_RANGE)
+    try:
+        return special_keys.system_get(tr, key)
+    except Code as error:
+        raise tr.read_failed(error.code) from None
 
 
 def _overlay_for(tr: TransactionState, snapshot: bool) -> Overlay | None:
@@ -221,8 +226,9 @@ def get_range(
     end_key = clipped(end_key + b"\0" if end_equal else end_key)
     if begin_offset >= end_offset and begin_key >= end_key:
         return [], False
+    read = _range_without_own if tr.options.ryw_disabled else _range
     try:
-        return _range(tr, begin_key, begin_offset, end_key, end_offset, limit, target_bytes, snapshot, reverse)
+        return read(tr, begin_key, begin_offset, end_key, end_offset, limit, target_bytes, snapshot, reverse)
     except Code as error:
         raise tr.read_failed(error.code) from None
 
@@ -238,45 +244,26 @@ def _range(
     snapshot: bool,
     reverse: bool,
 ) -> tuple[list[Row], bool]:
+    """As a transaction reads that sees what it wrote itself."""
     stepwise = tr.history is not None or begin_offset != 1 or end_offset != 1
     if not stepwise and tr.snap is None and tr.overlay:
         stepwise = _may_end_with_own(tr, begin_key, end_key, snapshot, reverse)
-    if stepwise and not tr.options.ryw_disabled:
+    if stepwise:
         if tr.overlay or tr.cut:
             client_view.noted(tr)
         begin, end = Selector(begin_key, begin_offset), Selector(end_key, end_offset)
         answer = client_view.get_range(tr, begin, end, limit, target_bytes, snapshot, reverse)
         return answer.rows, answer.more
-    edge = tr.limit_key()
     low, high = begin_key, end_key
-    begin_at = end_at = 1
-    if begin_offset != 1:
-        low, begin_at = _resolve(tr, begin_key, False, begin_offset, snapshot)
-    if end_offset != 1:
-        high, end_at = _resolve(tr, end_key, False, end_offset, snapshot)
-    if tr.options.ryw_disabled and reverse and end_offset > 1:  # the client resolves this one by itself
-        if not snapshot:
-            _add_read_range(tr, end_key, high + b"\0")
-        end_key, end_offset = high, 1
     rows: list[Row] = []
     more = False
-    if low < high and (low < edge or tr.options.ryw_disabled):  # the client asks for nothing behind the end
+    if low < high and low < tr.limit_key():  # the client asks for nothing behind the end
         overlay = _overlay_for(tr, snapshot)
         if overlay is None and not target_bytes and limit:
             rows = (tr.snap or snapshot_of(tr)).rows(low, high, limit, reverse, tr)
             more = len(rows) >= limit
         else:
             rows, more = _collect(_rows(tr, low, high, reverse, snapshot, limit or 64), limit, target_bytes)
-    if tr.options.ryw_disabled:
-        _saw(tr, low)
-        if not snapshot:
-            begin_selector, end_selector = (begin_key, begin_offset), (end_key, end_offset)
-            to_begin = begin_at < 1 and low < high and not (more and reverse)
-            conflict = range_conflicts.plain(begin_selector, end_selector, rows, more, to_begin, reverse)
-            _add_read_range(tr, *conflict)
-            if not reverse and not more and end_at > 1:
-                _add_read_range(tr, end_key, edge)  # it went on into the system's keys
-        return rows, more
     if more and reverse:
         low = rows[-1][0]
     elif more:
@@ -285,6 +272,45 @@ def _range(
         _saw(tr, (low, high))
     if not snapshot:
         _add_read_range(tr, low, high)
+    return rows, more
+
+
+def _range_without_own(
+    tr: TransactionState,
+    begin_key: bytes,
+    begin_offset: int,
+    end_key: bytes,
+    end_offset: int,
+    limit: int,
+    target_bytes: int,
+    snapshot: bool,
+    reverse: bool,
+) -> tuple[list[Row], bool]:
+    """As a transaction reads that sees the database only."""
+    low, high = begin_key, end_key
+    begin_at = end_at = 1
+    if begin_offset != 1:
+        low, begin_at = _resolve(tr, begin_key, False, begin_offset, snapshot)
+    if end_offset != 1:
+        high, end_at = _resolve(tr, end_key, False, end_offset, snapshot)
+    if reverse and end_offset > 1:  # the client resolves this one by itself
+        if not snapshot:
+            _add_read_range(tr, end_key, high + b"\0")
+        end_key, end_offset = high, 1
+    rows: list[Row] = []
+    more = False
+    if low < high and limit and not target_bytes:
+        rows = (tr.snap or snapshot_of(tr)).rows(low, high, limit, reverse, tr)
+        more = len(rows) >= limit
+    elif low < high:
+        rows, more = _collect(_rows(tr, low, high, reverse, snapshot, limit or 64), limit, target_bytes)
+    _saw(tr, low)
+    if not snapshot:
+        to_begin = begin_at < 1 and low < high and not (more and reverse)
+        ends = (begin_key, begin_offset), (end_key, end_offset)
+        _add_read_range(tr, *range_conflicts.plain(*ends, rows, more, to_begin, reverse))
+        if not reverse and not more and end_at > 1:
+            _add_read_range(tr, end_key, tr.limit_key())  # it went on into the system's keys
     return rows, more
 
 

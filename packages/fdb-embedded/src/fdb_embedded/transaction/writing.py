@@ -198,8 +198,8 @@ def clear_range(tr: TransactionState, begin: bytes, end: bytes) -> None:
         tr.defer(errors.KEY_OUTSIDE_LEGAL_RANGE)
         return
     conflicts = not quiet
-    tr.approximate += (len(begin) + len(end)) * (2 if conflicts else 1) + MUTATION_COST
-    tr.approximate += CONFLICT_COST if conflicts else 0
+    size = len(begin) + len(end)
+    tr.approximate += size + MUTATION_COST + (size + CONFLICT_COST if conflicts else 0)
     begin, end = clipped(begin), clipped(end)
     if begin >= end:
         return
@@ -358,7 +358,15 @@ def size(tr: TransactionState) -> int:
             total += sum(len(key) + len(operand) + MUTATION_COST for operand in entry.operands())
         else:
             total += len(key) + len(entry) + MUTATION_COST
-    kept = sorted(key for key, entry in writes.items() if entry is not None)
+    total += _size_of_clears(gone, sorted(key for key, entry in writes.items() if entry is not None))
+    points = [(key, key + b"\0") for key in tr.written_points(writes)]
+    ranges = merge_ranges([*tr.write_ranges, *points])
+    return total + sum(len(begin) + len(end) + CONFLICT_COST for begin, end in ranges)
+
+
+def _size_of_clears(gone: list[Range], kept: list[bytes]) -> int:
+    """Bytes of the mutations that clear `gone`, but for the keys in `kept` (in order), which are written."""
+    total = 0
     for begin, end in merge_ranges(gone):
         at = begin
         for key in kept[bisect.bisect_left(kept, begin) : bisect.bisect_left(kept, end)]:
@@ -367,6 +375,4 @@ def size(tr: TransactionState) -> int:
             at = key + b"\0"
         if at < end:
             total += len(at) + len(end) + MUTATION_COST
-    points = [(key, key + b"\0") for key in tr.written_points(writes)]
-    ranges = merge_ranges([*tr.write_ranges, *points])
-    return total + sum(len(begin) + len(end) + CONFLICT_COST for begin, end in ranges)
+    return total
