@@ -204,20 +204,7 @@ def _converters(hint: Any) -> tuple[_Convert | None, _Convert | None]:
         options = [option for option in typing.get_args(hint) if option is not type(None)]
         return _converters(options[0]) if len(options) == 1 else (None, None)
     if origin is tuple:
-        args = typing.get_args(hint)
-        if len(args) == 2 and args[1] is Ellipsis:
-            encode, decode = _converters(args[0])
-            return (
-                None if encode is None else lambda values: [encode(value) for value in values],
-                None if decode is None else lambda values: tuple(decode(value) for value in values),
-            )
-        pairs = [_converters(arg) for arg in args]
-        if all(encode is None for encode, _ in pairs):
-            return None, None
-        return (
-            lambda values: [v if e is None else e(v) for v, (e, _) in zip(values, pairs, strict=True)],
-            lambda values: tuple(v if d is None else d(v) for v, (_, d) in zip(values, pairs, strict=True)),
-        )
+        return _tuple_converters(typing.get_args(hint))
     if isinstance(hint, type):
         if issubclass(hint, Record):
             return (lambda record: record.to_array()), hint.from_array
@@ -226,3 +213,20 @@ def _converters(hint: Any) -> tuple[_Convert | None, _Convert | None]:
         if issubclass(hint, UUID):
             return _uuid_bytes, _uuid
     return None, None
+
+
+def _tuple_converters(args: tuple[Any, ...]) -> tuple[_Convert | None, _Convert | None]:
+    """The same of a tuple of these, or of any number of one (and an ellipsis)."""
+    if len(args) == 2 and args[1] is Ellipsis:
+        encode, decode = _converters(args[0])
+        return (
+            None if encode is None else lambda values: [encode(value) for value in values],
+            None if decode is None else lambda values: tuple(decode(value) for value in values),
+        )
+    pairs = [_converters(arg) for arg in args]
+    if all(encode is None for encode, _ in pairs):
+        return None, None
+    return (
+        lambda values: [v if e is None else e(v) for v, (e, _) in zip(values, pairs, strict=True)],
+        lambda values: tuple(v if d is None else d(v) for v, (_, d) in zip(values, pairs, strict=True)),
+    )
