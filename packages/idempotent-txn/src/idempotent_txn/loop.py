@@ -283,7 +283,7 @@ def _armed(db: Any, deadline: float, attempt: int) -> Any:
     if created >= deadline and attempt > 1:
         raise TransactionTimedOut(f"the deadline passed after {attempt - 1} attempts; nothing committed")
     tr = db.create_transaction()
-    tr._deadline = deadline
+    tr.run_deadline = deadline
     arm(tr, deadline, created)
     return tr
 

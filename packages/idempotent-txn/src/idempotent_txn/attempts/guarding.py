@@ -84,7 +84,7 @@ def guarded_class(cls: type, own_ids: bool) -> type:
     def reset(self: Any) -> None:
         plain.reset(self)
         self.__dict__.setdefault("_restarts", [])
-        deadline = self.__dict__.get("_deadline")
+        deadline = self.__dict__.get("run_deadline")
         if deadline is not None:
             arm(self, deadline, time.monotonic())
 

@@ -105,7 +105,7 @@ def recording_transaction(cls: type) -> tuple[Any, Recording]:
     """A transaction that records, of a subclass of the engine's transaction class `cls`, and its record."""
     recorder: Any = _recorder_class(cls)
     tr = recorder.__new__(recorder)
-    recording = tr._recording = Recording()
+    recording = tr.recording = Recording()
     return tr, recording
 
 
@@ -113,7 +113,7 @@ def record_beside(tr: Any) -> Recording:
     """Begin to record the writes of `tr`, a fresh transaction of any engine, which goes on to read and to see them."""
     tr.__class__ = _reading_class(tr.__class__)
     recording = SharedRecording()
-    tr._recording = recording
+    tr.recording = recording
     return recording
 
 
@@ -134,21 +134,23 @@ _COMMITS_OWN: Final = (
 """What belongs to the commit of a transaction, or changes what its reads and writes mean."""
 
 
+def _stop(self: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+    """In the place of what can't be recorded."""
+    self.recording.joinable = False
+    raise NeedsTransaction
+
+
 @cache
 def _reading_class(cls: type) -> type:
     """`cls`, whose writes go into its record too; what can't be merged stops the body."""
     blind = _recorder_class(cls)
-
-    def stop(self: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
-        self._recording.joinable = False
-        raise NeedsTransaction
 
     def both(name: str) -> Callable[..., None]:
         record, write = getattr(blind, name), getattr(cls, name)
         many = name.endswith("_many")
 
         def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
-            recording: SharedRecording = self._recording
+            recording: SharedRecording = self.recording
             me = get_ident()
             if recording.writer == me:  # one writing method of the binding calls another
                 write(self, *args, **kwargs)
@@ -167,15 +169,15 @@ def _reading_class(cls: type) -> type:
         return recorded
 
     def atomic(self: Any, *args: Any, **kwargs: Any) -> None:
-        if self._recording.writer != get_ident():
-            stop(self)
+        if self.recording.writer != get_ident():
+            _stop(self)
         cls._atomic_operation(self, *args, **kwargs)  # type: ignore[attr-defined]
 
     members: dict[str, Any] = {name: both(name) for name in (*VALUED, *_OTHER_WRITES) if hasattr(cls, name)}
-    members |= {name: stop for name in _COMMITS_OWN if hasattr(cls, name)}
+    members |= {name: _stop for name in _COMMITS_OWN if hasattr(cls, name)}
     if hasattr(cls, "_atomic_operation"):
         members["_atomic_operation"] = atomic
-    members |= {"options": property(stop), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    members |= {"options": property(_stop), "__module__": cls.__module__, "__doc__": cls.__doc__}
     return type(cls.__name__, (cls,), members)
 
 
@@ -192,105 +194,111 @@ _OTHER_WRITES: Final = (
 )
 
 
-@cache
-def _recorder_class(cls: type) -> type:
-    """`cls` without its handle: whatever would touch it finds none, and stops the body."""
-
-    def stop(self: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
-        self._recording.joinable = False
-        raise NeedsTransaction
-
-    def missing(self: Any, name: str) -> NoReturn:
-        if name == "create_transaction" or name.startswith("__"):
-            raise AttributeError(name)
-        stop(self)
-
-    # The names of the arguments are the binding's.
-    def put(self: Any, key: Any, value: Any) -> None:
-        if type(key) is not bytes or type(value) is not bytes:
-            key, value = _key_bytes(self, key), _value_bytes(self, value)
-        self._recording.valued("set", key, value)
-
-    def atomic(name: str) -> Callable[[Any, Any, Any], None]:
-        def write(self: Any, key: Any, param: Any) -> None:
-            if type(key) is not bytes or type(param) is not bytes:
-                key, param = _key_bytes(self, key), _value_bytes(self, param)
-            self._recording.valued(name, key, param)
-
-        return write
-
-    def clear(self: Any, key: Any) -> None:
-        self._recording.valued("clear", _key_bytes(self, key), b"")
-
-    def clear_range(self: Any, begin: Any, end: Any) -> None:
-        first = b"" if begin is None else _key_bytes(self, begin)
-        last = END_OF_USER_KEYS if end is None else _key_bytes(self, end)
-        self._recording.ranged("clear_range", first, last)
-
-    def clear_range_startswith(self: Any, prefix: Any) -> None:
-        first = _key_bytes(self, prefix)
-        if not first.rstrip(b"\xff"):
-            stop(self)
-        clear_range(self, first, prefix_end(first))
-
-    def add_write_conflict_range(self: Any, begin: Any, end: Any) -> None:
-        self._recording.ranged("add_write_conflict_range", _key_bytes(self, begin), _key_bytes(self, end))
-
-    def add_write_conflict_key(self: Any, key: Any) -> None:
-        first = _key_bytes(self, key)
-        self._recording.ranged("add_write_conflict_range", first, first + b"\0")
-
-    def delete_item(self: Any, key: Any) -> None:
-        if isinstance(key, slice):
-            clear_range(self, key.start, key.stop)
-        else:
-            clear(self, key)
-
-    def set_all(self: Any, items: Iterable[tuple[bytes, bytes]]) -> None:
-        for key, value in items:
-            put(self, key, value)
-
-    def clear_all(self: Any, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            clear(self, key)
-
-    def do_nothing(self: Any) -> None:
-        pass
-
-    members: dict[str, Any] = {name: atomic(name) for name in VALUED}
-    members |= {
-        "set": put,
-        "clear": clear,
-        "clear_range": clear_range,
-        "clear_range_startswith": clear_range_startswith,
-        "add_write_conflict_range": add_write_conflict_range,
-        "add_write_conflict_key": add_write_conflict_key,
-        "set_many": set_all,
-        "clear_many": clear_all,
-        "__setitem__": put,
-        "__delitem__": delete_item,
-        "__getattr__": missing,
-        "__del__": do_nothing,
-        "set_versionstamped_key": stop,
-        "set_versionstamped_value": stop,
-        "__module__": cls.__module__,
-        "__doc__": cls.__doc__,
-    }
-    return type(cls.__name__, (cls,), members)
-
-
 def _key_bytes(tr: Any, key: Any) -> bytes:
     plain = key.as_foundationdb_key() if hasattr(key, "as_foundationdb_key") else key
     if type(plain) is not bytes:
-        # A key selector, or a mistake: the engine says what it is.
-        tr._recording.joinable = False
-        raise NeedsTransaction
+        _stop(tr)  # a key selector, or a mistake: the engine says what it is
     return plain
 
 
 def _value_bytes(tr: Any, value: Any) -> bytes:
     plain = value.as_foundationdb_value() if hasattr(value, "as_foundationdb_value") else value
     if type(plain) is not bytes:
-        tr._recording.joinable = False
-        raise NeedsTransaction
+        _stop(tr)
     return plain
+
+
+def _missing(self: Any, name: str) -> NoReturn:
+    if name == "create_transaction" or name.startswith("__"):
+        raise AttributeError(name)
+    _stop(self)
+
+
+# What a transaction that only records has in the place of the binding's methods; the names of the arguments are the binding's.
+
+
+def _set(self: Any, key: Any, value: Any) -> None:
+    if type(key) is not bytes or type(value) is not bytes:
+        key, value = _key_bytes(self, key), _value_bytes(self, value)
+    self.recording.valued("set", key, value)
+
+
+def _atomic(name: str) -> Callable[[Any, Any, Any], None]:
+    def write(self: Any, key: Any, param: Any) -> None:
+        if type(key) is not bytes or type(param) is not bytes:
+            key, param = _key_bytes(self, key), _value_bytes(self, param)
+        self.recording.valued(name, key, param)
+
+    return write
+
+
+def _clear(self: Any, key: Any) -> None:
+    self.recording.valued("clear", _key_bytes(self, key), b"")
+
+
+def _clear_range(self: Any, begin: Any, end: Any) -> None:
+    first = b"" if begin is None else _key_bytes(self, begin)
+    last = END_OF_USER_KEYS if end is None else _key_bytes(self, end)
+    self.recording.ranged("clear_range", first, last)
+
+
+def _clear_range_startswith(self: Any, prefix: Any) -> None:
+    first = _key_bytes(self, prefix)
+    if not first.rstrip(b"\xff"):
+        _stop(self)
+    _clear_range(self, first, prefix_end(first))
+
+
+def _add_write_conflict_range(self: Any, begin: Any, end: Any) -> None:
+    self.recording.ranged("add_write_conflict_range", _key_bytes(self, begin), _key_bytes(self, end))
+
+
+def _add_write_conflict_key(self: Any, key: Any) -> None:
+    first = _key_bytes(self, key)
+    self.recording.ranged("add_write_conflict_range", first, first + b"\0")
+
+
+def _delete_item(self: Any, key: Any) -> None:
+    if isinstance(key, slice):
+        _clear_range(self, key.start, key.stop)
+    else:
+        _clear(self, key)
+
+
+def _set_many(self: Any, items: Iterable[tuple[bytes, bytes]]) -> None:
+    for key, value in items:
+        _set(self, key, value)
+
+
+def _clear_many(self: Any, keys: Iterable[bytes]) -> None:
+    for key in keys:
+        _clear(self, key)
+
+
+def _do_nothing(self: Any) -> None:
+    pass
+
+
+_RECORDER: Final[dict[str, Callable[..., None]]] = {
+    **{name: _atomic(name) for name in VALUED},
+    "set": _set,
+    "clear": _clear,
+    "clear_range": _clear_range,
+    "clear_range_startswith": _clear_range_startswith,
+    "add_write_conflict_range": _add_write_conflict_range,
+    "add_write_conflict_key": _add_write_conflict_key,
+    "set_many": _set_many,
+    "clear_many": _clear_many,
+    "__setitem__": _set,
+    "__delitem__": _delete_item,
+    "__getattr__": _missing,
+    "__del__": _do_nothing,
+    "set_versionstamped_key": _stop,
+    "set_versionstamped_value": _stop,
+}
+
+
+@cache
+def _recorder_class(cls: type) -> type:
+    """`cls` without its handle: whatever would touch it finds none, and stops the body."""
+    return type(cls.__name__, (cls,), {**_RECORDER, "__module__": cls.__module__, "__doc__": cls.__doc__})
