@@ -71,6 +71,18 @@ def test_private_names_of_others_are_seen_and_ones_own_are_not(house: ModuleType
     assert [p.text for p in house.private_access(known)] == ["lease_locks.a:4 other._theirs"]
 
 
+def test_what_has_no_public_name_elsewhere_is_explained_as_long_as_it_is_used(
+    house: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = tree(house, lease_locks__a="import fdb\nfdb.impl._capi.f(fdb.impl._other)\n")
+    explained = dict.fromkeys(("fdb.impl._capi", "fdb.impl._gone"), "no public way: …")
+    monkeypatch.setattr(house, "FOREIGN", {"lease_locks": explained})
+    assert [p.text for p in house.ours(house.private_access(known))] == [
+        "lease_locks.a:2 fdb.impl._other",
+        "lease_locks uses fdb.impl._gone no more: take it out of FOREIGN",
+    ]
+
+
 def test_sizes_are_counted(house: ModuleType) -> None:
     long = "def f(\n    a,\n):\n" + "    x = 1\n" * 61
     fits = "def f(\n    a,\n):\n" + "    x = 1\n" * 60
