@@ -111,6 +111,25 @@ def test_a_cancel_behind_the_one_before_in_its_batch_is_one(program: Stepping) -
     assert fdb_error_code(error.value) == NOT_COMMITTED
 
 
+def test_one_that_is_recorded_by_then_stays(program: Stepping) -> None:
+    """By a transaction that did what was asked as well, of which the program was told otherwise."""
+    program.lab(programs.record_request, program.fence, 1, Request("step", "done", b"3"))
+    with pytest.raises(Exception) as error:
+        program.commit(program.following(1))
+    assert fdb_error_code(error.value) == NOT_COMMITTED
+    assert program.lab(programs.read_requests, program.id)[1].form == ("step", "done")
+
+
+def test_parts_that_were_written_outlast_a_clear_that_comes_late(program: Stepping) -> None:
+    late = program.lab.db.create_transaction()
+    programs.clear_value(late, program.lab.space, program.fence, 1)
+    program.lab(programs.write_parts, program.fence, 1, 0, [b"a", b"b"])
+    with pytest.raises(Exception) as error:
+        late.commit().wait()
+    assert fdb_error_code(error.value) == NOT_COMMITTED
+    assert program.lab(programs.read_value, program.id, 1, 0, 8) == [b"a", b"b"]
+
+
 def test_a_value_too_large_is_refused(program: Stepping) -> None:
     tr = program.lab.db.create_transaction()
     large = Request("step", "b", bytes(programs.VALUE_LIMIT + 1))

@@ -124,3 +124,17 @@ def doubled(count: int) -> int:
 def _double(number: int) -> int:
     DURING.get(number, int)()
     return 2 * number
+
+
+def charging(key: bytes) -> list[Any]:
+    """A step of its own, then one whose writes are the record's, with whatever comes in between."""
+    return [step(done, "done"), step(count, key, tr=True)]
+
+
+def steps_then_fails() -> str:
+    """Fails behind its second step, until `LOSE` has something."""
+    step(done, "a")
+    step(done, "b")
+    if not LOSE:
+        raise RuntimeError("not yet")
+    return step(done, "c")

@@ -323,7 +323,9 @@ class Cluster:
         code = self.transact(dm.get_code, claim.code)
         function = load_code(code)
         args, kwargs = load_args(claim.args, [], name=claim.name) if claim.args else ((), {})
-        task_context.enter(task_context.TaskContext(claim.id, URL, self.space.cluster, claim.attempt, claim.token))
+        task_context.enter(
+            task_context.TaskContext(claim.id, URL, self.space.cluster, claim.attempt, claim.token, claim.epoch)
+        )
         try:
             if claim.call_options == PROGRAM:
                 with self._killing():

@@ -10,14 +10,18 @@ import pytest
 from program_sim import PATIENT, Cluster
 
 import fdb_datamodel as dm
+from fdb_datamodel import programs
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.space import NUM_ATTEMPTS, layout_of
 from futures_worker import MainspringError, step
-from futures_worker.programs import waits
+from futures_worker.programs import asking, waits
 from idempotent_txn import run
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     compared.DONE.clear()
+    compared.LOSE.clear()
     cluster = Cluster(1, kills=0.0)
     yield cluster
     assert dm.validate(cluster.db, cluster.space) == []
@@ -74,6 +78,39 @@ def test_one_whose_claim_is_lost_compensates_nothing(cluster: Cluster, monkeypat
     monkeypatch.setattr(cluster, "_run", losing)
     assert ran(cluster, compared.saga) == "shipped"
     assert compared.DONE == ["charged", "shipped"]
+
+
+def test_a_step_that_is_interrupted_behind_its_commit_is_recorded_as_it_was(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a time limit of the program's own, say: what the commit recorded is what the step returns, and what counts."""
+    whole, made = asking.run_patiently, []
+
+    def interrupted(db: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = whole(db, fn, *args, **kwargs)
+        made.append(found)
+        if len(made) == 2:
+            raise TimeoutError("the program's own limit")
+        return found
+
+    monkeypatch.setattr(asking, "run_patiently", interrupted)
+    key = cluster.space.cluster.encode()
+    assert ran(cluster, compared.charging, key) == ["done", 1]
+    assert run(cluster.db, lambda tr: int(tr[key].value)) == 1
+
+
+def test_one_that_runs_anew_finds_what_it_asked_for_whatever_its_attempts_say(cluster: Cluster) -> None:
+    """The row that counts them was damaged, and dropped when the program was set apart."""
+    program = cluster.client.submit(compared.steps_then_fails, durable=True, max_retries=0)
+    cluster.run_to_the_end([program], [])
+    assert compared.DONE == ["a", "b"]
+    layout = layout_of(cluster.space)
+    run(cluster.db, lambda tr: tr.clear(layout.future(encode_id(program._record.id), NUM_ATTEMPTS)))
+    compared.LOSE[:] = [lambda: None]
+    assert cluster.transact(programs.resume_program, program._record.id)
+    cluster.run_to_the_end([program], [])
+    assert cluster.value(program) == "c"
+    assert compared.DONE == ["a", "b", "c"]
 
 
 def test_a_coroutine_function_is_a_step(cluster: Cluster) -> None:

@@ -109,14 +109,15 @@ def record_following(
 ) -> Request:
     """`record_request` without a read, where the request before was recorded by this attempt in the commit of version `after`.
 
-    So the program was its own then, and not cancelled. Whatever has changed of that since is a conflict, which nobody but who
-    reads can tell from other ones: another try, or one after a commit whose outcome isn't known, is `record_request`.
+    So the program was its own then, not cancelled, and nothing recorded as that number. Whatever has changed of that since is a
+    conflict, which nobody but who reads can tell from other ones: another try is `record_request`.
     """
     keys, e = layout_of(space), encode_id(claim.id)
+    row = keys.program_request(e, number)
     tr.set_read_version(after - 1)  # what is behind that commit in its batch has its version
-    add_read_conflict_keys(tr, (keys.future(e, CLAIM), keys.program_row(e, "cancel")))
+    add_read_conflict_keys(tr, (keys.future(e, CLAIM), row, keys.program_row(e, "cancel")))
     request = request._replace(wall_us=time.time_ns() // 1000)
-    tr.set(keys.program_request(e, number), _pack(request))
+    tr.set(row, _pack(request))
     return request
 
 
@@ -154,8 +155,9 @@ def clear_value(tr: Transaction, space: ClusterSpace, claim: ProgramClaim, numbe
     """Clear parts that an attempt before wrote of a request that it didn't come to record. Raises ClaimLostError."""
     ch = Changes(tr, space)
     e = fence(ch, claim)
-    begin = ch.keys.program_value(e, number, 0)
-    tr.clear_range(begin, ch.keys.program_value(e, number + 1, 0))
+    begin, end = ch.keys.program_value(e, number, 0), ch.keys.program_value(e, number + 1, 0)
+    tr.add_read_conflict_range(begin, end)  # one that comes late doesn't clear what was written meanwhile
+    tr.clear_range(begin, end)
 
 
 def fence(ch: Changes, claim: ProgramClaim) -> bytes:

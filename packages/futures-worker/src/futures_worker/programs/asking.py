@@ -42,7 +42,7 @@ class Asking:
         self.history = History(
             lambda: self.label,
             lambda start: self.transact(programs.read_requests, task.id, start),
-            first=task.attempt == 1,
+            first=task.attempt == 1 and task.epoch == 0,
         )
         self._noted: Any = None  # the transaction of the last `note`
         self._after = 0  # its version, while the next one may build on it

@@ -145,7 +145,7 @@ class ChildLoop:
             self._did_not_begin(seq, started, error)
             return
         self._fresh = False
-        context = task_context.TaskContext(future_id, self._url, self._cluster, attempt, *task[10:])
+        context = task_context.TaskContext(future_id, self._url, self._cluster, attempt, *task[10:], epoch=epoch)
         task_context.enter(context)
         call = caller_of(options)
         try:

@@ -26,6 +26,7 @@ class TaskContext:
     cluster: str
     attempt: int = 0  # which start of the future this is
     token: bytes = b""  # of the claim of that
+    epoch: int = 0  # how often the future was made to run again after it had ended
     actor: bool = False  # it never ends, and what it submits is nobody's child
     concurrent: bool = False  # while one of its waits lasts, the rest of it goes on
     waiting: int = 0  # its threads that wait for futures now
