@@ -145,7 +145,8 @@ class ChildLoop:
             self._did_not_begin(seq, started, error)
             return
         self._fresh = False
-        context = task_context.TaskContext(future_id, self._url, self._cluster, attempt, *task[10:], epoch=epoch)
+        token = task[10] if len(task) > 10 else b""
+        context = task_context.TaskContext(future_id, self._url, self._cluster, attempt, token, epoch)
         task_context.enter(context)
         call = caller_of(options)
         try:
