@@ -75,6 +75,8 @@ import s3heap_tender.runs.subprocesses as subprocesses
 import s3heap_tender.scheduler as scheduler
 import s3heap_tender.stores.port as port
 import s3heap_tender.tender as tender
+import s3heap_tender.upkeep.guarding as guarding
+import s3heap_tender.upkeep.housekeeping as heap_housekeeping
 from futures_worker.cli import app
 from lease_locks import LeaseManager
 from mainspring_dashboard.cli import DEFAULT_PORT
@@ -204,11 +206,11 @@ PROMISES = [
     (f"{HEAP}/operations.md", r"an object holds ([\d,]+) items", writer.MAX_OBJECT_ITEMS),
     (f"{HEAP}/operations.md", r"a bucket ([\d,]+) objects a shard", naming.MAX_PARTS),
     (f"{HEAP}/operations.md", r"payload is at most ([\d,]+) bytes", settings.MAX_PAYLOAD),
-    (f"{HEAP}/operations.md", r"been due for (half a) minute", tender.OVERDUE_MS / 60_000),
+    (f"{HEAP}/operations.md", r"been due for (half a) minute", heap_housekeeping.OVERDUE_MS / 60_000),
     (f"{HEAP}/operations.md", r"One of over (\d+) MiB is none", port.MOST_BYTES / 2**20),
     (f"{HEAP}/operations.md", r"`poll` \(([\d.]+) s\)", default(tender.Tender, "poll")),
     (f"{HEAP}/operations.md", r"`keep_tombstones` \((a) week\)", tender.KEEP_TOMBSTONES / (7 * 86_400)),
-    (f"{HEAP}/operations.md", r"is logged once (a) minute", tender.REPEAT_LOG_SECONDS / 60),
+    (f"{HEAP}/operations.md", r"is logged once (a) minute", guarding.REPEAT_LOG_SECONDS / 60),
 ]  # fmt: skip
 
 

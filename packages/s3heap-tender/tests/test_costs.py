@@ -346,7 +346,7 @@ def test_pruning_reads_no_object_of_paused_tasks_again(counted: Any) -> None:
     counted.clock.sleep(61)
     counted.store.requests.clear()
     counted.store.page = 1
-    counted.tender._thorough.clear()
+    counted.tender._housekeeping.thorough.clear()
     assert counted.tender.turn(prune=None, reconcile=False).pruned.pruned == 1
     kinds = [request.split()[0] for request in counted.store.requests]
     assert sorted(kinds) == ["delete", "list"]
@@ -419,7 +419,7 @@ def test_what_the_heap_lost_comes_back_though_comparisons_are_rare(counted: Any)
     counted.store.delete(bucket.key, if_match=counted.store.get(bucket.key).etag)
     now = [0.0]
     counted.tender._monotonic = lambda: now[0]
-    counted.tender._reconciled = dict.fromkeys(range(16), 0.0)
+    counted.tender._housekeeping.reconciled = dict.fromkeys(range(16), 0.0)
     asked = 0
     for _ in range(60):
         asked += counted.tender.turn(prune=False).reconciled
@@ -548,13 +548,14 @@ def test_comparisons_of_heap_and_sysdb_are_spread_over_their_time(counted: Any) 
     now = [0.0]
     counted.tender._monotonic = lambda: now[0]
     counted.tender.turn()
+    keeping = counted.tender._housekeeping
     compared = []
     for _ in range(60):
         now[0] += 60
-        counted.tender._looked = {}
-        before = dict(counted.tender._reconciled)
-        counted.tender._house(type(counted.tender.turn())(), range(16), False, None)
-        compared.append(sum(before[shard] != at for shard, at in counted.tender._reconciled.items()))
+        counted.tender._seen.shards = {}
+        before = dict(keeping.reconciled)
+        keeping.keep(type(counted.tender.turn())(), range(16), False, None)
+        compared.append(sum(before[shard] != at for shard, at in keeping.reconciled.items()))
     assert sum(compared) == 16
     assert max(compared) == 1
 

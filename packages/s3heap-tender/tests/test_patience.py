@@ -24,6 +24,7 @@ from s3heap_tender import (
 from s3heap_tender.objects.heap_io import PATIENCE_SECONDS
 from s3heap_tender.runs.ownership import LeasedShards
 from s3heap_tender.stores.memory import MemoryStore
+from s3heap_tender.upkeep import guarding
 
 
 class Silent(MemoryStore):
@@ -108,7 +109,7 @@ def test_a_silent_store_costs_a_turn_its_patience_and_the_sweep_goes_on(bench_of
     assert first.swept == 40
     assert first.store_failed
     # One operation's patience at most beyond the turn's own, not one for each of 16 shards.
-    assert store.now - began <= tender.STORE_PATIENCE + PATIENCE_SECONDS + 3 * 10
+    assert store.now - began <= guarding.STORE_PATIENCE + PATIENCE_SECONDS + 3 * 10
     firsts = []
     for _ in range(3):
         tried: list[int] = []

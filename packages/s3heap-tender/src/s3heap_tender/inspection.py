@@ -18,7 +18,7 @@ from s3heap_tender.rows.items import HeapItem, due_of
 from s3heap_tender.rows.known import read_known
 from s3heap_tender.rows.records import MICROSECONDS, Task, TaskRow, task_of
 from s3heap_tender.rows.states import State
-from s3heap_tender.tender import reconcile_shard
+from s3heap_tender.upkeep.reconciling import reconcile_shard
 
 _PAGE: Final = 1000
 
