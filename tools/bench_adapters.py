@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dask-python", default=os.environ.get("MAINSPRING_DASK_PYTHON"))
+    parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--distributed", action="store_true", help="measure Dask.distributed only, which this Python has"
     )
@@ -137,6 +138,9 @@ def main() -> int:
         print(json.dumps(of_distributed(options)))
         return 0
     found = measured(options)
+    if options.json:
+        print(json.dumps(found))
+        return 0
     ours = found["ours"]
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for name, rows in found.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import dataclasses
+import json
 import os
 import pstats
 import shutil
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--chain", type=int, default=2_000)
     parser.add_argument("--backlog", type=int, default=20_000)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     parent = tempfile.mkdtemp(prefix="mainspring-bench-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     try:
@@ -153,10 +155,15 @@ def main() -> None:
         if options.profile:
             profile.disable()
             pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+        rates["chain"] = chain(db, space, options.chain, options.batch)
+        empty, full = backlog(db, space, options.backlog, options.batch)
+        if options.json:
+            if violations := validate(db, space):
+                raise SystemExit(f"the data is not valid: {violations[:3]}")
+            print(json.dumps({"futures/s": rates, "ms of a claim": {"empty": empty, "backlog": full}}))
+            return
         for stage, rate in rates.items():
             print(f"{stage:>14}: {rate:10,.0f} futures/s")
-        print(f"{'chain':>14}: {chain(db, space, options.chain, options.batch):10,.0f} futures/s")
-        empty, full = backlog(db, space, options.backlog, options.batch)
         print(
             f"{'claim':>14}: {empty:.2f} ms beside an empty pool, {full:.2f} ms beside {options.backlog:,} that don't fit"
         )

@@ -176,7 +176,7 @@ class Bench:
         store = SlowStore()
         heap: Heap = self.stack.enter_context(Heap(store, sysdb, bucket_seconds=1))
         ids = [uuid.UUID(int=(n + 1) << 64 | n) for n in range(ahead)]
-        now = self._rows(sysdb, ids, State.SCHEDULED, paused=True) // 1000
+        now = self.write_rows(sysdb, ids, State.SCHEDULED, paused=True) // 1000
         for n, id in enumerate(ids):
             header = ObjectHeader(n % 16, n // 16, 0, 0, n, b"bench")
             body = encode_object(header, [HeapItem(ids[0], id, 1, now).pack()])
@@ -222,7 +222,7 @@ class Bench:
         sysdb = heap.sysdb
         rng = random.Random(3)
         ids = [uuid.UUID(int=rng.getrandbits(128)) for _ in range(count)]
-        now = self._rows(sysdb, ids, State.SCHEDULED)
+        now = self.write_rows(sysdb, ids, State.SCHEDULED)
         items = [HeapItem(ids[0], id, 1, now // 1000) for id in ids]
         began = time.monotonic()
         for at in range(0, count, 4096):
@@ -236,7 +236,7 @@ class Bench:
         """Items on the heap, requests of a turn of tender and scheduler, seconds it takes."""
         heap = self.heap(16)
         rng = random.Random(4)
-        self._rows(heap.sysdb, [uuid.UUID(int=rng.getrandbits(128)) for _ in range(count)], State.WAITING)
+        self.write_rows(heap.sysdb, [uuid.UUID(int=rng.getrandbits(128)) for _ in range(count)], State.WAITING)
         tender = Tender(heap, heap.sysdb)
         scheduler = Scheduler(heap, heap.sysdb, lambda task, gen, epoch: None, concurrency=0)
         tender.turn()
@@ -270,7 +270,7 @@ class Bench:
         (first, first_taken), (again, again_taken) = found
         return first, again, first_taken, again_taken
 
-    def _rows(self, sysdb: SysDb, ids: list[uuid.UUID], state: State, *, paused: bool = False) -> int:
+    def write_rows(self, sysdb: SysDb, ids: list[uuid.UUID], state: State, *, paused: bool = False) -> int:
         """Tasks written as they would be after a while, without a transaction each."""
         now = sysdb.now_micro()
         row = new_row("p", "t", 60.0, 1, None, 0.0, None, 5, "skip", "once", b"")
@@ -364,6 +364,7 @@ def main() -> int:
                 {
                     "rows": rows,
                     "missed": missed,
+                    "targets": GATES,
                     "client": options.client,
                     "cpus": os.cpu_count(),
                     "python": platform.python_version(),

@@ -4,7 +4,7 @@
 
 | measure | what | peers, where installed |
 |---|---|---|
-| acquire | acquire + release, uncontended, one thread | thds.mops' lease, filelock's SoftFileLease, redis-py's Lock |
+| acquire | acquire + release, uncontended, one thread | thds.mops' lease, filelock's SoftFileLease, redis-py's Lock, etcd's lock |
 | memo | a memoized call, found | joblib.Memory, thds.mops |
 | result | from a result's commit to a waiter's return, in another process | |
 | takeover | from SIGKILL of a holder to the next one's grant, same host | |
@@ -13,19 +13,23 @@
 | renewals | transactions per ttl for 2,000 leases of one process | |
 
 Contestants take turns within every round, so that what else the machine does falls on all of them; a figure is the
-median over rounds of the round's median. Redis runs as a server of its own, without persistence, over a Unix socket.
-`--peers` names a folder with peers that aren't installed here (`pip install --target DIR joblib redis thds.mops`).
+median over rounds of the round's median. Redis runs as a server of its own, without persistence, over a Unix socket; etcd, too,
+with its data beside the others', over its JSON gateway and one connection. `--peers` names a folder with peers that aren't
+installed here (`pip install --target DIR joblib redis thds.mops`); nox makes one, and names its Python.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import dataclasses
+import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -72,11 +76,11 @@ def redis_server(path: str | None, folder: Path) -> Iterator[Any]:
     if binary is None or redis is None:
         yield None
         return
-    socket = folder / "redis.sock"
-    command = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no"]
+    address = folder / "redis.sock"
+    command = [binary, "--port", "0", "--unixsocket", str(address), "--save", "", "--appendonly", "no"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder)
     try:
-        client = redis.Redis(unix_socket_path=str(socket))
+        client = redis.Redis(unix_socket_path=str(address))
         for _ in range(200):
             try:
                 client.ping()
@@ -89,8 +93,53 @@ def redis_server(path: str | None, folder: Path) -> Iterator[Any]:
         server.wait(10)
 
 
-def lease_contestants(folder: Path, locks: LeaseManager, redis: Any) -> dict[str, Contestant]:
+@contextlib.contextmanager
+def etcd_lock(folder: Path) -> Iterator[Contestant | None]:
+    """A lock of etcd's, of a server of its own, locked and unlocked under one lease; None where there is no server."""
+    binary = shutil.which("etcd")
+    if binary is None:
+        yield None
+        return
+    with contextlib.ExitStack() as bound:
+        sockets = [bound.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        ports = [one.getsockname()[1] for one in sockets]
+    client, peer = (f"http://127.0.0.1:{port}" for port in ports)
+    command = [
+        binary, "--data-dir", str(folder / "etcd"), "--listen-client-urls", client, "--advertise-client-urls", client,
+        "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
+    ]  # fmt: skip
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+    connection = http.client.HTTPConnection("127.0.0.1", ports[0], timeout=10)
+
+    def ask(path: str, **body: Any) -> Any:
+        connection.request("POST", f"/v3/{path}", json.dumps(body))
+        return json.loads(connection.getresponse().read())
+
+    name = base64.b64encode(b"bench").decode()
+    lease = None
+    try:
+        for _ in range(200):
+            try:
+                lease = ask("lease/grant", TTL=3600)["ID"]
+                break
+            except (OSError, http.client.HTTPException, LookupError, ValueError):
+                connection.close()
+                time.sleep(0.05)
+        if lease is None:
+            print(f"etcd: {binary} gave no lease within 200 attempts", file=sys.stderr)
+            yield None
+        else:
+            yield lambda: ask("lock/unlock", key=ask("lock/lock", name=name, lease=lease)["key"])
+    finally:
+        connection.close()
+        server.terminate()
+        server.wait(10)
+
+
+def lease_contestants(folder: Path, locks: LeaseManager, redis: Any, etcd: Contestant | None) -> dict[str, Contestant]:
     found: dict[str, Contestant] = {"lease-locks": lambda: _use(locks)}
+    if etcd is not None:
+        found["etcd lock"] = etcd
     if redis is not None:
         found["redis-py Lock"] = lambda: _use_redis(redis)
     with contextlib.suppress(ImportError):
@@ -330,15 +379,17 @@ def main() -> None:
     args = parser.parse_args()
     if args.peers:
         sys.path.append(args.peers)
+    if python := os.environ.get("MAINSPRING_MOPS_PYTHON"):
+        sys.path += map(str, Path(python).parent.parent.glob("lib/python*/site-packages"))
     wanted = args.only.split(",")
     shm = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="bench-leases-", dir=shm if shm.is_dir() else None))
     url = f"embedded:{folder}/db"
     results: dict[str, dict[str, float]] = {}
     try:
-        with LeaseManager(url) as locks, redis_server(args.redis_server, folder) as redis:
+        with LeaseManager(url) as locks, redis_server(args.redis_server, folder) as redis, etcd_lock(folder) as etcd:
             if "acquire" in wanted:
-                results["acquire"] = turns(lease_contestants(folder, locks, redis), args.rounds)
+                results["acquire"] = turns(lease_contestants(folder, locks, redis, etcd), args.rounds)
             if "memo" in wanted:
                 results["memo"] = turns(memo_contestants(folder, locks), args.rounds)
             if "result" in wanted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=memory_root()) as folder:
         url = f"embedded:{Path(folder, 'db')}"
@@ -74,9 +76,13 @@ def main() -> int:
         finally:
             worker.terminate()
             worker.wait()
+    ratio = statistics.median(row["memcpy"] for row in rows) / statistics.median(row["put"] for row in rows)
+    if given.json:
+        medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        print(json.dumps({"ms": medians, "ratio": ratio, "target": TARGET}))
+        return 0
     for row in rows:
         print("  ".join(f"{name} {value:.2f}" for name, value in row.items()), "ms")
-    ratio = statistics.median(row["memcpy"] for row in rows) / statistics.median(row["put"] for row in rows)
     print(
         f"put {ratio:.2f} x memcpy (median, processor time); target {TARGET}: {'met' if ratio >= TARGET else 'missed'}"
     )

@@ -299,6 +299,12 @@ def _peer(
     return result
 
 
+def targets(peers: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Row → its target, that of `resume` a most."""
+    dbos = peers.get("DBOS SQLite", {})
+    return {row: max(least, TIMES_DBOS * dbos.get(row, 0.0)) for row, least in TARGETS.items()} | {"resume": 1_000.0}
+
+
 def report(mine: dict[str, float], peers: dict[str, dict[str, float]]) -> None:
     """The table."""
     print(f"{'':58} {'ours':>10}" + "".join(f" {name:>16} {'ratio':>7}" for name in peers) + "  target")
@@ -309,10 +315,8 @@ def report(mine: dict[str, float], peers: dict[str, dict[str, float]]) -> None:
         for theirs in peers.values():
             peer = theirs.get(row)
             beside += f" {peer:>16,.0f} {mine[row] / peer:7.2f}" if peer else f" {'':24}"
-        target = "1,000" if row == "resume" else ""
-        if row in TARGETS:
-            target = f"{max(TARGETS[row], TIMES_DBOS * peers.get('DBOS SQLite', {}).get(row, 0.0)):,.0f}"
-        print(f"{text:58} {mine[row]:>10,.0f}{beside}  {target}")
+        target = targets(peers).get(row)
+        print(f"{text:58} {mine[row]:>10,.0f}{beside}  {f'{target:,.0f}' if target else ''}")
 
 
 def main() -> None:
@@ -331,6 +335,7 @@ def main() -> None:
     parser.add_argument("--dbos-python", default=os.environ.get("MAINSPRING_DBOS_PYTHON", ""))
     parser.add_argument("--postgres-url", default="", help="postgresql://…: a database that DBOS may fill")
     parser.add_argument("--celery-python", default=os.environ.get("MAINSPRING_CELERY_PYTHON", ""))
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     mine = ours(arguments)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
@@ -338,7 +343,11 @@ def main() -> None:
     if arguments.postgres_url:
         peers["DBOS PostgreSQL"] = dbos(arguments, arguments.postgres_url)
     peers["Celery Redis"] = celery(arguments)
-    report(mine, {name: rows for name, rows in peers.items() if rows})
+    peers = {name: rows for name, rows in peers.items() if rows}
+    if arguments.json:
+        print(json.dumps({"rows": ROWS, "results": {"ours": mine, **peers}, "targets": targets(peers)}))
+        return
+    report(mine, peers)
 
 
 if __name__ == "__main__":
