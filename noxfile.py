@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.options.default_venv_backend = "virtualenv"
 nox.options.sessions = ["lint", "types", "tests"]
@@ -52,7 +53,11 @@ RAY = "ray==2.60.0"
 DASK = "distributed==2026.8.0"
 DBOS = "dbos==3.4.0"
 CELERY = "celery[redis]==5.7.0"
-PEERS = {"futures": ("ray", "dask"), "programs": ("dbos", "celery")}  # benchmark -> what it is measured beside
+MOPS = "thds.mops==3.34.20261027022123"
+REDIS = "redis==8.1.0"
+PEERS = {  # benchmark -> what it is measured beside
+    "adapters": ("dask",), "futures": ("ray", "dask"), "leases": ("mops",), "programs": ("dbos", "celery"),
+}  # fmt: skip
 SOAK_SEEDS = "10000"
 SOAK_KILLS = "500"
 
@@ -241,12 +246,32 @@ def bench(session: nox.Session) -> None:
     script = ROOT / "tools" / f"bench_{name}.py"
     if not script.is_file():
         session.error(f"there is no benchmark {name!r}: {script} not found")
-    environment = {}
-    for peer in PEERS.get(name, ()):
-        session.run(sys.executable, "-m", "nox", "-s", f"peer-{peer}", external=True)
-        environment[f"MAINSPRING_{peer.upper()}_PYTHON"] = str(ROOT / ".nox" / f"peer-{peer}" / "bin" / "python")
+    environment = peers(session, *PEERS.get(name, ()))
     install(session)
     session.run("python", str(script), *rest, env=environment)
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Every benchmark beside its peers, and curves of growth, as the page build/report/index.html; hours, `-- --quick` minutes."""
+    environment = peers(session, *sorted({peer for of_one in PEERS.values() for peer in of_one}), needed=False)
+    install(session)
+    session.run("python", "tools/report.py", *session.posargs, env=environment)
+
+
+def peers(session: nox.Session, *names: str, needed: bool = True) -> dict[str, str]:
+    """Environments for peers, each named by a variable; one that can't be made is an error, or is left out and named."""
+    made = {}
+    for peer in names:
+        try:
+            session.run(sys.executable, "-m", "nox", "-s", f"peer-{peer}", external=True)
+        except CommandFailed:
+            if needed:
+                raise
+            session.warn(f"{peer} can't be installed: the report goes on without it")
+        else:
+            made[f"MAINSPRING_{peer.upper()}_PYTHON"] = str(ROOT / ".nox" / f"peer-{peer}" / "bin" / "python")
+    return made
 
 
 @nox.session(name="peer-ray")
@@ -271,6 +296,12 @@ def peer_dbos(session: nox.Session) -> None:
 def peer_celery(session: nox.Session) -> None:
     """Celery in an environment of its own, for the benchmarks."""
     session.install(CELERY)
+
+
+@nox.session(name="peer-mops")
+def peer_mops(session: nox.Session) -> None:
+    """thds.mops and the client of Redis in an environment of their own, for the benchmarks."""
+    session.install(MOPS, REDIS)
 
 
 @nox.session

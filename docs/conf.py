@@ -30,6 +30,7 @@ add_module_names = False
 html_theme = "furo"
 html_title = "Mainspring"
 html_static_path = ["static"]
+html_extra_path = ["extra"]  # the last report, if there is one
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False

@@ -1,5 +1,5 @@
 """Gathers the documentation site's sources: the pages of docs/, the packages' READMEs, the changelog, and a reference page
-for each package made from its code.
+for each package made from its code, and the last page of `nox -s report`, if there is one.
 
 A link from one gathered page to another is made to point to its place on the site; one to any other file of the repository
 becomes its path, set as code. A link to nothing is an error that names the page.
@@ -21,6 +21,7 @@ from workspace import PROJECTS, ROOT
 
 LINK: Final = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 FENCE: Final = re.compile(r"^(```|~~~)")
+REPORT: Final = ROOT / "build" / "report"
 EXTERNAL: Final = ("http:", "https:", "mailto:", "#")
 
 
@@ -128,8 +129,19 @@ def make(site: Path) -> int:
     for name, folder in PROJECTS.items():
         if "packages" in folder.parts:
             (site / "api" / f"{name}.md").write_text(reference(name, folder))
+    add_report(site)
     shutil.copy2(ROOT / "docs" / "conf.py", site / "conf.py")
     return sum(1 for _ in site.rglob("*.md"))
+
+
+def add_report(site: Path, report: Path = REPORT) -> None:
+    """Put the page of `nox -s report` beside the page that says how to read it, with a link there; nothing where there is none."""
+    extra = site / "extra" / "report"
+    extra.parent.mkdir()
+    if (report / "index.html").is_file():
+        shutil.copytree(report, extra)
+        with (site / "report.md").open("a", encoding="utf-8") as page:
+            page.write('\n<p><a href="report/index.html">The last report</a></p>\n')
 
 
 def main() -> None:
