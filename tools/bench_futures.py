@@ -333,7 +333,15 @@ def main() -> int:
     ]
     arguments += [f"--{name}={value}" for name in ("url", "folder") if (value := getattr(options, name))]
     pythons = {"ours": sys.executable, "ray": options.ray_python, "dask": options.dask_python}
-    results = {system: run_apart(system, python, arguments) for system, python in pythons.items() if python}
+    results = {}
+    for system, python in pythons.items():
+        try:
+            if python:
+                results[system] = run_apart(system, python, arguments)
+        except SystemExit as failed:
+            if system == "ours":
+                raise
+            print(f"{system}: left out, since {failed}", file=sys.stderr)
     table, good = compare(results)
     if options.json:
         print(json.dumps({"machine": platform.platform(), "cpus": os.cpu_count(), "results": results}))

@@ -126,7 +126,7 @@ def etcd_lock(folder: Path) -> Iterator[Contestant | None]:
                 connection.close()
                 time.sleep(0.05)
         if lease is None:
-            print(f"etcd: {binary} gave no lease within 200 attempts", file=sys.stderr)
+            print(f"etcd lock: {binary} gave no lease within 200 attempts", file=sys.stderr)
             yield None
         else:
             yield lambda: ask("lock/unlock", key=ask("lock/lock", name=name, lease=lease)["key"])

@@ -264,7 +264,8 @@ def dbos(arguments: argparse.Namespace, url: str) -> dict[str, float]:
     """The rows that DBOS has, on the database of that URL."""
     if not arguments.dbos_python:
         return {}
-    return _peer(arguments, [arguments.dbos_python, "-c", DBOS, url], os.environ)
+    name = "DBOS PostgreSQL" if url.startswith("postgresql") else "DBOS SQLite"
+    return _peer(name, arguments, [arguments.dbos_python, "-c", DBOS, url], os.environ)
 
 
 def celery(arguments: argparse.Namespace) -> dict[str, float]:
@@ -286,15 +287,26 @@ def celery(arguments: argparse.Namespace) -> dict[str, float]:
             running.callback(started.terminate)
             while not socket.exists():
                 time.sleep(0.05)
-        return _peer(arguments, [arguments.celery_python, "bench_celery.py"], environment, folder)
+        return _peer("Celery Redis", arguments, [arguments.celery_python, "bench_celery.py"], environment, folder)
 
 
 def _peer(
-    arguments: argparse.Namespace, command: list[str], environment: Mapping[str, str], folder: str | None = None
+    name: str,
+    arguments: argparse.Namespace,
+    command: list[str],
+    environment: Mapping[str, str],
+    folder: str | None = None,
 ) -> dict[str, float]:
-    """The rows that a peer's program prints as its last line."""
+    """The rows that a peer's program prints as its last line; none where it fails, and why is told."""
     numbers = map(str, (arguments.peer_steps, arguments.peer_programs, arguments.rounds))
-    done = subprocess.run([*command, *numbers], check=True, capture_output=True, text=True, env=environment, cwd=folder)
+    try:
+        done = subprocess.run(
+            [*command, *numbers], check=True, capture_output=True, text=True, env=environment, cwd=folder
+        )
+    except subprocess.CalledProcessError as failed:
+        last = (failed.stderr.strip().splitlines() or [""])[-1]
+        print(f"{name}: left out, it failed with exit code {failed.returncode}: {last}", file=sys.stderr)
+        return {}
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 

@@ -137,10 +137,12 @@ def measured(title: str, bench: Bench, quick: bool, most: int, limit: float = LI
         last = (said.strip().splitlines() or [str(error)])[-1]
         ended = f"ended after {limit:,.0f} s" if code is None else f"exit code {code}"
         return Section(title, shown, seconds, absent=missing, failed=f"{ended}: {last}"), None
+    told = {peer: line for line in said.splitlines() for peer in bench.peers if line.startswith(f"{peer}: ")}
+    given = {figure.system for figure in figures}
     absent = {
-        peer: missing.get(peer, "it gave no figures")
+        peer: missing.get(peer) or told.get(peer, "it gave no figures").removeprefix(f"{peer}: ")
         for peer in bench.peers
-        if not any(peer in f.system for f in figures)
+        if not any(peer in system for system in given)
     }
     if quick:  # targets are for full sizes
         figures = [replace(figure, met=None) for figure in figures]

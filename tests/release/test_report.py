@@ -216,7 +216,19 @@ def test_what_fails_or_does_not_end_is_a_section_with_the_reason(
     assert (failed.failed, found) == ("exit code 1: no such thing here", None)
     assert failed.absent == {"ray": "NO_SUCH_VARIABLE isn't set"}
     endless, _ = report.measured("heap", report.Bench("heap"), True, 100, limit=0.2)
-    assert endless.failed.startswith("ended after 0 s: bench_heap.py printed no figures, but 'begun'")
+    assert endless.failed.startswith("ended after 0 s: bench_heap.py printed no figures, but '")
+
+
+def test_a_peer_that_the_benchmark_left_out_is_named_with_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = json.dumps({"ms": {"put": 1.0}, "ratio": 1.0, "target": 0.7})
+    said = "import sys; print('ray: left out, it broke', file=sys.stderr)"
+    (tmp_path / "bench_objects.py").write_text(f"{said}; print({printed!r})")
+    monkeypatch.setattr(report, "TOOLS", tmp_path)
+    section, _ = report.measured("objects", report.Bench("objects", peers={"ray": (), "dask": ()}), False, 100)
+    assert section.absent == {"ray": "left out, it broke", "dask": "it gave no figures"}
+    assert [figure.met for figure in section.figures] == [None, True]
 
 
 def test_a_benchmark_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
