@@ -36,7 +36,7 @@ import fdb_schema.clock as clock
 import futures_worker.client.basis.nested as nested
 import futures_worker.client.basis.options as options
 import futures_worker.client.session.reader as client_reader
-import futures_worker.client.session.session as client_session
+import futures_worker.client.session.waiting as client_waiting
 import futures_worker.code.folders as folders
 import futures_worker.database as database
 import futures_worker.failure as failure
@@ -106,8 +106,8 @@ PROMISES = [
     (f"{FUTURES}/limits.md", r"`DatabaseUnreachableError` after (\d+) seconds", database.DATABASE_SECONDS),
     (f"{FUTURES}/failure-modes.md", r"whoever waits is told after (\d+) seconds", database.DATABASE_SECONDS),
     (f"{FUTURES}/reference.md", r"gave no answer for (\d+) seconds", database.DATABASE_SECONDS),
-    (f"{FUTURES}/failure-modes.md", r"a wait warns after (\d+) s", client_session.WARN_SECONDS),
-    (WORKER, r"a wait of more than (\d+) seconds for what no worker has warns", client_session.WARN_SECONDS),
+    (f"{FUTURES}/failure-modes.md", r"a wait warns after (\d+) s", client_waiting.WARN_SECONDS),
+    (WORKER, r"a wait of more than (\d+) seconds for what no worker has warns", client_waiting.WARN_SECONDS),
     (f"{FUTURES}/failure-modes.md", r"session is declared dead after (\d+) s", sessions.SESSION_TTL_SECONDS),
     (f"{FUTURES}/observability.md", r"no sign of life for (\d+) s", sessions.SESSION_TTL_SECONDS),
     (f"{FUTURES}/queues.md", r"after (\d+) s without a sign of life", sessions.SESSION_TTL_SECONDS),

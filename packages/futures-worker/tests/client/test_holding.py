@@ -29,9 +29,9 @@ from fdb_schema import ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
 from futures_worker.client.basis import keeping, untouched
 from futures_worker.client.inputs import MOST_INPUTS
-from futures_worker.client.session import expected
+from futures_worker.client.session import expected, subscriptions
 from futures_worker.client.session import reader as client_reader
-from futures_worker.client.session import session as client_session
+from futures_worker.client.session.session import Session
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -317,14 +317,14 @@ def test_handles_of_one_future_in_many_threads_end_alike_and_each_is_told_once(
     with Client(db, "test") as client, Client(db, "test") as maker:
         gate = maker.submit(square, 2, resources={"gpu": 1})  # nobody here runs it
         packed, known = pickle.dumps(gate), gate.id
-        real, left = client_session.ask, [DatabaseUnreachableError("no answer") for _ in range(3 * refused)]
+        real, left = subscriptions.ask, [DatabaseUnreachableError("no answer") for _ in range(3 * refused)]
 
         def ask(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
             if fn is subscribe and left:
                 raise left.pop()
             return real(db, fn, *args, **kwargs)
 
-        monkeypatch.setattr(client_session, "ask", ask)
+        monkeypatch.setattr(subscriptions, "ask", ask)
         told: list[Any] = []
         ended: list[Any] = []
         calls = threading.Semaphore(0)
@@ -368,7 +368,7 @@ def test_futures_in_between_are_held_until_what_depends_on_them_is_submitted(
     with Client(db, "test") as client:
         inputs = client.map(square, range(MOST_INPUTS + 5))
         held: list[int] = []
-        whole = client_session.Session.submit
+        whole = Session.submit
 
         def counted(session: Any, record: Any, spec: Any, *rest: Any) -> Any:
             if spec.name.endswith("sum"):
@@ -384,7 +384,7 @@ def test_futures_in_between_are_held_until_what_depends_on_them_is_submitted(
         let_go: list[bytes] = []
         drop = keeping.Keeping.drop
         monkeypatch.setattr(keeping.Keeping, "drop", lambda self, one: (let_go.append(one), drop(self, one))[1])
-        monkeypatch.setattr(client_session.Session, "submit", counted)
+        monkeypatch.setattr(Session, "submit", counted)
         total = client.submit(sum, inputs)
         assert held == [0, 0, 0], "of the two futures in between, and of what takes them, none was let go"
         assert total.result(timeout=WAIT) == sum(n * n for n in range(MOST_INPUTS + 5))

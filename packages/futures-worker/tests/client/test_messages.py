@@ -23,7 +23,7 @@ from futures_worker import (
     wait,
 )
 from futures_worker.client.basis import diagnosis
-from futures_worker.client.session import session
+from futures_worker.client.session import waiting
 from idempotent_txn import run
 
 WAIT = 60.0
@@ -148,7 +148,7 @@ def test_handles_of_one_future_are_equal(any_db: Any, thread_worker: Callable[..
 def test_a_long_wait_is_no_error_where_warnings_are(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(session, "WARN_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.0)
     future = client.submit(add, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -162,7 +162,7 @@ def test_a_long_wait_is_no_error_where_warnings_are(
 def test_a_long_wait_for_what_a_worker_has_is_not_warned_of_until_it_has_it_no_more(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "WARN_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.0)
     db, space = client._context.db, client._context.space
     worker = WorkerId("10.0.0.1", 7000, new_incarnation())
     run(db, register_worker, space, worker)
@@ -180,7 +180,7 @@ def test_a_long_wait_for_what_a_worker_has_is_not_warned_of_until_it_has_it_no_m
 def test_a_long_wait_for_calls_of_an_actor_says_what_they_wait_for(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "WARN_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.0)
     calls = [client.actor(Counter, 1).incr() for _ in range(2)]
     with (
         pytest.warns(LongWaitWarning, match="to be sent to actor Counter, .*no live worker"),

@@ -236,7 +236,7 @@ def test_a_wrong_cluster_name_is_told(cluster: Callable[..., Any]) -> None:
 
 
 def test_what_fits_no_worker_says_so(cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("futures_worker.client.session.session.WARN_SECONDS", 0.2)
+    monkeypatch.setattr("futures_worker.client.session.waiting.WARN_SECONDS", 0.2)
     demo = cluster(1, 1, "--cpus", "1")
     client = demo.client()
     future = client.submit(abs, -1, resources={"gpu": 8})

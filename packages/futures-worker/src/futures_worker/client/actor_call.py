@@ -102,7 +102,7 @@ class Call(Future[T]):
         if record is None:
             super()._await_end(session, deadline, timeout)
         elif not await_call(record, deadline):
-            why = session.why_unanswered(record)
+            why = session.queries.why_unanswered(record)
             raise TimeoutError(f"{describe(record.id, record.name)} did not end within {timeout} s: {why}")
 
 

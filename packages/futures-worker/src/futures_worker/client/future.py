@@ -18,6 +18,7 @@ from futures_worker.client.basis.record import FutureHandle, FutureRecord
 from futures_worker.client.context import Home, home_of
 from futures_worker.client.outcome import Status, failure_exception
 from futures_worker.client.session.session import Session
+from futures_worker.client.session.waiting import deadline_in
 from futures_worker.client.streaming import ResultStream
 from futures_worker.client.submits.events import published, send
 from futures_worker.contained import note_contained
@@ -73,7 +74,7 @@ class Future(FutureHandle, Generic[T]):
         if self._value is not _UNREAD:
             return self._value  # type: ignore[no-any-return]
         session = self._home()
-        deadline = session.deadline(timeout)
+        deadline = deadline_in(timeout)
         while True:
             if self._record.entry is None and not self._record.streams:
                 self._await_end(session, deadline, timeout, reading=True)
@@ -118,7 +119,7 @@ class Future(FutureHandle, Generic[T]):
         """
         if self._record.entry is None:
             session = self._home()
-            self._await_end(session, session.deadline(timeout), timeout)
+            self._await_end(session, deadline_in(timeout), timeout)
         error = self._exception()
         if isinstance(error, CancelledError):
             raise error
@@ -270,7 +271,7 @@ class Future(FutureHandle, Generic[T]):
         program.await_end(
             record.id,
             timeout,
-            lambda seconds: session.await_end(record, session.deadline(seconds), seconds, reading=reading),
+            lambda seconds: session.await_end(record, deadline_in(seconds), seconds, reading=reading),
             lambda: f"{self!r} did not end within {timeout} s: {session.reason(record.id)}",
         )
 

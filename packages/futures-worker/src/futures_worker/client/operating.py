@@ -23,7 +23,7 @@ from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.context import ClientContext
 from futures_worker.client.future import Future, known_in_its_session, record_of
 from futures_worker.client.session.forwarding import OutputForwarding, OutputLine
-from futures_worker.client.session.session import check_timeout
+from futures_worker.client.session.waiting import check_timeout
 from futures_worker.client.waiting.waits import check_futures, wait
 from futures_worker.code.function_code import function_name
 from futures_worker.database import ask

@@ -12,6 +12,7 @@ from fdb_datamodel import FutureResult, FutureState, streams
 from futures_worker.client.basis.off_loop import in_thread
 from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.session.session import Session
+from futures_worker.client.session.waiting import wait_until
 from futures_worker.database import ask
 from futures_worker.errors import ObjectLostError
 from futures_worker.payload import load_own
@@ -143,7 +144,8 @@ class ResultStream(Generic[T]):
     def _wait(self, session: Session, record: FutureRecord, seen: int, until: float) -> None:
         """Until there is news of the stream, or of its future's end."""
         entry = record.entry
-        session.wait_until(
+        wait_until(
+            session,
             lambda: session.signals_of(record.id) != seen or record.entry is not entry,
             until,
             lambda: None,

@@ -13,7 +13,7 @@ from futures_worker.client.basis.off_loop import in_thread
 from futures_worker.client.basis.program import refuse_in_other_thread, refuse_in_program
 from futures_worker.client.basis.turn import Flag
 from futures_worker.client.context import ClientContext, Home, home_of
-from futures_worker.client.session.session import check_timeout
+from futures_worker.client.session.waiting import check_timeout
 from futures_worker.coordination.waiting import Stopped
 
 log = logging.getLogger("futures_worker")

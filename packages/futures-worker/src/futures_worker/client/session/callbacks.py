@@ -19,9 +19,10 @@ from typing import Final, Protocol
 
 from fdb_datamodel import FutureDeletedError, UnknownFutureError
 from fdb_schema import MainspringError
-from futures_worker.client.basis.nested import Awaited, SlotOfCallbacks
+from futures_worker.client.basis.nested import SlotOfCallbacks
 from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.basis.turn import Flag
+from futures_worker.client.session.waiting import WaitingSession, wait_until
 
 log = logging.getLogger("futures_worker")
 
@@ -29,7 +30,7 @@ TROUBLE_PAUSE: Final = 0.5  # seconds before the database is asked again after i
 LAST_SECONDS: Final = 1.0  # that `close` gives callbacks of futures that have ended
 
 
-class Reads(Protocol):
+class Reads(WaitingSession, Protocol):
     """What is asked of the session."""
 
     @property
@@ -37,18 +38,6 @@ class Reads(Protocol):
         """Whether its client is closed."""
 
     def expect(self, records: Iterable[FutureRecord]) -> None:
-        """See `Session`."""
-
-    def wait_until(
-        self,
-        done: Callable[[], bool],
-        deadline: float | None,
-        waited_for: Callable[[], FutureRecord | None],
-        awaited: Awaited,
-        *,
-        pump: bool = False,
-        look: Callable[[], None] | None = None,
-    ) -> bool:
         """See `Session`."""
 
     def closed_error(self) -> MainspringError:
@@ -240,7 +229,8 @@ class Callbacks:
             with self._lock:
                 self._slot.begin_reading()
             try:
-                session.wait_until(
+                wait_until(
+                    session,
                     lambda: not self._needed() or session.closed or self._slot.outdated,
                     None,
                     lambda: None,

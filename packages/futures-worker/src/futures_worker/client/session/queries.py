@@ -16,6 +16,7 @@ from fdb_datamodel import (
     programs,
 )
 from futures_worker.client.basis.diagnosis import explain
+from futures_worker.client.basis.record import CallRecord, FutureRecord
 from futures_worker.client.outcome import Status
 from futures_worker.database import ask
 from futures_worker.errors import AuthenticationError, ObjectLostError
@@ -41,11 +42,27 @@ class FutureQueries:
         """The same for a message: also why it can't be read."""
         return str(self._told(future_id))
 
-    def why_it_waits(self, future_id: bytes) -> str | None:
-        """The same of a future that no worker has; None where one has it, or it has ended."""
+    def _why_unclaimed(self, future_id: bytes) -> str | None:
         told = self._told(future_id)
         waits = not isinstance(told, Status) or told.state in (FutureState.waiting, FutureState.unclaimed)
         return str(told) if waits else None
+
+    def why_unanswered(self, call: CallRecord) -> str:
+        """Why a call of an actor hasn't ended, for a message."""
+        link = call.link
+        if link.refused:
+            return str(link.refused)
+        if call.recorded:
+            return self.reason(call.id)
+        if link.connected:
+            return f"actor {link.label} was sent it and has not answered"
+        return f"it is to be sent to actor {link.label}, {self.reason(link.actor)}"
+
+    def why_it_waits(self, record: FutureRecord) -> str | None:
+        """Of what nobody has begun; None where it may run."""
+        if not isinstance(record, CallRecord) or not record.subscribed:
+            return self._why_unclaimed(record.id)
+        return None if record.link.connected and not record.link.refused else self.why_unanswered(record)
 
     def _told(self, future_id: bytes) -> Status | str:
         try:

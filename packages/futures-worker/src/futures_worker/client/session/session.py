@@ -1,33 +1,19 @@
 """One client's session with the database: its batches of submits, its mailbox, and the waiting for both.
 
-Every thread that waits runs the same loop: one of them reads for all, the others follow it (`MailReader`). Whoever waits
-long is told why it takes so long.
+Every thread that waits runs the same loop (`wait_until`): one of them reads for all, the others follow it (`MailReader`).
+Whoever waits long is told why it takes so long.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
-from fdb_datamodel import (
-    ClusterSpace,
-    FutureSpec,
-    FutureState,
-    MailEntry,
-    UnknownFutureError,
-    streams,
-    subscribe,
-)
+from fdb_datamodel import ClusterSpace, FutureSpec, FutureState, MailEntry, streams
 from fdb_schema import DatabaseUnreachableError, MainspringError
-from futures_worker.client.basis.diagnosis import warn_of_wait
 from futures_worker.client.basis.intake import Intake
 from futures_worker.client.basis.keeping import Keeping
-from futures_worker.client.basis.nested import Awaited, NestedWait
 from futures_worker.client.basis.record import CallRecord, FutureRecord
 from futures_worker.client.outcome import Status, describe
 from futures_worker.client.session.callbacks import Callbacks
@@ -35,22 +21,13 @@ from futures_worker.client.session.calls import CallReader
 from futures_worker.client.session.expected import Expected, Group
 from futures_worker.client.session.line import Line
 from futures_worker.client.session.queries import FutureQueries, cancel_children
-from futures_worker.client.session.reader import MailReader, rest_between_looks
+from futures_worker.client.session.reader import MailReader
 from futures_worker.client.session.reading import ResultReader
 from futures_worker.client.session.storing import Submission, SubmitStore
+from futures_worker.client.session.subscriptions import Subscriptions
+from futures_worker.client.session.waiting import wait_until
 from futures_worker.database import ask
 from futures_worker.payload import Code
-
-SUBSCRIBED_AT_ONCE: Final = 250  # futures of one transaction
-WARN_SECONDS: Final = 10.0  # of waiting for one future after which its reason is told
-
-
-def check_timeout(timeout: object) -> None:
-    """Raises TypeError for what is no number of seconds, ValueError for one that ends no wait."""
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
-        raise TypeError(f"timeout is a number of seconds, or None for no limit, found {timeout!r:.80}")
-    if timeout != timeout:
-        raise ValueError("timeout is a number of seconds, or None for no limit, found nan")
 
 
 class Session:
@@ -68,10 +45,9 @@ class Session:
         self.reader = MailReader(db, space, self.id, self.expected, self.line, self.callbacks.run_due)
         self.calls = CallReader(self)
         self.results = ResultReader(db, space, fetcher, self.reader.look_after_workers)
-        self._queries = FutureQueries(db, space, fetcher)
+        self.queries = FutureQueries(db, space, fetcher)
         self._store = SubmitStore(db, space, self.id, self.reader.mailbox, self._stored, self._refused, self.line)
         self._intake: Intake[Submission] = Intake(self._store_batch)
-        self._taking = threading.Lock()  # held while a record becomes this session's
         self.keeping = Keeping(
             db,
             space,
@@ -80,6 +56,7 @@ class Session:
             on_return=self._take_up_again,
             on_gone=self._store.forget_code,
         )
+        self._subscriptions = Subscriptions(db, space, self.id, self.expected, self.keeping, self.line, self._delivered)
 
     # --- submits ------------------------------------------------------------------------------------------------------
 
@@ -91,7 +68,7 @@ class Session:
             self.pending[spec.id] = record
         else:  # a key's: other threads may submit it, too, and wait for it
             record = self.known(record)
-            self._take(record)
+            self._subscriptions.take(record)
         self._intake.add(Submission(record, spec, code, holds, stored=self._store.has_code(code.digest)))
         return record
 
@@ -167,6 +144,10 @@ class Session:
             if not record.ended:
                 self.pending.setdefault(record.id, record)
         self.expected.settle(entries)
+        self._delivered()
+
+    def _delivered(self) -> None:
+        """Futures have ended: callbacks are run, and whoever waits looks."""
         self.callbacks.run_due()
         self.wake_followers()
 
@@ -208,12 +189,6 @@ class Session:
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def deadline(timeout: float | None) -> float | None:
-        """The absolute end of a wait, by this process's monotonic clock. Raises TypeError."""
-        check_timeout(timeout)
-        return None if timeout is None else time.monotonic() + timeout
-
     def known(self, record: FutureRecord) -> FutureRecord:
         """The record by which this session waits for a future: `record`, or the one that others wait by. `expect` it next.
 
@@ -241,7 +216,8 @@ class Session:
         def look() -> None:
             record.streams = ask(self.db, streams.yields_items, self.space, record.id, strategy="off")
 
-        if not self.wait_until(
+        if not wait_until(
+            self,
             lambda: record.ended or (reading and record.streams),
             deadline,
             lambda: record,
@@ -260,64 +236,26 @@ class Session:
             self._intake.flush()  # also what another thread submits under a key that is known by its id here
         unasked = [one for one in unended if not one.ended and not (one.subscribed and one.keeping is self.keeping)]
         if unasked:
-            self._subscribe(unasked)
+            self._subscriptions.subscribe(unasked)
 
     def look(self, record: FutureRecord) -> None:
         """Read the mail once, without waiting."""
         self.expect([record])
         self.reader.read()
 
-    def wait_until(
-        self,
-        done: Callable[[], bool],
-        deadline: float | None,
-        waited_for: Callable[[], FutureRecord | None],
-        awaited: Awaited,
-        *,
-        pump: bool = False,
-        look: Callable[[], None] | None = None,
-    ) -> bool:
-        """Block until `done()`, which may change whenever mail was delivered; False if the deadline passed first.
+    def wait_once(self, done: Callable[[], bool], pause: float, since: float, *, pump: bool = False) -> None:
+        """Read for at most `pause` seconds, or follow who reads (`wait_until`); `since` when is waited for `done`.
 
-        `waited_for` names a future that explains the wait if it gets long. `pump`: the caller is the thread that reads for
-        others. `look` is called about once a second, and may change what `done` says. Inside a task its slot is free for others
-        meanwhile, and a wait for what waits for this task raises DeadlockError. Raises the database's error if it doesn't answer.
+        `pump`: the caller is the thread that reads for others. Raises the trouble of that thread.
         """
-        if done():
-            return True
-        with NestedWait(self.db, self.space, awaited) as nested:
-            started = time.monotonic()
-            warn_at = started + WARN_SECONDS
-            look_at = started + rest_between_looks(0.0)
-            while True:  # no condition (`turn`)
-                if done():
-                    return True
-                now = time.monotonic()
-                rest = rest_between_looks(now - started)
-                if look is not None and now >= look_at:
-                    look_at = now + rest
-                    look()
-                    if done():
-                        return True
-                if deadline is not None and now >= deadline:
-                    return False
-                if now >= warn_at:
-                    slow = waited_for()
-                    why = None if slow is None else self._why_it_waits(slow)
-                    warn_at = now + WARN_SECONDS if why is None else float("inf")
-                    if slow is not None and why is not None:
-                        warn_of_wait(describe(slow.id, slow.name), now - started, why)
-                pause = nested.look(rest * random.uniform(0.8, 1.2), now)
-                if deadline is not None:
-                    pause = min(pause, deadline - now)
-                if pump or not self.waits_for_both():
-                    self.reader.wait(done, pause)
-                else:
-                    self.callbacks.start()
-                    self.follow(done, pause)
-                    if not done():
-                        self.callbacks.check(started)
-                self.check_open()
+        if pump or not self.waits_for_both():
+            self.reader.wait(done, pause)
+        else:
+            self.callbacks.start()
+            self.follow(done, pause)
+            if not done():
+                self.callbacks.check(since)
+        self.check_open()
 
     def follow(self, done: Callable[[], bool], pause: float) -> None:
         """Wait at most `pause` seconds for others to deliver something."""
@@ -340,56 +278,17 @@ class Session:
         """The end of `join`."""
         self.expected.leave(group)
 
-    def _subscribe(self, records: Sequence[FutureRecord]) -> None:
-        self.line.interrupt()
-        for start in range(0, len(records), SUBSCRIBED_AT_ONCE):
-            page = records[start : start + SUBSCRIBED_AT_ONCE]
-            for record in page:
-                self.pending.setdefault(record.id, record)
-                self._take(record)  # held first: a record of before may be let go meanwhile
-            try:
-                self.keeping.begin()
-                entries = ask(self.db, subscribe, self.space, self.id, [record.id for record in page])
-            except BaseException:
-                for record in page:
-                    if not record.subscribed and self.pending.get(record.id) is record:
-                        self.pending.pop(record.id, None)
-                raise
-            for record in page:
-                record.stored = record.subscribed = True
-                if not record.ended:
-                    self.pending.setdefault(
-                        record.id, record
-                    )  # another thread, refused by the database, may have taken it out
-            self.expected.settle(entries)
-            self.callbacks.run_due()
-            self.wake_followers()
-
     # --- holding ------------------------------------------------------------------------------------------------------
 
     def take_up(self, records: Sequence[FutureRecord]) -> None:
         """Hold the futures of handles that nobody has waited with. An id that no future has is found out by the first wait."""
         self.check_open()
         self.keeping.begin()
-        for start in range(0, len(records), SUBSCRIBED_AT_ONCE):
-            page = records[start : start + SUBSCRIBED_AT_ONCE]
-            self.keeping.tell_of_holds([record.id for record in page if self._take(record)])
+        self._subscriptions.take_all(records)
 
     def share(self, record: FutureRecord) -> bool:
         """This session holds the future for `record` too, if it does for another record; whether it does."""
-        with self._taking:
-            if record.keeping is None and self.keeping.share(record.id):
-                record.keeping = self.keeping
-        return record.keeping is self.keeping
-
-    def _take(self, record: FutureRecord) -> bool:
-        """The record is this session's, which holds its future from now on; whether it wasn't."""
-        with self._taking:
-            if record.keeping is self.keeping:
-                return False
-            record.keeping = self.keeping
-            self.keeping.hold_another(record.id)
-            return True
+        return self._subscriptions.share(record)
 
     def _take_mail(self) -> None:
         """With every beat: mail is read and removed, and workers and time limits looked after, also of a client that never waits."""
@@ -404,55 +303,29 @@ class Session:
     def _take_up_again(self) -> None:
         """After others had declared this session dead: mail and what it held were lost meanwhile, and code may have gone."""
         self._store.forget_code()
-        self.keeping.hold_again()
-        stored = [record for record in list(self.pending.values()) if record.stored]
-        for start in range(0, len(stored), SUBSCRIBED_AT_ONCE):
-            page = stored[start : start + SUBSCRIBED_AT_ONCE]
-            try:
-                self._subscribe(page)
-            except UnknownFutureError:  # whoever waits for that one is told; the others get their mail
-                for record in page:
-                    with contextlib.suppress(UnknownFutureError):
-                        self._subscribe([record])
+        self._subscriptions.renew()
 
     # --- one future -----------------------------------------------------------------------------------------------------
 
     def status(self, future_id: bytes) -> Status:
         """The state and its reason, read now."""
         self.check_open()
-        return self._queries.status(future_id)
+        return self.queries.status(future_id)
 
     def reason(self, future_id: bytes) -> str:
         """The same for a message: also why it can't be read."""
-        return self._queries.reason(future_id)
-
-    def why_unanswered(self, call: CallRecord) -> str:
-        """Why a call of an actor hasn't ended, for a message."""
-        link = call.link
-        if link.refused:
-            return str(link.refused)
-        if call.recorded:
-            return self.reason(call.id)
-        if link.connected:
-            return f"actor {link.label} was sent it and has not answered"
-        return f"it is to be sent to actor {link.label}, {self.reason(link.actor)}"
-
-    def _why_it_waits(self, record: FutureRecord) -> str | None:
-        """Of what nobody has begun; None where it may run."""
-        if not isinstance(record, CallRecord) or not record.subscribed:
-            return self._queries.why_it_waits(record.id)
-        return None if record.link.connected and not record.link.refused else self.why_unanswered(record)
+        return self.queries.reason(future_id)
 
     def runs(self, future_id: bytes) -> bool:
         """Whether the worker that claimed it has begun it, as that worker says."""
         self.check_open()
-        return self._queries.runs(future_id)
+        return self.queries.runs(future_id)
 
     def cancel(self, future_id: bytes, children: bool, grace: float | None) -> bool:
         """Cancel it in the database, and what its task submitted; whether it failed, by this or before, or will, as a program."""
         self.check_open()
         self.line.interrupt()
-        state, actor = self._queries.cancel(future_id, children, grace)
+        state, actor = self.queries.cancel(future_id, children, grace)
         if actor is not None and state is FutureState.failed:
             self.calls.link(actor, "").withdraw(future_id)
         return state is not FutureState.realized

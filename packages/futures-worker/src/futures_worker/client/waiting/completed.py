@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from futures_worker.client.basis.program import RunningProgram, current_program
 from futures_worker.client.future import Future, failure_of, tell_at_end
-from futures_worker.client.session.session import check_timeout
+from futures_worker.client.session.waiting import check_timeout
 from futures_worker.client.waiting.group import Group
 from futures_worker.client.waiting.waits import check_errors, check_futures
 

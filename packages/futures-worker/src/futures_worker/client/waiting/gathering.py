@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 
 from futures_worker.client.basis.program import current_program
 from futures_worker.client.future import Future, failure_of, record_of
-from futures_worker.client.session.session import check_timeout
+from futures_worker.client.session.waiting import check_timeout
 from futures_worker.client.waiting.group import Group
 from futures_worker.client.waiting.progress import Progress
 from futures_worker.client.waiting.waits import check_errors, check_futures

@@ -12,6 +12,7 @@ from futures_worker.client.basis.record import FutureRecord
 from futures_worker.client.basis.turn import Flag
 from futures_worker.client.future import Future, known_in_its_session, record_of, tell_at_end
 from futures_worker.client.session.session import Session
+from futures_worker.client.session.waiting import wait_until
 
 
 class Group:
@@ -66,7 +67,7 @@ class Group:
         end = None if timeout is None else time.monotonic() + timeout
         if len(self._sessions) == 1:
             (session,) = self._sessions.values()
-            return session.wait_until(enough, end, self._still_waiting, self._awaited)
+            return wait_until(session, enough, end, self._still_waiting, self._awaited)
         return self._wait_on_several(enough, end)
 
     def _awaited(self) -> tuple[list[bytes], bool]:

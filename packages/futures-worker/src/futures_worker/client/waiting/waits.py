@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from futures_worker.client.basis.program import current_program
 from futures_worker.client.future import Future, failure_of
-from futures_worker.client.session.session import check_timeout
+from futures_worker.client.session.waiting import check_timeout
 from futures_worker.client.waiting.group import Group
 
 T = TypeVar("T")

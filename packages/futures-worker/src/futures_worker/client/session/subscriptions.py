@@ -1,0 +1,101 @@
+"""The futures that a session holds, and of whose ends it has asked for mail."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from fdb_datamodel import ClusterSpace, UnknownFutureError, subscribe
+from futures_worker.client.basis.keeping import Keeping
+from futures_worker.client.basis.record import FutureRecord
+from futures_worker.client.session.expected import Expected
+from futures_worker.client.session.line import Line
+from futures_worker.database import ask
+
+SUBSCRIBED_AT_ONCE: Final = 250  # futures of one transaction
+
+
+class Subscriptions:
+    """Of one session. Thread-safe. `delivered` is called after the ends of futures were noted."""
+
+    def __init__(
+        self,
+        db: Any,
+        space: ClusterSpace,
+        session: bytes,
+        expected: Expected,
+        keeping: Keeping,
+        line: Line,
+        delivered: Callable[[], None],
+    ) -> None:
+        self._db = db
+        self._space = space
+        self._session = session
+        self._expected = expected
+        self._pending = expected.pending
+        self._keeping = keeping
+        self._line = line
+        self._delivered = delivered
+        self._taking = threading.Lock()  # held while a record becomes this session's
+
+    def subscribe(self, records: Sequence[FutureRecord]) -> None:
+        """Hold these futures, and ask for mail of their ends. Raises UnknownFutureError, and whatever the database does."""
+        self._line.interrupt()
+        for start in range(0, len(records), SUBSCRIBED_AT_ONCE):
+            page = records[start : start + SUBSCRIBED_AT_ONCE]
+            for record in page:
+                self._pending.setdefault(record.id, record)
+                self.take(record)  # held first: a record of before may be let go meanwhile
+            try:
+                self._keeping.begin()
+                entries = ask(self._db, subscribe, self._space, self._session, [record.id for record in page])
+            except BaseException:
+                for record in page:
+                    if not record.subscribed and self._pending.get(record.id) is record:
+                        self._pending.pop(record.id, None)
+                raise
+            for record in page:
+                record.stored = record.subscribed = True
+                if not record.ended:
+                    self._pending.setdefault(
+                        record.id, record
+                    )  # another thread, refused by the database, may have taken it out
+            self._expected.settle(entries)
+            self._delivered()
+
+    def share(self, record: FutureRecord) -> bool:
+        """This session holds the future for `record` too, if it does for another record; whether it does."""
+        with self._taking:
+            if record.keeping is None and self._keeping.share(record.id):
+                record.keeping = self._keeping
+        return record.keeping is self._keeping
+
+    def take(self, record: FutureRecord) -> bool:
+        """The record is this session's, which holds its future from now on; whether it wasn't."""
+        with self._taking:
+            if record.keeping is self._keeping:
+                return False
+            record.keeping = self._keeping
+            self._keeping.hold_another(record.id)
+            return True
+
+    def take_all(self, records: Sequence[FutureRecord]) -> None:
+        """The same of many."""
+        for start in range(0, len(records), SUBSCRIBED_AT_ONCE):
+            page = records[start : start + SUBSCRIBED_AT_ONCE]
+            self._keeping.tell_of_holds([record.id for record in page if self.take(record)])
+
+    def renew(self) -> None:
+        """After others had declared the session dead: mail, and what it held, were lost meanwhile."""
+        self._keeping.hold_again()
+        stored = [record for record in list(self._pending.values()) if record.stored]
+        for start in range(0, len(stored), SUBSCRIBED_AT_ONCE):
+            page = stored[start : start + SUBSCRIBED_AT_ONCE]
+            try:
+                self.subscribe(page)
+            except UnknownFutureError:  # whoever waits for that one is told; the others get their mail
+                for record in page:
+                    with contextlib.suppress(UnknownFutureError):
+                        self.subscribe([record])
