@@ -21,7 +21,11 @@ def here() -> tuple[Any, ...]:
 def elsewhere() -> set[Any]:
     """The innermost ones of all threads, but for those that are closed."""
     with _lock:
-        return {context for blocks in _entered.values() for context in blocks[-1:] if not context.closed}
+        return _innermost()  # loops in a function of its own (`turn`)
+
+
+def _innermost() -> set[Any]:
+    return {context for blocks in _entered.values() for context in blocks[-1:] if not context.closed}
 
 
 def enter(context: Any) -> None:
