@@ -21,7 +21,7 @@ from fdb_datamodel.rows import codec
 from futures_worker import Client
 from futures_worker.client.actor_call import Call
 from futures_worker.client.basis.record import CallRecord
-from futures_worker.client.session import actor_link, calls
+from futures_worker.client.session import actor_link, call_records, calls
 from futures_worker.client.session.actor_link import ActorLink
 from futures_worker.client.session.calls import await_call
 from futures_worker.payload import dump_result
@@ -162,7 +162,7 @@ def test_an_interrupt_anywhere_while_an_actor_is_looked_for_leaves_its_calls_abl
     def ask(db: Any, function: Any, space: Any, *what: Any, **_: Any) -> Any:
         return {"find_actor": lambda: place, "ended_calls": lambda: [None] * len(what[0])}[function.__name__]()
 
-    monkeypatch.setattr(actor_link, "ask", ask)
+    monkeypatch.setattr(call_records, "ask", ask)
     monkeypatch.setattr(actor_link.wire, "connect", site.actor.connection)
     monkeypatch.setattr(actor_link, "ClusterSecrets", lambda *_, **__: None)
     for number in itertools.count():

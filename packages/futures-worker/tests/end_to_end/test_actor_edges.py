@@ -24,7 +24,7 @@ from fdb_datamodel.actors import find_actor
 from fdb_schema import DatabaseUnreachableError
 from futures_worker import ActorDiedError, ObjectLostError
 from futures_worker.client.basis.record import CallRecord
-from futures_worker.client.session import actor_link
+from futures_worker.client.session import call_records
 from futures_worker.client.session.actor_link import ActorLink
 from futures_worker.database import ask
 from futures_worker.objects.store_secret import ClusterSecrets
@@ -107,14 +107,14 @@ def test_a_call_cut_off_while_the_database_is_in_trouble_still_ends(
     log = client.actor(Log)
     pid = log.pid().result(WAIT)
     hanging = log.hang()
-    real, troubles = actor_link.ask, [DatabaseUnreachableError("no answer")]
+    real, troubles = call_records.ask, [DatabaseUnreachableError("no answer")]
 
     def ask(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
         if fn.__name__ == "ended_calls" and troubles:
             raise troubles.pop()
         return real(db, fn, *args, **kwargs)
 
-    monkeypatch.setattr(actor_link, "ask", ask)
+    monkeypatch.setattr(call_records, "ask", ask)
     os.kill(pid, signal.SIGKILL)
     for _ in range(2):
         try:

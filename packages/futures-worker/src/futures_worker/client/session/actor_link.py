@@ -9,38 +9,27 @@ may have run; those that were not sent go to the actor's next start.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import select
 import socket
-import struct
-import termios
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import msgpack
 
-from fdb_datamodel import (
-    ClusterSpace,
-    Failure,
-    FutureDeletedError,
-    FutureSpec,
-    MailEntry,
-    UnknownFutureError,
-    actors,
-    cancel_future,
-)
-from futures_worker.client.basis.answers import READ_BYTES, Answers
+from fdb_datamodel import Failure, FutureDeletedError, MailEntry, UnknownFutureError, actors
+from futures_worker.client.basis.answers import Answers
 from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.basis.turn import Turn
-from futures_worker.client.session.storing import Submission
+from futures_worker.client.session.call_records import CallRecords, LinkSession
 from futures_worker.database import ask
 from futures_worker.errors import WireError
 from futures_worker.objects.store_secret import ClusterSecrets
 from futures_worker.ports import wire
 from futures_worker.ports.handshake import ACTOR, NoPlaceError
+from futures_worker.ports.hanging_up import is_at_end, let_everything_arrive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,32 +41,6 @@ CLOSE_SECONDS: Final = 30.0  # that `close` gives an actor to take in what was s
 INTERRUPTED: Final = "its client was interrupted while it sent to the actor"
 
 
-class LinkSession(Protocol):
-    """What is asked of the session."""
-
-    id: bytes
-    db: Any
-    space: ClusterSpace
-
-    def store(self, submissions: Iterable[Submission]) -> None:
-        """See `Session`."""
-
-    def flush_before(self, dependencies: Iterable[bytes]) -> None:
-        """See `Session`."""
-
-    def deliver_calls(self, entries: list[MailEntry]) -> None:
-        """See `Session`."""
-
-    def calls_delivered(self) -> None:
-        """See `Session`."""
-
-    def wake_followers(self) -> None:
-        """See `Session`."""
-
-    def follow(self, done: Callable[[], bool], pause: float) -> None:
-        """See `Session`."""
-
-
 class ActorLink:
     """Thread-safe. Calls are `queued` until they are sent, and `unanswered` from their making to their end."""
 
@@ -85,6 +48,7 @@ class ActorLink:
         self.session = session
         self.actor = actor
         self.label = label  # for messages
+        self._records = CallRecords(session, actor)
         self.reading = Turn()  # of the thread that reads answers for all
         self.connecting = Turn()  # of the thread that looks for the actor
         self.unanswered: dict[bytes, CallRecord] = {}
@@ -94,14 +58,10 @@ class ActorLink:
         self._answers: Answers | None = None  # of the connection
         self._start = 0  # that the connection is to
         self._dead: Failure | None = None
-        self._broken: deque[tuple[list[CallRecord], str]] = (
-            deque()
-        )  # sent before a connection broke, and not settled yet
+        self._broken: deque[tuple[list[CallRecord], str]] = deque()  # sent before a connection broke, not settled yet
         self.refused = ""  # why the actor, which is up, takes no calls of this client
         self.used = 0.0  # when it was last asked for (monotonic)
-        self._withdrawn: deque[bytes] = (
-            deque()
-        )  # calls that were cancelled in the database, of which the actor is to be told
+        self._withdrawn: deque[bytes] = deque()  # calls cancelled in the database, of which the actor is to be told
         self._pack = msgpack.Packer(autoreset=True).pack
         self._pause = PLACE_PAUSE
         self._next_look = 0.0
@@ -173,8 +133,7 @@ class ActorLink:
         if call.recorded:  # the actor's next start would find it
             session.flush_before(())
             with contextlib.suppress(UnknownFutureError, FutureDeletedError):
-                ask(session.db, cancel_future, session.space, call.id, gone)
-                (entry,) = ask(session.db, actors.ended_calls, session.space, [call.id], strategy="off")
+                entry = self._records.cancel(call, gone)
                 self.withdraw(call.id)
         session.deliver_calls([entry] if entry is not None else [])
         session.calls_delivered()
@@ -204,28 +163,11 @@ class ActorLink:
             batch = waiting[: waiting.index(call) + 1] if call in waiting else [call]
             start = self._start
             if self._sock is None:
-                start = ask(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off").taking
+                start = self._records.find().taking
             fresh = _unrecorded(batch)
             for one in fresh:
                 one.recorded = True
-        submissions = []
-        for one in fresh:
-            method, args, dependencies = one.what
-            spec = FutureSpec(
-                b"",
-                args,
-                one.id,
-                self.session.id,
-                (self.actor, *dependencies),
-                max_retries=0,
-                max_worker_losses=0,
-                max_oom=0,
-                allow_reconstruction=False,
-                name=one.name,
-                call_options=actors.call_options(start, method),
-            )
-            submissions.append(Submission(one, spec, None))
-        self.session.store(submissions)
+        self._records.store(fresh, start)
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -287,7 +229,7 @@ class ActorLink:
             return early
         session = self.session
         try:
-            place = ask(session.db, actors.find_actor, session.space, self.actor, strategy="off")
+            place = self._records.find()
         except (UnknownFutureError, FutureDeletedError) as error:
             place = actors.ActorPlace(0, "", 0, 0, Failure("deleted", str(error)))
         if place.failure is not None:
@@ -312,13 +254,11 @@ class ActorLink:
 
     def _forget_ended(self) -> None:
         """Before calls are sent: those that others cancelled meanwhile aren't."""
-        session = self.session
         recorded = [call for call in tuple(self._queued) if call.recorded]
         for start in range(0, len(recorded), PAGE):
             page = recorded[start : start + PAGE]
-            ended = ask(session.db, actors.ended_calls, session.space, [call.id for call in page], strategy="off")
             entries = []
-            for call, entry in zip(page, ended, strict=True):
+            for call, entry in zip(page, self._records.ended(page), strict=True):
                 if entry is not None:
                     entries.append(entry)
                     with self._sending, contextlib.suppress(ValueError):  # cancelled here just now
@@ -354,7 +294,7 @@ class ActorLink:
         self._look_after = now + 1.0
         self._settle_broken()
         try:
-            place = ask(self.session.db, actors.find_actor, self.session.space, self.actor, strategy="off")
+            place = self._records.find()
         except (UnknownFutureError, FutureDeletedError):
             self._break("it was deleted")
             return
@@ -384,18 +324,13 @@ class ActorLink:
 
     def _settle_broken(self) -> None:
         """Learn what became of calls whose connection broke. A database in trouble is asked again by the next `connect`."""
-        session = self.session
         while self._broken:
             try:
                 broken = self._broken[0]
             except IndexError:
                 return
             page, text = broken
-            recorded = [call.id for call in page if call.recorded]
-            if recorded:
-                ask(session.db, actors.fail_calls, session.space, recorded, self.actor, text)
-            ended = ask(session.db, actors.ended_calls, session.space, [call.id for call in page], strategy="off")
-            self._take([entry or self._lost(call, text) for call, entry in zip(page, ended, strict=True)])
+            self._take(self._records.fail(page, text))
             with contextlib.suppress(ValueError):  # another thread has settled it, too
                 self._broken.remove(broken)
 
@@ -409,7 +344,7 @@ class ActorLink:
                 if self.unanswered or self._queued or self._broken or not self.reading.take(me):
                     return False
                 sock = self._sock
-                if sock is not None and (now - self.used >= longest or _is_at_end(sock)):
+                if sock is not None and (now - self.used >= longest or is_at_end(sock)):
                     self._sock = self._answers = None
                     sock.close()
                 return self._sock is None
@@ -417,9 +352,6 @@ class ActorLink:
                 if self.reading.holder is me:
                     self.reading.holder = None
                     self.session.wake_followers()
-
-    def _lost(self, call: CallRecord, why: str) -> MailEntry:
-        return MailEntry(call.id, "failed", None, actors.lost_call(call.id, self.actor, why))
 
     def _die(self, failure: Failure) -> None:
         """The actor is no more: so are the calls that wait for it."""
@@ -450,7 +382,7 @@ class ActorLink:
         if sock is None:
             return
         with contextlib.suppress(OSError):
-            _let_everything_arrive(sock)
+            let_everything_arrive(sock, CLOSE_SECONDS)
         sock.close()
 
 
@@ -461,30 +393,3 @@ def _unrecorded(calls: Iterable[CallRecord]) -> list[CallRecord]:
 def _sent(unanswered: dict[bytes, CallRecord], queued: Iterable[CallRecord]) -> list[CallRecord]:
     waiting = {call.id for call in queued}
     return [call for call in unanswered.values() if call.id not in waiting]
-
-
-def _is_at_end(sock: socket.socket) -> bool:
-    """Whether the other end hung up and left nothing to read."""
-    try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def _let_everything_arrive(sock: socket.socket) -> None:
-    """Return once the other end's kernel has all that was sent: closing before that may take it back."""
-    until = time.monotonic() + CLOSE_SECONDS
-    sock.shutdown(socket.SHUT_WR)
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    while time.monotonic() < until:
-        try:
-            if not sock.recv(READ_BYTES):
-                return
-        except BlockingIOError:
-            (unsent,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
-            if unsent == 0:
-                return
-            poll.poll(10)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from futures_worker.client.basis.nested import RECORD_AFTER, NestedWait
 from futures_worker.client.basis.record import CallRecord
 from futures_worker.client.basis.turn import Flag
-from futures_worker.client.session.actor_link import ActorLink, LinkSession
+from futures_worker.client.session.actor_link import ActorLink
+from futures_worker.client.session.call_records import LinkSession
 from futures_worker.client.session.callbacks import Callbacks
 from futures_worker.worker.child.task_context import current_task
 
