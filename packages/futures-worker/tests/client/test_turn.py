@@ -147,7 +147,7 @@ def _jumps_that_no_handler_covers(block: ast.With | ast.Try) -> Iterator[int]:
 
 def test_no_loop_under_a_lock_ends_where_an_interrupt_would_keep_the_lock() -> None:
     found = []
-    for path in sorted(Path(futures_worker.client.__file__).parent.glob("*.py")):
+    for path in sorted(Path(futures_worker.client.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.With) and any(
                 ast.unparse(item.context_expr).endswith(LOCKS) for item in node.items
