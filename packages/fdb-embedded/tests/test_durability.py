@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,39 @@ def test_a_database_whose_first_checkpoint_was_cut_short_becomes_durable_all_the
     found = fdb_embedded.open(tmp_path / "image", durability="fsync")
     assert numbers(found) == [0, 1]
     fdb_embedded.close(found)
+
+
+def full_once(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """Finds no room in the map the first time."""
+    full = iter([lmdb.MapFullError("full")])
+
+    def patched(*arguments: Any) -> Any:
+        for error in full:
+            raise error
+        return whole(*arguments)
+
+    return patched
+
+
+def test_what_is_written_for_no_commit_makes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of a new segment, when a database becomes durable; a jump of the version."""
+    db = fdb_embedded.open(tmp_path / "db")
+    db[b"k"] = b"1"
+    engine = db.dpointer.engine
+    before = engine.store.map.file_size()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.store, "write_record", full_once(engine.store.write_record))
+        engine.jump_version(100_000_000)
+    assert engine.store.map.file_size() > before
+    fdb_embedded.close(db)
+    monkeypatch.setattr(journal, "set_place", full_once(journal.set_place))
+    db = fdb_embedded.open(tmp_path / "db", durability="fsync")
+    db[b"k"] = b"2"
+    fdb_embedded.close(db)
+    power_loss(tmp_path / "db", tmp_path / "image")
+    db = fdb_embedded.open(tmp_path / "image")
+    assert db[b"k"] == b"2"
+    fdb_embedded.close(db)
 
 
 def test_a_commit_that_a_full_disk_refused_does_not_come_back_with_a_power_loss(

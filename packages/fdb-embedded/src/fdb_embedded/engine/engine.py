@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -92,21 +93,22 @@ class Engine:
 
     def jump_version(self, by: int) -> None:
         """Advance the version as a recovery of a cluster does: transactions under way become too old."""
-        store = self.store
-        with store.writer_section() as txn:
-            number = txn.id()
-            try:
-                last = last_version(txn)
-                store.clock.jump(txn, by)
-                version = store.next_version(txn, number, last)
-                store.page.count_jump()
-                store.write_record(txn, last, version, pack_record((), [], [], 0), [])
-                txn.commit()
-                store.page.end_version(number)
-            except BaseException:
-                with contextlib.suppress(lmdb.Error):
-                    store.abort_write(txn, number)
-                raise
+        self.store.write(partial(self._jump, by))
+
+    def _jump(self, by: int, txn: Any) -> None:
+        store, number = self.store, txn.id()
+        try:
+            last = last_version(txn)
+            store.clock.jump(txn, by)
+            version = store.next_version(txn, number, last)
+            store.page.count_jump()
+            store.write_record(txn, last, version, pack_record((), [], [], 0), [])
+            txn.commit()
+            store.page.end_version(number)
+        except BaseException:
+            with contextlib.suppress(lmdb.Error):
+                store.abort_write(txn, number)
+            raise
 
     # --- checkpoints ---
 

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -71,7 +70,7 @@ class Journaled(Protocol):
     @property
     def map(self) -> Map: ...
     def read(self, function: Callable[[Any], T], go_on: GoOn | None = None) -> T: ...
-    def writer_section(self, go_on: GoOn | None = None) -> AbstractContextManager[Any]: ...
+    def write(self, work: Callable[[Any], T], go_on: GoOn | None = None) -> T: ...
     def copy(self, folder: Path) -> None: ...
 
 
@@ -321,7 +320,8 @@ def checkpoint(store: Journaled, directory: Path, go_on: GoOn | None = None) -> 
 
 def _new_segment(store: Journaled, directory: Path, go_on: GoOn | None = None) -> int:
     """Let the journal go on in a new segment; everything before is flushed first."""
-    with store.writer_section(go_on) as txn:
+
+    def work(txn: Any) -> int:
         at = journal.place(txn)
         start, end = at if at is not None else (0, 0)
         fresh = journal.Segments(directory)
@@ -346,7 +346,9 @@ def _new_segment(store: Journaled, directory: Path, go_on: GoOn | None = None) -
             # What was allocated ahead: attempts that fail are to take no room, which a full disk lacks.
             with contextlib.suppress(OSError):
                 os.truncate(journal.segment_path(directory, start), end - start)
-    return end
+        return end
+
+    return store.write(work, go_on)
 
 
 def checkpoint_after(directory: Path) -> int:

@@ -252,6 +252,15 @@ class Store:
             if held and held[-1]:
                 self.turn.release()
 
+    def write(self, work: Callable[[Any], T], go_on: GoOn | None = None) -> T:
+        """What `work` gives of a write transaction, which it commits; it begins again in a larger map where there was no room."""
+        while True:
+            try:
+                with self.writer_section(go_on) as txn:
+                    return work(txn)
+            except lmdb.MapFullError:
+                self.map.grow(go_on)
+
     def begin_write(self) -> Any:
         """An LMDB write transaction, or None where the map has to be adopted first. The caller has the lock of writers and `writing`; he
         calls `last_write.abort` before he gives up either, whatever comes.
