@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import monotonic_ns
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import lmdb
@@ -34,13 +35,6 @@ from .readers import Readers
 
 T = TypeVar("T")
 
-
-class _NoTransaction:
-    def abort(self) -> None:
-        pass
-
-
-_NONE = _NoTransaction()
 
 MEMORY_MAP_SIZE = 128 << 20  # of a database in memory, which takes what is used of it only
 
@@ -101,7 +95,7 @@ class Store:
         self.turn = threading.Lock()
         self.map = Map(str(self.path or "in memory"))
         self._appended: tuple[int, int] | None = None  # where the journal ended before what this transaction appended
-        self.last_write: Any = _NONE  # the write transaction begun last, by this process
+        self.last_write: Any = SimpleNamespace(abort=int)  # the write transaction begun last, by this process
 
     def _directory(self) -> AbstractContextManager[Path]:
         """Where LMDB finds the files."""
@@ -380,17 +374,14 @@ class Store:
             self.map.closed = True
             self.map.shut_gate()  # for good
             with self._attached.leaving() if self._sound else contextlib.nullcontext(False) as last:
-                self._close()
+                self._detach()
+                if self._memory is not None:
+                    self._memory.close()
+                    self._memory = None
                 if last and self.path is not None:
                     with contextlib.suppress(OSError):
                         seal.write(self.path, DATA, self._seal)
         self._attached.close()
-
-    def _close(self) -> None:
-        self._detach()
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
 
     def _detach(self) -> None:
         if self.flusher is not None:
