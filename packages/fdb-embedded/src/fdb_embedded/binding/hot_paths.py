@@ -38,7 +38,7 @@ def _override_results(impl: types.ModuleType) -> None:
     def get_value(self: Any) -> None:
         future = self.fpointer
         if not future.done:
-            self.block_until_ready()
+            future.wait()
         if future.error:
             raise error_class(future.error)
         self.value = future.value
@@ -49,7 +49,7 @@ def _override_results(impl: types.ModuleType) -> None:
     def wait(self: Any) -> Any:
         future = self.fpointer
         if not future.done:
-            self.block_until_ready()
+            future.wait()
         if future.error:
             raise error_class(future.error)
         return future.value
@@ -57,7 +57,7 @@ def _override_results(impl: types.ModuleType) -> None:
     def wait_void(self: Any) -> None:
         future = self.fpointer
         if not future.done:
-            self.block_until_ready()
+            future.wait()
         if future.error:
             raise error_class(future.error)
 
