@@ -286,7 +286,7 @@ def test_a_child_forked_while_another_thread_has_a_lock_doesn_t_keep_it(
     module: Any
     module, name, lock, step = {
         "open": (Store, "_attach", durability.OPEN_LOCK, lambda: fdb_embedded.open(path, durability="fsync")),
-        "close": (Store, "_close", durability.OPEN_LOCK, lambda: fdb_embedded.close(db)),
+        "close": (Store, "_detach", durability.OPEN_LOCK, lambda: fdb_embedded.close(db)),
         "checkpoint": (durability, "seal_checkpoint", durability.CHECKPOINT_LOCK, lambda: durability.checkpoint(store, path)),
         "first look": (seal.fcntl, "flock", files.ATTACHED, lambda: seal.is_alone(path / files.ATTACHED)),
     }[what]  # fmt: skip
