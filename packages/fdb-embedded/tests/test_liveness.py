@@ -288,11 +288,12 @@ def append_and_read(tr: Any, count: int) -> None:
 
 @pytest.mark.parametrize("work", [append_and_set, append_and_read])
 def test_a_transaction_twice_as_long_takes_twice_the_work(db: Any, work: Any) -> None:
-    counts = []
-    for size in (150, 300):
+    def calls(size: int) -> int:
         tr = db.create_transaction()
-        counts.append(calls_of(lambda tr=tr, size=size: (work(tr, size), tr.commit().wait()), events=PYTHON_AND_C))
-    assert counts[1] < 2.2 * counts[0]
+        return calls_of(lambda: (work(tr, size), tr.commit().wait()), events=PYTHON_AND_C)
+
+    # Of several: the housekeeper may have made the commit of one, in its own thread.
+    assert max(calls(300) for _ in range(3)) < 2.2 * max(calls(150) for _ in range(3))
 
 
 # --- a process that is stopped ---
