@@ -15,6 +15,7 @@ from fdb_datamodel import (
     FutureSpec,
     FutureState,
     FutureStateError,
+    Locality,
     Outcome,
     OversizeError,
     UnknownFutureError,
@@ -103,6 +104,16 @@ def test_dependents_wait_on_edges_and_get_their_inputs(lab: Lab) -> None:
     d = lab.spec(dependencies=(a.id,))
     lab.submit(d)
     assert lab.state(d.id) == "unclaimed", "its dependency was realized before"
+
+
+def test_what_has_ended_says_of_no_listeners(lab: Lab) -> None:
+    worker = lab.worker()
+    up = lab.spec()
+    lab.submit(up, lab.spec(dependencies=(up.id,)))
+    assert ("futures", up.id, "listeners") in lab.rows()
+    (claim,) = lab.claim(worker, 1)
+    lab(dm.realize_future, claim, b"r")
+    assert ("futures", up.id, "listeners") not in lab.rows()
 
 
 def test_more_dependents_than_one_transaction_settles(lab: Lab) -> None:
@@ -245,6 +256,25 @@ def test_backoff_waits_on_the_cluster_clock(lab: Lab) -> None:
     assert lab(dm.advance, now + 2_000_000).moved == 1
     assert lab(dm.fail_future, lab.claim(worker)[0], "x") is FutureState.waiting
     assert lab(dm.advance, now + 4_000_000).next_due_us == now + 5_000_000, "2 s * 3 is over the maximum of 5 s"
+
+
+def test_a_timer_that_is_stale_moves_nothing(lab: Lab) -> None:
+    now = lab.clock(5)
+    worker = lab.worker()
+    waited, assigned = lab.spec(backoff=Backoff(2.0)), lab.spec(locality=Locality(worker, wait=2.0))
+    lab.submit(waited)
+    (claim,) = lab.claim(worker)
+    assert lab(dm.fail_future, claim, "no") is FutureState.waiting
+    lab(dm.cancel_future, waited.id)
+    assert lab(dm.resubmit_future, waited.id, 0)
+    lab.submit(assigned)
+    claims = lab.claim(worker)
+    assert {one.id for one in claims} == {waited.id, assigned.id}
+    lab(dm.advance, now + 10_000_000)
+    assert lab.validate() == []
+    assert lab.claim(worker) == []
+    for one in claims:
+        lab(dm.realize_future, one, b"r")
 
 
 def test_relinquished_attempts_are_not_charged(lab: Lab) -> None:

@@ -142,6 +142,20 @@ def test_a_worker_serves_its_assignments_before_the_pool(lab: Lab) -> None:
     assert [claim.id for claim in lab.claim(one)] == [pooled.id]
 
 
+def test_what_was_assigned_to_a_predecessor_is_not_claimed_before_it_is_reaped(lab: Lab) -> None:
+    first = lab.worker()
+    pinned, soft = lab.submit(
+        lab.spec(locality=Locality(first, pinned=True)), lab.spec(locality=Locality(first, pinned=False))
+    )
+    lab.kill(first)
+    second = lab.worker()
+    assert (second.ip, second.port) == (first.ip, first.port)
+    assert list(lab.claim(second)) == []
+    lab.reap()
+    assert lab.info(pinned).failure is not None
+    assert [claim.id for claim in lab.claim(second)] == [soft]
+
+
 def test_soft_locality_falls_back_after_a_wait_or_a_death(lab: Lab) -> None:
     now = lab.clock(5)
     near, other = lab.worker(1), lab.worker(2)

@@ -34,6 +34,7 @@ from futures_worker.worker.deciding.instructions import (
     MemoryShort,
     PeersSeen,
     PrepareInputs,
+    Pushed,
     Rang,
     RetireChild,
     RunTurn,
@@ -608,6 +609,45 @@ def test_a_fenced_worker_drops_everything_and_can_start_anew() -> None:
     (turn,) = d.only(RunTurn, d.log[-3:])
     assert turn.limit == 2
     assert sent(d.say(TurnEnded(claims(claim(1)), turn))) == [1]
+
+
+def test_a_fenced_worker_says_nothing_of_what_had_ended() -> None:
+    d = Driver(slots=2)
+    d.start(claim(1), claim(2))
+    d.result(0, 0)
+    assert len(d.core.outcomes) == 1, "it is told in a moment"
+    later = d.say(Fenced()) + d.say(Rang(), after=1.0)
+    assert d.only(RunTurn, later)
+    assert outcomes(later) == []
+
+
+def test_a_child_is_believed_about_the_task_that_it_runs_alone() -> None:
+    d = quick()
+    d.claim(claim(2), claim(3))
+    assert d.child_of(2) == d.child_of(3) == 0
+    instructions = d.result(0, d.seq_of(3))
+    assert d.only(KillChild, instructions) == [KillChild(0)]
+    assert outcomes(instructions) == []
+
+
+def test_a_claim_of_what_was_cancelled_here_ends_its_task_of_before() -> None:
+    d = Driver(slots=2)
+    d.start(claim(1))
+    assert d.say(MailArrived((MailEntry(claim(1).id, "cancel"),)))[0] == KillChild(0)
+    assert sent(d.claim(claim(1, epoch=1))) == [1]
+    assert outcomes(d.say(ChildEnded(0, "signal SIGKILL (pid 7)"))) == []
+    (ended,) = outcomes(d.result(d.child_of(1), d.seq_of(1)))
+    assert ended.claim.epoch == 1
+    assert d.core.used == [0, 0, 0]
+
+
+def test_what_is_pushed_twice_runs_once() -> None:
+    d = Driver(slots=2)
+    d.start()
+    assert sent(d.say(Pushed((claim(1),)))) == [1]
+    assert sent(d.say(Pushed((claim(1),)))) == []
+    assert len(outcomes(d.result(0, 0))) == 1
+    assert d.core.tasks == {}
 
 
 def test_the_table_of_child_states_is_enforced() -> None:
