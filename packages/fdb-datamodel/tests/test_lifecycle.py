@@ -23,6 +23,7 @@ from fdb_datamodel import (
 )
 from fdb_datamodel.rows.ids import show_id
 from fdb_datamodel.rows.table import KEYS
+from fdb_schema import fdb_error_code
 
 
 def test_submit_claim_realize_and_mail(lab: Lab) -> None:
@@ -104,6 +105,22 @@ def test_dependents_wait_on_edges_and_get_their_inputs(lab: Lab) -> None:
     d = lab.spec(dependencies=(a.id,))
     lab.submit(d)
     assert lab.state(d.id) == "unclaimed", "its dependency was realized before"
+
+
+def test_of_two_ends_that_clear_the_last_edges_one_sees_the_other(lab: Lab) -> None:
+    worker = lab.worker()
+    ups = lab.spec(), lab.spec()
+    down = lab.spec(dependencies=tuple(up.id for up in ups))
+    lab.submit(*ups, down)
+    first, second = lab.claim(worker)
+    tr = lab.db.create_transaction()
+    dm.realize_future(tr, lab.space, first, b"r")
+    lab(dm.realize_future, second, b"r")
+    with pytest.raises(Exception) as refused:
+        tr.commit().wait()
+    assert fdb_error_code(refused.value) == 1020
+    lab(dm.realize_future, first, b"r")
+    assert [claim.id for claim in lab.claim(worker)] == [down.id]
 
 
 def test_what_has_ended_says_of_no_listeners(lab: Lab) -> None:

@@ -19,7 +19,10 @@ from fdb_datamodel import (
     WorkerId,
     WorkerSighting,
 )
+from fdb_datamodel.rows.elements import encode_id
+from fdb_datamodel.rows.space import layout_of
 from fdb_schema import NewerFormatError, pack
+from idempotent_txn import run
 
 
 def test_an_address_has_one_live_incarnation(lab: Lab) -> None:
@@ -102,6 +105,28 @@ def test_a_reaper_works_in_pages_and_touches_only_the_dead_incarnation(lab: Lab)
     assert rounds >= 4
     assert {claim.id for claim in lab(dm.claims_of, new)} == {claim.id for claim in kept}
     assert len(lab.claim(new)) == 7
+
+
+def test_a_reaper_leaves_alone_what_is_another_ones_by_now(lab: Lab) -> None:
+    old, other = lab.worker(1), lab.worker(2)
+    (one,) = lab.submit(lab.spec())
+    (claim,) = lab.claim(old)
+    row = layout_of(lab.space).claim_rows(old.ip, old.port) + encode_id(one)
+    stale = run(lab.db, lambda tr: tr.get(row).value)
+    lab(dm.relinquish_claim, claim)
+    (claim,) = lab.claim(other)
+    lab.set_row(row, stale)
+    lab.kill(old)
+    new = lab.worker(1)
+    assigned = lab.spec(locality=Locality(new, pinned=True))
+    lab.submit(assigned)
+    lab.reap()
+    assert lab.validate() == []
+    assert [claim.id for claim in lab.claim(new)] == [assigned.id]
+    lab(dm.realize_future, claim, b"r")
+    lab.kill(new)
+    with pytest.raises(WorkerFencedError, match="declared dead"):
+        lab(dm.register_worker, new)
 
 
 def test_a_drained_worker_gives_back_without_a_charge(lab: Lab) -> None:
