@@ -542,12 +542,14 @@ def test_commits_that_wait_together_are_one_batch_and_validated_as_if_alone() ->
         for number in range(20):
             tr = db.create_transaction()
             tr[b"blind%02d" % number] = b""
+            tr.set_versionstamped_key(b"log" + bytes(10) + (3).to_bytes(4, "little"), b"%d" % number)
             transactions.append((tr, tr.get_versionstamp(), tr.commit()))
     transactions[7][2].wait()
     stamps = [stamp.value for _, stamp, _ in transactions]
     assert {stamp[:8] for stamp in stamps} == {stamps[0][:8]}
     assert [int.from_bytes(stamp[8:], "big") for stamp in stamps] == list(range(20))
     assert {tr.get_committed_version() for tr, _, _ in transactions} == {int.from_bytes(stamps[0][:8], "big")}
+    assert [(row.key[3:], row.value) for row in db[b"log":b"loh"]] == [(stamps[n], b"%d" % n) for n in range(20)]
     fdb_embedded.close(db)
 
 

@@ -236,6 +236,8 @@ class Cluster:
         self._declared = False  # the worker is dead, and goes on with what it runs
         self.declared = self.cancelled_within = 0
         self._cancel: Callable[[], object] | None = None  # done between two transactions of a program
+        self._runs = self._cancelled = b""  # the program that runs, and the one that is cancelled
+        self.broken: list[str] = []  # what may not be, and an exception wouldn't tell: it would be the program's
         self._move_clock(0)
         self.worker = self._register()
         self.client = Client(self.db, self.space.cluster)
@@ -276,11 +278,12 @@ class Cluster:
             if turn == cancel_at:
                 cancel = partial(self.transact, programs.cancel_program, ids[0])
                 if cancel_within:
-                    self._cancel = cancel
+                    self._cancel, self._cancelled = cancel, ids[0]
                 else:
                     cancel()
             states = self.transact(dm.get_future_states, ids)
             if all(state in (dm.FutureState.realized, dm.FutureState.failed) for state in states):
+                assert self.broken == []
                 return
             if events and self.rng.random() < 0.3 and states[0] not in (dm.FutureState.realized, dm.FutureState.failed):
                 futures[0].send("news", events.pop(0))
@@ -328,6 +331,7 @@ class Cluster:
         )
         try:
             if claim.call_options == PROGRAM:
+                self._runs = claim.id
                 with self._killing():
                     value = running.run_program(function, args, kwargs)
             else:
@@ -356,8 +360,15 @@ class Cluster:
         def fragile(db: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self.rng.random() < self.kills:
                 raise Killed
-            self._meddle()
+            cancelled = self._meddle()
+            before = len(self._recorded()) if cancelled or self._declared else 0
             found = whole(db, fn, *args, **kwargs)
+            if cancelled or self._declared:
+                rows = self._recorded()
+                if self._declared and len(rows) > before:
+                    self.broken.append("a request of an attempt that was lost is recorded")
+                elif len(rows) > before and rows[-1].form != programs.CANCEL.form:
+                    self.broken.append("a request after a cancel is recorded as if there had been none")
             if self.rng.random() < self.kills:
                 raise Killed
             return found
@@ -368,8 +379,12 @@ class Cluster:
         finally:
             asking.run_patiently = whole
 
-    def _meddle(self) -> None:
-        """What others do to a program between two of its transactions."""
+    def _recorded(self) -> list[programs.Request]:
+        found: list[programs.Request] = self.transact(programs.read_requests, self._runs, 0, 10_000)
+        return found
+
+    def _meddle(self) -> bool:
+        """What others do to a program between two of its transactions; whether one of them cancels it."""
         if self.declares_dead and not self._declared and self.rng.random() < self.declares_dead:
             self.declared += 1
             self._declare_dead()
@@ -378,6 +393,8 @@ class Cluster:
             self.cancelled_within += 1
             self._cancel()
             self._cancel = None
+            return self._runs == self._cancelled
+        return False
 
     # --- what is left
 

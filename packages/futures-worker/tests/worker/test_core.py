@@ -43,6 +43,7 @@ from futures_worker.worker.deciding.instructions import (
     TakeBack,
     TasksReturned,
     TurnEnded,
+    TurnRefused,
 )
 from futures_worker.worker.deciding.reports import RESPAWN_PAUSE
 from futures_worker.worker.deciding.tasks import CHILD_TRANSITIONS, ChildState, Task
@@ -639,6 +640,21 @@ def test_a_claim_of_what_was_cancelled_here_ends_its_task_of_before() -> None:
     (ended,) = outcomes(d.result(d.child_of(1), d.seq_of(1)))
     assert ended.claim.epoch == 1
     assert d.core.used == [0, 0, 0]
+
+
+def test_mail_of_an_epoch_before_cancels_nothing() -> None:
+    d = Driver()
+    d.start(claim(1, epoch=1))
+    assert d.say(MailArrived((MailEntry(claim(1).id, "cancel", epoch=0),))) == []
+    assert d.say(MailArrived((MailEntry(claim(1).id, "cancel", epoch=1),))) == [KillChild(0)]
+
+
+def test_what_a_refused_turn_was_to_say_is_said_again() -> None:
+    d = Driver()
+    d.start(claim(1))
+    (turn,) = d.only(RunTurn, d.result(0, 0))
+    assert len(turn.outcomes) == 1
+    assert outcomes(d.say(TurnRefused(turn)) + d.say(after=1.0)) == turn.outcomes
 
 
 def test_what_is_pushed_twice_runs_once() -> None:
