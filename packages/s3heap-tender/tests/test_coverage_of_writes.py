@@ -157,7 +157,8 @@ def test_a_write_below_the_known_end_during_a_run_causes_another(bench: Any) -> 
     assert bench.sysdb.get(task.id).state == "scheduled"
 
 
-def test_a_finish_conflicts_with_a_write_below_the_end_that_it_did_not_see(bench: Any) -> None:
+@pytest.mark.parametrize("end", [1, 200], ids=["below the end", "beyond it"])
+def test_a_finish_conflicts_with_a_write_that_it_did_not_see(bench: Any, end: int) -> None:
     task = bench.sysdb.create_task("p", "t", cadence=0)
     bench.sysdb.mark_dirty("p", 100)
     claim = bench.sysdb.claim(task)
@@ -170,11 +171,30 @@ def test_a_finish_conflicts_with_a_write_below_the_end_that_it_did_not_see(bench
         tries += 1
         transitions.finish(tr, bench.sysdb.layout, task.id, claim.gen, claim.epoch, None)
         if tries == 1:
-            bench.sysdb.mark_dirty("p", 1)
+            bench.sysdb.mark_dirty("p", end)
+            if end > 100:
+                bench.tend()  # it is running: the sweep leaves it to its finish
 
     idempotent_txn.run(bench.db, body)
     assert tries == 2
     assert bench.sysdb.get(task.id).state == "scheduled"
+
+
+def test_a_sweep_leaves_the_marker_of_a_write_that_it_did_not_see(bench: Any) -> None:
+    bench.sysdb.create_task("p", "t", cadence=0)
+    bench.sysdb.mark_dirty("p", 1)
+    from s3heap_tender.claims import outbox, transitions
+
+    def markers() -> Any:
+        return [one for shard in range(bench.sysdb.shards) for one in bench.sysdb.read(outbox.read_dirty, shard, None, 10)]
+
+    (marker,) = markers()
+    tr = bench.db.create_transaction()
+    transitions.sweep(tr, bench.sysdb.layout, marker, None, 10)
+    bench.sysdb.mark_dirty("p", 2)
+    tr.commit().wait()
+    (left,) = markers()
+    assert left.value != marker.value
 
 
 class Unsayable(Exception):
