@@ -177,6 +177,13 @@ def histories(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Take guards out of the sources one at a time: a laboratory has to find each. Hours; `-- --only NAME` takes one."""
+    install(session)
+    session.run("python", "tools/mutants.py", *session.posargs)
+
+
+@nox.session
 def crashes(session: nox.Session) -> None:
     """The embedded engine's journal after crashes at thousands of points (MAINSPRING_CRASH_POINTS, 6,000 unless set); minutes."""
     install(session, "fdb-embedded")

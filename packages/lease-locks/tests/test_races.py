@@ -19,6 +19,7 @@ from fdb_schema import fdb_error_code, open_database
 from idempotent_txn import TransactionTimedOut, run
 from lease_locks import AsyncLeaseManager, LeaseError, LeaseLost, LeaseManager
 from lease_locks.grants import ending, joining, transitions
+from lease_locks.grants.observer import Dead
 from lease_locks.grants.records import MaintainerRecord
 from lease_locks.grants.rows import read_name
 from lease_locks.locks import _let_go
@@ -470,6 +471,40 @@ def test_a_grant_that_lands_late_leaves_nothing_behind(locks: LeaseManager, late
     with pytest.raises(Exception) as failed:
         second.commit().wait()
     assert fdb_error_code(failed.value) == 1020
+
+
+def test_a_grant_that_came_unnoticed_is_released_by_who_gives_up(locks: LeaseManager) -> None:
+    claim, lock, session = claim_of(locks.session), locks.space.lock("n"), locks.session
+    run(locks.db, lambda tr: transitions.acquire(tr, locks.space, lock, claim, session.observer, first=True))
+    assert run(locks.db, lambda tr: read_name(tr, lock)).grants
+    run(locks.db, transitions.withdraw, locks.space, lock, claim)
+    assert not run(locks.db, lambda tr: read_name(tr, lock)).grants
+
+
+def test_a_heartbeat_of_who_waits_keeps_its_place(locks: LeaseManager, other: LeaseManager) -> None:
+    lock, waits, comes = locks.space.lock("n"), claim_of(other.session), claim_of(locks.session)
+    held = locks.acquire("n")
+    run(other.db, lambda tr: transitions.acquire(tr, other.space, lock, waits, other.session.observer))
+    held.release()
+
+    class Hasty:
+        """Takes everybody for dead."""
+
+        def judge(self, *args: Any) -> Any:
+            return Dead("it seemed so")
+
+        def forget(self, key: Any) -> None: ...
+
+    tr = locks.db.create_transaction()
+    hasty: Any = Hasty()
+    granted = transitions.acquire(tr, locks.space, lock, comes, hasty, enqueue=False)
+    assert isinstance(granted, transitions.Granted)
+    heartbeat = other.space.heartbeat(other.session.sid)
+    run(other.db, lambda tr: tr.set(heartbeat, tr.get(heartbeat).value))
+    with pytest.raises(Exception) as failed:
+        tr.commit().wait()
+    assert fdb_error_code(failed.value) == 1020
+    assert run(locks.db, lambda tr: read_name(tr, lock)).first is not None
 
 
 def test_a_join_that_lands_after_it_was_given_up_fails(locks: LeaseManager, other: LeaseManager) -> None:

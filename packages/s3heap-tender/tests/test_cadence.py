@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fdb_schema import ClusterClock, ClusterSpace, open_database
-from s3heap_tender import ClaimLostError, ClaimRefusedError, SysDb, failpoints
+from s3heap_tender import Backoff, ClaimLostError, ClaimRefusedError, SysDb, failpoints
 from s3heap_tender.claims.sessions import LocalSessions
+from s3heap_tender.rows import core
 from s3heap_tender.rows.core import TICK
+from s3heap_tender.rows.settings import new_row
 from s3heap_tender.runs import running
 
 
@@ -254,3 +257,13 @@ def test_who_waited_for_a_slow_look_at_the_clock_makes_none_of_its_own() -> None
     for _ in range(8):
         sysdb.tick()
     assert machines.looks == 1
+
+
+def test_a_generation_never_gets_a_due_time_back() -> None:
+    """A pruner that was stopped between its judgement and its write would take the item for the one that it judged."""
+    task = uuid.UUID(int=1)
+    row = replace(new_row("p", "t", 0.0, 1, None, 0.0, Backoff(0.0), 5, "buffer_one", "once", b""), due=5_000_000)
+    row = core.requested(row, 3_000_000)
+    assert row.due == 3_000_000
+    row = core.failed(task, core.claimed(row, "s", 0, 3_000_000), "", 5_000_000)
+    assert row.due == 5_001_000

@@ -186,7 +186,9 @@ def test_a_sweep_leaves_the_marker_of_a_write_that_it_did_not_see(bench: Any) ->
     from s3heap_tender.claims import outbox, transitions
 
     def markers() -> Any:
-        return [one for shard in range(bench.sysdb.shards) for one in bench.sysdb.read(outbox.read_dirty, shard, None, 10)]
+        return [
+            one for shard in range(bench.sysdb.shards) for one in bench.sysdb.read(outbox.read_dirty, shard, None, 10)
+        ]
 
     (marker,) = markers()
     tr = bench.db.create_transaction()
