@@ -135,6 +135,8 @@ def careful(count: int, space: bytes) -> int:
         for number in range(count):
             step(globals()["count"], space + b"done%d" % number, tr=True)
             done = number + 1
+            for _ in range(4 * (number % 2)):
+                step(double, number)  # one that follows another reads nothing
             kind = number % 4
             if kind == 0:
                 sleep(40.0)
@@ -389,7 +391,7 @@ class Cluster:
             self.declared += 1
             self._declare_dead()
             self._declared = True
-        if self._cancel is not None and self.rng.random() < 0.3:
+        if self._cancel is not None and self.rng.random() < 0.15:
             self.cancelled_within += 1
             self._cancel()
             self._cancel = None
