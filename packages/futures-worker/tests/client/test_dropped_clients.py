@@ -15,7 +15,7 @@ from fdb_datamodel import UnknownFutureError, describe_future, session_sightings
 from fdb_schema import ClusterSpace
 from futures_worker import Client
 from futures_worker.client.basis import processes
-from futures_worker.client.basis.keeping import Keeping
+from futures_worker.client.basis.session_life import SessionLife
 from idempotent_txn import run
 
 WAIT = 30.0
@@ -95,7 +95,7 @@ def test_what_a_dropped_client_submitted_last_is_stored(any_db: Any) -> None:
 
 def test_a_session_that_nobody_had_any_more_when_it_began_is_ended_at_once(any_db: Any) -> None:
     gone = threading.Event()
-    kept = Keeping(any_db, SPACE, b"k" * 16, seconds=4 * WAIT)
+    kept = SessionLife(any_db, SPACE, b"k" * 16, seconds=4 * WAIT)
     kept.abandon(gone.set)
     kept.begin()  # what was submitted last is stored now
     assert gone.wait(WAIT), "what isn't heard is done with the next beat"

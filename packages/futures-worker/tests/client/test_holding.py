@@ -27,7 +27,7 @@ from fdb_datamodel import (
 )
 from fdb_schema import ClusterSpace, DatabaseUnreachableError
 from futures_worker import Client
-from futures_worker.client.basis import keeping, untouched
+from futures_worker.client.basis import session_life, untouched
 from futures_worker.client.inputs import MOST_INPUTS
 from futures_worker.client.session import expected, subscriptions
 from futures_worker.client.session import reader as client_reader
@@ -84,7 +84,7 @@ def test_a_client_that_comes_back_holds_what_it_held(db: Any) -> None:
             ids = [future.id for future in made]
         declare_dead(db, client)
         collect(db, "test", grace=3600.0)  # drops the references of sessions that are gone
-        client._context().keeping.return_again()
+        client._context().life.return_again()
         collect_all(db)
         other = Client(db, "test")
         with other:
@@ -105,7 +105,7 @@ def test_a_future_that_a_function_refers_to_lives_as_long_as_what_the_function_i
 
         def let_go() -> None:
             gc.collect()
-            client._context().keeping.release_dropped()
+            client._context().life.release_dropped()
             collect_all(db)
 
         inner = client.submit(square, 3)
@@ -141,14 +141,14 @@ def test_what_a_client_submits_when_it_goes_on_after_a_stop_has_its_code(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Client(db, "test") as client:
-        kept = client._context().keeping
+        kept = client._context().life
         made = client.submit(refers_to, None)  # stores the code
         assert callable(made.result(WAIT))
         client.delete(made)
         declare_dead(db, client)
         collect_all(db)
-        later = keeping._now() + 3600
-        monkeypatch.setattr(keeping, "_now", lambda: later)  # it was stopped, and its thread hasn't beaten yet
+        later = session_life._now() + 3600
+        monkeypatch.setattr(session_life, "_now", lambda: later)  # it was stopped, and its thread hasn't beaten yet
         again = client.submit(refers_to, None)
         assert callable(again.result(WAIT))
         assert kept._beaten == later
@@ -163,7 +163,7 @@ def test_a_handle_of_a_key_outlives_the_other_one(db: Any) -> None:
         assert two.result(WAIT) == 16
         known = two.id
         del two
-        client._context().keeping.release_dropped()
+        client._context().life.release_dropped()
         collect_all(db)
         assert client.get_future(known).exception(WAIT) is None
         assert one.result(WAIT) == 16
@@ -175,12 +175,12 @@ def test_a_handle_made_from_the_id_of_one_outlives_it(db: Any) -> None:
         assert one.result(WAIT) == 16
         two = client.get_future(one.id)
         del one
-        client._context().keeping.release_dropped()
+        client._context().life.release_dropped()
         collect_all(db)
         assert two.result(WAIT) == 16
         known = two.id
         del two
-        client._context().keeping.release_dropped()
+        client._context().life.release_dropped()
         collect_all(db)
         with pytest.raises(FutureDeletedError):
             client.get_future(known).result(WAIT)
@@ -199,7 +199,7 @@ def test_a_handle_that_nobody_waits_with_holds_its_future(db: Any, how: str) -> 
         collect_all(db)
         assert idle.result(WAIT) == 16
         del idle
-        client._context().keeping.release_dropped()
+        client._context().life.release_dropped()
         collect_all(db)
         with pytest.raises(FutureDeletedError):
             client.get_future(known).result(WAIT)
@@ -208,10 +208,10 @@ def test_a_handle_that_nobody_waits_with_holds_its_future(db: Any, how: str) -> 
 def test_a_handle_is_held_a_moment_after_it_was_made(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untouched, "HOLD_AFTER", 0.01)
     told = threading.Event()
-    real = keeping.ask
+    real = session_life.ask
 
     def ask(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        if fn is keeping.hold_futures:
+        if fn is session_life.hold_futures:
             if not troubles:
                 told.set()
             else:
@@ -219,9 +219,9 @@ def test_a_handle_is_held_a_moment_after_it_was_made(db: Any, monkeypatch: pytes
         return real(db, fn, *args, **kwargs)
 
     troubles = [DatabaseUnreachableError("no answer")]
-    monkeypatch.setattr(keeping, "ask", ask)
+    monkeypatch.setattr(session_life, "ask", ask)
     with Client(db, "test") as client:
-        client._context().keeping._seconds = 0.05
+        client._context().life._seconds = 0.05
         unknown = client.get_future(uuid.uuid4())  # an id that no future has is no harm
         assert told.wait(WAIT)
         with pytest.raises(UnknownFutureError):
@@ -252,7 +252,7 @@ def test_a_future_taken_up_while_it_is_let_go_stays_held(db: Any, monkeypatch: p
             first = client.get_future(known)
             assert first.result(WAIT) == 25
             again: list[Any] = []
-            real = keeping.run
+            real = session_life.run
 
             def late(db: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
                 if fn.__name__ == "release_futures" and args[-1] == [known.bytes] and not again:
@@ -260,9 +260,9 @@ def test_a_future_taken_up_while_it_is_let_go_stays_held(db: Any, monkeypatch: p
                     assert again[0].result(WAIT) == 25
                 return real(db, fn, *args, **kwargs)
 
-            monkeypatch.setattr(keeping, "run", late)
+            monkeypatch.setattr(session_life, "run", late)
             del first
-            client._context().keeping.release_dropped()
+            client._context().life.release_dropped()
             assert again
         collect_all(db)
         with Client(db, "test") as other:
@@ -382,8 +382,10 @@ def test_futures_in_between_are_held_until_what_depends_on_them_is_submitted(
             return whole(session, record, spec, *rest)
 
         let_go: list[bytes] = []
-        drop = keeping.Keeping.drop
-        monkeypatch.setattr(keeping.Keeping, "drop", lambda self, one: (let_go.append(one), drop(self, one))[1])
+        drop = session_life.SessionLife.drop
+        monkeypatch.setattr(
+            session_life.SessionLife, "drop", lambda self, one: (let_go.append(one), drop(self, one))[1]
+        )
         monkeypatch.setattr(Session, "submit", counted)
         total = client.submit(sum, inputs)
         assert held == [0, 0, 0], "of the two futures in between, and of what takes them, none was let go"

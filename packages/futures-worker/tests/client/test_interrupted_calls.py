@@ -90,8 +90,8 @@ class Bench:
     def call(self, link: ActorLink) -> Call[int]:
         record = CallRecord(new_future_id(), "log.note", link, ("note", b"", ()))
         session = self.client._context()
-        record.keeping = session.keeping
-        session.keeping.hold(record.id)
+        record.life = session.life
+        session.life.hold(record.id)
         session.pending[record.id] = record
         link.submit(record)
         return Call(self.client._context, record)

@@ -183,6 +183,6 @@ def test_a_key_that_was_submitted_before_is_let_go_with_its_handles(client: Clie
         client.delete_all(made)  # mailed to the other one, if it was still to end
         session.reader.read()
         gc.collect()
-        session.keeping.release_dropped()
+        session.life.release_dropped()
         assert not session.pending
-        assert not session.keeping._held
+        assert not session.life._held

@@ -158,20 +158,20 @@ def test_no_loop_under_a_lock_ends_where_an_interrupt_would_keep_the_lock() -> N
 
 def test_an_interrupt_anywhere_in_a_first_submit_leaves_a_client_that_stores_and_beats(any_url: str) -> None:
     def chosen(code: CodeType) -> bool:
-        return code.co_filename.endswith(("/client/keeping.py", "/client/intake.py", "/client/turn.py"))
+        return code.co_filename.endswith(("/client/life.py", "/client/intake.py", "/client/turn.py"))
 
     for number in itertools.count():
         with Client(any_url, "test") as client:
             context = client._context
             with arrivals(number, chosen) as interruption, contextlib.suppress(KeyboardInterrupt):
                 client.submit(abs, -1)
-                context().keeping.begin()
+                context().life.begin()
             later = client.submit(abs, -2)._record
             end = time.monotonic() + WAIT
             while run(context.db, get_future_states, ClusterSpace("test"), [later.id]) == [None]:
                 assert time.monotonic() < end, f"after an interrupt at {interruption.where}"
                 time.sleep(0.001)
-            beats = context().keeping._thread
+            beats = context().life._thread
             assert beats is not None and beats.is_alive(), f"after an interrupt at {interruption.where}"
         if not interruption.came:
             break

@@ -166,4 +166,4 @@ def test_a_client_that_does_not_wait_keeps_time_limits_with_its_signs_of_life(mo
         until = time.monotonic() + 30
         while not future.done():
             assert time.monotonic() < until
-            client._context().keeping._on_beat()
+            client._context().life._on_beat()

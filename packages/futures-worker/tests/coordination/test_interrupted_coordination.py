@@ -26,7 +26,7 @@ def client(any_db: Any) -> Iterator[Client]:
 
 
 def beat(client: Client) -> None:
-    client._context().keeping.do_what_is_owed()
+    client._context().life.do_what_is_owed()
 
 
 @pytest.fixture

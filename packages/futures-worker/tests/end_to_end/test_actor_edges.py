@@ -84,10 +84,10 @@ def test_a_call_recorded_by_a_client_that_died_before_it_sent_it_is_made(cluster
     link = session.calls.link(log._id, "log")
     data = actor_link_args("orphan")
     call = CallRecord(new_future_id(), "log.note", link, ("note", data, ()))
-    session.keeping.hold(call.id)
+    session.life.hold(call.id)
     link.record(call)
     link.close()
-    session.keeping.close()  # what others see of a client that was killed, once its time to live is over
+    session.life.close()  # what others see of a client that was killed, once its time to live is over
     assert client.get_future(call.id).result(WAIT) == 2
     assert log.notes().result(WAIT) == ["first", "orphan"]
     demo.check()

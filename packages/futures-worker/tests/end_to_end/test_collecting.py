@@ -64,7 +64,7 @@ def await_true(check: Callable[[], Any]) -> None:
 def beating(demo: Any) -> Client:
     """A client whose beats come well within the session's time to live of these tests."""
     client = Client(demo.url, demo.name)
-    client._context().keeping._seconds = 0.5
+    client._context().life._seconds = 0.5
     return client
 
 
@@ -89,7 +89,7 @@ def test_what_a_client_lets_go_is_collected_while_it_lives(cluster: Any, monkeyp
         assert len(names_in_store(demo)) == 7
         del futures
         gc.collect()
-        client._context().keeping.release_dropped()  # what the beat has not let go by itself
+        client._context().life.release_dropped()  # what the beat has not let go by itself
         await_true(lambda: rows(demo)["tombstones"] == 25)
         await_true(lambda: len(names_in_store(demo)) == 2)
         assert len(kept.result(WAIT)) == 50_000
@@ -130,14 +130,14 @@ def test_futures_inside_a_result_live_as_long_as_it_does(cluster: Any) -> None:
         del inner, free
         outer._value = None  # the handle keeps what it read
         gc.collect()
-        client._context().keeping.release_dropped()
+        client._context().life.release_dropped()
         await_true(lambda: rows(demo)["tombstones"])  # what nobody holds, let go at the same time, is collected
         again = [client.get_future(one) for one in ids]
         assert client.gather(again, timeout=WAIT) == [0, 1, 2], "held by the results that contain them"
         del again
         client.delete_all([outer, box])
         gc.collect()
-        client._context().keeping.release_dropped()
+        client._context().life.release_dropped()
     demo.workers[0].kill()  # the session of the child that submitted them ends with it
     demo.start("--slots", "1", *QUICK)
     await_true(lambda: rows(demo)["tombstones"] == 6)
@@ -247,17 +247,17 @@ def test_a_client_that_was_stopped_past_its_ttl_goes_on(cluster: Any, tmp_path: 
 
 
 def test_a_client_that_never_waits_keeps_no_mail_and_no_handles(cluster: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("futures_worker.client.basis.keeping.SESSION_BEAT_SECONDS", 0.2)
+    monkeypatch.setattr("futures_worker.client.basis.session_life.SESSION_BEAT_SECONDS", 0.2)
     demo = cluster(1, 2)
     with Client(demo.url, demo.name) as client:
         session = client._context()
-        session.keeping._seconds = 0.2
+        session.life._seconds = 0.2
         for i in range(50):
             client.submit(abs, i)
         client.flush()
         await_true(lambda: not session.pending)
         await_true(lambda: not rows(demo)["mailboxes"])
-        await_true(lambda: not session.keeping._held)
+        await_true(lambda: not session.life._held)
         assert client_session.Session is type(session)
 
 
@@ -328,7 +328,7 @@ def test_futures_inside_what_actors_return_and_generators_yield_live_as_long_as_
         del inner, free
         call._value = None  # the handle keeps what it read
         gc.collect()
-        client._context().keeping.release_dropped()
+        client._context().life.release_dropped()
         client.kill_actor(client.get_actor("giver"))
         demo.workers[0].kill()  # with the sessions of the children that submitted them
         demo.start("--slots", "1", *QUICK)

@@ -178,7 +178,7 @@ def test_a_database_that_is_gone_keeps_nobody_from_stopping(monkeypatch: pytest.
             raise OSError("it is gone")
 
         monkeypatch.setattr(session.reader, "read", refuse)
-        monkeypatch.setattr(session.keeping, "_write_beat", refuse)
+        monkeypatch.setattr(session.life, "_write_beat", refuse)
         forwarding.stop()
         assert session.expected.hear is None
         monkeypatch.undo()

@@ -16,11 +16,11 @@ from futures_worker.worker.deciding.instructions import (
     InputsReady,
     Instruction,
     PrepareInputs,
-    Rang,
     RunTurn,
     SendTasks,
     SpawnChild,
     TurnEnded,
+    WorkSignalled,
 )
 
 ME = WorkerId("127.0.0.1", 7000, b"i" * 16)
@@ -78,12 +78,12 @@ class Driver:
 
     def start(self, *items: Claim, more: bool = False) -> list[Instruction]:
         """The first turn, which claims these."""
-        (turn,) = self.only(RunTurn, self.say(Rang()))
+        (turn,) = self.only(RunTurn, self.say(WorkSignalled()))
         return self.say(TurnEnded(claims(*items, more=more), turn))
 
     def claim(self, *items: Claim, more: bool = False) -> list[Instruction]:
         """A bell, and a turn that claims these."""
-        (turn,) = self.only(RunTurn, self.say(Rang()))
+        (turn,) = self.only(RunTurn, self.say(WorkSignalled()))
         assert turn.limit >= len([item for item in items if not item.dependencies])
         return self.say(TurnEnded(claims(*items, more=more), turn))
 
@@ -121,7 +121,7 @@ def outcomes(instructions: Iterable[Instruction]) -> list[Outcome]:
 
 def answer_ring(d: Driver, *items: Claim) -> list[Instruction]:
     """A ring that is answered now, or as soon as the core's patience allows."""
-    instructions = d.say(Rang())
+    instructions = d.say(WorkSignalled())
     while not d.only(RunTurn, instructions):
         deadline = d.core.deadline()
         assert deadline is not None

@@ -15,7 +15,7 @@ from futures_worker.errors import OversizeError, ResultPickleError, TaskUnpickle
 from futures_worker.objects.object_names import result_name
 from futures_worker.worker import messages
 from futures_worker.worker.deciding import dispatching, planning
-from futures_worker.worker.deciding.claimed import EMPTY_RINGS, MOST_PATIENCE
+from futures_worker.worker.deciding.claimed import EMPTY_RINGS, MOST_RING_DELAY
 from futures_worker.worker.deciding.core import WorkerCore
 from futures_worker.worker.deciding.instructions import (
     ChildEnded,
@@ -35,7 +35,6 @@ from futures_worker.worker.deciding.instructions import (
     PeersSeen,
     PrepareInputs,
     Pushed,
-    Rang,
     RetireChild,
     RunTurn,
     SendTasks,
@@ -44,6 +43,7 @@ from futures_worker.worker.deciding.instructions import (
     TasksReturned,
     TurnEnded,
     TurnRefused,
+    WorkSignalled,
 )
 from futures_worker.worker.deciding.reports import RESPAWN_PAUSE
 from futures_worker.worker.deciding.tasks import CHILD_TRANSITIONS, ChildState, Task
@@ -51,7 +51,7 @@ from futures_worker.worker.deciding.tasks import CHILD_TRANSITIONS, ChildState, 
 
 def test_it_forks_a_child_per_slot_and_asks_for_work_at_once() -> None:
     core = WorkerCore(ME, 3, Requirements(3))
-    assert core.step([Rang()], 0.0, 0.0) == [SpawnChild(0), SpawnChild(1), SpawnChild(2), *core.out[3:]]
+    assert core.step([WorkSignalled()], 0.0, 0.0) == [SpawnChild(0), SpawnChild(1), SpawnChild(2), *core.out[3:]]
     (turn,) = [i for i in core.out if isinstance(i, RunTurn)]
     assert (turn.outcomes, turn.limit, turn.capacity.free) == ([], 3, Requirements(3))
 
@@ -90,8 +90,8 @@ def test_with_nothing_to_claim_it_waits_for_a_bell() -> None:
     assert d.start() == []
     assert d.say(after=10) == []
     assert d.core.deadline() is None
-    assert d.core.hungry
-    assert len(d.only(RunTurn, d.say(Rang()))) == 1
+    assert d.core.wants_work
+    assert len(d.only(RunTurn, d.say(WorkSignalled()))) == 1
 
 
 def test_a_pool_that_holds_more_is_asked_again() -> None:
@@ -218,7 +218,7 @@ def test_a_result_that_came_before_the_kill_counts() -> None:
 
 def test_batches_grow_while_work_is_short_and_plentiful() -> None:
     d = Driver(slots=2)
-    (turn,) = d.only(RunTurn, d.say(Rang()))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
     limits, number = [], 0
     for _ in range(40):
         limits.append(turn.limit)
@@ -258,7 +258,7 @@ def test_no_more_than_the_slots_is_claimed_while_nobody_knows_how_long_it_takes(
     instructions = d.start(claim(1), claim(2), more=True)
     assert sent(instructions) == [1, 2]
     assert d.only(RunTurn, instructions) == []
-    assert d.only(RunTurn, d.say(Rang(), after=3)) == []
+    assert d.only(RunTurn, d.say(WorkSignalled(), after=3)) == []
 
 
 def test_long_tasks_are_claimed_one_per_slot() -> None:
@@ -272,7 +272,7 @@ def test_work_that_turns_out_long_goes_back_to_the_pool_while_others_are_idle() 
     d = Driver()
     d.start(claim(1))
     (turn,) = d.only(RunTurn, d.result(0, 0, 10))
-    d.core.ambition = 100
+    d.core.claim_target = 100
     d.say(TurnEnded(claims(*[claim(i) for i in range(2, 60)]), turn))
     held = len(d.core.tasks)
     assert held == 58
@@ -293,7 +293,7 @@ def test_what_an_idle_peer_has_no_room_for_is_kept() -> None:
     d = Driver(total=Requirements(100))
     d.start(claim(1))
     (turn,) = d.only(RunTurn, d.result(0, 0, 10))
-    d.core.ambition = 100
+    d.core.claim_target = 100
     d.say(TurnEnded(claims(*[claim(i, shape=(1000, 0, 0)) for i in range(2, 60)]), turn))
     d.say(after=planning.STUCK)
     d.say(TasksReturned(0, tuple(t.seq for t in list(d.core.children[0].queue)[1:])))
@@ -309,7 +309,7 @@ def test_tasks_stuck_behind_a_long_one_go_to_an_idle_child() -> None:
     d.start(claim(1), claim(2))
     d.result(d.child_of(1), d.seq_of(1), 10)
     d.result(d.child_of(2), d.seq_of(2), 10)
-    d.core.ambition = 10
+    d.core.claim_target = 10
     d.claim(claim(3), claim(4), claim(5), claim(6))
     stuck = max(d.core.children.values(), key=lambda c: len(c.queue))
     assert len(stuck.queue) >= 2
@@ -330,7 +330,7 @@ def test_a_full_socket_is_not_tried_again_before_the_child_has_read() -> None:
     d = Driver()
     d.start(claim(1))
     d.result(0, 0, 10)
-    d.core.ambition = 10
+    d.core.claim_target = 10
     instructions = d.claim(claim(2), claim(3), claim(4))
     assert sent(instructions) == [2, 3, 4]
     assert sent(d.say(TasksReturned(0, (2, 3), full=True))) == []
@@ -389,7 +389,7 @@ def test_what_is_queued_behind_a_waiting_task_is_taken_elsewhere() -> None:
     d = Driver()
     d.start(claim(1))
     d.result(0, 0, 10)
-    d.core.ambition = 10
+    d.core.claim_target = 10
     d.claim(claim(2), claim(3), claim(4))
     instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 1, [2], []]]))
     assert TakeBack(0) in instructions
@@ -410,7 +410,7 @@ def test_what_is_waited_for_is_claimed_and_run_first() -> None:
     d = Driver(slots=1, total=Requirements(1))
     d.start(claim(1))
     d.result(0, 0, 10)
-    d.core.ambition = 10
+    d.core.claim_target = 10
     d.claim(claim(2), claim(3), claim(4))
     awaited = [claim(4).id, claim(9).id]
     instructions = d.say(ChildSaid(0, [[messages.BLOCKED, 1, [2, 3], awaited]]))
@@ -436,7 +436,7 @@ def test_when_every_task_waits_what_they_wait_for_is_claimed_whatever_is_free() 
     (turn,) = d.only(RunTurn, d.say(ChildSaid(0, [[messages.BLOCKED, 0, [], [claim(2).id]]])))
     assert not turn.capacity.overcommit, "another worker may have room"
     d.say(TurnEnded(claims(), turn))
-    (turn,) = d.only(RunTurn, d.say(Rang(again=True), after=1.0))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled(again=True), after=1.0))
     assert turn.capacity.overcommit
     assert turn.capacity.wanted == (claim(2).id,)
 
@@ -508,7 +508,7 @@ def test_a_cancelled_task_is_killed_and_nothing_is_reported() -> None:
 
 def test_the_pool_is_asked_for_what_waits_for_the_room_that_a_cancelled_task_had() -> None:
     d = Driver(slots=2, total=Requirements(2))
-    (turn,) = d.only(RunTurn, d.say(Rang()))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
     found = claims(claim(1, shape=(1000, 0, 0)))
     found.blocked = (Requirements(2),)
     d.say(TurnEnded(found, turn))
@@ -538,7 +538,7 @@ def test_a_kill_that_comes_late_is_not_charged_to_what_the_child_went_on_to(why:
 def test_a_cancelled_task_in_line_is_dropped() -> None:
     d = Driver()
     d.start(claim(1))
-    d.core.ambition = 10
+    d.core.claim_target = 10
     d.core.pace.observe(b"f", 0.1)
     d.claim(claim(2), claim(3))
     d.say(MailArrived((MailEntry(claim(2).id, "cancel"), MailEntry(b"?" * 16, "cancel"))))
@@ -548,7 +548,7 @@ def test_a_cancelled_task_in_line_is_dropped() -> None:
 def test_a_drain_finishes_what_runs_and_gives_back_the_rest() -> None:
     d = Driver()
     d.start(claim(1))
-    d.core.ambition = 10
+    d.core.claim_target = 10
     d.core.pace.observe(b"f", 0.1)
     d.claim(claim(2), claim(3))
     instructions = d.say(DrainAsked(30.0))
@@ -556,10 +556,10 @@ def test_a_drain_finishes_what_runs_and_gives_back_the_rest() -> None:
         ("relinquish_claim", claim(2).id),
         ("relinquish_claim", claim(3).id),
     ]
-    assert not d.core.hungry
+    assert not d.core.wants_work
     (turn,) = d.only(RunTurn, instructions)
     assert turn.limit == 0
-    assert d.say(TurnEnded(claims(), turn), Rang()) == []
+    assert d.say(TurnEnded(claims(), turn), WorkSignalled()) == []
     instructions = d.result(0, 0)
     assert [o.event for o in outcomes(instructions)] == ["realize_future"]
     assert instructions[-1] == Finish()
@@ -593,7 +593,7 @@ def test_an_idle_worker_drains_at_once() -> None:
 
 def test_claims_that_arrive_while_draining_go_back() -> None:
     d = Driver()
-    (turn,) = d.only(RunTurn, d.say(Rang()))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
     d.say(DrainAsked(30.0))
     instructions = d.say(TurnEnded(claims(claim(1)), turn))
     assert [o.event for o in outcomes(instructions)] == ["relinquish_claim"]
@@ -617,7 +617,7 @@ def test_a_fenced_worker_says_nothing_of_what_had_ended() -> None:
     d.start(claim(1), claim(2))
     d.result(0, 0)
     assert len(d.core.outcomes) == 1, "it is told in a moment"
-    later = d.say(Fenced()) + d.say(Rang(), after=1.0)
+    later = d.say(Fenced()) + d.say(WorkSignalled(), after=1.0)
     assert d.only(RunTurn, later)
     assert outcomes(later) == []
 
@@ -711,13 +711,13 @@ def test_whatever_happens_every_claim_ends_exactly_once(seed: int) -> None:
             claimed.extend(c.id for c in found)
             absorb(d.say(TurnEnded(claims(*found, more=rng.random() < 0.5 and number < 300), turn)))
 
-    absorb(d.say(Rang()))
+    absorb(d.say(WorkSignalled()))
     for step in range(300):
         children = [c for c in d.core.children.values() if c.queue and c.state is not ChildState.starting]
         if step == 250:
             absorb(d.say(DrainAsked(rng.choice([0.0, 1.0]))))
         if not children:
-            absorb(d.say(Rang(), after=rng.choice([0.0, 0.6])))
+            absorb(d.say(WorkSignalled(), after=rng.choice([0.0, 0.6])))
             continue
         child = rng.choice(children)
         head = child.queue[0]
@@ -746,7 +746,7 @@ def test_whatever_happens_every_claim_ends_exactly_once(seed: int) -> None:
             cancelled.add(head.claim.id)
             absorb(d.say(MailArrived((MailEntry(head.claim.id, "cancel"),))))
         else:
-            absorb(d.say(Rang(), after=rng.choice([0.0, 0.05, 1.5])))
+            absorb(d.say(WorkSignalled(), after=rng.choice([0.0, 0.05, 1.5])))
     for _ in range(2000):
         if d.core.finished:
             break
@@ -879,7 +879,7 @@ def blocked(*shapes: Requirements) -> Claims:
 def test_room_is_made_for_a_shape_that_was_passed_over_too_long() -> None:
     d = Driver(slots=2, total=Requirements(2))
     big, small = Requirements(2), (1000, 0, 0)
-    (turn,) = d.only(RunTurn, d.say(Rang()))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
     found = claims(claim(1, shape=small), claim(2, shape=small))
     found.blocked = (big,)
     d.say(TurnEnded(found, turn))
@@ -909,7 +909,7 @@ def test_room_is_not_kept_for_what_another_worker_took_or_for_ever() -> None:
         d = Driver(slots=2, total=Requirements(2))
         d.start()
         d.core.hold_for, d.core.hold_until = (2000, 0, 0), d.now + 60
-        (turn,) = d.only(RunTurn, d.say(Rang()))
+        (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
         assert turn.capacity.hold_for == Requirements(2)
         (turn,) = d.only(RunTurn, d.say(TurnEnded(ended, turn), after=later))
         assert turn.capacity.hold_for is None
@@ -940,7 +940,7 @@ def test_tasks_name_their_future_and_function() -> None:
 def test_only_functions_that_are_always_short_share_packets() -> None:
     d = Driver()
     d.core.pace.observe(b"f", 1e-5)
-    d.core.ambition = 10
+    d.core.claim_target = 10
     (send,) = d.only(SendTasks, d.start(claim(1), claim(2)))
     assert send.per_packet == 1
     for _ in range(dispatching.STEADY):
@@ -958,24 +958,24 @@ def test_an_idle_worker_that_is_always_too_late_lets_others_be_first() -> None:
     d.start()
     for _ in range(EMPTY_RINGS):
         answer_ring(d)
-    assert d.only(RunTurn, d.say(Rang())) == []
-    assert not d.core.hungry
-    assert d.core.deadline() == d.now + d.core.patience
+    assert d.only(RunTurn, d.say(WorkSignalled())) == []
+    assert not d.core.wants_work
+    assert d.core.deadline() == d.now + d.core.ring_delay
     answer_ring(d)
-    assert d.core.patience <= MOST_PATIENCE
+    assert d.core.ring_delay <= MOST_RING_DELAY
     answer_ring(d, claim(1))
     d.result(0, 0)
-    assert d.core.patience == 0
-    assert d.core.hungry
+    assert d.core.ring_delay == 0
+    assert d.core.wants_work
 
 
 def test_looking_again_in_vain_teaches_no_patience() -> None:
     d = Driver()
     d.start()
     for _ in range(10):
-        (turn,) = d.only(RunTurn, d.say(Rang(again=True)))
+        (turn,) = d.only(RunTurn, d.say(WorkSignalled(again=True)))
         d.say(TurnEnded(claims(), turn))
-    assert d.core.patience == 0
+    assert d.core.ring_delay == 0
 
 
 def test_each_worker_prefers_its_own_stripe_of_the_pool() -> None:
@@ -988,11 +988,11 @@ def test_children_that_nobody_listened_to_are_not_taken_for_stuck() -> None:
     d = Driver()
     d.start(claim(1, run_timeout=1.0))
     d.result(0, 0)
-    d.core.ambition = 50
+    d.core.claim_target = 50
     d.claim(*[claim(i, run_timeout=1.0) for i in range(2, 40)])
     looked, d.now = d.now, d.now + 5  # a long transaction
     assert d.core.step([], d.now, looked) == []
-    assert TakeBack(0) not in d.core.step([Rang(again=True)], d.now + 5, looked)
+    assert TakeBack(0) not in d.core.step([WorkSignalled(again=True)], d.now + 5, looked)
     assert KillChild(0) in d.core.step([], d.now, d.now)
 
 
@@ -1000,7 +1000,7 @@ def test_a_turn_carries_no_more_bytes_than_a_transaction_should() -> None:
     d = Driver(slots=1)
     d.start(claim(0))
     (turn,) = d.only(RunTurn, d.result(0, 0))
-    d.core.ambition = 100
+    d.core.claim_target = 100
     d.say(TurnEnded(claims(*[claim(i) for i in range(1, 61)]), turn))
     said = [[messages.RESULT, t.seq, 10, bytes(16_000)] for t in d.core.children[0].queue]
     (turn,) = d.only(RunTurn, d.say(ChildSaid(0, said), after=planning.LINGER))

@@ -13,10 +13,10 @@ from futures_worker.worker.deciding.instructions import (
     ChildEnded,
     ChildSaid,
     InputsReady,
-    Rang,
     RetireChild,
     RunTurn,
     TurnEnded,
+    WorkSignalled,
 )
 from futures_worker.worker.registration import gpu_ids
 
@@ -30,7 +30,7 @@ class Gpus(Driver):
 
     def take(self, **needs: float) -> list[int]:
         """Claims by number of what each needs of gpus; which are sent at once."""
-        (turn,) = self.only(RunTurn, self.say(Rang()))
+        (turn,) = self.only(RunTurn, self.say(WorkSignalled()))
         items = [claim(int(name[1:]), shape=(0, 0, round(amount * 1000))) for name, amount in needs.items()]
         return sent(self.say(TurnEnded(claims(*items), turn)))
 
@@ -86,7 +86,7 @@ def test_a_process_that_used_a_gpu_has_ended_before_another_has_it() -> None:
     assert d.gpus_of(1) == "0"
     d.result(d.child_of(1), d.seq_of(1), 1_000_000)
     first = next(child.number for child in d.core.children.values() if child.home is not None)
-    (turn,) = d.only(RunTurn, d.say(Rang()))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
     d.hold_inputs = True
     d.say(TurnEnded(claims(claim(2, shape=(0, 0, 1000), code=b"other")), turn))
     (task,) = d.core.tasks.values()
@@ -110,7 +110,7 @@ def test_the_same_process_takes_the_next_task_and_those_without_a_gpu_see_none()
 def test_a_claim_that_finds_none_free_goes_back() -> None:
     d = Gpus(3, 1)
     d.take(t1=0.6)
-    (turn,) = d.only(RunTurn, d.say(Rang()))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
     back = outcomes(d.say(TurnEnded(claims(claim(2, shape=(0, 0, 500))), turn), after=0.01))
     assert [(one.claim.id[-1], one.event) for one in back] == [(2, "relinquish_claim")]
     child, seq = d.child_of(1), d.seq_of(1)

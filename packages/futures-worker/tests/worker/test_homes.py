@@ -10,10 +10,10 @@ from futures_worker.worker.deciding.dispatching import OVERTAKING
 from futures_worker.worker.deciding.instructions import (
     InputsReady,
     Instruction,
-    Rang,
     RetireChild,
     RunTurn,
     TurnEnded,
+    WorkSignalled,
 )
 from futures_worker.worker.deciding.tasks import ANYWHERE, Home
 
@@ -37,7 +37,7 @@ class Homes(Driver):
     def take(self, *codes: bytes, first: int = 1) -> list[int]:
         """Claims of such code, numbered; which tasks are sent at once."""
         items = [claim(first + at, code=code) for at, code in enumerate(codes)]
-        (turn,) = self.only(RunTurn, self.say(Rang()))
+        (turn,) = self.only(RunTurn, self.say(WorkSignalled()))
         self.say(TurnEnded(claims(*items), turn))
         return sent(self.ready())
 
@@ -71,8 +71,8 @@ def test_a_home_that_is_overtaken_has_the_next_slot_but_not_before_a_moment() ->
     d = Homes(1)
     d.take(b"f")
     d.core.pace.observe(b"f", 0.0001)
-    d.core.ambition = 100
-    d.say(Rang())
+    d.core.claim_target = 100
+    d.say(WorkSignalled())
     waiting = [claim(2, code=b"p"), *(claim(number, code=b"f") for number in range(3, 40))]
     answer_ring(d, *waiting)
     d.ready()

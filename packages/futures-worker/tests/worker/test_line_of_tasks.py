@@ -15,11 +15,11 @@ from futures_worker.worker.deciding.instructions import (
     KillChild,
     MailArrived,
     PrepareInputs,
-    Rang,
     RunTurn,
     TakeBack,
     TasksReturned,
     TurnEnded,
+    WorkSignalled,
 )
 from futures_worker.worker.deciding.tasks import HORIZON, Pace
 
@@ -32,12 +32,12 @@ def after_many_quick_ones(slots: int = 1) -> Driver:
     d.start()
     for _ in range(2000):
         d.core.pace.observe(QUICK, 1e-5)
-    d.core.ambition = planning.MOST_IN_HAND
+    d.core.claim_target = planning.MOST_IN_HAND
     return d
 
 
 def offered(d: Driver) -> RunTurn:
-    (turn,) = d.only(RunTurn, d.say(Rang()))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
     return turn
 
 
@@ -61,18 +61,18 @@ def test_what_is_in_hand_counts_by_what_it_takes() -> None:
 def test_a_running_task_that_takes_longer_than_expected_counts_as_it_does() -> None:
     d = after_many_quick_ones()
     d.claim(claim(1, code=QUICK))
-    assert d.core.hungry
+    assert d.core.wants_work
     d.say(after=HORIZON)
-    assert not d.core.hungry, "nothing would begin soon"
+    assert not d.core.wants_work, "nothing would begin soon"
 
 
 def test_where_the_next_in_the_pool_takes_too_long_it_is_not_asked_again_before_something_ended() -> None:
     d = after_many_quick_ones()
-    (turn,) = d.only(RunTurn, d.say(Rang()))
+    (turn,) = d.only(RunTurn, d.say(WorkSignalled()))
     found = claims(claim(1, code=QUICK), more=True)
     found.cut = True
     assert d.only(RunTurn, d.say(TurnEnded(found, turn))) == []
-    assert d.only(RunTurn, d.say(Rang(again=True))) == []
+    assert d.only(RunTurn, d.say(WorkSignalled(again=True))) == []
     (turn,) = d.only(RunTurn, d.result(0, d.seq_of(1)))
     assert turn.limit == 2, "and not again for hundreds, of which one would be claimed"
 

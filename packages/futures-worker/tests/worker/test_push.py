@@ -34,11 +34,11 @@ from futures_worker.worker.deciding.instructions import (
     Instruction,
     PrepareInputs,
     Pushed,
-    Rang,
     RunTurn,
     SendTasks,
     SpawnChild,
     TurnEnded,
+    WorkSignalled,
 )
 from idempotent_txn import run
 
@@ -71,7 +71,7 @@ def carry_out(core: WorkerCore, *events: Event, now: float = 100.0) -> list[Inst
 
 def idle_worker() -> WorkerCore:
     core = WorkerCore(ME, 1, Requirements(1, "1GiB", 0))
-    (turn,) = carry_out(core, Rang())
+    (turn,) = carry_out(core, WorkSignalled())
     assert isinstance(turn, RunTurn)
     assert carry_out(core, TurnEnded(Claims(), turn)) == []
     return core
@@ -93,7 +93,7 @@ def test_a_ring_makes_the_next_turn_look() -> None:
     core = idle_worker()
     core.watched = True
     carry_out(core, Pushed((claim(1),)))
-    instructions = carry_out(core, Rang(), ChildSaid(0, [[messages.RESULT, 0, 10, b"v"]]))
+    instructions = carry_out(core, WorkSignalled(), ChildSaid(0, [[messages.RESULT, 0, 10, b"v"]]))
     assert [i.capacity.look for i in instructions if isinstance(i, RunTurn)] == [True]
 
 

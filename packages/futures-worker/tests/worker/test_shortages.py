@@ -40,11 +40,11 @@ from futures_worker.worker.deciding.instructions import (
     InputsShort,
     KillChild,
     PrepareInputs,
-    Rang,
     RetireChild,
     RunTurn,
     TurnEnded,
     TurnRefused,
+    WorkSignalled,
 )
 from futures_worker.worker.deciding.reports import LEAVE_SECONDS
 from futures_worker.worker.deciding.state import SHORT_PAUSE
@@ -71,8 +71,8 @@ def test_a_shortage_charges_nothing_and_the_worker_leaves_the_pool_to_others(kin
     assert "127.0.0.1:7000 was short" in outcome.failure.message and "No space left" in outcome.failure.message
     assert turn.limit == 0
     d.say(TurnEnded(claims(), turn))
-    assert not d.core.hungry
-    assert d.only(RunTurn, d.say(Rang())) == []
+    assert not d.core.wants_work
+    assert d.only(RunTurn, d.say(WorkSignalled())) == []
     assert d.core.deadline() == d.now + SHORT_PAUSE
     assert len(d.only(RunTurn, d.say(after=SHORT_PAUSE))) == 1
 
@@ -101,7 +101,7 @@ def test_what_the_database_refuses_is_kept_and_reported_later() -> None:
     d.start(claim(1))
     (turn,) = d.only(RunTurn, d.result(0, 0))
     assert d.say(TurnRefused(turn)) == []
-    assert d.only(RunTurn, d.say(Rang())) == []
+    assert d.only(RunTurn, d.say(WorkSignalled())) == []
     assert d.core.deadline() == d.now + REFUSED_PAUSE
     (again,) = d.only(RunTurn, d.say(after=REFUSED_PAUSE))
     assert again.outcomes == turn.outcomes
@@ -164,7 +164,7 @@ def test_a_child_that_says_what_can_not_be_is_ended_and_its_task_charged(kind: s
     d = Driver()
     d.start(claim(0))
     d.result(0, 0)
-    d.core.ambition = 10
+    d.core.claim_target = 10
     d.claim(claim(1), claim(2))
     first, second = d.seq_of(1), d.seq_of(2)
     message = {

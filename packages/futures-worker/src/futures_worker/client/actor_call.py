@@ -92,7 +92,7 @@ class Call(Future[T]):
         not touch the connection, nor once its result is lost.
         """
         record = self._record
-        own = isinstance(record, CallRecord) and record.keeping is session.keeping and record.subscribed
+        own = isinstance(record, CallRecord) and record.life is session.life and record.subscribed
         return record if own else None  # type: ignore[return-value]
 
     def _await_end(

@@ -142,7 +142,7 @@ def make_actor(
             return Actor(context, found, kind.__name__, methods_of(kind))
     restarts = FOREVER if max_restarts < 0 else min(max_restarts, FOREVER)
     resident = options.requirements is None or not options.requirements.shape[0]
-    context().keeping.begin()
+    context().life.begin()
     owner = context().id if name is None else b""
     spec, blobs, code, holds = _host_spec(context, owner, kind, args, kwargs, options, resident, restarts, concurrency)
     spec.locality = locality_of(context, options.locality)

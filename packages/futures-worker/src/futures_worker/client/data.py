@@ -53,20 +53,20 @@ def put_with(context: ClientContext, options: SubmitOptions, obj: Any) -> Future
     """The same with options that were checked."""
     payload = dump_result(obj)
     session = context()
-    session.keeping.begin()
+    session.life.begin()
     spec = FutureSpec(
         session=session.id, name=options.name, keep=options.kept, ttl=options.ttl, dataset=options.dataset
     )
     if payload.nbytes > INLINE_RESULT_BYTES:
-        put_on_worker(context.db, context.space, context.object_fetcher(), spec, payload, session.keeping.return_again)
+        put_on_worker(context.db, context.space, context.object_fetcher(), spec, payload, session.life.return_again)
     else:
         ask(context.db, put_realized_future, context.space, spec, None, payload.to_bytes())
     contained = payload.contained_in(context.origin.identity)
     if contained:
         ask(context.db, hold_futures, context.space, contained, outer=spec.id)
     record = FutureRecord(spec.id, options.name, stored=True, subscribed=False)
-    record.keeping = session.keeping
-    session.keeping.hold(spec.id)
+    record.life = session.life
+    session.life.hold(spec.id)
     return Future(context, record)
 
 

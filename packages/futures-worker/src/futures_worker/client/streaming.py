@@ -113,7 +113,7 @@ class ResultStream(Generic[T]):
     def _more(self, deadline: float | None) -> bool:
         """Get the next page; False at the end. Raises what the generator raised, after its last item."""
         session, record = self._source.session(), self._source.record()
-        session.keeping.begin()
+        session.life.begin()
         while True:
             seen = session.signals_of(record.id)
             page = ask(session.db, streams.read_items, session.space, record.id, self._position, PAGE, session.id)

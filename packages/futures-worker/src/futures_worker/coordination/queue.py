@@ -204,7 +204,7 @@ class Queue(Named):
         try:
             owed()
         except BaseException:
-            session.keeping.owe(owed)
+            session.life.owe(owed)
 
     def _loaded(self, items: Sequence[Item]) -> list[Any]:
         """The values. Where one can't be loaded all are in their places again."""
@@ -222,15 +222,15 @@ class Queue(Named):
         if not ids:
             yield
             return
-        keeping = self._home().keeping
+        life = self._home().life
         for one in ids:
-            keeping.hold_another(one)
+            life.hold_another(one)
         try:
             yield
             untouched.look()
         finally:
             for one in ids:
-                keeping.drop(one)
+                life.drop(one)
 
     def _return(self, items: Sequence[Item]) -> None:
         context = self._home.context()

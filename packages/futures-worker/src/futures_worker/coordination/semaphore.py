@@ -157,7 +157,7 @@ class Semaphore(Named):
         """Give a permit back with a beat of this client, when the database answers again."""
         context = self._home.context()
         give = partial(ask, context.db, semaphores.give_permit, context.space, self.name, *permit)
-        context().keeping.owe(partial(_unless_lost, give))
+        context().life.owe(partial(_unless_lost, give))
 
 
 def _unless_lost(give: Callable[[], object]) -> None:

@@ -145,8 +145,8 @@ def see_to_the_dead(context: ClientContext, line: Line, dead: list[SessionSighti
 def try_once(context: ClientContext, line: Line, attempt: Callable[[Any], T | None]) -> T | None:
     """What `attempt` has now, whoever waits; also what the dead had. One transaction, where nobody died."""
     session = context()
-    session.keeping.begin()
-    session.keeping.catch_up()
+    session.life.begin()
+    session.life.catch_up()
 
     def body(tr: Any) -> tuple[T | None, list[tuple[bytes, SessionSighting | None]]]:
         found = attempt(tr)
@@ -169,8 +169,8 @@ def wait_in_line(
 ) -> T | None:
     """What `attempt` had, the first time that it had something; None: the deadline passed before."""
     session = context()
-    session.keeping.begin()
-    session.keeping.catch_up()
+    session.life.begin()
+    session.life.catch_up()
     if stopped():
         raise Stopped
     tries = 0
@@ -262,6 +262,6 @@ class _Standing:
         except BaseException as error:
             context = self._context
             owed = partial(ask, context.db, leave_line, context.space, self._line, place, strategy="off")
-            self._session.keeping.owe(owed)
+            self._session.life.owe(owed)
             if not isinstance(error, MainspringError):  # who waited is told what ended the wait
                 raise

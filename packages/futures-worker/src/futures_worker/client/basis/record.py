@@ -9,7 +9,7 @@ from uuid import UUID
 from fdb_datamodel import MailEntry
 
 if TYPE_CHECKING:
-    from futures_worker.client.basis.keeping import Keeping
+    from futures_worker.client.basis.session_life import SessionLife
 
 
 class FutureHandle:
@@ -21,7 +21,7 @@ class FutureHandle:
 class FutureRecord:
     """One future, as far as one session knows it. All handles that wait for it there share it.
 
-    `keeping` is that of the session which holds the future for this record, and lets it go once nobody refers to the record.
+    `life` is that of the session which holds the future for this record, and lets it go once nobody refers to the record.
     """
 
     __slots__ = (
@@ -30,7 +30,7 @@ class FutureRecord:
         "entry",
         "epoch",
         "id",
-        "keeping",
+        "life",
         "name",
         "stored",
         "streams",
@@ -39,7 +39,7 @@ class FutureRecord:
     )
 
     def __init__(self, future_id: bytes, name: str = "", *, stored: bool, subscribed: bool) -> None:
-        self.keeping: Keeping | None = None
+        self.life: SessionLife | None = None
         self.id = future_id
         self.name = name
         self.stored = stored  # whether the submit is committed
@@ -72,9 +72,9 @@ class FutureRecord:
         return f"<Future {UUID(bytes=self.id)}{label}{ended}>"
 
     def __del__(self) -> None:
-        keeping = getattr(self, "keeping", None)
-        if keeping is not None:
-            keeping.drop(self.id)
+        life = getattr(self, "life", None)
+        if life is not None:
+            life.drop(self.id)
 
 
 class CallRecord(FutureRecord):

@@ -75,7 +75,7 @@ def look() -> None:
         except IndexError:  # another thread looks, too
             break
         home, record = one[0], one[1]()
-        if record is None or record.keeping is not None:
+        if record is None or record.life is not None:
             continue
         context = None
         with contextlib.suppress(MainspringError):

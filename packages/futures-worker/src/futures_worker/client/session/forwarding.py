@@ -51,7 +51,7 @@ class OutputForwarding:
         self._woken = Flag()
         self._stop = Flag()
         session.expected.hear = self._hear
-        session.keeping.hear_output(True)
+        session.life.hear_output(True)
         self._thread = threading.Thread(target=self._run, name="mainspring-output", daemon=True)
         self._thread.start()
 
@@ -69,7 +69,7 @@ class OutputForwarding:
             self._thread.join(LAST_SECONDS)  # longer where the database doesn't answer, which holds up nobody
         if self._session.expected.hear == self._hear:
             self._session.expected.hear = None
-            self._session.keeping.hear_output(False)
+            self._session.life.hear_output(False)
 
     def __enter__(self) -> OutputForwarding:
         return self

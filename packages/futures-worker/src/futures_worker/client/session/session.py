@@ -13,8 +13,8 @@ from typing import Any
 from fdb_datamodel import ClusterSpace, FutureSpec, FutureState, MailEntry, streams
 from fdb_schema import DatabaseUnreachableError, MainspringError
 from futures_worker.client.basis.intake import Intake
-from futures_worker.client.basis.keeping import Keeping
 from futures_worker.client.basis.record import CallRecord, FutureRecord
+from futures_worker.client.basis.session_life import SessionLife
 from futures_worker.client.outcome import Status, describe
 from futures_worker.client.session.callbacks import Callbacks
 from futures_worker.client.session.calls import CallReader
@@ -48,7 +48,7 @@ class Session:
         self.queries = FutureQueries(db, space, fetcher)
         self._store = SubmitStore(db, space, self.id, self.reader.mailbox, self._stored, self._refused, self.line)
         self._intake: Intake[Submission] = Intake(self._store_batch)
-        self.keeping = Keeping(
+        self.life = SessionLife(
             db,
             space,
             self.id,
@@ -56,15 +56,15 @@ class Session:
             on_return=self._take_up_again,
             on_gone=self._store.forget_code,
         )
-        self._subscriptions = Subscriptions(db, space, self.id, self.expected, self.keeping, self.line, self._delivered)
+        self._subscriptions = Subscriptions(db, space, self.id, self.expected, self.life, self.line, self._delivered)
 
     # --- submits ------------------------------------------------------------------------------------------------------
 
     def submit(self, record: FutureRecord, spec: FutureSpec, code: Code, holds: Sequence[bytes] = ()) -> FutureRecord:
         """Take a future to be stored with the next batch; what is known of it. `holds`: the futures that its code refers to."""
         if record.subscribed:
-            record.keeping = self.keeping
-            self.keeping.hold(spec.id)
+            record.life = self.life
+            self.life.hold(spec.id)
             self.pending[spec.id] = record
         else:  # a key's: other threads may submit it, too, and wait for it
             record = self.known(record)
@@ -82,7 +82,7 @@ class Session:
 
     def begin_within(self, dependencies: Sequence[bytes]) -> None:
         """What a transaction that submits futures itself needs before it begins."""
-        self.keeping.begin()
+        self.life.begin()
         self.make_known(dependencies)
 
     def upload(self, spec: FutureSpec, code: Code) -> tuple[bytes, ...]:
@@ -97,13 +97,13 @@ class Session:
 
     def keep_folder(self, code: Code) -> bytes | None:
         """The folder that code runs in is stored, for whoever puts the code by himself; its digest."""
-        self.keeping.begin()
+        self.life.begin()
         return self._store.keep_folder(code)
 
     def took_within(self, record: FutureRecord) -> None:
         """A handle of such a future is kept here."""
-        record.keeping = self.keeping
-        self.keeping.hold_another(record.id)
+        record.life = self.life
+        self.life.hold_another(record.id)
         record.stored = True
 
     def flush(self) -> None:
@@ -131,8 +131,8 @@ class Session:
         self._intake.flush()
 
     def _store_batch(self, batch: Sequence[Submission]) -> None:
-        self.keeping.begin()
-        self.keeping.catch_up()
+        self.life.begin()
+        self.life.catch_up()
         idle = self.expected.take_idle()
         self.line.interrupt()
         self._store.store(batch, idle if len(self.pending) == 1 else None)
@@ -164,9 +164,9 @@ class Session:
     def submit_call(self, call: CallRecord) -> None:
         """Take a call to be sent to its actor."""
         self.check_open()
-        self.keeping.begin()
-        self.keeping.hold(call.id)
-        call.keeping = self.keeping
+        self.life.begin()
+        self.life.hold(call.id)
+        call.life = self.life
         self.pending[call.id] = call
         self.calls.submit(call)
 
@@ -196,7 +196,7 @@ class Session:
         """
         if record.ended:
             return record
-        if record.keeping is not None and record.keeping is not self.keeping:
+        if record.life is not None and record.life is not self.life:
             known, record = record, FutureRecord(record.id, record.name, stored=True, subscribed=False)
             record.epoch, record.streams = known.epoch, known.streams
         known = self.pending.setdefault(record.id, record)  # whichever of several threads comes first
@@ -234,7 +234,7 @@ class Session:
         unended = [record for record in records if not record.ended]
         if not all(record.stored and record.subscribed for record in unended):
             self._intake.flush()  # also what another thread submits under a key that is known by its id here
-        unasked = [one for one in unended if not one.ended and not (one.subscribed and one.keeping is self.keeping)]
+        unasked = [one for one in unended if not one.ended and not (one.subscribed and one.life is self.life)]
         if unasked:
             self._subscriptions.subscribe(unasked)
 
@@ -283,7 +283,7 @@ class Session:
     def take_up(self, records: Sequence[FutureRecord]) -> None:
         """Hold the futures of handles that nobody has waited with. An id that no future has is found out by the first wait."""
         self.check_open()
-        self.keeping.begin()
+        self.life.begin()
         self._subscriptions.take_all(records)
 
     def share(self, record: FutureRecord) -> bool:
@@ -366,7 +366,7 @@ class Session:
             self.calls.close()
             self.wake_followers()
             self.reader.close()
-            self.keeping.close(self._store.codes, reached=reached)
+            self.life.close(self._store.codes, reached=reached)
 
     def abandon(self, then: Callable[[], None]) -> None:
         """As `close`, and `then`, soon and by a thread of its own: called by the garbage collector, which may hold any lock."""
@@ -377,7 +377,7 @@ class Session:
             finally:
                 then()
 
-        self.keeping.abandon(end)
+        self.life.abandon(end)
 
     def check_open(self) -> None:
         """Raises MainspringError once the client is closed."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fdb_datamodel import ClusterSpace, UnknownFutureError, subscribe
-from futures_worker.client.basis.keeping import Keeping
 from futures_worker.client.basis.record import FutureRecord
+from futures_worker.client.basis.session_life import SessionLife
 from futures_worker.client.session.expected import Expected
 from futures_worker.client.session.line import Line
 from futures_worker.database import ask
@@ -26,7 +26,7 @@ class Subscriptions:
         space: ClusterSpace,
         session: bytes,
         expected: Expected,
-        keeping: Keeping,
+        life: SessionLife,
         line: Line,
         delivered: Callable[[], None],
     ) -> None:
@@ -35,7 +35,7 @@ class Subscriptions:
         self._session = session
         self._expected = expected
         self._pending = expected.pending
-        self._keeping = keeping
+        self._life = life
         self._line = line
         self._delivered = delivered
         self._taking = threading.Lock()  # held while a record becomes this session's
@@ -49,7 +49,7 @@ class Subscriptions:
                 self._pending.setdefault(record.id, record)
                 self.take(record)  # held first: a record of before may be let go meanwhile
             try:
-                self._keeping.begin()
+                self._life.begin()
                 entries = ask(self._db, subscribe, self._space, self._session, [record.id for record in page])
             except BaseException:
                 for record in page:
@@ -68,28 +68,28 @@ class Subscriptions:
     def share(self, record: FutureRecord) -> bool:
         """This session holds the future for `record` too, if it does for another record; whether it does."""
         with self._taking:
-            if record.keeping is None and self._keeping.share(record.id):
-                record.keeping = self._keeping
-        return record.keeping is self._keeping
+            if record.life is None and self._life.share(record.id):
+                record.life = self._life
+        return record.life is self._life
 
     def take(self, record: FutureRecord) -> bool:
         """The record is this session's, which holds its future from now on; whether it wasn't."""
         with self._taking:
-            if record.keeping is self._keeping:
+            if record.life is self._life:
                 return False
-            record.keeping = self._keeping
-            self._keeping.hold_another(record.id)
+            record.life = self._life
+            self._life.hold_another(record.id)
             return True
 
     def take_all(self, records: Sequence[FutureRecord]) -> None:
         """The same of many."""
         for start in range(0, len(records), SUBSCRIBED_AT_ONCE):
             page = records[start : start + SUBSCRIBED_AT_ONCE]
-            self._keeping.tell_of_holds([record.id for record in page if self.take(record)])
+            self._life.tell_of_holds([record.id for record in page if self.take(record)])
 
     def renew(self) -> None:
         """After others had declared the session dead: mail, and what it held, were lost meanwhile."""
-        self._keeping.hold_again()
+        self._life.hold_again()
         stored = [record for record in list(self._pending.values()) if record.stored]
         for start in range(0, len(stored), SUBSCRIBED_AT_ONCE):
             page = stored[start : start + SUBSCRIBED_AT_ONCE]

@@ -135,7 +135,7 @@ def every(
     name = str(settings.get("name") or code.name)
     if not 0 < len(name) <= 500 or "\0" in name:
         raise ValueError(f"a schedule has a name of 1 to 500 characters, none of them NUL, found {name!r:.80}")
-    session.keeping.begin()
+    session.life.begin()
     folder = session.keep_folder(code)
 
     def body(tr: Any) -> frozenset[str]:

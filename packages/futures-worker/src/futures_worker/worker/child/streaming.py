@@ -78,7 +78,7 @@ class _ItemWriter:
 
         self._context = worker_context()
         self._session = self._context()
-        self._session.keeping.begin()
+        self._session.life.begin()
         self._task = task
         self._begun = run_patiently(
             self._session.db, streams.begin_stream, self._session.space, task.id, task.attempt, self._session.id

@@ -22,8 +22,8 @@ from futures_worker.worker.soft_timeout import soft_timeout_of
 
 EMPTY_RINGS = 3
 """Rings in a row that a worker answers in vain before it lets others be first."""
-FIRST_PATIENCE = 0.001
-MOST_PATIENCE = 0.004
+FIRST_RING_DELAY = 0.001
+MOST_RING_DELAY = 0.004
 """Seconds that such a worker waits after a ring, doubled from the first to the second while it finds nothing."""
 HOLD_AFTER = 2.0
 """Seconds that a shape is passed over, for want of room, before room is made for it."""
@@ -31,15 +31,15 @@ HOLD_MOST = 60.0
 """Seconds for which nothing else is claimed; then others have their turn before it is tried again."""
 
 
-def learn_patience(state: WorkerState, found: bool) -> None:
+def learn_ring_delay(state: WorkerState, found: bool) -> None:
     """After a ring: an idle worker that keeps finding the pool empty lets others be first, until it finds work."""
     rung, state.rung = state.rung, False
     if found:
-        state.empty_rings, state.patience = 0, 0.0
+        state.empty_rings, state.ring_delay = 0, 0.0
     elif rung and not state.tasks:
         state.empty_rings += 1
         if state.empty_rings >= EMPTY_RINGS:
-            state.patience = min(MOST_PATIENCE, max(FIRST_PATIENCE, 2 * state.patience))
+            state.ring_delay = min(MOST_RING_DELAY, max(FIRST_RING_DELAY, 2 * state.ring_delay))
 
 
 def turn_ended(state: WorkerState, event: TurnEnded) -> None:
@@ -50,17 +50,17 @@ def turn_ended(state: WorkerState, event: TurnEnded) -> None:
         forget_stale(state, event)
     if limit:
         state.wants_claim = claims.more
-        learn_patience(state, bool(claims))
+        learn_ring_delay(state, bool(claims))
         if event.turn.capacity.look:
             watch_blocked(state, claims, event.turn.capacity)
         heads = [claim for claim in claims if len(claim.inputs) == len(claim.dependencies)]
         state.sated = claims.cut
         if claims.cut:
-            state.ambition = max(state.slots, 2 * len(heads))
+            state.claim_target = max(state.slots, 2 * len(heads))
         elif len(heads) >= limit:
-            state.ambition = min(MOST_IN_HAND, max(state.ambition, state.slots, limit) * 2)
+            state.claim_target = min(MOST_IN_HAND, max(state.claim_target, state.slots, limit) * 2)
         elif not claims and not state.tasks:
-            state.ambition = state.slots
+            state.claim_target = state.slots
     take_on(state, claims)
 
 

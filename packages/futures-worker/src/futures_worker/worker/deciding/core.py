@@ -35,11 +35,11 @@ from futures_worker.worker.deciding.instructions import (
     MemoryShort,
     PeersSeen,
     Pushed,
-    Rang,
     TakeBack,
     TasksReturned,
     TurnEnded,
     TurnRefused,
+    WorkSignalled,
 )
 from futures_worker.worker.deciding.invariants import violations
 from futures_worker.worker.deciding.reports import look_for_awaited
@@ -85,7 +85,7 @@ class WorkerCore(WorkerState):
         return planning.deadline(self)
 
     @property
-    def hungry(self) -> bool:
+    def wants_work(self) -> bool:
         """Whether there is room for more claims: then the pool's bell matters."""
         return self.now >= self.claim_after and planning.claim_limit(self) > 0
 
@@ -114,15 +114,15 @@ class WorkerCore(WorkerState):
         return self.tasks.keys() | {outcome.claim.id for outcome in self.outcomes}
 
 
-def rang(state: WorkerState, event: Rang) -> None:
+def work_signalled(state: WorkerState, event: WorkSignalled) -> None:
     state.wants_claim = True
     state.watched = False
     if event.again:
         look_for_awaited(state)
     else:
         state.rung = True
-        if state.patience and not state.tasks and state.now >= state.claim_after:
-            state.claim_after = state.now + state.patience
+        if state.ring_delay and not state.tasks and state.now >= state.claim_after:
+            state.claim_after = state.now + state.ring_delay
 
 
 def peers_seen(state: WorkerState, event: PeersSeen) -> None:
@@ -214,11 +214,11 @@ def fenced(state: WorkerState, event: Fenced) -> None:
         state.close(task)
     state.outcomes.clear()
     state.wants_claim = True
-    state.ambition = state.slots
+    state.claim_target = state.slots
 
 
 _HANDLERS: dict[type[Event], Callable[[WorkerState, Any], None]] = {
-    Rang: rang,
+    WorkSignalled: work_signalled,
     PeersSeen: peers_seen,
     TurnEnded: claimed.turn_ended,
     TurnRefused: turn_refused,

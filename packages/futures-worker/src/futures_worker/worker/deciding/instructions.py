@@ -12,7 +12,7 @@ from futures_worker.worker.deciding.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Rang:
+class WorkSignalled:
     """There may be work to claim: a bell rang, or (`again`) it is time to look whether one was missed."""
 
     again: bool = False
@@ -152,7 +152,7 @@ class Fenced:
 
 
 Event = (
-    Rang
+    WorkSignalled
     | PeersSeen
     | TurnEnded
     | TurnRefused

@@ -158,7 +158,7 @@ def _give_back_excess(state: WorkerState) -> None:
 def _shorten_line(state: WorkerState, left: float) -> None:
     """Give back what is more than `left` seconds of work, the last of the line; but nothing that a task here waits for."""
     awaited = state.awaited()
-    state.ambition = state.slots
+    state.claim_target = state.slots
     kept: list[Task] = []
     while state.ready:
         task = state.ready.popleft()
@@ -176,7 +176,7 @@ def _share(state: WorkerState) -> None:
     """Give a fair share of the line to those that are idle, as far as they have room for it."""
     idle, state.idle_elsewhere = state.idle_elsewhere, 0  # they say so again if this isn't enough
     keep = max(state.slots, -(-len(state.ready) * state.slots // (state.slots + idle)))
-    state.ambition = state.slots
+    state.claim_target = state.slots
     room = state.idle_room
     kept: deque[Task] = deque()
     while len(state.ready) + len(kept) > keep and state.ready:
@@ -199,7 +199,7 @@ def claim_limit(state: WorkerState) -> int:
     lacking = state.slots - in_hand
     if nested or not state.pace.any_short:
         return max(0, min(lacking, state.per_turn))
-    target = max(state.slots, min(state.ambition, MOST_IN_HAND))
+    target = max(state.slots, min(state.claim_target, MOST_IN_HAND))
     room = target - in_hand
     # A claim costs a scan: ask for many at a time or for what is lacking.
     if lacking <= 0 and (state.sated or room < target // 3 or 3 * _ahead_seconds(state) < HORIZON * state.slots):

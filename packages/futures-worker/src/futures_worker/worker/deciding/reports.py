@@ -141,7 +141,7 @@ def blocked(state: WorkerState, child: Child, returned: list[int], awaits: list[
     if child.queue and child.queue[0].claim.name.startswith(ACTOR):
         child.resident = True
         state.residents += 1
-    state.ambition = state.slots  # what is claimed now should be what is waited for
+    state.claim_target = state.slots  # what is claimed now should be what is waited for
     state.staff_changed = True
     state.return_tasks(child, returned)
     if len(child.queue) > 1:

@@ -65,7 +65,7 @@ class WorkerState:
     watched: bool = False  # a bell would have told of work that came to the pool since it was found empty
     rung: bool = False  # a ring is to be answered
     empty_rings: int = 0  # rings in a row after which the pool was found empty: others were faster
-    patience: float = 0.0  # seconds to leave a ring to those others
+    ring_delay: float = 0.0  # seconds to leave a ring to those others
     sated: bool = False  # what comes next in the pool takes longer than what may be claimed ahead
     refused_until: float = 0.0  # the database refuses turns: until when none is tried
     short_until: float = 0.0  # until when nothing is claimed, as the host is short of something
@@ -76,7 +76,7 @@ class WorkerState:
     stocked: bool = False  # whether work was in line here when they last said so
     idle_room: Shape = (0, 0, 0)  # what one of them has free
     per_turn: int = 500  # claims or outcomes of one transaction: as many as planning allows, fewer where those are slow
-    ambition: int = 0  # tasks to have in hand, doubled while the pool gives as many as asked for
+    claim_target: int = 0  # tasks to have in hand, doubled while the pool gives as many as asked for
     passed: bool = False  # whether the last claim met entries that don't fit
     blocked_shapes: tuple[Requirements, ...] = ()  # what the pool holds that doesn't fit now
     blocked_since: dict[Shape, float] = field(default_factory=dict)  # of these, since when each has been seen

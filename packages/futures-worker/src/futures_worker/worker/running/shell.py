@@ -32,7 +32,6 @@ from futures_worker.worker.deciding.instructions import (
     MailArrived,
     PrepareInputs,
     Pushed,
-    Rang,
     RetireChild,
     RunTurn,
     SendTasks,
@@ -40,16 +39,17 @@ from futures_worker.worker.deciding.instructions import (
     TakeBack,
     TurnEnded,
     TurnRefused,
+    WorkSignalled,
 )
 from futures_worker.worker.deciding.tasks import Task
-from futures_worker.worker.running.crew import Crew
+from futures_worker.worker.running.child_pool import ChildPool
+from futures_worker.worker.running.client_lines import ClientLines
 from futures_worker.worker.running.eager import Eager
 from futures_worker.worker.running.inputs import Inputs
 from futures_worker.worker.running.ledger import Ledger
 from futures_worker.worker.running.rhythm import Rhythm
 from futures_worker.worker.running.task_log import tell_of_turn
 from futures_worker.worker.running.usage import Usage
-from futures_worker.worker.running.visitors import Visitors
 
 log = logging.getLogger("futures_worker")
 
@@ -92,11 +92,11 @@ class Shell:
         self._epoll.register(self._eventfd, select.EPOLLIN)
         self._posted: deque[Event] = deque()
         threads = -(-core.total.shape[0] // (1000 * core.slots))  # of native libraries; 0: no cpu is offered
-        self._crew = Crew(self._epoll, store, url, space.cluster, files, address, threads)
-        self._visitors = Visitors(self._epoll)
+        self._children_pool = ChildPool(self._epoll, store, url, space.cluster, files, address, threads)
+        self._client_lines = ClientLines(self._epoll)
         self._eager = Eager()
         self._usage = Usage()
-        self._at_the_door: deque[Connection] = deque()
+        self._new_lines: deque[Connection] = deque()
         self.inputs: Inputs | None = None
         self._rhythm = Rhythm(ttl)
         self._complain_at = 0.0
@@ -131,7 +131,7 @@ class Shell:
 
     def admit(self, connection: Connection) -> None:
         """A client that proved itself wants a line; callable from any thread."""
-        self._at_the_door.append(connection)
+        self._new_lines.append(connection)
         self.wake()
 
     def drain(self, grace: float | None = None) -> None:
@@ -145,7 +145,7 @@ class Shell:
 
         After that it may be called again under another incarnation, set by `rejoin`.
         """
-        self._handle([Rang()], time.monotonic())
+        self._handle([WorkSignalled()], time.monotonic())
         while not self._finished and not self.fenced:
             now = time.monotonic()
             events = self._keep_time(now)
@@ -181,7 +181,7 @@ class Shell:
 
     def _look_ahead(self) -> None:
         """While a short task runs that a client waits for, what the turn that reports it has to read is read already."""
-        lone = self.core.lone() if self._visitors.waiting else None
+        lone = self.core.lone() if self._client_lines.waiting else None
         if lone is not None:
             self._eager.expect()
             with contextlib.suppress(Exception):  # the turn itself meets it again
@@ -192,10 +192,10 @@ class Shell:
         try:
             busy = bool(self.core.tasks)
             if now >= self._rhythm.beat_due(busy):
-                self._crew.look(events)
+                self._children_pool.look(events)
                 self._beat(now)
             if self._rhythm.rereads(now, busy):
-                events.append(Rang(again=True))
+                events.append(WorkSignalled(again=True))
                 with self._unless_refused():
                     self._deliver(*self._ledger.read_own(self.core.in_hand()), events)
         except WorkerFencedError as exc:
@@ -240,19 +240,19 @@ class Shell:
             if descriptor == self._eventfd:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._eventfd)
-                while self._at_the_door:
-                    self._visitors.admit(self._at_the_door.popleft())
-            elif descriptor in self._visitors:
-                asked = self._visitors.listen(descriptor, self.core.worker)
+                while self._new_lines:
+                    self._client_lines.admit(self._new_lines.popleft())
+            elif descriptor in self._client_lines:
+                asked = self._client_lines.listen(descriptor, self.core.worker)
                 if asked:
                     self._eager.asked()
                     events.append(Pushed(tuple(asked)))
             else:
-                self._crew.listen(descriptor, events)
+                self._children_pool.listen(descriptor, events)
         with self._unless_refused():
             rung, mail, pushed = self._ledger.rung(self.core.in_hand)
             if rung:
-                events.append(Rang())
+                events.append(WorkSignalled())
             self._deliver(mail, pushed, events)
         while self._posted:
             events.append(self._posted.popleft())
@@ -270,13 +270,13 @@ class Shell:
 
     def _arm(self) -> list[Event]:
         """Bells that have to wake us are armed before we wait; what changed since the last look counts as a ring."""
-        hungry = self.core.hungry
+        wants_work = self.core.wants_work
         events: list[Event] = []
         with self._unless_refused():
-            changed, mail, pushed = self._ledger.arm(hungry, self.core.in_hand)
-            self.core.watched = hungry and not changed
+            changed, mail, pushed = self._ledger.arm(wants_work, self.core.in_hand)
+            self.core.watched = wants_work and not changed
             if changed:
-                events.append(Rang())
+                events.append(WorkSignalled())
             self._deliver(mail, pushed, events)
         return events
 
@@ -287,7 +287,7 @@ class Shell:
         if mail:
             events.append(MailArrived(tuple(mail)))
         if pushed:
-            self._visitors.found(pushed)
+            self._client_lines.found(pushed)
             events.append(Pushed(tuple(pushed)))
 
     def _run_turn(self, turn: RunTurn) -> list[Event]:
@@ -305,7 +305,7 @@ class Shell:
             self._be_refused(exc)
             return [TurnRefused(turn)]
         tell_of_turn(turn.outcomes, claims)
-        if self._visitors.tell(turn.outcomes, claims):
+        if self._client_lines.tell(turn.outcomes, claims):
             self._eager.answered()
         if claims.unsettled:
             self.on_unsettled()
@@ -348,11 +348,11 @@ class Shell:
     # --- children, inputs, ends ------------------------------------------------------------------------------------------
 
     def _about_children(self, instruction: Instruction) -> list[Event]:
-        return self._crew.carry_out(instruction)
+        return self._children_pool.carry_out(instruction)
 
     def _send_tasks(self, instruction: SendTasks) -> list[Event]:
         self._sent = True
-        return self._crew.carry_out(instruction)
+        return self._children_pool.carry_out(instruction)
 
     def _prepare_inputs(self, instruction: PrepareInputs) -> list[Event]:
         assert self.inputs is not None
@@ -375,7 +375,7 @@ class Shell:
     def process_of(self, future_id: bytes) -> int | None:
         """The process that runs a future's task now. Callable from any thread."""
         child = self.core.child_of(future_id)
-        return None if child is None else self._crew.process_of(child)
+        return None if child is None else self._children_pool.process_of(child)
 
     def close(self) -> None:
         """Ends the children and lets everything go. The worker's directories are removed by the template."""
@@ -383,8 +383,8 @@ class Shell:
             self._joined.close()
         if self.inputs is not None:
             self.inputs.close()
-        self._crew.close()
-        self._visitors.close()
+        self._children_pool.close()
+        self._client_lines.close()
         self._epoll.close()
 
 

@@ -51,7 +51,7 @@ TEMPLATE_TRIES = 3
 """Templates started in a row, should each be killed before it is ready."""
 
 
-class Crew:
+class ChildPool:
     """The children of one worker, and their place in the shell's one wait (`epoll`)."""
 
     def __init__(
@@ -342,11 +342,11 @@ def _seqs(packets: list[bytes]) -> tuple[int, ...]:
 
 
 _CARRY_OUT: dict[type[Instruction], Callable[..., list[Event]]] = {
-    SpawnChild: Crew._spawn,
-    KillChild: Crew._kill,
-    InterruptTask: Crew._interrupt,
-    RetireChild: Crew._retire,
-    SendTasks: Crew._send,
-    TakeBack: Crew._take_back,
+    SpawnChild: ChildPool._spawn,
+    KillChild: ChildPool._kill,
+    InterruptTask: ChildPool._interrupt,
+    RetireChild: ChildPool._retire,
+    SendTasks: ChildPool._send,
+    TakeBack: ChildPool._take_back,
 }
 """Which instructions are about children."""

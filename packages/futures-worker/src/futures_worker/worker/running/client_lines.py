@@ -17,13 +17,13 @@ from futures_worker.ports import line
 from futures_worker.ports.sealing import Records
 from futures_worker.ports.wire import Connection
 
-MOST_VISITORS = 256
+MOST_LINES = 256
 """Lines at most; a further client's requests go by the database."""
 REMEMBERED = 1000
 """Futures found in the database of which a late request is ignored."""
 
 
-class Visitors:
+class ClientLines:
     """Lines of one worker, in the shell's one wait."""
 
     def __init__(self, epoll: select.epoll) -> None:
@@ -38,7 +38,7 @@ class Visitors:
     def admit(self, connection: Connection) -> None:
         """A client that proved itself wants a line."""
         sock = connection.sock
-        if len(self._lines) >= MOST_VISITORS:
+        if len(self._lines) >= MOST_LINES:
             sock.close()
             return
         sock.setblocking(False)

@@ -31,7 +31,7 @@ BEAT_SECONDS: Final = 1.0  # that a beat doesn't take while the database is well
 LATE_BEATS: Final = 3  # beats without one of which this process must have stood still: others may take it for dead
 
 
-class Keeping:
+class SessionLife:
     """One session's sign of life and its handles. Thread-safe."""
 
     def __init__(
