@@ -86,6 +86,22 @@ def test_an_invocation_that_takes_longer_than_it_may_is_ended_and_can_be_made_ag
     assert runner.call(functions.slow_square, 6, str(marks), str(gate)) == 36
 
 
+class Behind(MemoizingPicklingRunner):
+    """Its clock says that the time is over when its remote, by its own, has ended itself."""
+
+    def _wait(self, keys: Any, lease: Any, future: Any) -> Any:
+        lease.part.holding.hold_until += DEADLINE
+        return super()._wait(keys, lease, future)
+
+
+def test_a_remote_that_ends_itself_says_why(locks: LeaseManager, marks: Path, tmp_path: Path) -> None:
+    runner = Behind(locks, shell=detached_shell, pipeline_id="demo", max_hold=3.0)
+    with pytest.raises(InvocationTimedOut, match=r"ran for its max_hold; its remote had ended"):
+        runner.call(functions.slow_square, 6, str(marks), str(tmp_path / "gate"))
+    assert [attempt.state for attempt in attempts(runner)] == ["gone"]
+    assert locks.list("memo/") == []
+
+
 class Leaving(MemoizingPicklingRunner):
     """Ends its wait once the remote runs, as an orchestrator that dies."""
 

