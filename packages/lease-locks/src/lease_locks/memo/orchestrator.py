@@ -324,10 +324,7 @@ class Orchestrator:
         mine = bytes(lease.token)
         found = [AttemptRecord.found(data) for data in attempts]
         records = [r for n, r in enumerate(found) if r is not None and (n == 0 or r.adopted_by == mine)]
-        if any(record.state == CANCELLED for record in records):
-            raise self._cancelled(call.memo, records)
-        if any(record.state == GONE and record.note == TIME_OVER for record in records):
-            raise self._timed_out(keys, lease)
+        self._refuse_ended(keys, lease, records)
         for record in records:
             if record.state == FAILED and record.failure is not None:
                 self._counting.add(call.memo, "failed")
@@ -345,6 +342,13 @@ class Orchestrator:
             f"the Shell of {call.memo.uri} exited{f' ({shell_error})' if shell_error else ''} and its remote published "
             f"nothing: see its output, and `lease-locks inspect {call.memo.uri}`"
         )
+
+    def _refuse_ended(self, keys: MemoKeys, lease: Lease, records: list[AttemptRecord]) -> None:
+        """Raises what a person, or the remote's own clock, has ended it for."""
+        if any(record.state == CANCELLED for record in records):
+            raise self._cancelled(keys.memo, records)
+        if any(record.state == GONE and record.note == TIME_OVER for record in records):
+            raise self._timed_out(keys, lease)
 
     def _cancelled(self, memo: Memo, records: list[AttemptRecord]) -> InvocationCancelled:
         """End its remote as well: whoever cancelled it may not have its Shell."""
