@@ -969,7 +969,7 @@ def test_an_idle_worker_that_is_always_too_late_lets_others_be_first() -> None:
     assert d.core.wants_work
 
 
-def test_looking_again_in_vain_teaches_no_patience() -> None:
+def test_looking_again_in_vain_teaches_no_delay() -> None:
     d = Driver()
     d.start()
     for _ in range(10):

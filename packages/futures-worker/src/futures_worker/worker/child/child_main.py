@@ -56,6 +56,7 @@ _OWN_FRAMES = (
 )
 """Modules whose frames a traceback doesn't begin with."""
 
+_NoRoomError = NoRoomError  # as an earlier release names it in failures that are stored
 _Function = tuple[Callable[..., Any], str, str, list[ClassState]]
 """A function that is loaded, its name, the Python that pickled it, the classes by value in it."""
 
@@ -171,9 +172,12 @@ class ChildLoop:
             self._write(self._pack((messages.LEFT, seq, elapsed, value.kind, value.name, ids, value.until, due)))
             return
         try:
-            self._returned(seq, started, epoch, context, value)
+            stored = self._returned(seq, started, epoch, context, value)
         except BaseException as error:
             self._not_kept(seq, started, function[1], error)
+            return
+        if stored is not None:  # not above: where it can't be said, the process ends, and the worker drops the file
+            self._write(self._pack(stored))
 
     def _prepare(self, task: list[Any], started: float) -> tuple[_Function, tuple[Any, ...], dict[str, Any]]:
         """The function and its arguments, ready to be called."""
@@ -222,8 +226,10 @@ class ChildLoop:
             kind = messages.FAIL_RAISED if retry else messages.FAIL_PERMANENT
         self._fail(seq, started, kind, error)
 
-    def _returned(self, seq: int, started: float, epoch: int, context: task_context.TaskContext, value: Any) -> None:
-        """The task's code has returned: its value is sent, or where it is large stored."""
+    def _returned(
+        self, seq: int, started: float, epoch: int, context: task_context.TaskContext, value: Any
+    ) -> tuple[Any, ...] | None:
+        """The task's code has returned: its value is sent, or where it is large stored, which remains to be said by this message."""
         result = payload.dump_result(value)
         if result.contained:
             task_context.enter(context)
@@ -240,11 +246,11 @@ class ChildLoop:
             if len(kept) > messages.MOST_KEPT:
                 del kept[next(iter(kept))]
             self._write(self._pack((messages.RESULT, seq, elapsed, data)))
-            return
+            return None
         name = result_name(context.id, epoch, context.attempt)
         self._files.store(name, result)
         elapsed = int((time.perf_counter() - started) * 1e6)
-        self._write(self._pack((messages.STORED, seq, elapsed, size, name)))
+        return messages.STORED, seq, elapsed, size, name
 
     def _not_kept(self, seq: int, started: float, label: str, error: BaseException) -> None:
         """What the task's code has returned can't be pickled, or has no room."""
